@@ -1,0 +1,1 @@
+"""Tables and figures from run directories: reads their CSV files and nothing else."""

@@ -1,0 +1,117 @@
+"""One look for all figures: a fixed colour and line per method, colour-blind safe.
+
+The seven colours are those of Okabe and Ito (2008) that stand out on white paper; four line styles
+make 28 distinct lines of them, one for each method that fedsim knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from analysis.errors import AnalysisError
+
+BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
+    "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
+)  # fmt: skip
+COLOURS = (BLACK, ORANGE, SKY, GREEN, PURPLE, BLUE, RED)
+DASHES = ("-", "--", ":", "-.")
+
+
+@dataclass(frozen=True)
+class Line:
+    """How a method is drawn: a colour, and a Matplotlib line style."""
+
+    colour: str
+    dashes: str
+
+
+_ROWS = (
+    "fedavg fedprox fedbn fedpac fednova fedgh fedld",
+    "fedavgm fedcm scaffold feddyn moon fedgh_released fedld_released",
+    "feddecorr fedsam fedsr fediir pcgrad simagg regagg",
+    "slowmo fedadam fedyogi fedadagrad robfedavg pfedla matched_mean",
+)
+LINES: Mapping[str, Line] = {
+    name: Line(colour, dashes)
+    for row, dashes in zip(_ROWS, DASHES, strict=True)
+    for name, colour in zip(row.split(), COLOURS, strict=True)
+}
+"""The line of each known method, by the name of its file in fedsim/algorithms."""
+
+TITLES: Mapping[str, str] = {
+    "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
+    "fedgh": "FedGH", "fedld": "FedLD", "fednova": "FedNova", "feddecorr": "FedDecorr",
+    "fedld_released": "FedLD (released)", "fedgh_released": "FedGH (released)",
+    "simagg": "SimAgg", "regagg": "RegAgg", "robfedavg": "RobFedAvg", "fedsr": "FedSR",
+    "scaffold": "SCAFFOLD", "fedcm": "FedCM", "feddyn": "FedDyn", "moon": "MOON",
+    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
+    "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
+    "pfedla": "pFedLA", "matched_mean": "Matched mean",
+}  # fmt: skip
+"""How each known method is written in a paper."""
+
+
+def title(label: str) -> str:
+    """A group's label for print: ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``."""
+    first, comma, rest = label.partition(",")
+    return TITLES.get(first, first) + comma + rest
+
+
+def lines(labels: Sequence[str]) -> dict[str, Line]:
+    """A line for each label: a known method's own, and a free one for any other label.
+
+    Beyond 28 labels lines repeat.
+    """
+    own = {label: LINES[label] for label in labels if label in LINES}
+    free = [line for line in LINES.values() if line not in own.values()] or list(LINES.values())
+    others = [label for label in labels if label not in own]
+    return own | {label: free[index % len(free)] for index, label in enumerate(others)}
+
+
+@contextmanager
+def look() -> Iterator[None]:
+    """Matplotlib's settings for a figure that is read at 800 pixels or one text width."""
+    with mpl.rc_context(
+        {
+            "font.size": 11,
+            "axes.titlesize": 11,
+            "axes.labelsize": 11,
+            "xtick.labelsize": 10,
+            "ytick.labelsize": 10,
+            "legend.fontsize": 10.5,
+            "legend.frameon": False,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "grid.color": "#DDDDDD",
+            "grid.linewidth": 0.6,
+            "lines.linewidth": 1.6,
+            "figure.constrained_layout.use": True,
+            "figure.constrained_layout.w_pad": 0.08,
+            "figure.constrained_layout.h_pad": 0.08,
+            "pdf.fonttype": 42,
+        }
+    ):
+        yield
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix; the same bytes every time.
+
+    Raises:
+        AnalysisError: another suffix, or a folder that is not there.
+    """
+    dates = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
+    if path.suffix not in dates:
+        raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
+    if not path.parent.is_dir():
+        raise AnalysisError(f"{path}: the folder {path.parent} does not exist")
+    with look(), mpl.rc_context({"svg.hashsalt": "fedsim"}):
+        figure.savefig(path, dpi=200, metadata=dates[path.suffix])

@@ -1,0 +1,28 @@
+"""fedsim: federated learning under data heterogeneity, simulated on Ray.
+
+``run`` runs an experiment, ``aggregate`` is the server step of any method on NumPy arrays.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fedsim.version import __version__
+
+if TYPE_CHECKING:
+    from fedsim.api import aggregate
+    from fedsim.config import RunConfig
+    from fedsim.rounds import run
+
+__all__ = ["RunConfig", "__version__", "aggregate", "run"]
+
+_HOME = {"aggregate": "fedsim.api", "RunConfig": "fedsim.config", "run": "fedsim.rounds"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the public functions on first use, so that ``fedsim --help`` need not wait."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'fedsim' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,98 @@
+"""The methods: one file each, found by its name; ``build(**hyperparameters) -> Algorithm``.
+
+The typed keyword parameters of ``build`` are the method's hyperparameters: help, the check of
+configuration files and the CSV columns come from the signature. A method that lives elsewhere is
+named ``module:function``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedsim.errors import ConfigError, nearest
+from fedsim.losses import MarginControl
+from fedsim.plugin import Algorithm
+
+
+def names() -> tuple[str, ...]:
+    """The names of all built-in methods, sorted."""
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(__path__)))
+
+
+def describe(name: str) -> str:
+    """The first line of the method's docstring: what it is and its source."""
+    text = inspect.getdoc(inspect.getmodule(_build(name))) or name
+    return text.splitlines()[0]
+
+
+def parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    """The hyperparameters of a method: the keyword parameters of its ``build``.
+
+    Raises:
+        ConfigError: no such method, or ``module:function`` that cannot be imported.
+    """
+    return inspect.signature(_build(name), eval_str=True).parameters
+
+
+def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
+    """Builds a method.
+
+    Raises:
+        ConfigError: no such method or hyperparameter, or a value that the method refuses.
+    """
+    given, known = dict(hyperparameters or {}), parameters(name)
+    for key in given:
+        if key not in known:
+            raise ConfigError(
+                f"{name} has no hyperparameter {key!r}; it has "
+                f"{', '.join(known) or 'none'}{nearest(key, known)}"
+            )
+    return _build(name)(**given)
+
+
+def compose(
+    name: str,
+    hyperparameters: Mapping[str, Mapping[str, Any]],
+    *,
+    server: str | None = None,
+    margin: str | None = None,
+    margin_weight: float | None = None,
+    margin_threshold: float | None = None,
+) -> Algorithm:
+    """A method, with another method's reduction or another margin control where they are given.
+
+    None means the method's own. ``server`` reads the hyperparameters of the method it names; an
+    exchange (FedPAC's heads) stays with the clients it belongs to.
+    """
+    algorithm = load(name, hyperparameters.get(name))
+    if server is not None:
+        other = load(server, hyperparameters.get(server)).server
+        algorithm = replace(algorithm, server=replace(algorithm.server, reduce=other.reduce))
+    own = algorithm.criterion
+    criterion = MarginControl(
+        own.form if margin is None else margin,
+        own.weight if margin_weight is None else margin_weight,
+        own.threshold if margin_threshold is None else margin_threshold,
+    )
+    return replace(algorithm, criterion=criterion)
+
+
+def _build(name: str) -> Callable[..., Algorithm]:
+    module, _, function = name.partition(":")
+    if not function:
+        if name not in names():
+            raise ConfigError(
+                f"unknown algorithm {name!r}; known are {', '.join(names())}, "
+                f"or module:function{nearest(name, names())}"
+            )
+        module, function = f"{__name__}.{name}", "build"
+    try:
+        build: Callable[..., Algorithm] = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"algorithm {name!r} cannot be imported: {error}") from error
+    return build

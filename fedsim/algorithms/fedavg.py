@@ -1,0 +1,19 @@
+"""FedAvg: the weighted mean of the clients' updates (McMahan et al., AISTATS 2017, Algorithm 1).
+
+w <- w + sum_i p_i (w_i - w),   p_i = n_i / sum_S n_j  over the cohort S, or 1/m (uniform)
+"""
+
+from __future__ import annotations
+
+from fedsim.gram import Mean, Weights
+from fedsim.plugin import Algorithm
+from fedsim.server import Gram, Server
+
+
+def build(weights: Weights = "samples") -> Algorithm:
+    """FedAvg.
+
+    Args:
+        weights: client weights by samples (the paper), or uniform (several official codes).
+    """
+    return Algorithm(server=Server(Gram(Mean(weights))))

@@ -1,0 +1,32 @@
+"""FedBN: BatchNorm stays on the client, the rest is FedAvg (Li et al., ICLR 2021, Algorithm 1).
+
+Weight, bias and running statistics of every BatchNorm module are personal. They are found by
+module type: the names miss ``downsample.1`` in every torchvision ResNet, which the released FedLD
+code, FL-bench and PFLlib therefore average (``selection="name"`` repeats that).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedsim.contracts import Slot
+from fedsim.plugin import Algorithm
+
+
+def of_batchnorm(slot: Slot) -> bool:
+    """The slot belongs to a BatchNorm module."""
+    return slot.batchnorm
+
+
+def named_bn(slot: Slot) -> bool:
+    """The slot's name contains ``bn``."""
+    return "bn" in slot.name
+
+
+def build(selection: Literal["module", "name"] = "module") -> Algorithm:
+    """FedBN.
+
+    Args:
+        selection: what is personal, by module type, or by name as in public code.
+    """
+    return Algorithm(personal={"module": of_batchnorm, "name": named_bn}[selection])

@@ -1,0 +1,49 @@
+"""FedLD: margin control and principal aggregation (Zeng et al., MICCAI 2024, Eqs. 3-7).
+
+    client:  cross-entropy + lambda mean_b log(1 + ||f_b||^2)
+    server:  of each update only its length and the signs of its principal coordinates survive,
+             g_i' = ||g_i|| sum_{l <= L} lambda_l/||lambda_{1..L}|| sgn<g_i, v_l> v_l/||v_l||
+
+The paper leaves ||lambda_l|| open: l2 over the selected axes keeps ||g_i'|| = ||g_i||, which is
+what it asks of the correction. The released code differs throughout: see ``fedld_released``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fedsim.errors import ConfigError
+from fedsim.gram import Principal, Weights
+from fedsim.losses import MarginControl
+from fedsim.plugin import Algorithm
+from fedsim.server import Gram, Server
+
+
+def build(
+    margin: str = "marg_log",
+    margin_weight: float = 0.03,
+    keep: float = 0.8,
+    norm: Literal["l2", "l1", "scalar"] = "l2",
+    scope: Literal["selected", "all"] = "selected",
+    blocks: Literal["model", "tensor"] = "model",
+    weights: Weights = "samples",
+    orientation: Literal["none", "reference_mean", "reference_vote"] = "none",
+) -> Algorithm:
+    """FedLD.
+
+    Args:
+        margin: form of margin control, see ``fedsim.losses.FORMS``; ``none`` for cross-entropy.
+        margin_weight: lambda, >= 0.
+        keep: share of the principal axes that is kept, in (0, 1].
+        norm: how the eigenvalues weight the axes.
+        scope: over which axes the norm goes.
+        blocks: one Gram matrix for the whole model, or one per tensor.
+        weights: client weights by samples (the paper), or uniform.
+        orientation: unpublished: let all clients follow the calibrated axes.
+    """
+    if not 0 < keep <= 1:
+        raise ConfigError(f"fedld.keep is {keep}; it must lie in (0, 1]")
+    rule = Principal(keep, norm, scope, weights, orientation)
+    return Algorithm(
+        server=Server(Gram(rule, blocks)), criterion=MarginControl(margin, margin_weight)
+    )

@@ -1,0 +1,59 @@
+"""FedLD as its released code computes it (Zeng-Shuang/FedLD; differences: ALGORITHMS A.2).
+
+    client:  cross-entropy + lambda log(1 + ||softmax(f)||_F^2) over the batch
+    server:  per state-dict tensor, statistics included: principal axes with L = int(0.8 m),
+             omega_l = lambda_l / sum of all lambda, uniform client weights; the plain mean for
+             tensors of one element and while the tensor's history is absent or zero
+
+int(0.8 m) is 0 for one client: its update is lost, as in the released code. A client orthogonal to
+an axis contributes 0 there instead of the released NaN. The learning-rate warm-up and the frozen
+BatchNorm of the released runs are settings: preset ``fedld_released``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.contracts import F64, Array, RoundContext
+from fedsim.gram import Principal
+from fedsim.losses import MarginControl
+from fedsim.plugin import Algorithm
+from fedsim.server import HistoryGram, Server
+
+
+@dataclass(frozen=True)
+class ReleasedPrincipal:
+    """Principal aggregation of one tensor."""
+
+    keep: float
+
+    def __call__(
+        self,
+        gram: F64,
+        history: Array | None,
+        dots: F64,
+        ctx: RoundContext,  # noqa: ARG002
+    ) -> F64:
+        """Coefficients (m,) from K (m, m) and the tensor's history (d,)."""
+        m = len(gram)
+        if history is None or history.size == 1 or not history.any():
+            return np.full(m, 1.0 / m)
+        if int(self.keep * m) == 0:
+            return np.zeros(m)
+        rule = Principal(self.keep, norm="l1", scope="all", weights="uniform")
+        return rule(gram, np.ones(m), ctx)
+
+
+def build(margin_weight: float = 0.03, keep: float = 0.8) -> Algorithm:
+    """FedLD, released form.
+
+    Args:
+        margin_weight: lambda, >= 0.
+        keep: share of the principal axes that is kept.
+    """
+    return Algorithm(
+        server=Server(HistoryGram(ReleasedPrincipal(keep))),
+        criterion=MarginControl("softmax_frob", margin_weight),
+    )

@@ -1,0 +1,117 @@
+"""``fedsim list``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from fedsim.cli.options import verbose_option
+
+Rows = list[dict[str, Any]]
+
+
+def _algorithms() -> Rows:
+    from fedsim import algorithms
+
+    return [
+        {
+            "name": name,
+            "hyperparameters": {k: p.default for k, p in algorithms.parameters(name).items()},
+            "description": algorithms.describe(name),
+        }
+        for name in algorithms.names()
+    ]
+
+
+def _datasets() -> Rows:
+    from fedsim import data
+
+    return [
+        {
+            "name": info.name,
+            "classes": info.num_classes,
+            "pixels": info.image_size,
+            "channels": info.channels,
+            "model": info.default_model,
+            "partition": info.default_partition,
+            "description": info.title,
+            "source": info.source,
+        }
+        for info in data.catalogue()
+    ]
+
+
+def _models() -> Rows:
+    from fedsim.models import NAMES
+
+    return _described(NAMES)
+
+
+def _partitions() -> Rows:
+    from fedsim.data.partitions import NAMES
+
+    return _described(NAMES)
+
+
+def _presets() -> Rows:
+    from fedsim import presets, sweep
+
+    return [
+        {
+            "name": name,
+            "runs": len(sweep.combinations(presets.load(name))),
+            "description": presets.load(name).about,
+        }
+        for name in presets.names()
+    ]
+
+
+def _described(names: Mapping[str, str]) -> Rows:
+    return [{"name": name, "description": text} for name, text in names.items()]
+
+
+KINDS: Mapping[str, Callable[[], Rows]] = {
+    "algorithms": _algorithms,
+    "datasets": _datasets,
+    "models": _models,
+    "partitions": _partitions,
+    "presets": _presets,
+}
+
+
+@click.command("list")
+@click.argument("kind", type=click.Choice(list(KINDS)), metavar="|".join(KINDS))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "json"]),
+    default="table",
+    show_default=True,
+    help="For people or for programs.",
+)
+@verbose_option
+def listing(kind: str, form: str) -> None:
+    """List what an experiment can name.
+
+    An algorithm, a data set or a model may also be your own: module:function.
+
+    \b
+      fedsim list algorithms
+      fedsim list datasets --format json
+    """
+    from fedsim.tables import show
+
+    rows = KINDS[kind]()
+    if form == "json":
+        click.echo(json.dumps(rows, indent=2))
+        return
+    show([{key: _cell(value) for key, value in row.items()} for row in rows])
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={item}" for key, item in value.items())
+    return "" if value is None else str(value)

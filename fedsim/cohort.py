@@ -1,0 +1,155 @@
+"""The updates of a round: m flat vectors, never stacked.
+
+Most server rules need two things of them (ALGORITHMS part 1): the Gram matrix ``K = G^T G``, one
+pass in float64, and one weighted sum ``G c``, a second pass. Both run over fixed blocks of
+columns with the clients sorted by id, and block sums are added in index order, so neither arrival
+order nor the number of threads can change a bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from fedsim.contracts import F64, Array, ClientUpdate, Layout
+from fedsim.errors import ContractError
+
+SHARD = 1 << 20
+"""Columns per unit of parallel work; partial sums are added in the order of the shards."""
+BUFFER = 1 << 17
+"""Entries of the float64 buffer that a thread converts a block of all m updates into (1 MiB)."""
+COMBINE = 1 << 16
+"""Columns of the output that stay in cache while the m updates are added to it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The updates of a round sorted by client id; build it with :meth:`of`."""
+
+    updates: tuple[ClientUpdate, ...]
+    layout: Layout
+    _grams: dict[tuple[int, int], F64] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, updates: Iterable[ClientUpdate], layout: Layout) -> Cohort:
+        """Sorts the updates by client id and checks their length.
+
+        Raises:
+            ContractError: no update, an id twice, or a delta that is not (D,).
+        """
+        ordered = tuple(sorted(updates, key=lambda u: u.client_id))
+        if not ordered:
+            raise ContractError("a cohort needs at least one update")
+        ids = [u.client_id for u in ordered]
+        if len(set(ids)) != len(ids):
+            raise ContractError(f"a client id occurs twice in the cohort: {ids}")
+        for u in ordered:
+            if u.delta.shape != (layout.size,):
+                raise ContractError(
+                    f"client {u.client_id}: delta has shape {u.delta.shape}, "
+                    f"the layout has {layout.size} entries"
+                )
+        return cls(ordered, layout)
+
+    @property
+    def rows(self) -> list[Array]:
+        """The m deltas, each (D,)."""
+        return [u.delta for u in self.updates]
+
+    @property
+    def num_samples(self) -> F64:
+        """(m,) training samples."""
+        return np.array([u.num_samples for u in self.updates], dtype=np.float64)
+
+    def gram(self, where: slice) -> F64:
+        """(m, m) inner products over the coordinates ``where``, products and sums in float64.
+
+        Computed once per range: the rule, the conflict ratio and the norms share it.
+        """
+        key = (where.start, where.stop)
+        if key not in self._grams:
+            self._grams[key] = gram(self.rows, where)
+        return self._grams[key]
+
+    def dots(self, vector: Array, where: slice) -> F64:
+        """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
+        return gram([*self.rows, vector], where)[:-1, -1]
+
+    def combine(self, coefficients: F64, where: slice, out: Array) -> None:
+        """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in the updates' precision."""
+        combine(self.rows, coefficients, where, out)
+
+
+def gram(rows: Sequence[Array], where: slice) -> F64:
+    """(m, m) float64 Gram matrix of m vectors over the coordinates ``where``."""
+    m = len(rows)
+    width = max(1024, BUFFER // m)
+
+    def partial(bounds: tuple[int, int]) -> F64:
+        total = np.zeros((m, m))
+        buffer = np.empty((m, width))
+        for start in range(bounds[0], bounds[1], width):
+            stop = min(start + width, bounds[1])
+            block = buffer[:, : stop - start]
+            for row, vector in zip(block, rows, strict=True):
+                row[:] = vector[start:stop]
+            total += block @ block.T
+        return total
+
+    total = np.zeros((m, m))
+    with single_threaded_blas():
+        for part in _in_order(partial, _shards(where)):
+            total += part
+    return (total + total.T) / 2
+
+
+def combine(rows: Sequence[Array], coefficients: F64, where: slice, out: Array) -> None:
+    """Writes ``sum_i c_i rows_i`` over ``where`` into ``out[where]``, in the order of the rows."""
+    c = np.asarray(coefficients).astype(out.dtype)
+
+    def part(bounds: tuple[int, int]) -> None:
+        scratch = np.empty(COMBINE, out.dtype)
+        for start in range(bounds[0], bounds[1], COMBINE):
+            stop = min(start + COMBINE, bounds[1])
+            target, product = out[start:stop], scratch[: stop - start]
+            np.multiply(rows[0][start:stop], c[0], out=target)
+            for vector, weight in zip(rows[1:], c[1:], strict=True):
+                np.multiply(vector[start:stop], weight, out=product)
+                target += product
+
+    for _ in _in_order(part, _shards(where)):
+        pass
+
+
+def _shards(where: slice) -> list[tuple[int, int]]:
+    return [(a, min(a + SHARD, where.stop)) for a in range(where.start, where.stop, SHARD)]
+
+
+def _in_order(work: Callable[[tuple[int, int]], T], shards: list[tuple[int, int]]) -> Iterable[T]:
+    """The results in the order of the shards; several shards run on all cores."""
+    return map(work, shards) if len(shards) < 2 else _pool().map(work, shards)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedsim-cohort")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
+
+
+def single_threaded_blas() -> AbstractContextManager[object]:
+    """Keeps BLAS and LAPACK at one thread, whose number would otherwise change the last bits."""
+    return _blas().limit(limits=1, user_api="blas")

@@ -1,0 +1,143 @@
+"""Data sets: decoded uint8 images, labels, parts, and how they are partitioned and transformed."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedsim.contracts import Dataset
+from fedsim.data.assemble import assemble, check
+from fedsim.data.cifar import cifar10, cifar100
+from fedsim.data.digits import digits
+from fedsim.data.folder import folder as image_folder
+from fedsim.data.idx import fashion_mnist, mnist
+from fedsim.data.info import DatasetInfo, catalogue
+from fedsim.data.medical import covid_fl, retina
+from fedsim.data.medmnist_info import MEDMNIST, REFUSED
+from fedsim.data.npz import medmnist, with_sites
+from fedsim.data.raw import Reader, Request
+from fedsim.data.transforms import check_augment
+from fedsim.errors import ConfigError, DataError, nearest
+
+__all__ = ["DatasetInfo", "catalogue", "load"]
+
+_READERS: Mapping[str, Reader] = {
+    "digits": digits,
+    "retina": retina,
+    "covid_fl": covid_fl,
+    "covid_cxr": with_sites,
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "npz": with_sites,
+    "folder": image_folder,
+    **dict.fromkeys(MEDMNIST, medmnist),
+}
+_WITH_SPLITS = ("retina", "covid_fl")
+
+
+def load(
+    name: str,
+    folder: Path | None = None,
+    *,
+    image_size: int | None = None,
+    augment: str | None = None,
+    val_fraction: float = 0.0,
+    test_fraction: float = 0.2,
+    seed: int = 0,
+    split: str | None = None,
+) -> Dataset:
+    """Loads a data set by name, or by ``module:function``.
+
+    A function of the user's is called with ``folder`` and those of the keyword arguments below
+    that it accepts, and returns a :class:`fedsim.contracts.Dataset`.
+
+    Args:
+        name: of the catalogue, or ``module:function``.
+        folder: ``data.dir``, the folder with the data set's own files, or that folder's parent.
+            None: the embedded data set, or one that is downloaded into the cache.
+        image_size: height and width in pixels that the model sees; None: the data set's default.
+        augment: training augmentation, a key of :data:`fedsim.data.transforms.AUGMENTS`; None:
+            the data set's default.
+        val_fraction: of the training part, held out by ``seed`` as validation part where the data
+            set has none of its own; stratified, and by patient where known.
+        test_fraction: the same for a test part.
+        seed: ``data.seed``, which draws these parts.
+        split: the folder of client lists, for data sets that have such folders (retina:
+            ``split_1``, ``split_2``, ...).
+
+    Raises:
+        ConfigError: an unknown name or option.
+        DataError: files that are missing, damaged or mislabelled; names file and row.
+    """
+    _check_options(image_size, augment, val_fraction, test_fraction)
+    options = {
+        "image_size": image_size,
+        "augment": augment,
+        "val_fraction": val_fraction,
+        "test_fraction": test_fraction,
+        "seed": seed,
+    }
+    if ":" in name:
+        return _own(name, folder, {**options, "split": split})
+    if name in REFUSED:
+        raise ConfigError(f"data set {name!r} {REFUSED[name]}")
+    if name not in _READERS:
+        known = ", ".join(_READERS)
+        raise ConfigError(
+            f"data set {name!r} is unknown{nearest(name, _READERS)}; known: {known}, or "
+            "module:function"
+        )
+    if split is not None and name not in _WITH_SPLITS:
+        raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
+    source = next(info.source for info in catalogue() if info.name == name)
+    raw = _READERS[name](Request(name, folder, image_size, split, source))
+    return assemble(
+        raw,
+        name,
+        image_size=image_size,
+        augment=augment,
+        val_fraction=val_fraction,
+        test_fraction=test_fraction,
+        seed=seed,
+    )
+
+
+def _check_options(
+    image_size: int | None, augment: str | None, val_fraction: float, test_fraction: float
+) -> None:
+    if image_size is not None and image_size < 1:
+        raise ConfigError(f"data.image_size {image_size} must be at least 1")
+    if augment is not None:
+        check_augment(augment)
+    if not 0 <= val_fraction < 1:
+        raise ConfigError(f"data.val_fraction {val_fraction} must be at least 0 and below 1")
+    if not 0 < test_fraction < 1:
+        raise ConfigError(f"data.test_fraction {test_fraction} must be above 0 and below 1")
+
+
+def _own(name: str, folder: Path | None, options: Mapping[str, object]) -> Dataset:
+    """Calls a user's loader, ``module:function``, and checks what it returns."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"data set {name!r}: cannot import {module_name!r} ({error})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        hint = nearest(function_name, dir(module))
+        raise ConfigError(f"data set {name!r}: {module_name} has no function of that name{hint}")
+    parameters = inspect.signature(function).parameters
+    every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    accepted = {key: value for key, value in options.items() if every or key in parameters}
+    dataset = function(folder, **accepted)
+    if not isinstance(dataset, Dataset):
+        raise DataError(
+            f"data set {name!r}: the function returned {type(dataset).__name__}, needed is "
+            "fedsim.contracts.Dataset"
+        )
+    check(dataset, name)
+    return dataset

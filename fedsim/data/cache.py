@@ -1,0 +1,93 @@
+"""Images decoded once: a memory-mapped array per list of files and size.
+
+The folder is ``$FEDSIM_CACHE``, else ``~/.cache/fedsim``. What lies there can be deleted at any
+time while no run uses it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.contracts import Array
+from fedsim.errors import DataError
+
+_VERSION = 1
+
+
+def cache_dir() -> Path:
+    """The folder for packed and downloaded data sets."""
+    given = os.environ.get("FEDSIM_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "fedsim"
+
+
+def packed(
+    name: str, files: Sequence[Path], size: int, decode: Callable[[Path, int], Array]
+) -> Array:
+    """(N, 3, size, size) uint8 of image files, memory mapped and read-only.
+
+    Args:
+        name: of the data set; the pack's name begins with it.
+        files: the images; the pack is made anew when the list, a file's size or its time of
+            change differs.
+        size: height and width in pixels.
+        decode: one file to (3, size, size) uint8.
+
+    Raises:
+        DataError: a file cannot be decoded, or the cache folder cannot be written.
+    """
+    digest = hashlib.blake2b(f"{_VERSION}:{decode.__name__}".encode(), digest_size=12)
+    for file in files:
+        info = file.stat()
+        digest.update(f"\0{file.resolve()}\0{info.st_size}\0{info.st_mtime_ns}".encode())
+    path = cache_dir() / "packed" / f"{name}-{size}-{digest.hexdigest()}.npy"
+    if not path.exists():
+        _pack(path, files, size, decode)
+    try:
+        return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: damaged; delete it, it is made anew ({error})") from error
+
+
+def _pack(
+    path: Path, files: Sequence[Path], size: int, decode: Callable[[Path, int], Array]
+) -> None:
+    """Decodes into a temporary file beside ``path`` and renames it: never a half-written pack."""
+    shape = (len(files), 3, size, size)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path.parent).free
+        if free < math.prod(shape):
+            raise DataError(
+                f"cache folder {path.parent}: {free} bytes are free, {math.prod(shape)} are "
+                "needed; set FEDSIM_CACHE to another folder"
+            )
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".npy")
+        os.close(handle)
+        temporary = Path(name)
+        store = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
+    except OSError as error:
+        raise DataError(
+            f"cache folder {path.parent}: cannot be written ({error}); set FEDSIM_CACHE to a "
+            "folder that can"
+        ) from error
+
+    def fill(i: int) -> None:
+        store[i] = decode(files[i], size)
+
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for _ in pool.map(fill, range(len(files))):
+                pass
+        store.flush()
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

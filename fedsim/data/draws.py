@@ -1,0 +1,145 @@
+"""The random partitions: labels and a generator in, one index array per client out.
+
+The order of calls on ``numpy.random.RandomState`` is that of SSL-FL's and NIID-Bench's public
+code, so that published splits can be drawn again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.contracts import F64, I64
+from fedsim.errors import ConfigError, DataError
+
+MAX_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a random partition is drawn from; ``labels`` (n,) of the training part, in its order.
+
+    ``alpha``, ``shards_per_client``, ``prior`` and ``order`` are as in
+    :func:`fedsim.data.partitions.make`.
+    """
+
+    labels: I64
+    num_clients: int
+    alpha: float
+    rng: np.random.RandomState
+    shards_per_client: int
+    prior: str
+    order: str
+
+
+def iid(draw: Draw) -> list[I64]:
+    """A random permutation cut into K nearly equal pieces."""
+    return np.array_split(draw.rng.permutation(len(draw.labels)), draw.num_clients)
+
+
+def dirichlet(draw: Draw) -> list[I64]:
+    """Per class q ~ Dir(alpha) over the clients, 0 for those that hold n/K samples already."""
+    return _dealt(draw, cap=len(draw.labels) / draw.num_clients)
+
+
+def dirichlet_plain(draw: Draw) -> list[I64]:
+    """Per class q ~ Dir(alpha) over the clients, nothing else."""
+    return _dealt(draw, cap=np.inf)
+
+
+def _dealt(draw: Draw, cap: float) -> list[I64]:
+    """Per class in ascending order: shuffle, draw q, cut at floor(cumsum(q) n_class).
+
+    Where the cap leaves no client with a positive q, the uncapped q is used; the public codes
+    divide by zero there.
+    """
+    pieces: list[list[I64]] = [[] for _ in range(draw.num_clients)]
+    sizes = np.zeros(draw.num_clients, dtype=np.int64)
+    for label in np.unique(draw.labels):
+        indices = np.flatnonzero(draw.labels == label)
+        draw.rng.shuffle(indices)
+        q = draw.rng.dirichlet(np.full(draw.num_clients, draw.alpha))
+        capped = np.where(sizes < cap, q, 0.0)
+        q = capped / capped.sum() if capped.sum() > 0 else q
+        cuts = (np.cumsum(q) * len(indices)).astype(np.int64)[:-1]
+        for client, piece in enumerate(np.split(indices, cuts)):
+            pieces[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(p) for p in pieces]
+
+
+def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int) -> list[I64]:
+    """Draws again, the generator going on, until every client has ``min_samples``; shuffles then.
+
+    Raises:
+        DataError: no draw of 1000 does; quotes the sizes of the best one.
+    """
+    best: list[int] = []
+    for _ in range(MAX_TRIES):
+        pieces = rule(draw)
+        sizes = [len(p) for p in pieces]
+        if min(sizes) >= min_samples:
+            for piece in pieces:
+                draw.rng.shuffle(piece)
+            return pieces
+        best = max(best, sizes, key=lambda s: min(s, default=-1))
+    raise DataError(
+        f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
+        f"samples: none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}; "
+        f"the best one reached {sorted(best)}"
+    )
+
+
+def dirichlet_per_client(draw: Draw) -> list[I64]:
+    """Every client takes floor(n/K) samples by class proportions of its own (Hsu et al. 2019).
+
+    A class that is used up leaves all proportions; a client with nothing left of its classes
+    takes from the remaining ones with equal probability.
+    """
+    pools = [np.flatnonzero(draw.labels == label) for label in np.unique(draw.labels)]
+    for pool in pools:
+        draw.rng.shuffle(pool)
+    left = np.array([len(pool) for pool in pools])
+    prior = np.ones(len(pools)) if draw.prior == "uniform" else left / left.sum()
+    q: F64 = draw.rng.dirichlet(draw.alpha * prior, size=draw.num_clients)
+    share = len(draw.labels) // draw.num_clients
+    clients = np.arange(draw.num_clients)
+    turns = np.repeat(clients, share) if draw.order == "sequential" else np.tile(clients, share)
+    pieces: list[list[int]] = [[] for _ in clients]
+    for client in turns.tolist():
+        p = np.where(left > 0, q[client], 0.0)
+        p = p if p.sum() > 0 else (left > 0).astype(np.float64)
+        label = draw.rng.choice(len(pools), p=p / p.sum())
+        left[label] -= 1
+        pieces[client].append(pools[label][left[label]])
+    return [np.array(p, dtype=np.int64) for p in pieces]
+
+
+def shards(draw: Draw) -> list[I64]:
+    """Sorted by label, cut into shards, the shards dealt out at random (McMahan et al. 2017)."""
+    count = draw.num_clients * draw.shards_per_client
+    if not draw.num_clients <= count <= len(draw.labels):
+        raise ConfigError(
+            f"shards_per_client {draw.shards_per_client}: {draw.num_clients} clients would need "
+            f"{count} shards, possible are {draw.num_clients} to {len(draw.labels)}"
+        )
+    shuffled = draw.rng.permutation(len(draw.labels))
+    by_label = shuffled[np.argsort(draw.labels[shuffled], kind="stable")]
+    pieces = np.array_split(by_label, count)
+    dealt = draw.rng.permutation(count).reshape(draw.num_clients, draw.shards_per_client)
+    return [np.concatenate([pieces[s] for s in row]) for row in dealt]
+
+
+EQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
+    "iid": iid,
+    "dirichlet_per_client": dirichlet_per_client,
+    "shards": shards,
+}
+"""The kinds whose sizes are known beforehand."""
+UNEQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
+    "dirichlet": dirichlet,
+    "dirichlet_plain": dirichlet_plain,
+}
+"""The kinds that are drawn again until everybody has enough."""

@@ -1,0 +1,93 @@
+"""Image files and arrays to uint8 pixels, and from one size to another."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision.transforms.v2 import functional as tv
+
+from fedsim.contracts import Array
+from fedsim.errors import DataError
+
+EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_CHUNK = 1024
+_BROKEN = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
+
+
+def resize(x: Array, size: int) -> Array:
+    """Images (N, C, H, W) uint8 at ``size`` x ``size``, bilinear with anti-aliasing, rounded.
+
+    Computed in float32, since torch's uint8 kernels differ between processors.
+    """
+    if x.shape[2:] == (size, size):
+        return x
+    out = np.empty((*x.shape[:2], size, size), dtype=np.uint8)
+    for start in range(0, len(x), _CHUNK):
+        block = torch.from_numpy(x[start : start + _CHUNK].astype(np.float32))
+        out[start : start + _CHUNK] = _rounded(tv.resize(block, [size, size], antialias=True))
+    return out
+
+
+def decode(path: Path, size: int) -> Array:
+    """An image file as RGB (3, size, size) uint8: Resize(size), then CenterCrop(size).
+
+    Raises:
+        DataError: the file is truncated or no image, or has more than eight bits a channel.
+    """
+    try:
+        with Image.open(path) as image:
+            if image.mode not in EIGHT_BIT:
+                raise DataError(
+                    f"{path}: pixels of mode {image.mode!r}, needed are eight bits a channel"
+                )
+            pixels = np.array(image.convert("RGB"), dtype=np.float32)
+    except _BROKEN as error:
+        raise DataError(f"{path}: truncated or not an image ({error})") from error
+    x = torch.from_numpy(pixels).permute(2, 0, 1)
+    return _rounded(tv.center_crop(tv.resize(x, [size], antialias=True), [size]))
+
+
+def load_array(path: Path, size: int) -> Array:
+    """A .npy image, H x W (x channels), as RGB (3, size, size) uint8; as SSL-FL reads Retina.
+
+    Of more than three channels the first three are kept. Values are uint8, or floats in 0..255.
+    SSL-FL resizes with scikit-image, which turns uint8 arrays black, and cuts fractions off; here
+    both kinds keep their values and are rounded.
+
+    Raises:
+        DataError: a truncated file, another dtype or shape, values outside 0..255 or in 0..1.
+    """
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: truncated or not a .npy array ({error})") from error
+    if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.size == 0:
+        raise DataError(f"{path}: not an array of height x width (x channels)")
+    if array.dtype != np.uint8 and array.dtype.kind != "f":
+        raise DataError(f"{path}: values are {array.dtype}, needed is uint8 or float in 0..255")
+    pixels = array.astype(np.float32)
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= 255) or (array.dtype.kind == "f" and 0 < high <= 1):
+        raise DataError(f"{path}: values are in {low:g}..{high:g}, needed is 0..255")
+    x = torch.from_numpy(pixels if pixels.ndim == 3 else pixels[..., None]).permute(2, 0, 1)
+    if x.shape[0] == 2:
+        raise DataError(f"{path}: two channels, needed are one, three or more")
+    rgb = x[:3].expand(3, -1, -1)
+    return _rounded(tv.resize(rgb, [size, size], antialias=True))
+
+
+def _rounded(x: torch.Tensor) -> Array:
+    return x.round().clamp(0, 255).to(torch.uint8).numpy()

@@ -1,0 +1,102 @@
+"""Which data sets there are: what ``fedsim list datasets`` shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedsim.data.medmnist_info import MEDMNIST
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """One data set of the catalogue.
+
+    Args:
+        name: the value of ``data.name``.
+        title: what it is, in a line.
+        num_classes: 0 where the files say it.
+        image_size: default height and width in pixels that the model sees, 0: as stored.
+        channels: 0 where the files say it.
+        default_model: the model that ``fedsim run`` takes for it.
+        default_partition: ``files``, ``by_site`` or ``dirichlet``.
+        source: how to get it.
+        needs_folder: whether ``data.dir`` has to be given.
+    """
+
+    name: str
+    title: str
+    num_classes: int
+    image_size: int
+    channels: int
+    default_model: str = "cnn"
+    default_partition: str = "dirichlet"
+    source: str = "downloaded on first use"
+    needs_folder: bool = False
+
+
+_FEDLD = "the FedLD / SSL-FL folders: train/, test/, labels.csv, train.csv, test.csv, *_clients/"
+_OWN = (
+    DatasetInfo("digits", "scikit-learn's 1,797 hand-written digits", 10, 8, 1, source="embedded"),
+    DatasetInfo(
+        "retina",
+        "diabetic retinopathy, normal or diseased (SSL-FL, FedLD)",
+        2,
+        384,
+        3,
+        default_partition="files",
+        source=f"data.dir: Retina/ in {_FEDLD}",
+        needs_folder=True,
+    ),
+    DatasetInfo(
+        "covid_fl",
+        "chest X-rays of several hospitals: normal, pneumonia, COVID-19 (SSL-FL, FedLD)",
+        3,
+        384,
+        3,
+        default_partition="files",
+        source=f"data.dir: COVID-FL/ in {_FEDLD}",
+        needs_folder=True,
+    ),
+    DatasetInfo(
+        "covid_cxr",
+        "chest X-rays with their hospitals: normal, pneumonia, COVID-19",
+        3,
+        0,
+        1,
+        default_partition="by_site",
+        source="data.dir: an npz as for 'npz'",
+        needs_folder=True,
+    ),
+    DatasetInfo("mnist", "hand-written digits", 10, 28, 1),
+    DatasetInfo("fashion_mnist", "Zalando's pieces of clothing", 10, 28, 1),
+    DatasetInfo("cifar10", "small photographs, 10 classes", 10, 32, 3),
+    DatasetInfo("cifar100", "small photographs, 100 classes", 100, 32, 3),
+    DatasetInfo(
+        "npz",
+        "your own arrays, with sites and patients where known",
+        0,
+        0,
+        0,
+        source="data.dir: an npz with images, labels[, sites, site_names][, patients]"
+        "[, class_names]",
+        needs_folder=True,
+    ),
+    DatasetInfo(
+        "folder",
+        "your own image files and a table",
+        0,
+        224,
+        3,
+        source="data.dir: labels.csv (filename,label[,site][,patient][,split]) and the images",
+        needs_folder=True,
+    ),
+)
+
+
+def catalogue() -> tuple[DatasetInfo, ...]:
+    """All data sets by name, the embedded default first, MedMNIST last."""
+    medical = (
+        DatasetInfo(name, f"MedMNIST: {m.title}", len(m.class_names), 28, m.channels)
+        for name, m in MEDMNIST.items()
+    )
+    return (*_OWN, *medical)

@@ -1,0 +1,232 @@
+"""Which client owns which training sample."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.contracts import Dataset, Partition
+from fedsim.data.draws import EQUAL, UNEQUAL, Draw, until_filled
+from fedsim.data.files import read_table, whole_number
+from fedsim.errors import ConfigError, DataError, nearest
+
+NAMES: Mapping[str, str] = {
+    "iid": "equal shares at random",
+    "dirichlet": "classes dealt out by Dirichlet(alpha); who has a fair share gets no more",
+    "dirichlet_plain": "classes dealt out by Dirichlet(alpha), nothing else",
+    "dirichlet_per_client": "equal shares, each with class proportions of its own",
+    "shards": "a few shards of the label-sorted data per client",
+    "by_site": "a client per site (hospital, device) of the data set",
+    "files": "the client lists of the data set, or a CSV file with client,index",
+}
+
+
+def make(
+    dataset: Dataset,
+    kind: str,
+    *,
+    num_clients: int,
+    alpha: float = 0.5,
+    min_samples: int = 2,
+    seed: int = 0,
+    file: Path | None = None,
+    shards_per_client: int = 2,
+    prior: str = "uniform",
+    order: str = "round_robin",
+) -> Partition:
+    """Deals the training part out to ``num_clients`` clients.
+
+    Args:
+        dataset: whose ``train`` is dealt out.
+        kind: a key of :data:`NAMES`.
+        num_clients: K.
+        alpha: concentration of the Dirichlet kinds, > 0; small means unequal clients.
+        min_samples: samples that every client must have, >= 1. ``dirichlet`` and
+            ``dirichlet_plain`` are drawn again until all have them, at most 1000 times.
+        seed: of the draw.
+        file: the CSV file of ``files``; None takes the data set's own client lists.
+        shards_per_client: of ``shards``.
+        prior: of ``dirichlet_per_client``: ``uniform`` (alpha times ones) or ``frequencies``
+            (alpha times the class frequencies).
+        order: of ``dirichlet_per_client``: ``round_robin`` or ``sequential``.
+
+    Raises:
+        ConfigError: an unknown kind or option, or a value that no partition can have.
+        DataError: more clients than samples, a minimum that is out of reach, a damaged file.
+    """
+    _check_name("data.partition", kind, tuple(NAMES))
+    _check_name("prior", prior, ("uniform", "frequencies"))
+    _check_name("order", order, ("round_robin", "sequential"))
+    _check_numbers(num_clients, alpha, min_samples)
+    partition = _fixed(dataset, kind, file)
+    if partition is None:
+        _check_enough(dataset, num_clients, min_samples)
+        rng = np.random.RandomState(seed)
+        labels = dataset.y[dataset.train]
+        draw = Draw(labels, num_clients, alpha, rng, shards_per_client, prior, order)
+        if kind in UNEQUAL:
+            pieces = until_filled(UNEQUAL[kind], draw, min_samples)
+        else:
+            pieces = EQUAL[kind](draw)
+        partition = Partition(tuple(dataset.train[p] for p in pieces))
+    elif partition.num_clients != num_clients:
+        raise ConfigError(
+            f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
+            f"{partition.num_clients} clients, no other number is possible"
+        )
+    _check(dataset, partition, min_samples)
+    return partition
+
+
+def default_kind(dataset: Dataset) -> str:
+    """``files`` where the data set brings client lists, ``by_site`` with sites, else dirichlet."""
+    if dataset.clients is not None:
+        return "files"
+    return "by_site" if dataset.site is not None else "dirichlet"
+
+
+def fixed_num_clients(dataset: Dataset, kind: str, file: Path | None = None) -> int | None:
+    """K where lists or sites fix it, None where it can be chosen.
+
+    Raises:
+        ConfigError: the data set has no lists or no sites.
+        DataError: a damaged file.
+    """
+    fixed = _fixed(dataset, kind, file)
+    return None if fixed is None else fixed.num_clients
+
+
+def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
+    """The rows of partition.csv: one per client and label with any samples.
+
+    Keys client_id, label, train_samples, test_samples (0: the test set is common), and name
+    where the clients have names.
+    """
+    rows: list[dict[str, int | str]] = []
+    for client, indices in enumerate(partition.train):
+        counts = np.bincount(dataset.y[indices], minlength=dataset.num_classes)
+        for label in np.flatnonzero(counts).tolist():
+            row: dict[str, int | str] = {
+                "client_id": client,
+                "label": label,
+                "train_samples": int(counts[label]),
+                "test_samples": 0,
+            }
+            rows.append(row | ({"name": partition.names[client]} if partition.names else {}))
+    return rows
+
+
+def write(partition: Partition, dataset: Dataset, path: Path) -> None:
+    """Writes a partition as the CSV file that ``files`` reads: client,index[,name].
+
+    ``index`` counts from 0 in the training part, in the order of ``dataset.train``.
+    """
+    position = np.full(len(dataset.y), -1, dtype=np.int64)
+    position[dataset.train] = np.arange(len(dataset.train))
+    names = [[name] for name in partition.names] or [[] for _ in partition.train]
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        out = csv.writer(stream, lineterminator="\n")
+        out.writerow(["client", "index", *(["name"] if partition.names else [])])
+        for client, (indices, name) in enumerate(zip(partition.train, names, strict=True)):
+            out.writerows([client, i, *name] for i in position[indices].tolist())
+
+
+def _check_name(key: str, given: str, allowed: Sequence[str]) -> None:
+    if given not in allowed:
+        raise ConfigError(
+            f"{key} {given!r} is unknown{nearest(given, allowed)}; known: {', '.join(allowed)}"
+        )
+
+
+def _check_numbers(num_clients: int, alpha: float, min_samples: int) -> None:
+    if num_clients < 1:
+        raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ConfigError(f"data.alpha {alpha} must be a finite number > 0")
+    if min_samples < 1:
+        raise ConfigError(f"data.min_samples {min_samples} must be at least 1")
+
+
+def _check_enough(dataset: Dataset, num_clients: int, min_samples: int) -> None:
+    needed, n = num_clients * min_samples, len(dataset.train)
+    if needed > n:
+        raise DataError(
+            f"{num_clients} clients with data.min_samples {min_samples} need {needed} training "
+            f"samples, {dataset.name} has {n}"
+        )
+
+
+def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
+    everything = np.concatenate(partition.train)
+    if len(np.unique(everything)) != len(everything):
+        raise DataError(f"{dataset.name}: the partition gives a sample to two clients")
+    if not np.isin(everything, dataset.train).all():
+        raise DataError(f"{dataset.name}: the partition names a sample outside the training part")
+    for client, indices in enumerate(partition.train):
+        if len(indices) < min_samples:
+            name = f" ({partition.names[client]})" if partition.names else ""
+            raise DataError(
+                f"{dataset.name}: client {client}{name} of the partition has {len(indices)} "
+                f"training samples, data.min_samples is {min_samples}"
+            )
+
+
+def _fixed(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
+    if kind == "by_site":
+        return _by_site(dataset)
+    if kind == "files":
+        return _listed(dataset) if file is None else _read(dataset, file)
+    return None
+
+
+def _by_site(dataset: Dataset) -> Partition:
+    if dataset.site is None:
+        hint = "; its client lists are partition 'files'" if dataset.clients is not None else ""
+        raise ConfigError(f"data.partition 'by_site': {dataset.name} has no sites{hint}")
+    site = dataset.site[dataset.train]
+    present = np.unique(site)
+    return Partition(
+        tuple(dataset.train[site == s] for s in present),
+        tuple(dataset.site_names[s] for s in present),
+    )
+
+
+def _listed(dataset: Dataset) -> Partition:
+    if dataset.clients is None:
+        raise ConfigError(
+            f"data.partition 'files': {dataset.name} brings no client lists; give "
+            "data.partition_file, a CSV file with the columns client,index"
+        )
+    names = tuple(sorted(dataset.clients))
+    return Partition(tuple(dataset.clients[name] for name in names), names)
+
+
+def _read(dataset: Dataset, file: Path) -> Partition:
+    """Reads client,index[,name]; clients in the order of their numbers, else of their names."""
+    owner: dict[int, str] = {}
+    members: dict[str, list[int]] = {}
+    names: dict[str, str] = {}
+    for row in read_table(file, required=("client", "index")):
+        index = whole_number(row.values["index"], f"{row.where}: index")
+        client = row.values["client"]
+        if not 0 <= index < len(dataset.train):
+            raise DataError(
+                f"{row.where}: index {index} is outside the training part of {dataset.name}, "
+                f"0..{len(dataset.train) - 1}"
+            )
+        if index in owner:
+            raise DataError(
+                f"{row.where}: index {index} is given twice, to client {owner[index]} and to "
+                f"client {client}"
+            )
+        owner[index] = client
+        members.setdefault(client, []).append(index)
+        names[client] = row.values.get("name") or client
+    numbered = all(client.isdecimal() for client in members)
+    clients = sorted(members, key=int) if numbered else sorted(members)
+    labels = tuple(names[client] for client in clients)
+    plain = labels == tuple(map(str, range(len(labels))))
+    return Partition(tuple(dataset.train[members[c]] for c in clients), () if plain else labels)

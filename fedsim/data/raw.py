@@ -1,0 +1,91 @@
+"""What a reader of files hands over, before parts are drawn and sizes settled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.contracts import I64, Array
+from fedsim.errors import ConfigError
+
+TRAIN, VAL, TEST = 0, 1, 2
+Parts = NDArray[np.int8]
+"""(N,): TRAIN, VAL or TEST for every image."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reader is asked for.
+
+    Args:
+        name: the data set's name.
+        folder: where its files (or their parent folder) are; None: embedded or downloaded.
+        image_size: height and width in pixels that the model shall see; None: the default.
+        split: the folder of client lists to use, for the data sets that have such folders.
+        source: how to get the data set, for messages.
+    """
+
+    name: str
+    folder: Path | None
+    image_size: int | None = None
+    split: str | None = None
+    source: str = ""
+
+    @property
+    def own_folder(self) -> Path:
+        """``folder``, for the data sets that cannot do without.
+
+        Raises:
+            ConfigError: none was given.
+        """
+        if self.folder is None:
+            raise ConfigError(f"data set {self.name!r} needs data.dir: {self.source}")
+        return self.folder
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Decoded images of a data set.
+
+    Args:
+        source: the file or folder that was read, for messages.
+        x: (N, channels, H, W) uint8, H = W.
+        y: (N,) int64 class indices.
+        class_names: one per class.
+        mean: per channel, of values in 0..1.
+        std: per channel, of values in 0..1.
+        parts: (N,) part of each image where the files say so, or None.
+        size: the model's image size where ``x`` is stored at another one and fitted on the
+            device; None: ``x`` is resized once.
+        augment: the training augmentation of the published pipeline.
+        patient: (N,) int64 number of the patient, or None where unknown.
+        site: (N,) int64 index into ``site_names``, or None.
+        site_names: names of the sites.
+        clients: training indices per client, by client name, or None.
+    """
+
+    source: Path | str
+    x: Array
+    y: I64
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    parts: Parts | None = None
+    size: int | None = None
+    augment: str = "none"
+    patient: I64 | None = None
+    site: I64 | None = None
+    site_names: tuple[str, ...] = ()
+    clients: Mapping[str, I64] | None = None
+
+
+Reader = Callable[[Request], Raw]
+
+
+def parts_of(train: int, val: int, test: int) -> Parts:
+    """The parts of images that lie in the order training, validation, test."""
+    return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), [train, val, test])

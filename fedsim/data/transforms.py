@@ -1,0 +1,119 @@
+"""Stored uint8 images to a model's input, batched on the device.
+
+Random numbers come from torch's global generators, which the caller seeds in a scope
+(:func:`fedsim.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
+them. Every sample has parameters of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torchvision.transforms import v2
+
+from fedsim.contracts import Pipeline
+from fedsim.errors import ConfigError, nearest
+
+_PAD = 4
+
+
+class Transforms:
+    """The two ways of a pipeline: ``train`` with its augmentation, ``test`` without.
+
+    Args:
+        pipeline: sizes, normalisation and the augmentation's name.
+        device: where the work is done and the result lies.
+
+    Raises:
+        ConfigError: the pipeline names an unknown augmentation.
+    """
+
+    def __init__(self, pipeline: Pipeline, device: torch.device) -> None:
+        check_augment(pipeline.augment)
+        self._size = pipeline.size
+        self._device = device
+        self._augment = AUGMENTS[pipeline.augment]
+        std = torch.tensor(pipeline.std, dtype=torch.float64).view(-1, 1, 1)
+        mean = torch.tensor(pipeline.mean, dtype=torch.float64).view(-1, 1, 1)
+        self._scale = (1 / (255 * std)).to(device, torch.float32)
+        self._shift = (-mean / std).to(device, torch.float32)
+
+    def train(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) uint8 to (B, C, size, size) float32, augmented and normalised."""
+        return self._normalised(self._augment(x.to(self._device), self._size))
+
+    def test(self, x: Tensor) -> Tensor:
+        """Images (B, C, H, W) uint8 to (B, C, size, size) float32, normalised."""
+        return self._normalised(_fitted(x.to(self._device), self._size))
+
+    def _normalised(self, x: Tensor) -> Tensor:
+        """(x / 255 - mean) / std as one product and one sum in place."""
+        return x.to(torch.float32).mul_(self._scale).add_(self._shift)
+
+
+def check_augment(name: str) -> None:
+    """Refuses an unknown augmentation.
+
+    Raises:
+        ConfigError: ``name`` is no key of :data:`AUGMENTS`.
+    """
+    if name not in AUGMENTS:
+        raise ConfigError(
+            f"data.augment {name!r} is unknown{nearest(name, AUGMENTS)}; known: "
+            f"{', '.join(AUGMENTS)}"
+        )
+
+
+def _fitted(x: Tensor, size: int) -> Tensor:
+    """Resize(size), CenterCrop(size): one resize, since stored images are square."""
+    return x if x.shape[-1] == size else v2.functional.resize(x, [size, size], antialias=True)
+
+
+def _flip(x: Tensor, size: int) -> Tensor:
+    """A horizontal flip of every second sample on average."""
+    x = _fitted(x, size)
+    flipped = torch.rand(len(x)).lt(0.5).to(x.device).view(-1, 1, 1, 1)
+    return torch.where(flipped, x.flip(-1), x)
+
+
+def _crop_flip(x: Tensor, size: int) -> Tensor:
+    """Four black pixels around the image, a random crop of the image's size, a flip."""
+    x = _flip(x, size)
+    padded = torch.nn.functional.pad(x, (_PAD, _PAD, _PAD, _PAD))
+    offset = torch.randint(0, 2 * _PAD + 1, (2, len(x))).to(x.device)
+    row, column = (offset[:, :, None] + torch.arange(size, device=x.device)).unbind(0)
+    sample = torch.arange(len(x), device=x.device)[:, None, None, None]
+    channel = torch.arange(x.shape[1], device=x.device)[:, None, None]
+    return padded[sample, channel, row[:, None, :, None], column[:, None, None, :]]
+
+
+def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
+    """RandomResizedCrop(size, scale), RandomRotation(10), RandomHorizontalFlip, per sample.
+
+    FedLD's released pipelines. Bilinear crop with anti-aliasing, nearest rotation filled with
+    black: torchvision's defaults. (A crop of more than the whole area falls back to the whole.)
+    """
+
+    def augment(x: Tensor, size: int) -> Tensor:
+        pipeline = v2.Compose(
+            [
+                v2.RandomResizedCrop(size, scale=scale, antialias=True),
+                v2.RandomRotation(10),
+                v2.RandomHorizontalFlip(),
+            ]
+        )
+        return torch.stack([pipeline(image) for image in x])
+
+    return augment
+
+
+AUGMENTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+    "none": _fitted,
+    "flip": _flip,
+    "crop_flip": _crop_flip,
+    "retina": _cropped((0.6, 1.0)),
+    "covid_fl": _cropped((0.8, 1.2)),
+}
+"""The training augmentations: (B, C, H, W) uint8 and the size in, uint8 of that size out."""

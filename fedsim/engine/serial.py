@@ -1,0 +1,88 @@
+"""One worker in this process: for tests, debugging and machines without Ray. Same bits as Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.engine import Model, Result
+from fedsim.engine.worker import Report, Worker, WorkerSpec
+from fedsim.errors import FedsimError, WorkerError
+
+
+class SerialExecutor:
+    """Trains the clients one after the other, on the first GPU if ``gpus_per_client`` > 0."""
+
+    def __init__(self, spec: WorkerSpec, gpus_per_client: float = 0.0) -> None:
+        self._threads = torch.get_num_threads()
+        self._device = torch.device("cuda" if gpus_per_client > 0 else "cpu")
+        self._worker = Worker(spec, self._device)
+
+    @property
+    def description(self) -> str:
+        """One line for the user."""
+        return f"serial, one process on {self._device.type}"
+
+    @property
+    def environment(self) -> Mapping[str, object]:
+        """The device."""
+        return {"engine": "serial", "device": device_name(self._device)}
+
+    def broadcast(self, params: Vector, downlink: Vectors) -> Any:
+        """See :class:`~fedsim.engine.Executor`."""
+        return params, downlink
+
+    def train(
+        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+    ) -> list[Result]:
+        """See :class:`~fedsim.engine.Executor`."""
+        results = []
+        for client in sorted(clients):
+            try:
+                reports, deltas = self._worker.train([client], *shared, states, ctx)
+            except FedsimError:
+                raise
+            except Exception as error:
+                raise WorkerError(failed(ctx, [client], error)) from error
+            results += collect(reports, deltas)
+        return results
+
+    def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
+        """See :class:`~fedsim.engine.Executor`."""
+        return [self._worker.scores(params, state, part) for params, state in models]
+
+    def close(self) -> None:
+        """Gives torch its threads back."""
+        torch.set_num_threads(self._threads)
+
+
+def collect(reports: Sequence[Report], deltas: Sequence[Vector]) -> list[Result]:
+    """The results of one call of :meth:`Worker.train`; the deltas stay views."""
+    return [
+        Result(
+            ClientUpdate(
+                r.client_id,
+                r.num_samples,
+                r.num_steps,
+                delta,
+                r.extras,
+                {"train_loss": r.train_loss},
+            ),
+            r.state,
+        )
+        for r, delta in zip(reports, deltas, strict=True)
+    ]
+
+
+def failed(ctx: RoundContext, clients: Sequence[int], error: BaseException) -> str:
+    """The message of a :class:`~fedsim.errors.WorkerError`."""
+    who = f"client {clients[0]}" if len(clients) == 1 else f"one of clients {list(clients)}"
+    return f"round {ctx.round + 1}, {who}: {type(error).__name__}: {error}"
+
+
+def device_name(device: torch.device) -> str:
+    """``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,32 @@
+"""Named experiments: one YAML file each, in the format of :mod:`fedsim.experiments`.
+
+A preset is data: what it sets is read in its file, and a new one is a new file.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+from fedsim import experiments
+from fedsim.errors import ConfigError, nearest
+from fedsim.experiments import Experiment
+
+
+def names() -> tuple[str, ...]:
+    """The names of all presets, sorted."""
+    files = (entry.name for entry in resources.files(__name__).iterdir())
+    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+
+
+def load(name: str) -> Experiment:
+    """The preset of that name.
+
+    Raises:
+        ConfigError: there is none; names the nearest.
+    """
+    if name not in names():
+        raise ConfigError(
+            f"unknown preset {name!r}{nearest(name, names())}; allowed: {', '.join(names())}"
+        )
+    text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    return experiments.parse(text, f"preset {name}", with_lines=False)

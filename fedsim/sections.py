@@ -1,0 +1,193 @@
+"""The sections of a configuration: keys, types, ranges and defaults."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from fedsim.checks import InvalidSetting, complaint
+from fedsim.errors import nearest
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    prefix: ClassVar[str] = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_value_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("must not be true or false")
+        return value
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_line(cls, values: Any, handler: ModelWrapValidatorHandler[Section]) -> Section:
+        try:
+            return handler(values)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = cls.prefix + str(first["loc"][0] if first["loc"] else "")
+            if first["type"] == "extra_forbidden":
+                raise InvalidSetting(key, cls.unknown(key)) from None
+            raise InvalidSetting(key, complaint(error)) from None
+
+    @classmethod
+    def unknown(cls, key: str) -> str:
+        """Why the dotted ``key`` is refused, with the nearest key that exists."""
+        known = [cls.prefix + leaf for leaf in cls.model_fields]
+        return f"unknown key {key!r}{nearest(key, known)}"
+
+
+class DataConfig(Section):
+    """Section ``data``: which images, and how clients own them.
+
+    Args:
+        name: a data set of ``fedsim list datasets``, or ``module:function``.
+        dir: the folder that holds the data set's files, or that folder's parent.
+        partition: None for the data set's own default.
+        partition_file: the split folder's name (``split_1``) or a CSV file ``client,index``.
+        num_clients: K; files, sites and users fix it, another number is then an error.
+        alpha: concentration of the Dirichlet partitions.
+        min_samples: fewest training samples of a client.
+        val_fraction: part of the training images held out for validation.
+        test_fraction: test part of data that come without one.
+        seed: of partition and splits; the same for every training seed.
+        image_size: pixels; None for the data set's own size.
+        augment: name of the training augmentation; None for the data set's default.
+    """
+
+    prefix = "data."
+    name: str = "digits"
+    dir: str | None = None
+    partition: str | None = None
+    partition_file: str | None = None
+    num_clients: int = Field(50, ge=1)
+    alpha: float = Field(0.5, gt=0)
+    min_samples: int = Field(2, ge=1)
+    val_fraction: float = Field(0.0, ge=0, lt=1)
+    test_fraction: float = Field(0.2, gt=0, lt=1)
+    seed: int = Field(0, ge=0, lt=2**32)
+    image_size: int | None = Field(None, ge=1)
+    augment: str | None = None
+
+
+class ModelConfig(Section):
+    """Section ``model``.
+
+    Args:
+        name: a model of ``fedsim list models`` or ``module:function``; None for the data's default.
+        norm: normalisation layers.
+        pretrained: start from ImageNet weights; an error where they cannot be had.
+        weights: a local file of start weights.
+    """
+
+    prefix = "model."
+    name: str | None = None
+    norm: Literal["batch", "group"] = "batch"
+    pretrained: bool = False
+    weights: str | None = None
+
+
+class TrainConfig(Section):
+    """Section ``train``: rounds, sampling and the local SGD that all methods share.
+
+    Args:
+        rounds: number of rounds.
+        sample_rate: share of the clients drawn per round; m = max(1, floor(rate K)).
+        local_epochs: passes over the client's data per round.
+        batch_size: samples per step.
+        lr: learning rate.
+        lr_schedule: ``warmup_round`` is lr min(1, local_epochs round / 5), round from 0.
+        momentum: of SGD; buffers are fresh in every round.
+        weight_decay: L2 penalty inside the step.
+        threads: torch threads per client.
+        frozen_bn: train with BatchNorm in evaluation mode (the released FedLD code does).
+    """
+
+    prefix = "train."
+    rounds: int = Field(100, ge=1)
+    sample_rate: float = Field(0.1, gt=0, le=1)
+    local_epochs: int = Field(1, ge=1)
+    batch_size: int = Field(50, ge=1)
+    lr: float = Field(0.01, gt=0)
+    lr_schedule: Literal["constant", "cosine", "warmup_round"] = "constant"
+    momentum: float = Field(0.5, ge=0, lt=1)
+    weight_decay: float = Field(5e-4, ge=0)
+    threads: int = Field(1, ge=1)
+    frozen_bn: bool = False
+
+
+class EvaluationConfig(Section):
+    """Section ``evaluation``.
+
+    Args:
+        every: evaluate every so many rounds, and after the last one.
+        batch_size: images per forward pass.
+        personal: whose models count for personalised methods (fedbn, fedpac): those of all
+            clients, or of the cohort before or after local training.
+    """
+
+    prefix = "evaluation."
+    every: int = Field(1, ge=1)
+    batch_size: int = Field(256, ge=1)
+    personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
+
+
+class EngineConfig(Section):
+    """Section ``engine``: where the work is done; nothing here but ``fast`` changes results.
+
+    Args:
+        kind: ``ray``, or ``serial`` for one process.
+        actors: ``auto``, ``per-client`` or a number.
+        gpus_per_client: a fraction up to 1 or a whole number; None lets the engine decide.
+        cpus_per_client: likewise; the default is one core per client.
+        address: of an existing Ray cluster.
+        working_dir: a folder with your own modules, shipped to the workers.
+        on_client_failure: what a diverged or failed client does: end the run or leave the round.
+        allow_mixed_devices: accept a cluster with several types of accelerator.
+        fast: TF32 and other switches that cost reproducibility across machines.
+    """
+
+    prefix = "engine."
+    kind: Literal["ray", "serial"] = "ray"
+    actors: Literal["auto", "per-client"] | int = "auto"
+    gpus_per_client: float | None = Field(None, ge=0)
+    cpus_per_client: float = Field(1.0, gt=0)
+    address: str | None = None
+    working_dir: str | None = None
+    on_client_failure: Literal["raise", "drop"] = "raise"
+    allow_mixed_devices: bool = False
+    fast: bool = False
+
+    @field_validator("actors", mode="plain")
+    @classmethod
+    def _actors(cls, value: object) -> str | int:
+        number = int(value) if str(value).isascii() and str(value).isdigit() else 0
+        if value not in ("auto", "per-client") and number < 1:
+            raise ValueError("must be auto, per-client or a whole number of at least 1")
+        return number or str(value)
+
+    @field_validator("gpus_per_client", "cpus_per_client")
+    @classmethod
+    def _whole_above_one(cls, value: float | None) -> float | None:
+        if value is not None and value > 1 and not value.is_integer():
+            raise ValueError(
+                f"must be at most 1 or a whole number (nearest: {math.floor(value)} or "
+                f"{math.ceil(value)})"
+            )
+        return value

@@ -1,0 +1,152 @@
+"""RunConfig: everything that decides a run, as one frozen value that checks itself.
+
+The sections and keys are the same in YAML files, in ``--set`` and here. A value that cannot be
+used raises :class:`~fedsim.checks.InvalidSetting`, one line that names the key; where the key came
+from a file or a flag, :mod:`fedsim.config` puts that place instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from fedsim import algorithms, losses, models
+from fedsim.checks import (
+    InvalidSetting,
+    Scalar,
+    check_hyperparameters,
+    check_name,
+    cohort_size,
+    default_hyperparameters,
+    is_method,
+)
+from fedsim.data import partitions, transforms
+from fedsim.data.info import catalogue
+from fedsim.errors import ConfigError, nearest
+from fedsim.sections import (
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    Section,
+    TrainConfig,
+)
+
+FIXED_PARTITIONS = ("by_site", "files")
+"""Partitions in which the data decide the number of clients."""
+
+
+class RunConfig(Section):
+    """A whole run. Hyperparameters of a method are given under its name.
+
+    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; those of the methods in use are filled
+    up with the defaults of their ``build`` function.
+
+    Args:
+        algorithm: a method of ``fedsim list algorithms``, or ``module:function``.
+        server: take the server rule of this method instead of the algorithm's own.
+        margin: margin control of the client loss; ``none`` for plain cross-entropy, None for the
+            method's own default.
+        margin_weight: lambda; None for the method's own default.
+        margin_threshold: tau, T or u of the forms that have one; None for the form's default.
+        seed: of training: start weights, cohorts, orders of batches.
+        data: which images, and how clients own them.
+        model: which network.
+        train: rounds, sampling, local SGD.
+        evaluation: when and how models are tested.
+        engine: where the work is done.
+        hyperparameters: per method name, filled from the sections named like methods.
+
+    Raises:
+        ConfigError: a value that cannot be used, in one line.
+    """
+
+    algorithm: str = "fedld"
+    server: str | None = None
+    margin: str | None = None
+    margin_weight: float | None = Field(None, ge=0)
+    margin_threshold: float | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    engine: EngineConfig = EngineConfig()
+    hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_hyperparameters(cls, values: Any) -> Any:
+        """Moves the methods' sections into ``hyperparameters``, checked and filled up."""
+        if not isinstance(values, Mapping):
+            return values
+        sections = dict(values.get("hyperparameters") or {})
+        sections |= {name: values[name] for name in values if is_method(name)}
+        for role in ("algorithm", "server"):
+            name = values.get(role, cls.model_fields[role].default)
+            if isinstance(name, str):
+                check_name(role, name, algorithms.names(), "algorithm", own=True)
+                sections[name] = default_hyperparameters(role, name) | dict(
+                    sections.get(name) or {}
+                )
+        checked = {name: check_hyperparameters(name, given) for name, given in sections.items()}
+        rest = {name: value for name, value in values.items() if not is_method(name)}
+        return rest | {"hyperparameters": checked}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        data_sets = [info.name for info in catalogue()]
+        check_name("data.name", self.data.name, data_sets, "data set", own=True)
+        check_name("model.name", self.model.name, models.NAMES, "model", own=True)
+        check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
+        check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
+        check_name("margin", self.margin, losses.FORMS, "form of margin control")
+        if self.data.val_fraction + self.data.test_fraction >= 1:
+            raise InvalidSetting(
+                "data.val_fraction",
+                f"{self.data.val_fraction} given; with data.test_fraction="
+                f"{self.data.test_fraction} nothing is left for training",
+            )
+        if self.decides_num_clients:
+            self._check_cohort()
+        return self
+
+    @property
+    def decides_num_clients(self) -> bool:
+        """Whether ``data.num_clients`` holds whatever is in the data's files."""
+        if "num_clients" in self.data.model_fields_set:
+            return True
+        if self.data.partition is not None:
+            return self.data.partition not in FIXED_PARTITIONS
+        info = {info.name: info for info in catalogue()}.get(self.data.name)
+        return info is not None and not info.needs_folder
+
+    def _check_cohort(self) -> None:
+        rate_given = "sample_rate" in self.train.model_fields_set
+        try:
+            cohort_size(self.data.num_clients, self.train.sample_rate)
+        except ConfigError as error:
+            key = "train.sample_rate" if rate_given else "data.num_clients"
+            raise InvalidSetting(key, str(error)) from None
+
+    @classmethod
+    def unknown(cls, key: str) -> str:
+        """Why the dotted ``key`` is refused, with the nearest key that exists."""
+        same_leaf = [known for known in keys() if known.rpartition(".")[2] == key]
+        if same_leaf:
+            return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
+        methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
+        return f"unknown key {key!r}{nearest(key, (*keys(), *methods))}"
+
+
+def keys() -> tuple[str, ...]:
+    """Every dotted key but the hyperparameters of methods."""
+    found: list[str] = []
+    for name, field in RunConfig.model_fields.items():
+        if isinstance(field.default, Section):
+            found += (f"{name}.{leaf}" for leaf in type(field.default).model_fields)
+        elif name != "hyperparameters":
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,163 @@
+"""A configuration made concrete: data, partition, model, method and executor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedsim import algorithms, data, models
+from fedsim.config import RunConfig, cohort_size
+from fedsim.contracts import Dataset, Layout, ModelSpec, Partition, Training, Vector
+from fedsim.data import partitions
+from fedsim.engine import Executor
+from fedsim.engine.worker import WorkerSpec
+from fedsim.errors import ConfigError
+from fedsim.plugin import Algorithm
+from fedsim.vectors import FlatModel
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A configuration made concrete: data, partition, model and method."""
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
+    model: ModelSpec
+    algorithm: Algorithm
+    layout: Layout
+    initial: Vector
+    cohort_size: int
+    alpha: float | None
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What the workers need of it."""
+        c, t = self.config, self.config.train
+        training = Training(t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn)
+        return WorkerSpec(
+            self.dataset,
+            self.partition,
+            self.model,
+            self.algorithm,
+            training,
+            c.seed,
+            t.threads,
+            c.evaluation.batch_size,
+            c.engine.fast,
+        )
+
+
+def prepare(config: RunConfig) -> Setup:
+    """Loads the data, splits them, and builds model and method; starts nothing.
+
+    Raises:
+        ConfigError, DataError: something does not fit; the message names key and file.
+    """
+    dataset, kind = load_dataset(config)
+    partition = make_partition(config, dataset, kind)
+    info = {d.name: d for d in data.catalogue()}.get(config.data.name)
+    model = ModelSpec(
+        config.model.name or (info.default_model if info else "cnn"),
+        dataset.num_classes,
+        dataset.x.shape[1],
+        dataset.pipeline.size,
+        config.model.norm,
+        config.model.pretrained,
+        config.model.weights,
+    )
+    algorithm = algorithms.compose(
+        config.algorithm,
+        config.hyperparameters,
+        server=config.server,
+        margin=config.margin,
+        margin_weight=config.margin_weight,
+        margin_threshold=config.margin_threshold,
+    )
+    built = models.build(model, config.seed)
+    if algorithm.local.needs_features and not hasattr(built, "features"):
+        raise ConfigError(
+            f"algorithm {config.algorithm} needs a model with features(x) and a linear head; "
+            f"{model.name} has none"
+        )
+    flat = FlatModel(built, torch.device("cpu"))
+    return Setup(
+        config,
+        dataset,
+        partition,
+        model,
+        algorithm,
+        flat.layout,
+        flat.vector(),
+        cohort_size(partition.num_clients, config.train.sample_rate),
+        config.data.alpha if "dirichlet" in kind else None,
+    )
+
+
+def load_dataset(config: RunConfig) -> tuple[Dataset, str]:
+    """The data set and the kind of partition, by default the data set's own."""
+    c = config.data
+    split = c.partition_file if c.partition_file and not c.partition_file.endswith(".csv") else None
+    dataset = data.load(
+        c.name,
+        Path(c.dir) if c.dir else None,
+        image_size=c.image_size,
+        augment=c.augment,
+        val_fraction=c.val_fraction,
+        test_fraction=c.test_fraction,
+        seed=c.seed,
+        split=split,
+    )
+    return dataset, c.partition or partitions.default_kind(dataset)
+
+
+def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
+    """The clients' shares of the training part.
+
+    Raises:
+        ConfigError: an explicit number of clients other than the one that files or sites fix.
+    """
+    c = config.data
+    file = (
+        Path(c.partition_file) if c.partition_file and c.partition_file.endswith(".csv") else None
+    )
+    fixed = partitions.fixed_num_clients(dataset, kind, file)
+    if fixed is not None and "num_clients" in c.model_fields_set and c.num_clients != fixed:
+        raise ConfigError(
+            f"data.num_clients is {c.num_clients}, but the partition {kind!r} of {dataset.name} "
+            f"has {fixed} clients"
+        )
+    return partitions.make(
+        dataset,
+        kind,
+        num_clients=fixed or c.num_clients,
+        alpha=c.alpha,
+        min_samples=c.min_samples,
+        seed=c.seed,
+        file=file,
+    )
+
+
+def make_executor(setup: Setup) -> Executor:
+    """The executor that section ``engine`` asks for."""
+    engine = setup.config.engine
+    if engine.kind == "serial":
+        from fedsim.engine.serial import SerialExecutor
+
+        return SerialExecutor(setup.spec, engine.gpus_per_client or 0.0)
+    from fedsim.engine.ray_engine import Cluster, RayExecutor
+
+    return RayExecutor(
+        setup.spec,
+        Cluster(
+            engine.actors,
+            engine.cpus_per_client,
+            engine.gpus_per_client,
+            engine.address,
+            engine.working_dir,
+            engine.allow_mixed_devices,
+        ),
+        setup.initial.nbytes,
+    )

@@ -1,0 +1,175 @@
+"""The run directory: configuration, CSV tables and the final model (DESIGN part 7).
+
+Tables are append-only and flushed after each round: CSV with LF line ends, shortest round-trip
+floats, empty for "not available".
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import platform
+import secrets
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import save_file
+
+from fedsim.contracts import Layout, Vector
+from fedsim.errors import StoreError
+from fedsim.vectors import named_tensors
+from fedsim.version import __version__
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "partition": ("client_id", "label", "train_samples", "test_samples", "name"),
+    "rounds": (
+        *("round", "lr", "cohort_size", "dropped", "train_loss", "val_loss", "val_accuracy"),
+        *("test_loss", "test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"),
+        *("conflict_ratio", "update_norm"),
+    ),
+    "clients": (
+        *("round", "client_id", "status", "num_samples", "num_steps"),
+        *("train_loss", "update_norm"),
+    ),
+    "classes": ("round", "label", "support", "recall", "precision"),
+    "evaluations": ("round", "client_id", "group", "split", "num_samples", "loss", "accuracy"),
+    "timings": ("round", "phase", "seconds", "bytes"),
+    "errors": ("round", "client_id", "attempt", "node", "error"),
+}
+"""The columns of each table; summary.csv also has one per hyperparameter."""
+
+Row = Mapping[str, Any]
+
+
+class RunStore:
+    """A run directory.
+
+    Args:
+        path: an existing directory; :meth:`create` makes a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunStore:
+        """Makes the directory.
+
+        Raises:
+            StoreError: it exists and is not empty, or it cannot be written.
+        """
+        check_free(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"--out {path}: cannot be created ({error.strerror})") from error
+        return cls(path)
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a whole text file."""
+        (self.path / name).write_text(text, encoding="utf-8", newline="\n")
+
+    def append(self, table: str, rows: Iterable[Row]) -> None:
+        """Appends rows to a table; the first call also writes the header."""
+        self._append(table, COLUMNS[table], rows)
+
+    def write_summary(self, row: Row) -> None:
+        """Writes summary.csv, whose columns are the row's keys."""
+        self._append("summary", list(row), [row])
+
+    def _append(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
+        path = self.path / f"{table}.csv"
+        new = not path.exists()
+        try:
+            with path.open("a", encoding="utf-8", newline="") as file:
+                writer = csv.writer(file, lineterminator="\n")
+                if new:
+                    writer.writerow(columns)
+                writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def save_model(self, params: Vector, layout: Layout) -> None:
+        """Writes model.safetensors with the model's tensor names."""
+        tensors = {
+            name: np.ascontiguousarray(t) for name, t in named_tensors(params, layout).items()
+        }
+        save_file(tensors, self.path / "model.safetensors")
+
+    def read(self, table: str) -> pd.DataFrame:
+        """A table of the run as a data frame.
+
+        Raises:
+            StoreError: the run has no such table.
+        """
+        path = self.path / f"{table}.csv"
+        if not path.is_file():
+            found = sorted(p.stem for p in self.path.glob("*.csv"))
+            raise StoreError(
+                f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
+            )
+        return pd.read_csv(path)
+
+
+def cell(value: Any) -> str:
+    """A CSV cell: shortest text that reads back as the same number, empty for None and NaN."""
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else repr(float(value))
+    return str(value)
+
+
+def check_free(path: Path) -> None:
+    """Refuses a path that holds something.
+
+    Raises:
+        StoreError: it is a file or a directory that is not empty.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise StoreError(f"--out {path}: exists and is not an empty directory")
+
+
+def default_path(dataset: str, algorithm: str) -> Path:
+    """``runs/<dataset>/<algorithm>/<timestamp>-<id>``, new at each call."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    parts = [name.replace(":", ".") for name in (dataset, algorithm)]
+    return Path("runs", *parts, f"{now}-{secrets.token_hex(2)}")
+
+
+def environment() -> dict[str, object]:
+    """Versions, platform and git commit for env.json; nothing that a result depends on is left out."""
+    packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
+    return {
+        "fedsim": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that fedsim is imported from, None outside one."""
+    here = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def to_json(value: object) -> str:
+    """Readable JSON with a final line end."""
+    return json.dumps(value, indent=2, default=str) + "\n"

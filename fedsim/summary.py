@@ -1,0 +1,52 @@
+"""The row of summary.csv: a run in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fedsim.setup import Setup
+from fedsim.store import RunStore
+
+
+def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
+    """The summary of a finished run from its rounds.csv.
+
+    ``best`` is chosen on the validation part where there is one, else on the test part, the
+    earliest on ties; ``last10`` is the mean over evaluated rounds among the last ten.
+    """
+    config = setup.config
+    rounds = store.read("rounds")
+    tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
+    best_by = "val" if tested["val_accuracy"].notna().any() else "test"
+    best = tested[f"{best_by}_accuracy"].idxmax()
+    accuracy = tested["test_accuracy"]
+    row: dict[str, Any] = {
+        "run_id": store.path.resolve().name,
+        "algorithm": config.algorithm,
+        "dataset": setup.dataset.name,
+        "model": setup.model.name,
+        "num_clients": setup.partition.num_clients,
+        "sample_rate": config.train.sample_rate,
+        "alpha": setup.alpha,
+        "seed": config.seed,
+        "rounds": len(rounds),
+        "final_test_accuracy": accuracy.iloc[-1],
+        "best_test_accuracy": accuracy[best],
+        "best_round": best,
+        "best_by": best_by,
+        "last10_test_accuracy": last10(accuracy, len(rounds)),
+        "total_seconds": seconds,
+    }
+    settings = {"server": config.server, "margin": config.margin}
+    settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
+    row |= {key: value for key, value in settings.items() if value is not None}
+    for method, values in config.hyperparameters.items():
+        row |= {f"{method}.{key}": value for key, value in values.items()}
+    return row
+
+
+def last10(accuracy: "pd.Series[float]", rounds: int) -> float:
+    """The mean over the evaluated rounds among the last ten."""
+    return float(accuracy[accuracy.index > rounds - 10].mean())

@@ -1,0 +1,236 @@
+"""Sweeps: a grid of settings, one run directory per combination, one table at the end.
+
+A run is complete when it has a summary.csv. A complete run is skipped when its configuration is
+the wanted one; an interrupted one is set aside under another name and run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from scipy import stats
+
+from fedsim import experiments, presets
+from fedsim.config import RunConfig, resolve, to_yaml
+from fedsim.errors import ConfigError, StoreError
+from fedsim.experiments import Axis, Experiment, Point, Settings
+
+METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
+PLACEMENT = ("kind", "actors", "cpus_per_client", "address", "working_dir")
+"""Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Args:
+        name: of its directory, such as ``algorithm=fedavg,seed=1``.
+        group: the name without the seed; runs of one group differ in the seed alone.
+        config: what is run.
+    """
+
+    name: str
+    group: str
+    config: RunConfig
+
+
+def load(name_or_file: str) -> tuple[str, Experiment]:
+    """A preset or a file, with its short name; a file's own ``preset`` lies below its settings.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(name_or_file)
+    if path.suffix not in (".yaml", ".yml"):
+        return name_or_file, presets.load(name_or_file)
+    found = experiments.read(path)
+    if found.preset is None:
+        return path.stem, found
+    base = presets.load(found.preset)
+    settings = {**base.settings, **found.settings}
+    return path.stem, Experiment(settings, found.about, None, found.grid or base.grid)
+
+
+def combinations(experiment: Experiment) -> list[tuple[Point, ...]]:
+    """Every choice of one point per axis, the last axis varying fastest."""
+    return list(itertools.product(*(axis.points for axis in experiment.grid)))
+
+
+def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
+    """All runs of a sweep, each configuration checked.
+
+    A flag wins over the grid: an axis of the same key disappears.
+
+    Raises:
+        ConfigError: a configuration that cannot be used, a flag that contradicts rows of the grid,
+            two combinations that are the same run.
+    """
+    grid = tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
+    kept = Experiment(experiment.settings, experiment.about, experiment.preset, grid)
+    runs = []
+    for points in combinations(kept):
+        layers = [point.settings for point in points]
+        config = resolve(experiment.settings, *layers, overrides)
+        parts = [f"{axis.name}={_plain(p.label)}" for axis, p in zip(grid, points, strict=True)]
+        group = [part for axis, part in zip(grid, parts, strict=True) if axis.name != "seed"]
+        runs.append(SweepRun(",".join(parts) or "run", ",".join(group), config))
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"grid: two combinations have the same name {name}")
+    return runs
+
+
+def run_all(
+    runs: list[SweepRun],
+    out: Path,
+    start: Callable[[RunConfig, Path], object],
+    tell: Callable[[str], None],
+) -> pd.DataFrame:
+    """Runs what is not there yet, then writes OUT/summary.csv and OUT/aggregate.csv.
+
+    Args:
+        runs: from :func:`expand`.
+        out: the sweep's directory; may hold finished runs.
+        start: runs one configuration into a directory.
+        tell: shows a line.
+
+    Returns:
+        The rows of aggregate.csv.
+
+    Raises:
+        StoreError: a finished run in ``out`` has another configuration.
+    """
+    todo = [run for run in runs if not is_complete(run, out / run.name)]
+    for position, run in enumerate(runs, start=1):
+        if run not in todo:
+            tell(f"[{position}/{len(runs)}] {run.name}: finished before")
+            continue
+        tell(f"[{position}/{len(runs)}] {run.name}")
+        set_aside(out / run.name)
+        start(run.config, out / run.name)
+    summary = summarise(runs, out)
+    summary.to_csv(out / "summary.csv", index=False, lineterminator="\n")
+    table = aggregate(summary, runs)
+    table.to_csv(out / "aggregate.csv", index=False, lineterminator="\n")
+    return table
+
+
+def is_complete(run: SweepRun, folder: Path) -> bool:
+    """Whether the run is there and finished.
+
+    Raises:
+        StoreError: it is finished and its configuration is another one.
+    """
+    if not (folder / "summary.csv").exists():
+        return False
+    found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    key = difference(run.config, found)
+    if key is not None:
+        raise StoreError(
+            f"{folder}: finished with another {key}; give another --out or move this run away"
+        )
+    return True
+
+
+def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
+    """The first dotted key in which a finished run differs from the wanted configuration.
+
+    What the configuration leaves to the data (None, or a number of clients that nobody gave) was
+    filled in when the run started, and placement cannot change a result.
+    """
+    free = {f"engine.{leaf}" for leaf in PLACEMENT}
+    if "num_clients" not in wanted.data.model_fields_set:
+        free.add("data.num_clients")
+    have = dict(_flat(found))
+    for key, value in _flat(yaml.safe_load(to_yaml(wanted))):
+        if key not in free and value is not None and have.get(key) != value:
+            return f"{key} ({have.get(key)!r}, wanted {value!r})"
+    return None
+
+
+def set_aside(folder: Path) -> None:
+    """Renames what an interrupted run left; nothing is deleted."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    count = itertools.count(1)
+    free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
+    folder.rename(next(path for path in free if not path.exists()))
+
+
+def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
+    """The rows of all summary.csv in the order of the grid, after a column ``run``."""
+    frames = []
+    for run in runs:
+        frame = pd.read_csv(out / run.name / "summary.csv")
+        frame.insert(0, "run", run.name)
+        frames.append(frame.dropna(axis="columns", how="all"))
+    columns = dict.fromkeys(column for frame in frames for column in frame.columns)
+    return pd.concat(frames, ignore_index=True).reindex(columns=list(columns))
+
+
+def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:
+    """Per configuration without its seed: n, and mean, std (ddof 1), 95 % t-interval of accuracies.
+
+    ``_ci95`` is the half width of the interval; std and interval are empty for a single run.
+    """
+    groups = {run.name: run.group for run in runs}
+    rows = []
+    for group, frame in summary.groupby(summary["run"].map(groups), sort=False):
+        first = frame.iloc[0]
+        row: dict[str, object] = {"configuration": group}
+        row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
+        row["n"] = len(frame)
+        for metric in METRICS:
+            for name, value in spread(frame[metric].to_numpy(dtype=float)).items():
+                row[f"{metric}_{name}"] = value
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
+    n = len(values)
+    if n < 2:
+        return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}
+    std = float(values.std(ddof=1))
+    half = float(stats.t.ppf(0.975, n - 1)) * std / np.sqrt(n)
+    return {"mean": float(values.mean()), "std": std, "ci95": half}
+
+
+def _replaced(axis: Axis, overrides: Settings) -> bool:
+    """Whether a flag takes the place of the axis.
+
+    Raises:
+        ConfigError: a flag sets one key of a row of several.
+    """
+    if axis.name in overrides and all(set(p.settings) == {axis.name} for p in axis.points):
+        return True
+    for key in {key for point in axis.points for key in point.settings} & set(overrides):
+        raise ConfigError(
+            f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
+        )
+    return False
+
+
+def _plain(label: str) -> str:
+    """A label as part of a directory's name: no separators of paths or of our own."""
+    return "".join(c if c.isalnum() or c in "._-+" else "_" for c in label)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs

@@ -1,0 +1,50 @@
+"""Tables of text for people: rich on a terminal, aligned columns in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
+    """Prints rows that share their keys; the keys are the headings, numbers align right."""
+    if not rows:
+        return
+    if sys.stdout.isatty():
+        _rich(rows, title)
+    else:
+        click.echo("\n".join(aligned(rows)))
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """The heading and the rows as lines of aligned columns, two spaces apart."""
+    keys = list(rows[0])
+    widths = [max(len(key), *(len(row[key]) for row in rows)) for key in keys]
+    right = [_numeric(rows, key) for key in keys]
+    lines = []
+    for row in ({key: key for key in keys}, *rows):
+        cells = [
+            row[key].rjust(width) if number else row[key].ljust(width)
+            for key, width, number in zip(keys, widths, right, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _rich(rows: Sequence[Mapping[str, str]], title: str | None) -> None:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for key in rows[0]:
+        table.add_column(key, justify="right" if _numeric(rows, key) else "left", no_wrap=False)
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table, markup=False)
+
+
+def _numeric(rows: Sequence[Mapping[str, str]], key: str) -> bool:
+    cells = [row[key].split(" ")[0] for row in rows if row[key]]
+    return bool(cells) and all(cell.replace(".", "").lstrip("-").isdigit() for cell in cells)

@@ -1,0 +1,1 @@
+"""One test file per method; what each is compared with lies in ``tests/oracles``."""

@@ -1,0 +1,89 @@
+"""FedBN: everything that belongs to a BatchNorm module stays on its client."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles import aggregation as oracle
+from torch import nn
+
+import fedsim
+from fedsim import algorithms, models
+from fedsim.contracts import ModelSpec, Training
+from fedsim.vectors import layout_of, select
+
+from .cases import assert_step, draw, every_cohort, every_input
+from .training import train, worker
+
+
+def personal_names(model, **hyperparameters):
+    personal = algorithms.load("fedbn", hyperparameters).personal
+    return {slot.name for slot in layout_of(model).slots if personal(slot)}
+
+
+@every_input
+@every_cohort
+def test_server_oracle(sampler, m):
+    g, n, _ = draw(sampler, m)
+    assert_step(fedsim.aggregate(g, n, "fedbn"), oracle.mean(g, n), g)
+
+
+def test_resnet50_keeps_all_batchnorms_local_downsample_included():
+    # 53 BatchNorms of weight, bias, mean and variance (the counters are not federated): 212 slots;
+    # the names of the 4 downsample ones lack "bn", so selection by name finds 16 slots fewer.
+    model = models.build(ModelSpec("resnet50", 2, 3, 32), 0)
+    by_module = {
+        f"{name}.{tensor}"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.BatchNorm2d)
+        for tensor in ("weight", "bias", "running_mean", "running_var")
+    }
+    assert len(by_module) == 212
+    assert personal_names(model) == by_module
+    missed = by_module - personal_names(model, selection="name")
+    assert len(missed) == 16
+    assert all("downsample.1" in name for name in missed)
+
+
+def test_after_a_round_only_the_norms_differ_between_clients():
+    w = worker("fedbn")
+    mask = select(w.flat.layout, algorithms.load("fedbn").personal)
+    reports, deltas = train(w)
+    assert np.all(deltas[:, mask] == 0)
+    assert np.all(np.abs(deltas[:, ~mask]).max(axis=1) > 0)
+    own = [r.state["personal"] for r in reports]
+    assert all(len(state) == mask.sum() for state in own)
+    assert not np.array_equal(own[0], own[1])
+    assert not np.array_equal(own[0], own[2])
+
+
+def test_the_first_update_is_that_of_fedavg_outside_the_norms():
+    w = worker("fedbn")
+    mask = select(w.flat.layout, algorithms.load("fedbn").personal)
+    _, deltas = train(w)
+    _, expected = train(worker("fedavg"))
+    np.testing.assert_array_equal(deltas[:, ~mask], expected[:, ~mask])
+
+
+def test_a_client_resumes_with_its_own_norms_and_the_newest_rest():
+    # lr 0 and frozen statistics: what goes in comes out. Client 0's state is from its first round.
+    w = worker("fedbn")
+    reports, deltas = train(w)
+    start = w.flat.vector()
+    still = worker("fedbn", training=Training(batch_size=8, weight_decay=0.0, frozen_bn=True))
+    moved = start + deltas.mean(axis=0)
+    again, nothing = train(still, (0,), 5, 0.0, moved, {0: reports[0].state})
+    np.testing.assert_array_equal(again[0].state["personal"], reports[0].state["personal"])
+    assert np.all(nothing == 0)
+    mask = select(w.flat.layout, algorithms.load("fedbn").personal)
+    own = moved.copy()
+    own[mask] = reports[0].state["personal"]
+    np.testing.assert_array_equal(
+        still.logits(moved, reports[0].state, "test", 0, 2),
+        worker("fedavg").logits(own, {}, "test", 0, 2),
+    )
+
+
+def test_a_model_without_batchnorm_is_fedavg_bit_for_bit():
+    reports, deltas = train(worker("fedbn", model="mlp"))
+    np.testing.assert_array_equal(deltas, train(worker("fedavg", model="mlp"))[1])
+    assert all("personal" not in r.state for r in reports)

@@ -1,0 +1,93 @@
+"""Small clients to train: images of noise whose brightness tells the class, and one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsim import algorithms
+from fedsim.contracts import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
+from fedsim.engine.worker import Worker, WorkerSpec
+from fedsim.local import LocalEnv
+from fedsim.losses import MarginControl
+from fedsim.vectors import FlatModel, as_tensor
+
+CLASSES = 3
+SIZE = 8
+
+
+def dataset(num_images=60):
+    """Grey 8x8 images, class k about 60 k + 40 bright; every image is a training image."""
+    rng = np.random.default_rng(0)
+    y = np.arange(num_images, dtype=np.int64) % CLASSES
+    x = rng.integers(0, 80, size=(num_images, 1, SIZE, SIZE)) + 60 * y[:, None, None, None]
+    everything = np.arange(num_images)
+    return Dataset(
+        name="brightness",
+        x=x.astype(np.uint8),
+        y=y,
+        class_names=("dark", "grey", "bright"),
+        train=everything,
+        val=everything[:0],
+        test=everything,
+        pipeline=Pipeline(SIZE, (0.5,), (0.5,)),
+    )
+
+
+def worker(name, model="cnn", training=None, **hyperparameters):
+    """A CPU worker of that method with three clients of 30, 20 and 10 images."""
+    data = dataset()
+    spec = WorkerSpec(
+        dataset=data,
+        partition=Partition(tuple(np.split(np.random.default_rng(1).permutation(60), [30, 50]))),
+        model=ModelSpec(model, CLASSES, 1, SIZE),
+        algorithm=algorithms.load(name, hyperparameters),
+        training=Training(batch_size=8) if training is None else training,
+        seed=0,
+        threads=1,
+        batch_size=32,
+        fast=False,
+    )
+    return Worker(spec, torch.device("cpu"))
+
+
+def context(round=0, lr=0.05):
+    return RoundContext(round, 10, 3, lr, seed=0)
+
+
+def train(w, clients=(0, 1, 2), round=0, lr=0.05, params=None, states=None, downlink=None):
+    """Reports and deltas (k, D) of one round from the start weights of seed 0."""
+    start = w.flat.vector() if params is None else params
+    return w.train(clients, start, downlink or {}, states or {}, context(round, lr))
+
+
+class Scalar(nn.Module):
+    """A model of one number: for local objectives that need no data."""
+
+    def __init__(self, value=0.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([float(value)]))
+
+    def forward(self, x):
+        return self.w.expand(len(x), 1)
+
+
+def scalar_env(value, num_steps, lr):
+    """A client whose local training is ``num_steps`` plain gradient steps on one number."""
+    flat = FlatModel(Scalar(value), torch.device("cpu"))
+    return LocalEnv(
+        flat=flat,
+        start=as_tensor(flat.vector()),
+        x=torch.zeros(1, 1, 1, 1, dtype=torch.uint8),
+        y=torch.zeros(1, dtype=torch.int64),
+        train=torch.Tensor.float,
+        test=torch.Tensor.float,
+        criterion=MarginControl(),
+        num_classes=1,
+        training=Training(local_epochs=num_steps, momentum=0.0, weight_decay=0.0),
+        ctx=context(lr=lr),
+        client_id=0,
+        downlink={},
+        state={},
+    )

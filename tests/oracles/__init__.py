@@ -1,0 +1,1 @@
+"""Slow, plain float64 code written from the papers; imports nothing from fedsim."""

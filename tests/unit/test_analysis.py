@@ -1,0 +1,408 @@
+"""analysis: reading, grouping, intervals, tables and figures of generated run directories."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from matplotlib.figure import Figure
+
+from analysis import curves, partition, style, table
+from analysis.__main__ import main
+from analysis.errors import AnalysisError
+from analysis.runs import Group, find, group, read, summaries
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def make_run(
+    root: Path, algorithm: str, seed: int, accuracies: list[float], **settings: object
+) -> Path:
+    """A run directory with the files that the analysis reads."""
+    folder = root / f"{algorithm}-{'-'.join(map(str, settings.values()))}-{seed}"
+    folder.mkdir(parents=True)
+    count = len(accuracies)
+    rounds = pd.DataFrame(
+        {
+            "round": range(1, count + 1),
+            "test_loss": [1 / t for t in range(1, count + 1)],
+            "test_accuracy": accuracies,
+            "test_auc": [None] * count,
+        }
+    )
+    rounds.to_csv(folder / "rounds.csv", index=False)
+    known = [a for a in accuracies if not math.isnan(a)]
+    row = {
+        "run_id": folder.name, "algorithm": algorithm, "dataset": "digits", "model": "cnn",
+        "num_clients": 50, "sample_rate": 0.1, "alpha": 0.5, "seed": seed, "rounds": count,
+        "final_test_accuracy": known[-1], "best_test_accuracy": max(known), "best_round": 1,
+        "best_by": "test", "last10_test_accuracy": sum(known[-10:]) / len(known[-10:]),
+        "total_seconds": 1.5, f"{algorithm}.weight": 0.1,
+    }  # fmt: skip
+    pd.DataFrame([row | settings]).to_csv(folder / "summary.csv", index=False)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two methods, three and two seeds, three rounds."""
+    root = tmp_path / "runs"
+    for seed, last in enumerate((0.80, 0.84, 0.88)):
+        make_run(root, "fedld", seed, [0.1, 0.5, last])
+    for seed, last in enumerate((0.70, 0.90)):
+        make_run(root / "deep" / "er", "fedavg", seed, [0.1, last, 0.6])
+    return root
+
+
+def groups_of(root: Path, *by: str) -> list[Group]:
+    return group(summaries(find([root])[0]), by or ("algorithm",))
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+# ---- reading and grouping
+
+
+def test_runs_are_found_at_any_depth_and_once(runs: Path) -> None:
+    finished, unfinished = find([runs, runs / "deep", next(runs.glob("fedld*"))])
+    assert len(finished) == 5
+    assert unfinished == []
+
+
+def test_groups_come_in_the_papers_order(runs: Path) -> None:
+    assert [(g.label, list(g.runs["seed"])) for g in groups_of(runs)] == [
+        ("fedavg", [0, 1]), ("fedld", [0, 1, 2]),
+    ]  # fmt: skip
+
+
+def test_grouping_by_a_setting(runs: Path) -> None:
+    for alpha in (10.0, 0.1):
+        make_run(runs, "fedld", 0, [0.3], alpha=alpha, rounds=3)
+    with pytest.raises(AnalysisError, match=r"differ in alpha \(0.1, 0.5, 10\).*--by alpha"):
+        groups_of(runs)
+    labels = [g.label for g in groups_of(runs, "algorithm", "alpha")]
+    assert labels == [
+        "fedavg, alpha=0.5", "fedld, alpha=0.1", "fedld, alpha=0.5", "fedld, alpha=10",
+    ]  # fmt: skip
+
+
+def test_one_method_with_two_hyperparameters_is_not_averaged(runs: Path) -> None:
+    make_run(runs, "fedld", 3, [0.1, 0.2, 0.3], **{"fedld.weight": 0.9})
+    with pytest.raises(
+        AnalysisError, match=r"runs of fedld differ in fedld\.weight \(0\.1, 0\.9\)"
+    ):
+        groups_of(runs)
+    assert len(groups_of(runs, "algorithm", "fedld.weight")) == 3
+
+
+def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> None:
+    make_run(runs, "fedprox", 0, [0.1, 0.2, 0.3], margin="None")
+    make_run(runs, "fedprox", 1, [0.1, 0.2, 0.3], margin="marg_log")
+    with pytest.raises(AnalysisError, match=r"differ in margin \(None, marg_log\)"):
+        groups_of(runs)
+
+
+def test_one_seed_twice_is_refused(runs: Path) -> None:
+    make_run(runs / "again", "fedld", 2, [0.1, 0.2, 0.3])
+    with pytest.raises(AnalysisError, match="fedld: seed 2 is there twice"):
+        groups_of(runs)
+
+
+def test_unknown_column_to_group_by(runs: Path) -> None:
+    with pytest.raises(AnalysisError, match=r"no column colour to group by; it has algorithm"):
+        groups_of(runs, "colour")
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    with pytest.raises(AnalysisError, match=r"a\.csv: there is no such file"):
+        read(file, ("round",))
+    file.write_text("")
+    with pytest.raises(AnalysisError, match=r"a\.csv: cannot be read as CSV"):
+        read(file, ("round",))
+    file.write_text("round,loss\n1,2\n2,3,4\n")
+    with pytest.raises(AnalysisError, match=r"cannot be read as CSV \(.*line 3"):
+        read(file, ("round",))
+    file.write_text("round,loss\n1,2\n2,oops\n")
+    with pytest.raises(AnalysisError, match=r"a\.csv: no column acc; it has round, loss"):
+        read(file, ("round", "acc"))
+    with pytest.raises(AnalysisError, match=r"a\.csv, line 3: loss is 'oops', not a number"):
+        read(file, ("round", "loss"))
+
+
+def test_empty_field_is_not_available(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("round,loss\n1,\n2,3\n")
+    assert read(file, ("round", "loss"))["loss"].isna().tolist() == [True, False]
+
+
+def test_summary_has_exactly_one_row(runs: Path) -> None:
+    file = next(runs.glob("fedld*")) / "summary.csv"
+    file.write_text(file.read_text() + file.read_text().splitlines()[1] + "\n")
+    with pytest.raises(AnalysisError, match="2 rows, a run has exactly one"):
+        groups_of(runs)
+
+
+# ---- curves
+
+
+def test_interval_by_hand() -> None:
+    # values 0.80 0.84 0.88: mean 0.84, s = 0.04, t(0.975, 2) = 4.302652730,
+    # half width 4.302652730 * 0.04 / sqrt(3) = 0.0993655085
+    got = curves.interval(pd.DataFrame([[0.80, 0.84, 0.88]]))
+    assert got.iloc[0].tolist() == pytest.approx(
+        [0.84, 0.84 - 0.0993655085, 0.84 + 0.0993655085], abs=1e-9
+    )
+
+
+def test_one_seed_has_no_interval() -> None:
+    got = curves.interval(pd.DataFrame({0: [0.5]}))
+    assert got["mean"].tolist() == [0.5]
+    assert got[["low", "high"]].isna().all(axis=None)
+
+
+def test_series_takes_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
+    nan = math.nan
+    make_run(tmp_path, "fedld", 0, [0.1, nan, 0.3, 0.4])
+    make_run(tmp_path, "fedld", 1, [0.2, 0.9, nan, 0.6])
+    (only,) = groups_of(tmp_path)
+    assert curves.series(only, "test_accuracy").to_dict("index") == {
+        1: {0: 0.1, 1: 0.2}, 4: {0: 0.4, 1: 0.6},
+    }  # fmt: skip
+
+
+def test_smoothing_is_the_mean_of_the_last_values(tmp_path: Path) -> None:
+    make_run(tmp_path, "fedld", 0, [0.1, 0.3, 0.8])
+    (only,) = groups_of(tmp_path)
+    # 0.1; (0.1 + 0.3) / 2; (0.3 + 0.8) / 2
+    got = curves.series(only, "test_accuracy", smooth=2)[0].tolist()
+    assert got == pytest.approx([0.1, 0.2, 0.55])
+
+
+def test_empty_metric_is_named(runs: Path) -> None:
+    with pytest.raises(AnalysisError, match=r"rounds\.csv: the column test_auc is empty"):
+        curves.series(groups_of(runs)[0], "test_auc")
+    with pytest.raises(AnalysisError, match=r"rounds\.csv: no column val_loss; it has round"):
+        curves.series(groups_of(runs)[0], "val_loss")
+
+
+def test_figure_shows_means_and_bands(runs: Path) -> None:
+    make_run(runs, "fedprox", 0, [0.2, 0.3, 0.4])
+    figure = curves.figure(groups_of(runs))
+    accuracy, loss = figure.axes
+    assert (accuracy.get_ylabel(), loss.get_ylabel()) == ("Test accuracy (%)", "Test loss (nats)")
+    drawn = {str(line.get_label()): line for line in accuracy.lines}
+    assert list(drawn) == ["FedAvg", "FedProx", "FedLD"]
+    assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
+    assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
+    assert len(accuracy.collections) == 2
+    assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
+    assert 0 >= accuracy.get_ylim()[0] >= -1
+
+
+def test_one_seed_each_is_drawn_without_bands(tmp_path: Path) -> None:
+    make_run(tmp_path, "fedld", 0, [0.2])
+    figure = curves.figure(groups_of(tmp_path), metrics=["test_accuracy"])
+    (axes,) = figure.axes
+    assert len(axes.collections) == 0
+    assert axes.lines[0].get_marker() == "o"
+    assert figure.legends[0].get_title().get_text() == "One run each"
+
+
+# ---- partition
+
+
+def rows_of(num_clients: int, num_classes: int) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = [
+        (client, label, int(count), 0)
+        for label in range(num_classes)
+        for client, count in enumerate(rng.multinomial(400, rng.dirichlet([0.5] * num_clients)))
+        if count
+    ]
+    return pd.DataFrame(rows, columns=["client_id", "label", "train_samples", "test_samples"])
+
+
+def test_matrix_by_hand() -> None:
+    frame = pd.DataFrame({"client_id": [0, 0, 2], "label": [1, 0, 1], "train_samples": [5, 3, 7]})
+    got = partition.matrix(frame)
+    # client 1 has no row in the file and no column here; class 0 of client 2 is 0
+    assert (got.index.tolist(), got.columns.tolist()) == ([0, 1], [0, 2])
+    assert got.to_numpy().tolist() == [[3, 0], [5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "num_classes"), [(1, 1), (5, 2), (5, 10), (50, 2), (50, 10), (300, 40)]
+)
+def test_partition_figure(tmp_path: Path, num_clients: int, num_classes: int) -> None:
+    frame = rows_of(num_clients, num_classes)
+    figure = partition.figure(frame)
+    top, cells, _ = figure.axes
+    sizes = frame.groupby("client_id")["train_samples"].sum()
+    assert [bar.get_height() for bar in top.patches] == sizes.tolist()
+    assert f"{400 * num_classes:,} training samples" in top.get_title(loc="left")
+    assert 1 <= len(cells.get_xticks()) <= 25
+    assert 1 <= len(cells.get_yticks()) <= 25
+    assert len(cells.texts) == (num_clients * num_classes if num_clients <= 5 else 0)
+    style.save(figure, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(PNG)
+
+
+def test_named_clients_are_named() -> None:
+    frame = rows_of(4, 3)
+    named = frame.assign(name="site-" + frame["client_id"].astype(str))
+    _, cells, _ = partition.figure(named).axes
+    assert [text.get_text() for text in cells.get_xticklabels()] == [
+        "site-0", "site-1", "site-2", "site-3",
+    ]  # fmt: skip
+
+
+def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
+    file = tmp_path / "partition.csv"
+    frame = rows_of(3, 2)
+    frame.to_csv(file, index=False)
+    assert partition.load(file).equals(partition.load(tmp_path))
+    file.write_text("client_id,label,train_samples\n")
+    with pytest.raises(AnalysisError, match="no rows"):
+        partition.load(file)
+
+
+# ---- table
+
+
+def test_table_by_hand(runs: Path) -> None:
+    rows = table.summarise(groups_of(runs)).set_index("method")
+    # FedLD: final 0.80 0.84 0.88, mean 0.84, s 0.04; FedAvg: best 0.70 0.90, mean 0.80,
+    # s = sqrt(2 * 0.1^2 / 1) = 0.1414213562
+    assert rows.loc["FedLD", "seeds"] == 3
+    assert rows.loc["FedLD", "final_test_accuracy_mean"] == pytest.approx(0.84)
+    assert rows.loc["FedLD", "final_test_accuracy_std"] == pytest.approx(0.04)
+    assert rows.loc["FedAvg", "best_test_accuracy_mean"] == pytest.approx(0.80)
+    assert rows.loc["FedAvg", "best_test_accuracy_std"] == pytest.approx(0.1414213562)
+
+
+def test_table_formats(runs: Path) -> None:
+    make_run(runs, "my_own", 0, [0.1, 0.2, 0.85])
+    rows = table.summarise(groups_of(runs))
+    # last10 of FedAvg: (0.1 + 0.7 + 0.6) / 3 and (0.1 + 0.9 + 0.6) / 3: 0.4667, 0.5333,
+    # mean 0.5, s = 0.0667 / sqrt(2) = 0.0471
+    lines = table.markdown(rows).splitlines()
+    assert lines[0] == "| Method | Seeds | Final (%) | Best (%) | Last 10 (%) |"
+    assert lines[2] == "| FedAvg | 2 | 60.00 ± 0.00 | 80.00 ± 14.14 | **50.00** ± 4.71 |"
+    assert lines[4] == "| my_own | 1 | **85.00** | **85.00** | 38.33 |"
+    latex = table.latex(rows)
+    assert r"FedAvg & 2 & 60.00 $\pm$ 0.00 & 80.00 $\pm$ 14.14 & \textbf{50.00}" in latex
+    assert r"my\_own & 1 & \textbf{85.00}" in latex
+    assert r"Final (\%)" in latex
+    back = table.csv(rows).splitlines()
+    assert back[0].startswith("method,seeds,final_test_accuracy_mean,final_test_accuracy_std")
+    assert back[3] == "my_own,1,0.85,,0.85,," + back[3].split(",", 6)[6]
+
+
+# ---- style
+
+
+def test_every_known_method_has_its_own_line() -> None:
+    assert len(set(style.LINES.values())) == len(style.LINES) == 28
+    assert set(style.LINES) == set(style.TITLES)
+
+
+def test_lines_of_known_methods_are_fixed_and_others_take_free_ones() -> None:
+    got = style.lines(["fedld", "mine", "fedavg", "fedld, alpha=1"])
+    assert got["fedld"] == style.LINES["fedld"]
+    assert got["fedavg"] == style.LINES["fedavg"]
+    assert len(set(got.values())) == 4
+    assert len(style.lines([f"m{index}" for index in range(40)])) == 40
+
+
+def test_titles() -> None:
+    assert style.title("fedld_released") == "FedLD (released)"
+    assert style.title("fedprox, fedprox.mu=0.1") == "FedProx, fedprox.mu=0.1"
+    assert style.title("mine") == "mine"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
+def test_figures_are_the_same_bytes_every_time(runs: Path, tmp_path: Path, suffix: str) -> None:
+    files = [tmp_path / f"{name}{suffix}" for name in "ab"]
+    for file in files:
+        style.save(curves.figure(groups_of(runs)), file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_figures_go_nowhere_else(tmp_path: Path) -> None:
+    with pytest.raises(AnalysisError, match=r"named \.png, \.pdf or \.svg"):
+        style.save(Figure(), tmp_path / "f.jpeg")
+    with pytest.raises(AnalysisError, match="none does not exist"):
+        style.save(Figure(), tmp_path / "none" / "f.png")
+
+
+# ---- command line
+
+
+def test_commands_write_their_files(runs: Path, tmp_path: Path) -> None:
+    rows_of(5, 3).to_csv(tmp_path / "partition.csv", index=False)
+    for arguments in (
+        ("curves", runs, "--out", tmp_path / "c.png", "--smooth", 2),
+        ("curves", runs, "--out", tmp_path / "c.pdf", "--metric", "test_loss"),
+        ("partition", tmp_path, "--out", tmp_path / "p.png"),
+        ("table", runs, "--out", tmp_path / "t.csv"),
+        ("table", runs, "--out", tmp_path / "t.tex"),
+        ("table", runs, "--out", tmp_path / "t.md"),
+    ):
+        result = invoke(*arguments)
+        assert result.exit_code == 0, result.output
+        file = Path(str(arguments[arguments.index("--out") + 1]))
+        assert result.stdout == f"wrote {file}\n"
+        assert file.stat().st_size
+    assert invoke("table", runs).stdout == (tmp_path / "t.md").read_text(encoding="utf-8")
+
+
+def test_unfinished_runs_are_left_out_aloud(runs: Path) -> None:
+    (gone,) = runs.glob("fedld*-2")
+    (gone / "summary.csv").unlink()
+    result = invoke("table", runs)
+    assert "| FedLD | 2 |" in result.stdout
+    assert result.stderr == f"left out {gone}: no summary.csv, the run has not finished\n"
+    alone = invoke("table", gone)
+    assert alone.exit_code == 2
+    assert "Error: no finished run" in alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("table", "{}/none"), "none: there is no such folder"),
+        (("table", "{}"), "no run directory (a folder with rounds.csv) here"),
+        (("partition", "{}", "--out", "{}/p.png"), "partition.csv: there is no such file"),
+        (("table", "{}", "--out", "{}/t.xls"), "t.xls: a table is a file named .md, .csv, .tex"),
+        (("table", "{}", "--out", "{}/none/t.md"), "none does not exist"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = invoke(*(argument.format(tmp_path) for argument in arguments))
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_analysis_imports_neither_torch_nor_ray_nor_fedsim() -> None:
+    code = (
+        "import sys, analysis.__main__; "
+        "print([m for m in ('torch', 'ray', 'fedsim') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        cwd=Path(__file__).resolve().parents[2],
+    )  # fmt: skip
+    assert done.stdout == "[]\n"

@@ -1,0 +1,176 @@
+"""fedsim.evaluate: by hand, against scikit-learn, and where values are undefined."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from fedsim.contracts import ClassScore
+from fedsim.errors import ContractError, DivergedError
+from fedsim.evaluate import auc, mean_scores, score
+
+
+def labels_of(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def logits_of(*rows: tuple[float, ...]) -> np.ndarray:
+    return np.array(rows, dtype=np.float32)
+
+
+def test_three_classes_by_hand() -> None:
+    # predictions 0, 1, 1, 2; labels 0, 1, 0, 1
+    # class 0: support 2, hit 1, claimed 1 -> recall 1/2, precision 1, F1 = 2*1/(2+1) = 2/3
+    # class 1: support 2, hit 1, claimed 2 -> recall 1/2, precision 1/2, F1 = 2*1/(2+2) = 1/2
+    # class 2: support 0 -> recall None, precision 0/1 = 0; AUC None
+    got = score(logits_of((2, 0, 0), (0, 1, 0), (0, 1, 0), (0, 0, 3)), labels_of(0, 1, 0, 1))
+    # losses: -log(e^2/(e^2+2)), -log(e/(e+2)), -log(1/(e+2)), -log(1/(e^3+2))
+    e = math.e
+    losses = [
+        math.log(e**2 + 2) - 2, math.log(e + 2) - 1, math.log(e + 2), math.log(e**3 + 2),
+    ]  # fmt: skip
+    assert got.loss == pytest.approx(sum(losses) / 4, rel=1e-14)
+    assert (got.num_samples, got.accuracy, got.balanced_accuracy) == (4, 0.5, 0.5)
+    assert got.macro_f1 == pytest.approx((2 / 3 + 1 / 2) / 2, rel=1e-15)
+    assert got.auc is None
+    assert got.classes == (
+        ClassScore(0, 2, 0.5, 1.0), ClassScore(1, 2, 0.5, 0.5), ClassScore(2, 0, None, 0.0),
+    )  # fmt: skip
+
+
+def test_ties_go_to_the_lowest_class_and_count_half_in_the_auc() -> None:
+    got = score(logits_of((0, 0), (0, 0)), labels_of(0, 1))
+    assert got.accuracy == 0.5
+    assert [c.recall for c in got.classes] == [1.0, 0.0]
+    assert got.auc == 0.5
+    # values 1 2 2 3, positive are the second 2 and the 3: pairs (2,1)=1 (2,2)=1/2 (3,1)=1 (3,2)=1
+    values = np.array([1.0, 2.0, 2.0, 3.0])
+    assert auc(values, np.array([False, False, True, True])) == 3.5 / 4
+
+
+def test_binary_auc_is_that_of_class_one() -> None:
+    # class 1's margin: -1, 1, 0, 2; positive 0 and 2; pairs won: (0,-1), (2,-1), (2,1) of 4
+    got = score(logits_of((1, 0), (0, 1), (0, 0), (0, 2)), labels_of(0, 0, 1, 1))
+    assert got.auc == 0.75
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 7])
+@pytest.mark.parametrize("coarse", [False, True])
+def test_agrees_with_scikit_learn(num_classes: int, coarse: bool) -> None:
+    rng = np.random.default_rng(num_classes)
+    logits = rng.normal(size=(300, num_classes)).astype(np.float32) * 3
+    logits = np.round(logits) if coarse else logits
+    labels = rng.integers(num_classes, size=300)
+    got = score(logits, labels)
+    p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    predicted = logits.argmax(axis=1)
+    wanted_auc = np.mean(
+        [metrics.roc_auc_score(labels == c, p[:, c]) for c in range(num_classes)]
+        if num_classes > 2
+        else metrics.roc_auc_score(labels, p[:, 1])
+    )
+    precision, recall, _, support = metrics.precision_recall_fscore_support(
+        labels, predicted, labels=range(num_classes), zero_division=0.0
+    )
+    assert got.loss == pytest.approx(metrics.log_loss(labels, p), rel=1e-12)
+    assert got.accuracy == pytest.approx(metrics.accuracy_score(labels, predicted), rel=1e-14)
+    wanted = metrics.balanced_accuracy_score(labels, predicted)
+    assert got.balanced_accuracy == pytest.approx(wanted, rel=1e-14)
+    assert got.macro_f1 == pytest.approx(
+        metrics.f1_score(labels, predicted, average="macro"), rel=1e-14
+    )
+    assert got.auc == pytest.approx(wanted_auc, rel=1e-13)
+    assert [c.support for c in got.classes] == support.tolist()
+    assert [c.recall for c in got.classes] == pytest.approx(recall.tolist(), rel=1e-14)
+    assert [c.precision for c in got.classes] == pytest.approx(precision.tolist(), rel=1e-14)
+
+
+def test_loss_and_accuracies_do_not_depend_on_the_order_of_samples() -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(1000, 5)) * 10).astype(np.float32)
+    labels = rng.integers(5, size=1000)
+    order = rng.permutation(1000)
+    assert score(logits, labels) == score(logits[order], labels[order])
+
+
+def test_recall_weighted_by_support_is_the_accuracy() -> None:
+    rng = np.random.default_rng(1)
+    got = score(rng.normal(size=(97, 4)).astype(np.float32), rng.integers(3, size=97))
+    weighted = sum((c.recall or 0.0) * c.support for c in got.classes) / got.num_samples
+    assert weighted == pytest.approx(got.accuracy, rel=1e-14)
+
+
+def test_large_logits_do_not_overflow() -> None:
+    got = score(logits_of((1e4, -1e4), (1e4, -1e4)), labels_of(0, 1))
+    assert got.loss == 1e4
+    assert score(logits_of((3e38, -3e38)), labels_of(0)).loss == 0.0
+
+
+def test_one_class_alone_has_no_auc() -> None:
+    got = score(logits_of((1, 0), (0, 1)), labels_of(1, 1))
+    assert (got.auc, got.balanced_accuracy) == (None, 0.5)
+    assert score(logits_of((1,), (2,)), labels_of(0, 0)).auc is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "message"),
+    [
+        (np.zeros((2, 3), np.float32), labels_of(0), r"\(2, 3\) and \(1,\)"),
+        (np.zeros((0, 3), np.float32), labels_of(), r"N, C >= 1"),
+        (np.zeros(3, np.float32), labels_of(0, 1, 2), r"\(3,\)"),
+        (np.zeros((2, 3), np.float32), labels_of(0, 3), "labels 0..3 do not fit 3 logits"),
+        (np.zeros((2, 3), np.float32), labels_of(-1, 0), "labels -1..0"),
+    ],
+)
+def test_shapes_and_labels_that_do_not_fit(
+    logits: np.ndarray, labels: np.ndarray, message: str
+) -> None:
+    with pytest.raises(ContractError, match=message):
+        score(logits, labels)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(DivergedError, match=r"1 of 3 evaluated samples .* first of sample 1"):
+        score(logits_of((0, 0), (0, value), (0, 0)), labels_of(0, 1, 0))
+
+
+def test_mean_over_models_by_hand() -> None:
+    # model a predicts 0, 0 and b predicts 1, 1 for labels 0, 1: recalls (1, 0) and (0, 1),
+    # precisions (1/2, 0) and (0, 1/2), F1 (2/3, 0) and (0, 2/3), losses log(1+1/e), +1 and swapped
+    a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
+    b = score(logits_of((0, 1), (0, 3)), labels_of(0, 1))
+    got = mean_scores([a, b])
+    assert got.classes == (ClassScore(0, 1, 0.5, 0.25), ClassScore(1, 1, 0.5, 0.25))
+    assert (got.num_samples, got.accuracy, got.balanced_accuracy) == (2, 0.5, 0.5)
+    assert got.macro_f1 == pytest.approx(1 / 3, rel=1e-15)
+    # a: log(1+1/e), log(1+e); b: log(1+e), log(1+e^-3)
+    losses = [
+        math.log1p(1 / math.e),
+        math.log1p(math.e),
+        math.log1p(math.e),
+        math.log1p(math.e**-3),
+    ]
+    assert got.loss == pytest.approx(sum(losses) / 4, rel=1e-14)
+    # AUC: a's values tie, 1/2; b ranks the one positive above the one negative, 1
+    assert got.auc == 0.75
+    assert mean_scores([a, replace(b, auc=None)]).auc is None
+    assert mean_scores([a]) == a
+
+
+def test_mean_keeps_what_is_undefined_for_a_class() -> None:
+    a = score(logits_of((1, 0, 0), (0, 1, 0)), labels_of(0, 1))
+    assert mean_scores([a, a]).classes[2] == ClassScore(2, 0, None, 0.0)
+
+
+def test_mean_needs_one_common_test_set() -> None:
+    a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
+    with pytest.raises(ContractError, match="2 different sample sets"):
+        mean_scores([a, score(logits_of((1, 0), (1, 0)), labels_of(0, 0))])
+    with pytest.raises(ContractError, match="at least one model"):
+        mean_scores([])

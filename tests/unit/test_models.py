@@ -1,0 +1,365 @@
+"""fedsim.models: sizes, determinism, norms, start weights and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from torch import nn
+
+from fedsim.contracts import ModelSpec
+from fedsim.errors import ConfigError
+from fedsim.models import NAMES, SplitModel, build, has_batchnorm
+from fedsim.models.nets import InvertedResidual
+
+DIGITS = ModelSpec("cnn", num_classes=10, in_channels=1, image_size=8)
+RESNET = ModelSpec("resnet18", num_classes=3, in_channels=3, image_size=8)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def same(a: nn.Module, b: nn.Module) -> bool:
+    x, y = a.state_dict(), b.state_dict()
+    return x.keys() == y.keys() and all(torch.equal(x[key], y[key]) for key in x)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "channels", "size", "count"),
+    [
+        ("logistic", 10, 1, 8, 10 * 64 + 10),
+        ("mlp", 10, 1, 8, 64 * 64 + 64 + 64 * 10 + 10),
+        # 9*16 + 32 | 9*16*32 + 64 | 9*32*64 + 128 | 64*10 + 10
+        ("cnn", 10, 1, 8, 176 + 4672 + 18560 + 650),
+        ("cnn_reddi", 62, 1, 28, 1_206_590),
+        ("cnn_reddi", 10, 3, 32, 1_626_442),
+        ("resnet50", 2, 3, 32, 23_512_130),
+        ("resnet50", 3, 3, 32, 23_514_179),
+        ("mobilenetv2_cifar", 10, 3, 32, 2_296_922),
+        ("mobilenetv2_cifar", 100, 3, 32, 2_412_212),
+        ("mobilenetv2_cifar", 200, 3, 32, 2_540_312),
+    ],
+)
+def test_number_of_parameters(
+    name: str, num_classes: int, channels: int, size: int, count: int
+) -> None:
+    assert parameters(build(ModelSpec(name, num_classes, channels, size), 0)) == count
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 17)])
+def test_every_model_is_features_and_head_and_learns(name: str, channels: int, size: int) -> None:
+    model = build(ModelSpec(name, 4, channels, size), 0)
+    assert isinstance(model, SplitModel)
+    assert model.training
+    x = torch.rand(3, channels, size, size)
+    features = model.eval().features(x)
+    assert features.shape == (3, model.head.in_features)
+    assert torch.equal(model(x), model.head(features))
+    assert model(x).shape == (3, 4)
+    model.train()(x).square().sum().backward()
+    still = [n for n, p in model.named_parameters() if p.grad is None]
+    assert still == []
+    assert [m for m in model.modules() if isinstance(m, nn.Linear)][-1] is model.head
+
+
+@pytest.mark.parametrize("size", [4, 5, 8, 28, 33])
+def test_cnn_takes_any_size_from_four_pixels(size: int) -> None:
+    model = build(ModelSpec("cnn", 2, 1, size), 0)
+    assert torch.isfinite(model(torch.rand(2, 1, size, size))).all()
+
+
+@pytest.mark.parametrize("name", ["cnn", "cnn_reddi", "resnet18"])
+def test_weights_depend_on_spec_and_seed_alone(name: str) -> None:
+    spec = replace(DIGITS, name=name)
+    first = build(spec, 1)
+    torch.rand(7)
+    assert same(first, build(spec, 1))
+    assert not same(first, build(spec, 2))
+
+
+def test_global_random_state_stays() -> None:
+    before = torch.random.get_rng_state()
+    build(DIGITS, 3)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_batchnorm_is_found_by_type() -> None:
+    found = {name: has_batchnorm(build(replace(DIGITS, name=name), 0)) for name in NAMES}
+    assert {name for name, norm in found.items() if norm} == {
+        "cnn", "resnet18", "resnet50", "mobilenetv2_cifar",
+    }  # fmt: skip
+    assert has_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
+
+
+@pytest.mark.parametrize("name", ["cnn", "resnet18", "resnet50", "mobilenetv2_cifar"])
+def test_group_norm_replaces_every_batchnorm(name: str) -> None:
+    batch = build(replace(DIGITS, name=name), 0)
+    group = build(replace(DIGITS, name=name, norm="group"), 0)
+    norms = {
+        key: module for key, module in batch.named_modules() if isinstance(module, nn.BatchNorm2d)
+    }
+    assert norms
+    assert not has_batchnorm(group)
+    for key, norm in norms.items():
+        new = group.get_submodule(key)
+        assert isinstance(new, nn.GroupNorm)
+        assert new.num_channels == norm.num_features
+        assert new.num_channels // new.num_groups >= 2
+        assert new.num_groups <= 32
+    assert parameters(group) == parameters(batch)
+    assert not list(group.buffers())
+    assert torch.isfinite(group(torch.rand(2, 1, 8, 8))).all()
+
+
+def test_groups_of_the_group_norm() -> None:
+    # the largest divisor of the width that is at most 32 and at most half the width
+    model = build(ModelSpec("mobilenetv2_cifar", 2, 3, 8, norm="group"), 0)
+    groups = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
+    assert groups[16] == 8
+    assert groups[24] == 12
+    assert groups[96] == 32
+    assert groups[144] == 24
+    assert groups[1280] == 32
+
+
+def test_group_norm_leaves_a_model_without_norm_alone() -> None:
+    spec = replace(DIGITS, name="cnn_reddi")
+    assert same(build(spec, 0), build(replace(spec, norm="group"), 0))
+
+
+def test_inverted_residual_shortcuts() -> None:
+    assert isinstance(InvertedResidual(16, 16, 6, 1).shortcut, nn.Identity)
+    assert isinstance(InvertedResidual(16, 24, 6, 1).shortcut, nn.Sequential)
+    down = InvertedResidual(16, 16, 6, 2)
+    assert down.shortcut is None
+    assert down(torch.rand(2, 16, 8, 8)).shape == (2, 16, 4, 4)
+
+
+def test_downsample_batchnorm_of_resnet_is_there() -> None:
+    model = build(replace(RESNET, name="resnet50"), 0)
+    assert isinstance(model.get_submodule("features.layer1.0.downsample.1"), nn.BatchNorm2d)
+
+
+# ---- start weights
+
+
+@pytest.fixture(scope="module")
+def imagenet() -> dict[str, torch.Tensor]:
+    """A state dict with torchvision's names and 1000 classes, as the download brings it."""
+    state: dict[str, torch.Tensor] = torchvision.models.resnet18(weights=None).state_dict()
+    return state
+
+
+def check_features(model: nn.Module, given: dict[str, torch.Tensor]) -> None:
+    own = model.state_dict()
+    for key, value in given.items():
+        if not key.startswith("fc."):
+            assert torch.equal(own[f"features.{key}"], value), key
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
+def test_torchvision_file_with_another_head(
+    tmp_path: Path, imagenet: dict[str, torch.Tensor], suffix: str
+) -> None:
+    file = tmp_path / f"r{suffix}"
+    if suffix == ".safetensors":
+        safetensors.torch.save_file(imagenet, file)
+    else:
+        torch.save(imagenet, file)
+    model = build(replace(RESNET, weights=str(file)), 5)
+    check_features(model, imagenet)
+    assert torch.equal(model.head.weight, build(RESNET, 5).head.weight)
+
+
+def test_own_file_restores_the_head_too(tmp_path: Path) -> None:
+    file = tmp_path / "cnn.safetensors"
+    given = build(DIGITS, 1)
+    safetensors.torch.save_file(given.state_dict(), file)
+    assert same(build(replace(DIGITS, weights=str(file)), 2), given)
+
+
+def test_head_of_the_same_number_of_classes_is_taken(
+    tmp_path: Path, imagenet: dict[str, torch.Tensor]
+) -> None:
+    file = tmp_path / "r.pth"
+    torch.save(imagenet, file)
+    model = build(replace(RESNET, num_classes=1000, weights=str(file)), 0)
+    assert torch.equal(model.head.weight, imagenet["fc.weight"])
+    assert torch.equal(model.head.bias, imagenet["fc.bias"])
+
+
+def test_grey_image_gives_what_the_repeated_image_gives(
+    tmp_path: Path, imagenet: dict[str, torch.Tensor]
+) -> None:
+    file = tmp_path / "r.pth"
+    torch.save(imagenet, file)
+    grey = build(replace(RESNET, in_channels=1, weights=str(file)), 0).eval()
+    colour = build(replace(RESNET, weights=str(file)), 0).eval()
+    colour.head.load_state_dict(grey.head.state_dict())
+    x = torch.rand(2, 1, 16, 16)
+    torch.testing.assert_close(grey(x), colour(x.repeat(1, 3, 1, 1)), rtol=1e-4, atol=1e-4)
+
+
+def test_pretrained_downloads_imagenet(
+    monkeypatch: pytest.MonkeyPatch, imagenet: dict[str, torch.Tensor]
+) -> None:
+    urls = []
+
+    def download(url: str, **_: object) -> dict[str, torch.Tensor]:
+        urls.append(url)
+        return imagenet
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    check_features(build(replace(RESNET, pretrained=True), 0), imagenet)
+    assert urls == [torchvision.models.ResNet18_Weights.IMAGENET1K_V1.url]
+
+
+def test_unreachable_download_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(url: str, **_: object) -> None:
+        raise URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
+    with pytest.raises(ConfigError, match=r"pretrained=true.*resnet18.*no route.*weights=FILE"):
+        build(replace(RESNET, pretrained=True), 0)
+
+
+@pytest.mark.parametrize("change", [{"name": "cnn"}, {"norm": "group"}, {"in_channels": 2}])
+def test_pretrained_where_there_is_no_such_thing(
+    change: dict[str, str], monkeypatch: pytest.MonkeyPatch, imagenet: dict[str, torch.Tensor]
+) -> None:
+    monkeypatch.setattr(
+        "torchvision.models._api.load_state_dict_from_url", lambda *_, **__: imagenet
+    )
+    with pytest.raises(ConfigError, match=r"model\.pretrained=true"):
+        build(replace(RESNET, pretrained=True, **change), 0)
+
+
+def damaged(state: dict[str, torch.Tensor], fault: str) -> dict[str, object]:
+    changed: dict[str, object] = dict(state)
+    if fault == "missing":
+        del changed["layer1.0.conv1.weight"]
+    elif fault == "unknown":
+        changed["layer9.weight"] = torch.zeros(1)
+    elif fault == "misshapen":
+        changed["bn1.weight"] = torch.zeros(63)
+    elif fault == "not finite":
+        changed["bn1.weight"] = torch.full((64,), torch.nan)
+    else:
+        return {"state_dict": state, "epoch": 3}
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("missing", r"missing features\.layer1\.0\.conv1\.weight"),
+        ("unknown", r"unknown layer9\.weight"),
+        ("misshapen", r"misshapen features\.bn1\.weight \(63,\) \(the model's: \(64,\)\)"),
+        ("not finite", r"not finite features\.bn1\.weight"),
+        ("nested", r"not a plain state dict, state_dict, epoch is no tensor"),
+    ],
+)
+def test_weights_that_do_not_fit(
+    tmp_path: Path, imagenet: dict[str, torch.Tensor], fault: str, message: str
+) -> None:
+    file = tmp_path / "r.pth"
+    torch.save(damaged(imagenet, fault), file)
+    with pytest.raises(ConfigError, match=message):
+        build(replace(RESNET, weights=str(file)), 0)
+
+
+class Surprise:
+    """An object that only a full unpickling could bring back."""
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
+def test_damaged_files_are_refused(tmp_path: Path, suffix: str) -> None:
+    for content in (b"", b"not weights at all", b"PK\x03\x04 cut"):
+        file = tmp_path / f"w{suffix}"
+        file.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"cannot be read as weights"):
+            build(replace(DIGITS, weights=str(file)), 0)
+
+
+def test_files_that_are_no_weights_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "w.pt"
+    torch.save({"cnn": Surprise()}, file)
+    with pytest.raises(ConfigError, match=r"cannot be read as weights"):
+        build(replace(DIGITS, weights=str(file)), 0)
+    torch.save(torch.zeros(3), file)
+    with pytest.raises(ConfigError, match=r"holds no state dict"):
+        build(replace(DIGITS, weights=str(file)), 0)
+    with pytest.raises(ConfigError, match=r"there is no such file"):
+        build(replace(DIGITS, weights=str(tmp_path / "none.pt")), 0)
+    with pytest.raises(ConfigError, match=r"\.safetensors, \.pt or \.pth is needed, not \.bin"):
+        build(replace(DIGITS, weights=str(tmp_path / "none.bin")), 0)
+
+
+# ---- names and sizes
+
+
+def test_unknown_name_suggests_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"resnet5: no such model \(did you mean 'resnet50'\?\)"):
+        build(replace(RESNET, name="resnet5"), 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("cnn", 3), ("cnn_reddi", 5), ("resnet50", 7), ("mobilenetv2_cifar", 7)]
+)
+def test_images_that_are_too_small(name: str, size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{name}: images of {size}x{size} pixels are too small"):
+        build(ModelSpec(name, 2, 1, size), 0)
+    build(ModelSpec(name, 2, 1, size + 1), 0)
+
+
+@pytest.fixture
+def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of the user's with a good model and two functions that give something else."""
+    (tmp_path / "own_models_of_test.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes, in_channels, image_size):\n"
+        "    pixels = in_channels * image_size ** 2\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(pixels, num_classes))\n"
+        "def wrong(num_classes, in_channels, image_size):\n"
+        "    return net(num_classes + 1, in_channels, image_size)\n"
+        "def nothing(num_classes, in_channels, image_size):\n"
+        "    return None\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_models_of_test", raising=False)
+    return "own_models_of_test"
+
+
+def test_model_of_your_own(own_module: str) -> None:
+    spec = replace(DIGITS, name=f"{own_module}:net")
+    assert parameters(build(spec, 0)) == 650
+    assert same(build(spec, 0), build(spec, 0))
+    assert build(spec, 0).training
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("wrong", r"2 images give \(2, 11\), not logits \(2, 10\)"),
+        ("nothing", r"returned NoneType, not a torch\.nn\.Module"),
+        ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),
+    ],
+)
+def test_function_of_your_own_that_gives_no_model(
+    own_module: str, function: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(replace(DIGITS, name=f"{own_module}:{function}"), 0)
+
+
+def test_module_that_cannot_be_imported() -> None:
+    with pytest.raises(ConfigError, match=r"cannot import 'no_such_module_here'"):
+        build(replace(DIGITS, name="no_such_module_here:net"), 0)
