@@ -145,6 +145,7 @@ def _legend(fig: Figure, axes: Axes, note: str) -> None:
     handles, labels = axes.get_legend_handles_labels()
     fitting = max(1, 96 // (max(map(len, labels)) + 7))
     rows = math.ceil(len(labels) / fitting)
+    fig.set_figheight(fig.get_figheight() + 0.22 * (rows - 1))
     legend = fig.legend(
         handles, labels, loc="outside lower center", ncols=math.ceil(len(labels) / rows),
         title=note, borderpad=0,

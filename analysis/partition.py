@@ -96,7 +96,8 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
     axes.grid(visible=False)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    bar = fig.colorbar(image, ax=axes, pad=0.015, aspect=12, label="Samples")
+    aspect = min(max(8, 1.7 * num_classes), 40)
+    bar = fig.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
     bar.outline.set_visible(False)
     if _roomy(values):
         for (row, column), count in np.ndenumerate(values):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -103,7 +104,7 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
     """The runs of :func:`summaries` by method, or by any columns of it; each group over seeds.
 
     Known methods come first, in the papers' order. A label is the first column's value when that is
-    the algorithm, followed by ``column=value`` for the others.
+    the algorithm, followed by ``column=value`` for those of the others that the run has.
 
     Raises:
         AnalysisError: an unknown column, or runs that would be averaged or compared although they
@@ -118,7 +119,7 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
         )
     _same(table, [c for c in COMMON if c in table.columns and c not in by], "the runs")
     settings = [c for c in table.columns if c not in _OUTCOMES and c not in by]
-    keys = table[list(by)].apply(lambda row: ", ".join(_part(c, row[c]) for c in by), axis=1)
+    keys = table[list(by)].apply(_label, axis=1)
     groups = []
     for label in sorted(keys.unique(), key=_order):
         runs = table[keys == label].sort_values("seed", kind="stable")
@@ -145,13 +146,18 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], what: str) -> None:
             )
 
 
-def _part(column: str, value: object) -> str:
-    return _text(value) if column == "algorithm" else f"{column}={_text(value)}"
+def _label(row: pd.Series[Any]) -> str:
+    """``fedld, margin=none``; a setting that a run does not have is left out."""
+    parts = [
+        _text(value) if column == "algorithm" else f"{column}={_text(value)}"
+        for column, value in row.dropna().items()
+    ]
+    return ", ".join(parts) or f"no {row.index[0]}"
 
 
 def _text(value: object) -> str:
     if pd.isna(value):  # type: ignore[call-overload]
-        return "none"
+        return "unset"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -69,7 +69,7 @@ def aggregate(
         [
             ClientUpdate(i, n, s, row)
             for i, (n, s, row) in enumerate(zip(counts, steps, rows, strict=True))
-        ],  # type: ignore[arg-type]
+        ],
         layout,
     )
     state = {}

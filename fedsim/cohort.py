@@ -86,7 +86,7 @@ class Cohort:
         return gram([*self.rows, vector], where)[:-1, -1]
 
     def combine(self, coefficients: F64, where: slice, out: Array) -> None:
-        """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in the updates' precision."""
+        """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
         combine(self.rows, coefficients, where, out)
 
 

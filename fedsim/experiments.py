@@ -117,7 +117,7 @@ class _Reader:
         return f"{self.source}{line} ({key})"
 
     def value(self, node: yaml.Node) -> Any:
-        return self.loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
+        return self.loader.construct_object(node, deep=True)
 
     def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:
         if key not in nodes:

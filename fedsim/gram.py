@@ -56,7 +56,7 @@ class Mean:
 
     weights: Weights = "samples"
 
-    def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:  # noqa: ARG002
+    def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
         """Coefficients (m,); they sum to 1."""
         return shares(n, self.weights)
 
@@ -89,7 +89,7 @@ class Principal:
     weights: Weights = "samples"
     orientation: Literal["none", "reference_mean", "reference_vote"] = "none"
 
-    def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:  # noqa: ARG002
+    def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
         """Coefficients (m,)."""
         p, m = shares(n, self.weights), len(n)
         if m == 1 or gram.diagonal().max() == 0:

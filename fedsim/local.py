@@ -80,6 +80,13 @@ class LocalEnv:
         wanted = {"all": (True, False), "head": (True,), "features": (False,)}[self.phase.part]
         return [slot for slot, _ in self.flat.params if slot.head in wanted]
 
+    def grads(self) -> list[Tensor]:
+        """The gradients of ``params``; zeros where the loss does not reach one."""
+        for p in self.params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return [p.grad for p in self.params if p.grad is not None]
+
     @torch.no_grad()
     def features(self, batch_size: int = 256) -> Tensor:
         """(n, d) inputs of the head for the client's images, in eval mode, no augmentation."""
@@ -156,10 +163,10 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
         for batch in _batches(env, phase.epochs, order):
             x, y = env.train(env.x[batch]), env.y[batch]
             objective, ce = rule.loss(env, s, x, y)
-            objective.backward()  # type: ignore[no-untyped-call]
+            objective.backward()
             with torch.no_grad():
                 rule.adjust_grads(env, s)
-                momentum = _sgd(env.params, momentum, phase.lr, env.training)
+                momentum = _sgd(env, momentum, phase.lr)
                 total += ce.double() * len(y)
             seen += len(y)
             num_steps += 1
@@ -190,16 +197,16 @@ def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Ten
         yield from shuffled.to(env.x.device, non_blocking=True).split(size)
 
 
-def _sgd(params: list[Tensor], momentum: list[Tensor], lr: float, t: Training) -> list[Tensor]:
+def _sgd(env: LocalEnv, momentum: list[Tensor], lr: float) -> list[Tensor]:
     """One step of SGD on all tensors at once; returns the momentum buffers."""
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-    if t.weight_decay:
-        torch._foreach_add_(grads, params, alpha=t.weight_decay)
+    grads, training = env.grads(), env.training
+    if training.weight_decay:
+        torch._foreach_add_(grads, env.params, alpha=training.weight_decay)
     if momentum:
-        torch._foreach_mul_(momentum, t.momentum)
+        torch._foreach_mul_(momentum, training.momentum)
         torch._foreach_add_(momentum, grads)
     direction = momentum or grads
-    torch._foreach_add_(params, direction, alpha=-lr)
-    for p in params:
+    torch._foreach_add_(env.params, direction, alpha=-lr)
+    for p in env.params:
         p.grad = None
-    return direction if t.momentum else []
+    return direction if training.momentum else []

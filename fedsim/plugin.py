@@ -12,7 +12,7 @@ from fedsim.losses import MarginControl
 from fedsim.server import Gram, Server
 
 
-def nothing(slot: Slot) -> bool:  # noqa: ARG001
+def nothing(slot: Slot) -> bool:
     """No slot is personal."""
     return False
 

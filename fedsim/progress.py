@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -55,7 +56,7 @@ class Lines:
         self.info: RunInfo | None = None
         self.done = 0
         self.failed = 0
-        self.seconds = 0.0
+        self.recent: deque[float] = deque(maxlen=10)
         self.accuracy: object = None
 
     def started(self, info: RunInfo) -> None:
@@ -67,7 +68,7 @@ class Lines:
         """Counts the round and reports it."""
         self.done = int(str(row["round"]))
         self.failed += int(str(row["dropped"] or 0))
-        self.seconds += seconds
+        self.recent.append(seconds)
         self.accuracy = _last(row.get("test_accuracy"), self.accuracy)
         self._report(row)
 
@@ -87,6 +88,10 @@ class Lines:
     def close(self) -> None:
         """Nothing to give back."""
 
+    def pace(self) -> float:
+        """Seconds per round, mean of the last ten."""
+        return sum(self.recent) / len(self.recent)
+
     def _introduce(self, info: RunInfo) -> None:
         for line in introduction(info):
             click.echo(line)
@@ -99,7 +104,7 @@ class Lines:
         width = len(str(rounds))
         click.echo(
             f"round {self.done:>{width}}/{rounds}  accuracy {number(self.accuracy)}  "
-            f"loss {number(row.get('train_loss'))}  {self.seconds / self.done:.2f} s/round{failed}"
+            f"loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )
 
 
@@ -137,7 +142,7 @@ class Bar(Lines):
             completed=self.done,
             accuracy=number(self.accuracy),
             loss=number(row.get("train_loss")),
-            pace=f"{self.seconds / self.done:.2f}",
+            pace=f"{self.pace():.2f}",
             failed=f"  clients failed {self.failed}" if self.failed else "",
         )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedsim.cohort import Cohort, gram
 from fedsim.config import RunConfig, to_yaml
-from fedsim.contracts import F64, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import RoundContext, Scores, Vector, Vectors
 from fedsim.data import partitions
 from fedsim.engine import Executor, Model, Result
 from fedsim.errors import DivergedError
@@ -244,7 +244,11 @@ def _aggregate(
     log: RoundLog,
 ) -> ServerState:
     """The server step and the rows of rounds.csv and clients.csv."""
-    row = {"lr": ctx.lr, "cohort_size": len(clients), "dropped": len(clients) - len(results)}
+    row: dict[str, float | None] = {
+        "lr": ctx.lr,
+        "cohort_size": len(clients),
+        "dropped": len(clients) - len(results),
+    }
     if not results:
         _client_rows(setup, clients, {}, {}, log)
         log.add("rounds", **row)

@@ -177,10 +177,11 @@ class EngineConfig(Section):
     @field_validator("actors", mode="plain")
     @classmethod
     def _actors(cls, value: object) -> str | int:
-        number = int(value) if str(value).isascii() and str(value).isdigit() else 0
-        if value not in ("auto", "per-client") and number < 1:
+        text = str(value)
+        number = int(text) if text.isascii() and text.isdigit() else 0
+        if text not in ("auto", "per-client") and number < 1:
             raise ValueError("must be auto, per-client or a whole number of at least 1")
-        return number or str(value)
+        return number or text
 
     @field_validator("gpus_per_client", "cpus_per_client")
     @classmethod

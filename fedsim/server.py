@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from fedsim.cohort import Cohort, single_threaded_blas
-from fedsim.contracts import F64, Array, Layout, RoundContext, ServerStep, Vectors
+from fedsim.contracts import F64, Array, RoundContext, ServerStep, Vectors
 from fedsim.gram import GramRule, shares
 
 

@@ -144,7 +144,7 @@ def default_path(dataset: str, algorithm: str) -> Path:
 
 
 def environment() -> dict[str, object]:
-    """Versions, platform and git commit for env.json; nothing that a result depends on is left out."""
+    """Versions, platform and git commit, for env.json."""
     packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
     return {
         "fedsim": __version__,

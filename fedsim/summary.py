@@ -20,7 +20,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     rounds = store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
     best_by = "val" if tested["val_accuracy"].notna().any() else "test"
-    best = tested[f"{best_by}_accuracy"].idxmax()
+    best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
     accuracy = tested["test_accuracy"]
     row: dict[str, Any] = {
         "run_id": store.path.resolve().name,
@@ -33,13 +33,13 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "seed": config.seed,
         "rounds": len(rounds),
         "final_test_accuracy": accuracy.iloc[-1],
-        "best_test_accuracy": accuracy[best],
-        "best_round": best,
+        "best_test_accuracy": accuracy.iloc[best],
+        "best_round": accuracy.index[best],
         "best_by": best_by,
         "last10_test_accuracy": last10(accuracy, len(rounds)),
         "total_seconds": seconds,
     }
-    settings = {"server": config.server, "margin": config.margin}
+    settings: dict[str, Any] = {"server": config.server, "margin": config.margin}
     settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
     row |= {key: value for key, value in settings.items() if value is not None}
     for method, values in config.hyperparameters.items():
@@ -47,6 +47,6 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     return row
 
 
-def last10(accuracy: "pd.Series[float]", rounds: int) -> float:
+def last10(accuracy: pd.Series[float], rounds: int) -> float:
     """The mean over the evaluated rounds among the last ten."""
     return float(accuracy[accuracy.index > rounds - 10].mean())

@@ -9,6 +9,7 @@ import click
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 
 def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
@@ -39,12 +40,12 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
 def _rich(rows: Sequence[Mapping[str, str]], title: str | None) -> None:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     for key in rows[0]:
-        table.add_column(key, justify="right" if _numeric(rows, key) else "left", no_wrap=False)
+        table.add_column(key, justify="right" if _numeric(rows, key) else "left")
     for row in rows:
-        table.add_row(*row.values())
-    Console().print(table, markup=False)
+        table.add_row(*map(Text, row.values()))
+    Console().print(table)
 
 
 def _numeric(rows: Sequence[Mapping[str, str]], key: str) -> bool:
-    cells = [row[key].split(" ")[0] for row in rows if row[key]]
+    cells = [row[key].split(" ")[0] for row in rows if row[key] not in ("", "-")]
     return bool(cells) and all(cell.replace(".", "").lstrip("-").isdigit() for cell in cells)

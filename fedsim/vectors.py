@@ -90,7 +90,7 @@ class FlatModel:
 
 def as_tensor(vector: Array) -> Tensor:
     """A CPU tensor that shares the memory of a NumPy array, read-only or not; never write to it."""
-    return torch.from_dlpack(np.ascontiguousarray(vector))
+    return torch.utils.dlpack.from_dlpack(np.ascontiguousarray(vector))
 
 
 def named_tensors(vector: Vector, layout: Layout) -> dict[str, Array]:

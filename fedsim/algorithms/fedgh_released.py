@@ -40,7 +40,7 @@ class Hierarchy:
             half = len(rows) // 2
             pairs = zip(rows[:half], reversed(rows[-half:]), strict=True)
             rows = [merge(a, b, gram) for a, b in pairs] + rows[half : len(rows) - half]
-        total = merge(*rows, gram, sequential=True) if m > 1 else rows[0]
+        total = merge(rows[0], rows[1], gram, sequential=True) if m > 1 else rows[0]
         return total / (ctx.num_clients if self.divide_by == "population" else m)
 
 

@@ -34,7 +34,7 @@ class ReleasedPrincipal:
         gram: F64,
         history: Array | None,
         dots: F64,
-        ctx: RoundContext,  # noqa: ARG002
+        ctx: RoundContext,
     ) -> F64:
         """Coefficients (m,) from K (m, m) and the tensor's history (d,)."""
         m = len(gram)

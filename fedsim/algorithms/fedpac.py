@@ -20,15 +20,15 @@ import numpy as np
 import scipy.linalg
 import scipy.optimize
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.cohort import Cohort
 from fedsim.contracts import F64, Array, RoundContext, Slot, Vectors
+from fedsim.gram import Mean
 from fedsim.local import LocalEnv, LocalRule, Phase, Uplink
 from fedsim.plugin import Algorithm
 from fedsim.server import Exchanged, Gram, Server
-from fedsim.gram import Mean
 
 
 def of_head(slot: Slot) -> bool:
@@ -142,7 +142,7 @@ class AlignedFeatures(LocalRule):
 class Collaborate:
     """The server part beside averaging: prototypes for all, a mixed head for each."""
 
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:  # noqa: ARG002
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         """Global prototypes and each participant's combination of the cohort's heads."""
         extras = [u.extras for u in cohort.updates]
         counts = np.stack([e["counts"] for e in extras]).astype(np.float64)

@@ -35,11 +35,10 @@ class Proximal(LocalRule):
         """``p.grad += mu (w - w_t)``; nothing at mu = 0, which is FedAvg bit for bit."""
         if self.mu == 0:
             return
-        pull = torch._foreach_sub(env.params, s)
+        pull = list(torch._foreach_sub(env.params, s))
         if self.form == "l2_per_tensor":
-            lengths = torch._foreach_norm(pull)
-            pull = [d / torch.where(n > 0, n, 1.0) for d, n in zip(pull, lengths, strict=True)]
-        torch._foreach_add_([p.grad for p in env.params], pull, alpha=self.mu)
+            pull = [d / torch.where(d.norm() > 0, d.norm(), 1.0) for d in pull]
+        torch._foreach_add_(env.grads(), pull, alpha=self.mu)
 
 
 def build(mu: float = 0.1, prox_form: Form = "squared") -> Algorithm:

@@ -82,9 +82,9 @@ def num_clients(settings: RunConfig) -> int:
     """K; reads the data only where files or sites decide it."""
     if settings.decides_num_clients:
         return settings.data.num_clients
-    from fedsim import rounds
+    from fedsim import setup
 
-    return rounds.make_partition(settings, *rounds.load_dataset(settings)).num_clients
+    return setup.make_partition(settings, *setup.load_dataset(settings)).num_clients
 
 
 def memory() -> str:

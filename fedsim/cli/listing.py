@@ -32,9 +32,9 @@ def _datasets() -> Rows:
     return [
         {
             "name": info.name,
-            "classes": info.num_classes,
-            "pixels": info.image_size,
-            "channels": info.channels,
+            "classes": info.num_classes or None,
+            "pixels": info.image_size or None,
+            "channels": info.channels or None,
             "model": info.default_model,
             "partition": info.default_partition,
             "description": info.title,
@@ -114,4 +114,4 @@ def listing(kind: str, form: str) -> None:
 def _cell(value: object) -> str:
     if isinstance(value, Mapping):
         return " ".join(f"{key}={item}" for key, item in value.items())
-    return "" if value is None else str(value)
+    return "-" if value is None else str(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from fedsim.cli.options import (
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.contracts import Dataset, Partition
+    from fedsim.contracts import I64, Dataset, Partition
 
 
 @click.command(cls=GroupedCommand)
@@ -36,7 +35,7 @@ def partition(preset: str | None, config: str | None, out: str | None, **values:
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
     """
-    from fedsim import rounds
+    from fedsim import setup
     from fedsim.config import load_config
     from fedsim.tables import show
 
@@ -45,8 +44,8 @@ def partition(preset: str | None, config: str | None, out: str | None, **values:
     )
     if out:
         check_new(Path(out))
-    dataset, kind = rounds.load_dataset(settings)
-    split = rounds.make_partition(settings, dataset, kind)
+    dataset, kind = setup.load_dataset(settings)
+    split = setup.make_partition(settings, dataset, kind)
     click.echo(
         f"{dataset.name}, {kind}: {sum(map(len, split.train))} training samples of "
         f"{dataset.num_classes} classes on {split.num_clients} clients"
@@ -91,9 +90,9 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     return rows
 
 
-def _row(client: str, name: str, counts: Sequence[int]) -> dict[str, str]:
+def _row(client: str, name: str, counts: I64) -> dict[str, str]:
     cells = {f"class {label}": str(count) for label, count in enumerate(counts)}
-    return {"client": client, "name": name, **cells, "samples": str(sum(counts))}
+    return {"client": client, "name": name, **cells, "samples": str(counts.sum())}
 
 
 def write(dataset: Dataset, split: Partition, folder: Path) -> None:

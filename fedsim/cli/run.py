@@ -22,7 +22,7 @@ from fedsim.cli.options import (
 @verbose_option
 @click.pass_context
 def run(
-    ctx: click.Context, preset: str | None, config: str | None, out: str | None, **values: Any
+    ctx: click.Context, /, preset: str | None, config: str | None, out: str | None, **values: Any
 ) -> None:
     """Run one experiment and write its tables.
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @verbose_option
 @click.pass_context
 def sweep(
-    ctx: click.Context, experiment: str, out: str | None, dry_run: bool, **values: Any
+    ctx: click.Context, /, experiment: str, out: str | None, dry_run: bool, **values: Any
 ) -> None:
     """Run a grid of experiments; finished runs are skipped.
 

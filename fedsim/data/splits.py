@@ -9,12 +9,14 @@ from fedsim.contracts import I64
 from fedsim.errors import DataError
 
 
-def held_out(y: I64, group: I64 | None, fraction: float, seed: int, stream: str, name: str) -> I64:
+def held_out(
+    stratum: I64, group: I64 | None, fraction: float, seed: int, stream: str, name: str
+) -> I64:
     """Positions of a random held-out part of about ``fraction`` of every stratum, ascending.
 
-    Groups are taken whole, in random order, those with the most samples first: a group is taken
-    if it brings the counts nearer to ``fraction`` of each stratum (sum of squared relative
-    distances). Without groups every stratum gives its share, rounded to the nearest number.
+    Groups are looked at in random order, and one is taken, whole, if that brings the counts
+    nearer to ``fraction`` of each stratum (sum of squared relative distances). Without groups
+    every stratum gives its share, rounded to the nearest number.
 
     Args:
         stratum: (n,) numbers of the classes, or of classes at sites.
@@ -28,12 +30,11 @@ def held_out(y: I64, group: I64 | None, fraction: float, seed: int, stream: str,
         DataError: one side would be empty.
     """
     members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
-    classes = np.unique(stratum, return_inverse=True)[1]
-    totals = np.bincount(classes)
+    strata = np.unique(stratum, return_inverse=True)[1]
+    totals = np.bincount(strata)
     counts = np.zeros((int(members.max()) + 1, len(totals)))
-    np.add.at(counts, (members, classes), 1)
-    shuffled = rng.generator(seed, stream).permutation(len(counts))
-    order = shuffled[np.argsort(-counts[shuffled].sum(1), kind="stable")]
+    np.add.at(counts, (members, strata), 1)
+    order = rng.generator(seed, stream).permutation(len(counts))
     relative = counts / totals
     missing = np.full(len(totals), fraction)
     taken = np.zeros(len(counts), dtype=bool)

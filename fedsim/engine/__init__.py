@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
 
 Model = tuple[Vector, Vectors]
-"""A model to evaluate: the global vector (D,) and the state of the client whose own it is, or {}."""
+"""A model to evaluate: the global vector (D,), and the state of the client it belongs to or {}."""
 
 
 @dataclass(frozen=True)

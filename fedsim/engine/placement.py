@@ -61,7 +61,8 @@ def plan(
     Args:
         nodes: the machines.
         num_clients: K.
-        cpus_per_client, gpus_per_client: what an actor holds; a whole number if above 1 GPU.
+        cpus_per_client: what an actor holds.
+        gpus_per_client: what an actor holds, at most 1 or a whole number.
         actors: ``auto``, ``per-client`` or a number.
 
     Raises:

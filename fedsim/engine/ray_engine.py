@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
@@ -67,7 +69,7 @@ class ClientActor:
         """The device's name, once the worker is built."""
         return device_name(self._worker.device)
 
-    @ray.method(num_returns=2)
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     def train(
         self,
         clients: Sequence[int],
@@ -121,14 +123,14 @@ class RayExecutor:
         self._spec = spec
         self._update_bytes = update_bytes
         self._cluster = cluster
-        if cluster.address is None:
+        if cluster.address is None and not ray.is_initialized():
             plan_for(cluster, [local_node(cluster)], spec.partition.num_clients)
-        connect(cluster)
+        self._owned = connect(cluster)
         try:
             self._plan = plan_for(cluster, nodes(), spec.partition.num_clients)
             self._spec_ref = ray.put(spec)
         except BaseException:
-            ray.shutdown()
+            self._disconnect()
             raise
         self._slots = _Slots()
         self._remote = ray.remote(ClientActor)
@@ -196,7 +198,7 @@ class RayExecutor:
             return self._run(calls, explain)
         batches = num_batches(self._spec, part)
         cuts = [batches * i // actors for i in range(actors + 1)]
-        ranges = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if a < b]
+        ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
         calls = [Call("logits", (puts[id(p)], s, part, a, b)) for p, s in models for a, b in ranges]
         outputs = self._run(calls, explain)
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
@@ -207,7 +209,11 @@ class RayExecutor:
         for handle in self._slots.handles.values():
             ray.kill(handle)
         self._slots = _Slots()
-        ray.shutdown()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._owned:
+            ray.shutdown()
 
     def _run(
         self, calls: Sequence[Call], explain: Callable[[Call, BaseException], str]
@@ -301,8 +307,22 @@ class RayExecutor:
         }
 
 
-def connect(cluster: Cluster) -> None:
+@contextmanager
+def session(cluster: Cluster) -> Iterator[None]:
+    """One Ray for several runs of this process, such as those of a sweep."""
+    owned = connect(cluster)
+    try:
+        yield
+    finally:
+        if owned:
+            ray.shutdown()
+
+
+def connect(cluster: Cluster) -> bool:
     """Starts Ray for this process, quietly, or joins the cluster at the address.
+
+    Returns:
+        Whether the connection is the caller's to end; False where the process already had one.
 
     Raises:
         ConfigError: the cluster cannot be reached.
@@ -310,6 +330,8 @@ def connect(cluster: Cluster) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if cluster.working_dir is not None:
         quiet["runtime_env"] = {"working_dir": cluster.working_dir}
+    if ray.is_initialized():
+        return False
     if cluster.address is None:
         here = local_node(cluster)
         ray.init(
@@ -319,11 +341,12 @@ def connect(cluster: Cluster) -> None:
             num_gpus=int(here.gpus),
             **quiet,
         )
-        return
+        return True
     try:
         ray.init(address=cluster.address, **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--address {cluster.address}: no Ray cluster there ({error})") from error
+    return True
 
 
 def local_node(cluster: Cluster) -> Node:

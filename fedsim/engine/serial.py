@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Model, Result
 from fedsim.engine.worker import Report, Worker, WorkerSpec
 from fedsim.errors import FedsimError, WorkerError
@@ -39,10 +39,11 @@ class SerialExecutor:
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[Result]:
         """See :class:`~fedsim.engine.Executor`."""
+        params, downlink = shared
         results = []
         for client in sorted(clients):
             try:
-                reports, deltas = self._worker.train([client], *shared, states, ctx)
+                reports, deltas = self._worker.train([client], params, downlink, states, ctx)
             except FedsimError:
                 raise
             except Exception as error:
@@ -59,7 +60,7 @@ class SerialExecutor:
         torch.set_num_threads(self._threads)
 
 
-def collect(reports: Sequence[Report], deltas: Sequence[Vector]) -> list[Result]:
+def collect(reports: Sequence[Report], deltas: Array) -> list[Result]:
     """The results of one call of :meth:`Worker.train`; the deltas stay views."""
     return [
         Result(

@@ -44,7 +44,7 @@ def mlp(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     return SplitModel(nn.Sequential(nn.Flatten(), hidden, nn.ReLU()), nn.Linear(64, num_classes))
 
 
-def cnn(num_classes: int, in_channels: int, image_size: int) -> SplitModel:  # noqa: ARG001
+def cnn(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """Three 3x3 convolutions (16, 32, 64), each with BatchNorm and ReLU.
 
     Pooling after the first two halves the image, the mean over the rest gives 64 features.
@@ -71,17 +71,17 @@ def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel
     return SplitModel(features, nn.Linear(128, num_classes))
 
 
-def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:  # noqa: ARG001
+def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-18 of torchvision, randomly initialised, with a head of its own."""
     return _resnet(torchvision.models.resnet18, num_classes, in_channels)
 
 
-def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:  # noqa: ARG001
+def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-50 of torchvision, randomly initialised, with a head of its own."""
     return _resnet(torchvision.models.resnet50, num_classes, in_channels)
 
 
-def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> SplitModel:  # noqa: ARG001
+def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """MobileNetV2 (Sandler et al. 2018) for small images, as FedDecorr and FedGH use it.
 
     Stem and second stage keep the resolution, ReLU instead of ReLU6, and a 1x1 convolution as

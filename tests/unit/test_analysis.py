@@ -110,6 +110,14 @@ def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> No
         groups_of(runs)
 
 
+def test_a_setting_that_a_run_does_not_have_is_left_out_of_its_label(runs: Path) -> None:
+    make_run(runs, "fedld", 0, [0.1, 0.2, 0.3], margin="none")
+    with pytest.raises(AnalysisError, match=r"differ in margin \(none, unset\)"):
+        groups_of(runs)
+    labels = [g.label for g in groups_of(runs, "algorithm", "margin")]
+    assert labels == ["fedavg", "fedld", "fedld, margin=none"]
+
+
 def test_one_seed_twice_is_refused(runs: Path) -> None:
     make_run(runs / "again", "fedld", 2, [0.1, 0.2, 0.3])
     with pytest.raises(AnalysisError, match="fedld: seed 2 is there twice"):
