@@ -115,7 +115,7 @@ def figure(
                 _draw(axes, series(group, metric, smooth), METRICS[metric], group.label, drawn)
             axes.set_xlabel("Communication round")
             axes.set_ylabel(METRICS[metric].label)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
             axes.margins(x=0.02)
             if METRICS[metric].factor == 100:
                 low, high = axes.get_ylim()

@@ -1,6 +1,6 @@
 """The updates of a round: m flat vectors, never stacked.
 
-Most server rules need two things of them (ALGORITHMS part 1): the Gram matrix ``K = G^T G``, one
+Most server rules need two things of them (docs/GRAM.md): the Gram matrix ``K = G^T G``, one
 pass in float64, and one weighted sum ``G c``, a second pass. Both run over fixed blocks of
 columns with the clients sorted by id, and block sums are added in index order, so neither arrival
 order nor the number of threads can change a bit.
@@ -27,7 +27,7 @@ SHARD = 1 << 20
 BUFFER = 1 << 17
 """Entries of the float64 buffer that a thread converts a block of all m updates into (1 MiB)."""
 COMBINE = 1 << 16
-"""Columns of the output that stay in cache while the m updates are added to it."""
+"""Columns of the float64 sum that stays in cache while the m updates are added to it."""
 
 T = TypeVar("T")
 
@@ -114,18 +114,23 @@ def gram(rows: Sequence[Array], where: slice) -> F64:
 
 
 def combine(rows: Sequence[Array], coefficients: F64, where: slice, out: Array) -> None:
-    """Writes ``sum_i c_i rows_i`` over ``where`` into ``out[where]``, in the order of the rows."""
-    c = np.asarray(coefficients).astype(out.dtype)
+    """Writes ``sum_i c_i rows_i`` over ``where`` into ``out[where]``.
+
+    Summed in float64 in the order of the rows and rounded once: coefficients may be large and
+    cancel (``fedgh_released``).
+    """
+    c = np.asarray(coefficients, dtype=np.float64)
 
     def part(bounds: tuple[int, int]) -> None:
-        scratch = np.empty(COMBINE, out.dtype)
+        buffers = np.empty((2, COMBINE))
         for start in range(bounds[0], bounds[1], COMBINE):
             stop = min(start + COMBINE, bounds[1])
-            target, product = out[start:stop], scratch[: stop - start]
-            np.multiply(rows[0][start:stop], c[0], out=target)
-            for vector, weight in zip(rows[1:], c[1:], strict=True):
-                np.multiply(vector[start:stop], weight, out=product)
-                target += product
+            total, product = buffers[:, : stop - start]
+            total[:] = 0.0
+            for vector, weight in zip(rows, c, strict=True):
+                np.multiply(vector[start:stop], weight, out=product, dtype=np.float64)
+                total += product
+            out[start:stop] = total
 
     for _ in _in_order(part, _shards(where)):
         pass

@@ -49,7 +49,8 @@ def load_config(
     if written.grid:
         raise ConfigError(f"{file} (grid): a grid is run by 'fedsim sweep {file}'")
     name = preset or written.preset
-    base = presets.load(name).settings if name else {}
+    origin = "--preset" if preset else f"{file} (preset)"
+    base = presets.load(name, origin).settings if name else {}
     return resolve(base, written.settings, overrides or {})
 
 

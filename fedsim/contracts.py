@@ -182,7 +182,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Training:
-    """The knobs of local training that all methods share (DESIGN: section ``train``)."""
+    """The knobs of local training that all methods share."""
 
     local_epochs: int = 1
     batch_size: int = 50

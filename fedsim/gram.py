@@ -1,7 +1,7 @@
 """Server rules in coefficient space: ``(K, n) -> c``, the aggregate being ``sum_i c_i g_i``.
 
 ``K`` is the (m, m) float64 Gram matrix of the updates ``g_i``, ``n`` the (m,) sample counts. A rule
-is pure and runs in microseconds on m x m numbers (ALGORITHMS part 1); the coefficients need not
+is pure and runs in microseconds on m x m numbers (docs/GRAM.md); the coefficients need not
 sum to 1 and may be negative, so they belong to updates, never to weights.
 """
 
@@ -66,7 +66,7 @@ class Principal:
     """Principal gradient aggregation of FedLD (Zeng et al., MICCAI 2024, Eqs. 4-7).
 
     With ``K = E diag(mu) E^T``, ``u_l = G e_l / sqrt(mu_l)`` and L selected axes, the paper's
-    calibrated and rescaled projections sum to (ALGORITHMS 1.3)
+    calibrated and rescaled projections sum to (docs/GRAM.md)
 
         g_i' = ||g_i|| sum_l omega_l sgn(e_li) u_l,     c = sum_l (omega_l a_l / sqrt(mu_l)) e_l,
         a_l = sum_i p_i ||g_i|| sgn(e_li).
@@ -146,7 +146,7 @@ def harmonize_orders(m: int, seed: int, round: int, order: Order = "random") -> 
 def project_conflicts(gram: F64, orders: list[list[int]]) -> F64:
     """(m, m) coefficients, row k: update k after removing its conflicts with the frozen others.
 
-    FedGH Algorithm 1 and PCGrad in coefficient space (ALGORITHMS 1.4): visiting j in order,
+    FedGH Algorithm 1 and PCGrad in coefficient space (docs/GRAM.md): visiting j in order,
     ``if <g_k, g_j> < 0: g_k -= <g_k, g_j> / ||g_j||^2 g_j`` with the original ``g_j``.
     """
     coefficients = np.eye(len(gram))

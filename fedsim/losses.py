@@ -1,7 +1,8 @@
 """Margin control and the other client losses, as pure functions of logits and labels.
 
 Shapes: logits (B, C), labels (B,) int64. All values are means over the batch unless stated.
-Equations: ALGORITHMS A.1.
+Sources: FedLD (Zeng et al., MICCAI 2024, Eq. 3) and Puli et al., "Don't blame dataset shift!"
+(NeurIPS 2023), whose scalar margins are generalised to C classes by the log-sum-exp margin.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ def logit_hinge(logits: Tensor, threshold: float = 1.0) -> Tensor:
 def sigma_damp(logits: Tensor, labels: Tensor, scale: float, tau: float) -> Tensor:
     """``mean_b softplus(-z)``, ``z = s m (1 - sigmoid(m / tau))`` (Puli et al. 2023)."""
     m = margins(logits, labels)
-    return F.softplus(-scale * m * torch.sigmoid(-m / tau)).mean()
+    return -F.logsigmoid(scale * m * torch.sigmoid(-m / tau)).mean()
 
 
 def sigma_stitch(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     """``mean_b softplus(-z)``, ``z = m`` up to u and ``2u - m`` beyond (Puli et al. 2023)."""
     m = margins(logits, labels)
-    return F.softplus(-torch.minimum(m, 2 * threshold - m)).mean()
+    return -F.logsigmoid(torch.minimum(m, 2 * threshold - m)).mean()
 
 
 PENALTIES: Mapping[str, Callable[[Tensor, float], Tensor]] = {

@@ -229,10 +229,11 @@ def diverged_tensor(result: Result, setup: Setup) -> str | None:
     update = result.update
     if update.num_steps and not math.isfinite(update.metrics["train_loss"]):
         return "the training loss"
-    if np.isfinite(np.dot(update.delta, update.delta)):
-        return None
-    finite = (s.name for s in setup.layout.slots if not np.isfinite(update.delta[s.where]).all())
-    return next((f"tensor {name}" for name in finite), None)
+    parts = {f"upload {name}": array for name, array in update.extras.items()}
+    parts |= {f"own {name}": array for name, array in result.state.items()}
+    if not np.isfinite(np.dot(update.delta, update.delta)):  # one fast read; exact only below
+        parts |= {s.name: update.delta[s.where] for s in setup.layout.slots}
+    return next((f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()), None)
 
 
 def _aggregate(

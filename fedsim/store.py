@@ -1,4 +1,4 @@
-"""The run directory: configuration, CSV tables and the final model (DESIGN part 7).
+"""The run directory: configuration, CSV tables and the final model.
 
 Tables are append-only and flushed after each round: CSV with LF line ends, shortest round-trip
 floats, empty for "not available".

@@ -50,11 +50,11 @@ def load(name_or_file: str) -> tuple[str, Experiment]:
     """
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
-        return name_or_file, presets.load(name_or_file)
+        return name_or_file, presets.load(name_or_file, "fedsim sweep")
     found = experiments.read(path)
     if found.preset is None:
         return path.stem, found
-    base = presets.load(found.preset)
+    base = presets.load(found.preset, f"{path} (preset)")
     settings = {**base.settings, **found.settings}
     return path.stem, Experiment(settings, found.about, None, found.grid or base.grid)
 

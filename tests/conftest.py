@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of small real data sets that lies beside the checkout; skips where it is absent."""
+    """The folder of small real data sets beside the checkout; skips where it is absent."""
     folder = Path(__file__).resolve().parents[2] / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the sample data sets in {folder}, which are not here")

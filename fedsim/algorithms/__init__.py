@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from fedsim.errors import ConfigError, nearest
 from fedsim.losses import MarginControl
 from fedsim.plugin import Algorithm
@@ -52,6 +54,11 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
                 f"{name} has no hyperparameter {key!r}; it has "
                 f"{', '.join(known) or 'none'}{nearest(key, known)}"
             )
+        try:
+            given[key] = TypeAdapter(known[key].annotation).validate_python(given[key])
+        except ValidationError as error:
+            reason = error.errors(include_url=False)[0]["msg"]
+            raise ConfigError(f"{name}.{key} is {given[key]!r}: {reason}") from error
     return _build(name)(**given)
 
 

@@ -1,4 +1,4 @@
-"""What the released FedLD code calls FedGH: a pairwise hierarchy per tensor (ALGORITHMS B.6).
+"""What the released FedLD code calls FedGH: a pairwise hierarchy per tensor.
 
     round 0: the plain mean. Later, with h the average of past outputs: while more than two vectors
     are left, sort by <g, h> descending, pair largest with smallest, ..., a middle one alone;

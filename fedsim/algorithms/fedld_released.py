@@ -1,4 +1,4 @@
-"""FedLD as its released code computes it (Zeng-Shuang/FedLD; differences: ALGORITHMS A.2).
+"""FedLD as its released code computes it (Zeng-Shuang/FedLD).
 
     client:  cross-entropy + lambda log(1 + ||softmax(f)||_F^2) over the batch
     server:  per state-dict tensor, statistics included: principal axes with L = int(0.8 m),

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedsim.cli.options import verbose_option
+
+if TYPE_CHECKING:
+    from fedsim.data.info import DatasetInfo
 
 Rows = list[dict[str, Any]]
 
@@ -37,11 +40,19 @@ def _datasets() -> Rows:
             "channels": info.channels or None,
             "model": info.default_model,
             "partition": info.default_partition,
+            "files": _origin(info),
             "description": info.title,
             "source": info.source,
         }
         for info in data.catalogue()
     ]
+
+
+def _origin(info: DatasetInfo) -> str:
+    """Where the files come from, in a word; ``source`` says it at length."""
+    if info.needs_folder:
+        return "--data-dir"
+    return "embedded" if info.source == "embedded" else "download"
 
 
 def _models() -> Rows:
@@ -108,7 +119,7 @@ def listing(kind: str, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(rows, indent=2))
         return
-    show([{key: _cell(value) for key, value in row.items()} for row in rows])
+    show([{k: _cell(value) for k, value in row.items() if k != "source"} for row in rows])
 
 
 def _cell(value: object) -> str:

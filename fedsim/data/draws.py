@@ -60,7 +60,7 @@ def _dealt(draw: Draw, cap: float) -> list[I64]:
     for label in np.unique(draw.labels):
         indices = np.flatnonzero(draw.labels == label)
         draw.rng.shuffle(indices)
-        q = draw.rng.dirichlet(np.full(draw.num_clients, draw.alpha))
+        q = _proportions(draw.rng, np.full(draw.num_clients, draw.alpha))
         capped = np.where(sizes < cap, q, 0.0)
         q = capped / capped.sum() if capped.sum() > 0 else q
         cuts = (np.cumsum(q) * len(indices)).astype(np.int64)[:-1]
@@ -68,6 +68,17 @@ def _dealt(draw: Draw, cap: float) -> list[I64]:
             pieces[client].append(piece)
             sizes[client] += len(piece)
     return [np.concatenate(p) for p in pieces]
+
+
+def _proportions(rng: np.random.RandomState, alpha: F64) -> F64:
+    """A Dirichlet draw, or its limit for alpha to 0: everything on one entry.
+
+    The limit stands where all gamma draws underflow (alpha below about 1e-3) and NumPy gives NaN.
+    """
+    q = rng.dirichlet(alpha)
+    if np.isnan(q).any():
+        q = np.eye(len(alpha))[rng.choice(len(alpha), p=alpha / alpha.sum())]
+    return q
 
 
 def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int) -> list[I64]:
@@ -103,7 +114,7 @@ def dirichlet_per_client(draw: Draw) -> list[I64]:
         draw.rng.shuffle(pool)
     left = np.array([len(pool) for pool in pools])
     prior = np.ones(len(pools)) if draw.prior == "uniform" else left / left.sum()
-    q: F64 = draw.rng.dirichlet(draw.alpha * prior, size=draw.num_clients)
+    q = [_proportions(draw.rng, draw.alpha * prior) for _ in range(draw.num_clients)]
     share = len(draw.labels) // draw.num_clients
     clients = np.arange(draw.num_clients)
     turns = np.repeat(clients, share) if draw.order == "sequential" else np.tile(clients, share)

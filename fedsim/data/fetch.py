@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from http.client import HTTPException
 from pathlib import Path
 
 from torchvision.datasets.utils import download_url, extract_archive
@@ -33,7 +34,7 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
     for url in urls:
         try:
             download_url(url, target.parent, f"{file}.part", md5)
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, HTTPException) as error:
             causes.append(f"{url}: {' '.join(str(error).split())}")
             continue
         os.replace(target.parent / f"{file}.part", target)

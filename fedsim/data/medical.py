@@ -48,7 +48,7 @@ def retina(request: Request) -> Raw:
     """Retina: .npy images, stored at 256 x 256 as published, or smaller if the model's size is.
 
     The pipeline of FedLD: 384 pixels, crops of 0.6 to 1 of the area, rotations up to 10 degrees,
-    flips (ALGORITHMS D.5). Patients are the file names without ``_left`` and ``_right``.
+    flips, as in the released FedLD code. Patients are the file names without ``_left`` and ``_right``.
     """
     size = request.image_size or PUBLISHED_SIZE
     normal = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
@@ -60,7 +60,7 @@ def covid_fl(request: Request) -> Raw:
     """COVID-FL: image files, stored as Resize(P), CenterCrop(P) for the model's P x P pixels.
 
     The pipeline of FedLD: 384 pixels, crops of 0.8 to 1.2 of the area (here of the stored square,
-    there of the original picture), rotations up to 10 degrees, flips (ALGORITHMS D.5).
+    there of the original picture), rotations up to 10 degrees, flips, as in the released FedLD code.
     """
     size = request.image_size or PUBLISHED_SIZE
     classes = ("normal", "pneumonia", "COVID-19")
@@ -77,8 +77,9 @@ def _read(
 ) -> Raw:
     root = find(request.own_folder, (folder,), ("labels.csv",), request.source)
     labels = _labels(root / "labels.csv", len(classes))
-    lists = _clients(root, request.split)
-    train, test = _training(root, lists), _names(root / "test.csv")
+    listing = root / "train.csv"
+    train = _names(listing if listing.exists() else root / "central" / "train.csv")
+    test = _names(root / "test.csv")
     files: list[Path] = []
     y: list[int] = []
     for part, listed in (("train", train), ("test", test)):
@@ -98,7 +99,7 @@ def _read(
         size=sizes[0],
         augment=request.name,
         patient=_patients(train, test) if request.name == "retina" else None,
-        clients=_indices(lists, train),
+        clients=_indices(_clients(root, request.split), train, root / "train"),
     )
 
 
@@ -149,30 +150,21 @@ def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
     return lists
 
 
-def _training(root: Path, lists: tuple[_List, ...]) -> _List:
-    """train.csv, else central/train.csv."""
-    path = root / "train.csv"
-    path = path if path.exists() else root / "central" / "train.csv"
-    train = _names(path)
-    known = set(train.names)
+def _indices(lists: tuple[_List, ...], train: _List, train_folder: Path) -> dict[str, I64] | None:
+    """The clients' images as positions in the training list, or None without lists."""
+    position = {name: i for i, name in enumerate(train.names)}
     owner: dict[str, str] = {}
+    clients: dict[str, I64] = {}
     for listed in lists:
         for i, name in enumerate(listed.names):
-            inside(root / "train", name, listed.where(i))
-            if name not in known:
-                raise DataError(f"{listed.where(i)}: {name!r} is not in {path}")
+            if name not in position:
+                inside(train_folder, name, listed.where(i))
+                raise DataError(f"{listed.where(i)}: {name!r} is not in {train.path}")
             if name in owner:
                 raise DataError(f"{listed.where(i)}: {name!r} was given in {owner[name]} already")
             owner[name] = listed.where(i)
-    return train
-
-
-def _indices(lists: tuple[_List, ...], train: _List) -> dict[str, I64] | None:
-    position = {name: i for i, name in enumerate(train.names)}
-    clients = {
-        listed.path.stem: np.array([position[name] for name in listed.names], dtype=np.int64)
-        for listed in lists
-    }
+        members = [position[name] for name in listed.names]
+        clients[listed.path.stem] = np.array(members, dtype=np.int64)
     return clients or None
 
 

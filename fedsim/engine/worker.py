@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -70,7 +70,8 @@ class Worker:
         _configure(spec, device)
         self.spec = spec
         self.device = device
-        self.flat = FlatModel(models.build(spec.model, spec.seed), device)
+        shape = replace(spec.model, pretrained=False, weights=None)
+        self.flat = FlatModel(models.build(shape, spec.seed), device)
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.transforms = Transforms(spec.dataset.pipeline, device)

@@ -18,15 +18,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
 
 
-def load(name: str) -> Experiment:
-    """The preset of that name.
+def load(name: str, origin: str = "preset") -> Experiment:
+    """The preset of that name; ``origin`` is who asks, for the message.
 
     Raises:
         ConfigError: there is none; names the nearest.
     """
     if name not in names():
         raise ConfigError(
-            f"unknown preset {name!r}{nearest(name, names())}; allowed: {', '.join(names())}"
+            f"{origin}: unknown preset {name!r}{nearest(name, names())}; allowed: {', '.join(names())}"
         )
     text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return experiments.parse(text, f"preset {name}", with_lines=False)

@@ -9,10 +9,13 @@ from torch import nn
 import fedsim
 from fedsim import algorithms, models
 from fedsim.contracts import ModelSpec, Training
+from fedsim.engine.serial import SerialExecutor
+from fedsim.rounds import RoundLog, ServerState, draw_cohort, run_round
+from fedsim.setup import Setup
 from fedsim.vectors import layout_of, select
 
 from .cases import assert_step, draw, every_cohort, every_input
-from .training import train, worker
+from .training import context, train, worker
 
 
 def personal_names(model, **hyperparameters):
@@ -87,3 +90,37 @@ def test_a_model_without_batchnorm_is_fedavg_bit_for_bit():
     reports, deltas = train(worker("fedbn", model="mlp"))
     np.testing.assert_array_equal(deltas, train(worker("fedavg", model="mlp"))[1])
     assert all("personal" not in r.state for r in reports)
+
+
+def test_a_client_that_is_not_sampled_keeps_its_norms():
+    w = worker("fedbn")
+    config = fedsim.RunConfig(algorithm="fedbn", evaluation={"every": 100})
+    setup = Setup(
+        config=config,
+        dataset=w.spec.dataset,
+        partition=w.spec.partition,
+        model=w.spec.model,
+        algorithm=w.spec.algorithm,
+        layout=w.flat.layout,
+        initial=w.flat.vector(),
+        cohort_size=1,
+        alpha=None,
+    )
+    mask = select(w.flat.layout, w.spec.algorithm.personal)
+    executor = SerialExecutor(w.spec)
+    states = [ServerState(setup.initial)]
+    cohorts = []
+    for t in range(4):
+        cohorts += draw_cohort(context(t), 1)
+        states.append(run_round(setup, executor, states[-1], context(t), RoundLog(t + 1)))
+        np.testing.assert_array_equal(states[-1].params[mask], setup.initial[mask])
+        for client in range(3):
+            before, after = states[-2].clients.get(client), states[-1].clients.get(client)
+            if client == cohorts[-1]:
+                own = setup.initial[mask] if before is None else before["personal"]
+                assert not np.array_equal(after["personal"], own)
+            else:
+                assert after is before
+    executor.close()
+    assert len(set(cohorts)) > 1
+    assert len(set(cohorts)) < 4

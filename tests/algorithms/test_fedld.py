@@ -152,6 +152,20 @@ def test_one_tensor_is_the_whole_model():
     np.testing.assert_allclose(blocks, fedld(g, n), rtol=1e-13)
 
 
+def test_a_small_share_keeps_one_axis():
+    # floor(0.01 * 5) = 0 axes, hence 1.
+    g, n, _ = draw(samplers.common_noise, 5)
+    assert_step(fedld(g, n, keep=0.01), oracle.fedld(g, n, keep=0.2), g)
+
+
+def test_rounding_noise_in_place_of_a_zero_cosine_does_not_decide():
+    # Orthogonal updates in a rotated frame: cosines with the others' axes are about 1e-17.
+    g, n, _ = draw(samplers.orthogonal, 5)
+    q, _ = np.linalg.qr(np.random.default_rng(8).normal(size=(g.shape[1], g.shape[1])))
+    for options in ({}, {"norm": "scalar", "keep": 1.0}):
+        assert_step(fedld(g @ q.T, n, **options), q @ oracle.fedld(g, n, **options), g)
+
+
 def test_a_tensor_that_did_not_move_stays():
     g, n, sizes = draw(samplers.gaussian, 5)
     g[:, :40] = 0.0

@@ -9,7 +9,7 @@ from oracles import fedpac as oracle
 from fedsim import algorithms
 from fedsim.algorithms.fedpac import head_weights, solve_simplex, statistics
 from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate
+from fedsim.contracts import ClientUpdate, Training
 from fedsim.vectors import select
 
 from .training import CLASSES, context, train, worker
@@ -162,6 +162,15 @@ def test_each_phase_trains_its_part_alone():
     for report, delta in zip(reports, deltas, strict=True):
         assert not np.array_equal(report.state["personal"], start[w_head])
         assert np.all(delta[w_body] == 0)
+
+
+def test_the_head_epoch_leaves_the_extractor_and_its_statistics():
+    w = worker("fedpac", training=Training(local_epochs=0, batch_size=8))
+    start = w.flat.vector()
+    reports, deltas = train(w)
+    assert np.all(deltas == 0)
+    for report in reports:
+        assert not np.array_equal(report.state["personal"], start[parts(w)[0]])
 
 
 def test_uploads_are_the_statistics_before_and_the_prototypes_after_training():

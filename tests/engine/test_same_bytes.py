@@ -1,0 +1,83 @@
+"""A run's bytes do not depend on the engine, the number of actors or their fractions."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import fedsim
+from fedsim.config import RunConfig
+
+pytestmark = pytest.mark.ray
+
+TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
+METHODS = ("fedavg", "fedbn", "fedpac", "fedld")
+
+
+@pytest.fixture(scope="module")
+def one_ray():
+    """One embedded Ray for the module, with a temporary directory of its own."""
+    from fedsim.engine.ray_engine import Cluster, session
+
+    # a short path: Ray's sockets must stay below 108 characters
+    with (
+        tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
+        with session(Cluster(num_cpus=2)):
+            yield
+
+
+def run(method: str, out: Path, **engine: object) -> dict[str, bytes]:
+    config = RunConfig(
+        algorithm=method,
+        data={"num_clients": 8},
+        train={"rounds": 3, "sample_rate": 0.5},
+        evaluation={"batch_size": 64},
+        engine=engine,
+    )
+    store = fedsim.run(config, out)
+    extra = ("evaluations.csv",) if method in ("fedbn", "fedpac") else ()
+    return {name: (store.path / name).read_bytes() for name in (*TABLES, *extra)}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_path):
+    reference = run(method, tmp_path / "serial", kind="serial")
+    engines = {
+        "one": {"actors": 1},
+        "two": {"actors": 2},
+        "own": {"actors": "per-client", "cpus_per_client": 0.25},
+    }
+    for name, engine in engines.items():
+        got = run(method, tmp_path / name, **engine)
+        for file, content in reference.items():
+            assert got[file] == content, f"{file} differs between serial and {name}"
+
+
+def test_large_updates_travel_one_by_one_with_the_same_bits(one_ray, tmp_path, monkeypatch):
+    together = run("fedbn", tmp_path / "together")
+    monkeypatch.setattr("fedsim.engine.ray_engine.SMALL", 0)
+    assert run("fedbn", tmp_path / "alone") == together
+
+
+def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
+    config = RunConfig(
+        algorithm="tests.engine.broken:build",
+        data={"num_clients": 4},
+        train={"rounds": 3, "sample_rate": 1.0},
+    )
+    with pytest.raises(
+        fedsim.errors.WorkerError, match=r"round 2, .*client.*ValueError: on purpose"
+    ):
+        fedsim.run(config, tmp_path / "out")
+
+
+def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):
+    config = RunConfig(engine={"actors": "per-client"}, data={"num_clients": 5000})
+    with pytest.raises(fedsim.errors.FedsimError):
+        fedsim.run(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,59 @@
+"""A newcomer adds a method in one file, as the README describes it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import fedsim
+from fedsim.cli import main
+from fedsim.config import RunConfig
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+
+
+def recipe() -> str:
+    """The Python block of the README's section on adding a method."""
+    section = README.read_text().split("## Add a method", 1)[1]
+    return section.split("```python\n", 1)[1].split("```", 1)[0]
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The recipe as a module outside the package."""
+    (tmp_path / "toy_method.py").write_text(recipe())
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toy_method:build"
+    sys.modules.pop("toy_method", None)
+
+
+def config(algorithm: str, **sections: object) -> RunConfig:
+    return RunConfig(
+        algorithm=algorithm,
+        data={"num_clients": 5},
+        train={"rounds": 2, "sample_rate": 1.0},
+        engine={"kind": "serial"},
+        **sections,
+    )
+
+
+def test_the_recipe_runs_and_its_hyperparameter_reaches_the_csv(toy, tmp_path):
+    store = fedsim.run(config(toy, **{toy: {"strength": 0.5}}), tmp_path / "out")
+    summary = store.read("summary")
+    assert summary[f"{toy}.strength"].tolist() == [0.5]
+    assert len(store.read("rounds")) == 2
+
+
+def test_at_strength_zero_the_recipe_is_fedavg(toy, tmp_path):
+    ours = fedsim.run(config(toy, **{toy: {"strength": 0.0}}), tmp_path / "toy")
+    fedavg = fedsim.run(config("fedavg"), tmp_path / "fedavg")
+    assert (ours.path / "rounds.csv").read_bytes() == (fedavg.path / "rounds.csv").read_bytes()
+
+
+def test_an_unknown_hyperparameter_of_the_recipe_is_refused(toy):
+    done = CliRunner().invoke(main, ["run", "-a", toy, "--set", f"{toy}.strenght=1"])
+    assert done.exit_code == 2
+    assert "strength" in done.stderr

@@ -1,0 +1,409 @@
+"""Image folders: Retina, COVID-FL, one's own; the pack in the cache; damage by file and row."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedsim import data
+from fedsim.data import cache as packs
+from fedsim.data import medical, partitions
+from fedsim.errors import ConfigError, DataError
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def grey(value: int, height: int = 12, width: int = 12) -> np.ndarray:
+    return np.full((height, width, 3), value, dtype=np.uint8)
+
+
+TRAIN = [f"{i}_left" for i in range(8)]
+TEST = ["0_right", "9_left", "9_right"]
+
+
+@pytest.fixture
+def retina(tmp_path: Path) -> Path:
+    """Retina: image i has the value 10 i, float for odd i, label i mod 2; two splits."""
+    root = tmp_path / "data" / "Retina"
+    for part, names in (("train", TRAIN), ("test", TEST)):
+        (root / part).mkdir(parents=True)
+        for i, name in enumerate(names):
+            array = grey(10 * i).astype(np.float32 if i % 2 else np.uint8)
+            np.save(root / part / f"{name}.npy", array)
+        (root / f"{part}.csv").write_text("".join(f"{name}.npy\n" for name in names))
+    rows = [f"{n}.npy,{float(i % 2)}\n" for names in (TRAIN, TEST) for i, n in enumerate(names)]
+    (root / "labels.csv").write_text("".join(rows))
+    lists = {
+        "split_1": {"client_1": [1, 0], "client_2": [2, 3, 4], "client_10": [5, 6, 7]},
+        "split_2": {"client_1": [0, 1, 2, 3], "client_2": [4, 5, 6, 7]},
+    }
+    for split, clients in lists.items():
+        folder = root / "3_clients" / split
+        folder.mkdir(parents=True)
+        for client, members in clients.items():
+            text = "".join(f"{TRAIN[i]}.npy,x\n" for i in members)
+            (folder / f"{client}.csv").write_text(text)
+    return root
+
+
+def test_retina_as_published(retina: Path):
+    for folder in (retina, retina.parent):
+        loaded = data.load("retina", folder)
+        assert loaded.x.shape == (11, 3, 256, 256)
+        assert loaded.x[:, 0, 0, 0].tolist() == [10 * i for i in (*range(8), *range(3))]
+        assert loaded.y.tolist() == [0, 1] * 4 + [0, 1, 0]
+        assert loaded.pipeline.size == 384
+        assert loaded.pipeline.augment == "retina"
+        assert loaded.pipeline.mean == (0.5007, 0.5010, 0.5019)
+        assert loaded.clients is not None
+        assert {k: v.tolist() for k, v in loaded.clients.items()} == {
+            "client_1": [1, 0],
+            "client_10": [5, 6, 7],
+            "client_2": [2, 3, 4],
+        }
+    made = partitions.make(loaded, "files", num_clients=3)
+    assert made.names == ("client_1", "client_10", "client_2")
+
+
+def test_retina_size_split_and_augment(retina: Path):
+    loaded = data.load("retina", retina, image_size=32, split="split_2", augment="none")
+    assert loaded.x.shape[2:] == (32, 32)
+    assert loaded.pipeline.size == 32
+    assert loaded.pipeline.augment == "none"
+    assert loaded.clients is not None
+    assert list(loaded.clients) == ["client_1", "client_2"]
+    long = data.load("retina", retina, image_size=32, split="3_clients/split_2")
+    assert list(long.clients or ()) == ["client_1", "client_2"]
+
+
+def test_validation_images_leave_the_clients_and_patients_stay_whole(retina: Path):
+    (retina / "train" / "0_right.npy").write_bytes((retina / "train/0_left.npy").read_bytes())
+    for file, text in (("train.csv", "0_right.npy\n"), ("3_clients/split_2/client_2.csv", "")):
+        (retina / file).write_text((retina / file).read_text() + text)
+    (retina / "test.csv").write_text("9_left.npy\n9_right.npy\n")
+    loaded = data.load("retina", retina, image_size=8, split="split_2", val_fraction=0.5)
+    assert 0 < len(loaded.val) < 9
+    assert (0 in loaded.val) == (8 in loaded.val)  # 0_left and 0_right
+    listed = np.concatenate(list((loaded.clients or {}).values()))
+    assert set(listed.tolist()) == set(loaded.train.tolist()) - {8}
+
+
+def test_retina_without_client_folders_can_still_be_partitioned(retina: Path):
+    for file in retina.glob("3_clients/*/*.csv"):
+        file.unlink()
+    for folder in [*retina.glob("3_clients/*"), retina / "3_clients"]:
+        folder.rmdir()
+    loaded = data.load("retina", retina, image_size=8)
+    assert loaded.clients is None
+    assert partitions.default_kind(loaded) == "dirichlet"
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+
+
+CLIENT = "3_clients/split_1/client_2.csv"
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("labels.csv", "1_left.npy,1.0", "1_left.npy,2", r"labels\.csv, row 2: label 2 is outside"),
+        ("labels.csv", "1_left.npy,1.0", "1_left.npy,-1", r"row 2: label -1 is outside"),
+        ("labels.csv", "1_left.npy,1.0", "1_left.npy,0.5", r"row 2: label '0\.5' is not a whole"),
+        ("labels.csv", "1_left.npy,1.0", "1_left.npy,yes", r"row 2: label 'yes' is not a whole"),
+        ("labels.csv", "1_left.npy,1.0", "1_left.npy", r"row 2: '1_left\.npy' is not name,label"),
+        ("labels.csv", "1_left.npy", "0_left.npy", r"row 2: '0_left\.npy' was given in an earlier"),
+        ("labels.csv", "1_left.npy", "x.npy", r"train\.csv, row 2: '1_left\.npy' has no label"),
+        ("train.csv", "1_left.npy", "x.npy", r"train\.csv, row 2: there is no file .*x\.npy"),
+        ("train.csv", "7_left.npy", "0_left.npy", r"train\.csv, row 8: .*given in row 1 already"),
+        ("test.csv", "9_left.npy", "../train/1_left.npy", r"test\.csv, row 2: .*leaves the data"),
+        (CLIENT, "3_left.npy", "x.npy", r"client_2\.csv, row 2: there is no file"),
+        (CLIENT, "3_left.npy", "../test/9_left.npy", r"client_2\.csv, row 2: .*leaves the data"),
+        (CLIENT, "3_left.npy", "/etc/passwd", r"client_2\.csv, row 2: .*leaves the data"),
+        (CLIENT, "3_left.npy", "a/../../x", r"client_2\.csv, row 2: .*leaves the data"),
+        (CLIENT, "3_left.npy", "2_left.npy", r"client_2\.csv, row 2: .*given in row 1 already"),
+        (CLIENT, "3_left.npy", "1_left.npy", r"client_2\.csv, row 2: .*client_1\.csv, row 1 alr"),
+    ],
+)
+def test_damaged_lists_are_refused_with_file_and_row(retina: Path, file, old, new, message):
+    edit(retina / file, old, new)
+    with pytest.raises(DataError, match=message):
+        data.load("retina", retina, image_size=8)
+
+
+def test_a_client_image_outside_the_training_list_is_refused(retina: Path):
+    edit(retina / "train.csv", "3_left.npy\n", "")
+    with pytest.raises(DataError, match=r"client_2\.csv, row 2: '3_left\.npy' is not in .*train"):
+        data.load("retina", retina, image_size=8)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (grey(3).astype(np.int64), "values are int64"),
+        (grey(1).astype(np.float32) / 2, r"values are in 0\.5\.\.0\.5"),
+        (grey(1).astype(np.float32) * 256, r"values are in 256\.\.256"),
+        (grey(1) * np.float32("nan"), "values are in nan"),
+        (np.zeros(5, np.uint8), "height x width"),
+        (np.zeros((5, 5, 2), np.uint8), "two channels"),
+        (np.array([[object()]]), "not a .npy array"),
+    ],
+)
+def test_retina_arrays_of_another_kind_are_refused(retina: Path, cache: Path, array, message):
+    np.save(retina / "train" / "1_left.npy", array)
+    with pytest.raises(DataError, match=rf"1_left\.npy: .*{message}"):
+        data.load("retina", retina, image_size=8)
+    assert list((cache / "packed").iterdir()) == []  # nothing half-made is left
+
+
+def test_retina_grey_and_many_channels(retina: Path):
+    np.save(retina / "train" / "1_left.npy", np.full((9, 12), 77.0))
+    many = np.stack([np.full((6, 6), v, np.uint8) for v in (1, 2, 3, 200)], axis=2)
+    np.save(retina / "train" / "2_left.npy", many)
+    loaded = data.load("retina", retina, image_size=8)
+    assert (loaded.x[1] == 77).all()
+    assert loaded.x[2, :, 0, 0].tolist() == [1, 2, 3]
+
+
+def test_truncated_npy_is_refused(retina: Path):
+    path = retina / "test" / "9_left.npy"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(DataError, match=r"9_left\.npy: truncated"):
+        data.load("retina", retina, image_size=8)
+
+
+def test_unknown_split_is_refused_with_the_nearest(retina: Path):
+    with pytest.raises(DataError, match=r"'split_3' is unknown .*did you mean 'split_"):
+        data.load("retina", retina, split="split_3")
+    (retina / "50_clients" / "split_1").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"'split_1' .*ambiguous: 3_clients/split_1, 50_clients"):
+        data.load("retina", retina, split="split_1")
+    with pytest.raises(DataError, match="no client lists"):
+        data.load("retina", retina, split="50_clients/split_1")
+
+
+def test_missing_files_of_the_layout_are_named(retina: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"'retina' needs data\.dir: .*Retina/"):
+        data.load("retina")
+    with pytest.raises(DataError, match=r"no labels\.csv in .*, .*Retina; wanted is"):
+        data.load("retina", tmp_path)
+    (retina / "test.csv").unlink()
+    with pytest.raises(DataError, match=r"test\.csv: there is no such file"):
+        data.load("retina", retina)
+
+
+def test_central_list_stands_in_for_train_csv(retina: Path):
+    (retina / "central").mkdir()
+    (retina / "train.csv").rename(retina / "central" / "train.csv")
+    assert len(data.load("retina", retina, image_size=8).train) == 8
+
+
+def picture(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (20, 12)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value).save(path)
+
+
+@pytest.fixture
+def covid(tmp_path: Path) -> Path:
+    root = tmp_path / "COVID-FL"
+    for part, names in (("train", ["a.png", "b.png", "c.png"]), ("test", ["d.png", "e.jpg"])):
+        for i, name in enumerate(names):
+            picture(root / part / name, 40 * (i + 1))
+        (root / f"{part}.csv").write_text("\n".join(names))
+    (root / "labels.csv").write_text("a.png,0\nb.png,1\nc.png,2\nd.png,0\ne.jpg,1\n")
+    for name, text in (("sirm", "c.png\n"), ("bimcv", "b.png\na.png\n")):
+        path = root / "2_clients" / "split_real" / f"{name}.csv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def test_covid_fl_as_published(covid: Path):
+    loaded = data.load("covid_fl", covid.parent, image_size=16)
+    assert loaded.x.shape == (5, 3, 16, 16)
+    assert loaded.x[:3, 2, 3, 4].tolist() == [40, 80, 120]
+    assert loaded.class_names == ("normal", "pneumonia", "COVID-19")
+    assert loaded.pipeline.mean == (0.485, 0.456, 0.406)
+    assert loaded.pipeline.augment == "covid_fl"
+    made = partitions.make(loaded, "files", num_clients=2, min_samples=1)
+    assert made.names == ("bimcv", "sirm")
+    assert [i.tolist() for i in made.train] == [[1, 0], [2]]
+    with pytest.raises(ConfigError, match="covid_fl has no sites; its client lists are"):
+        partitions.make(loaded, "by_site", num_clients=2)
+    assert data.load("covid_fl", covid).pipeline.size == medical.PUBLISHED_SIZE
+
+
+def test_shorter_side_is_resized_and_the_centre_cropped(tmp_path: Path, covid: Path):
+    # 32 x 16, left and right quarter black, middle white: at 8 x 8 the middle is all that is left
+    array = np.zeros((16, 32), np.uint8)
+    array[:, 8:24] = 255
+    Image.fromarray(array).save(covid / "train" / "a.png")
+    x = data.load("covid_fl", covid, image_size=8).x[0]
+    assert x.shape == (3, 8, 8)
+    assert (x[:, :, 1:-1] == 255).all()
+
+
+@pytest.mark.parametrize("keep", [0, 20, 50])
+def test_truncated_picture_is_refused(covid: Path, keep):
+    path = covid / "train" / "b.png"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"b\.png: truncated or not an image"):
+        data.load("covid_fl", covid, image_size=8)
+
+
+def test_sixteen_bit_picture_is_refused(covid: Path):
+    picture(covid / "train" / "b.png", 4000, "I;16")
+    with pytest.raises(DataError, match=r"b\.png: pixels of mode 'I;16'"):
+        data.load("covid_fl", covid, image_size=8)
+
+
+def test_pack_is_made_once_and_anew_when_a_file_changes(covid, cache, monkeypatch):
+    first = data.load("covid_fl", covid, image_size=8)
+    assert isinstance(first.x.base, np.memmap)
+    assert not first.x.flags.writeable
+    packed = list((cache / "packed").iterdir())
+    assert len(packed) == 1
+
+    def never(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packs, "_pack", never)
+        again = data.load("covid_fl", covid, image_size=8)
+        assert np.array_equal(first.x, again.x)
+    picture(covid / "train" / "b.png", 81)
+    os.utime(covid / "train" / "b.png", ns=(1, 1))
+    changed = data.load("covid_fl", covid, image_size=8)
+    assert changed.x[1, 0, 0, 0] == 81
+    assert first.x[1, 0, 0, 0] == 80
+    assert len(list((cache / "packed").iterdir())) == 2
+
+
+def test_damaged_pack_and_unwritable_cache_are_refused(covid, cache, monkeypatch):
+    data.load("covid_fl", covid, image_size=8)
+    path = next((cache / "packed").iterdir())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"covid_fl-8-.*\.npy: damaged; delete it"):
+        data.load("covid_fl", covid, image_size=8)
+    monkeypatch.setenv("FEDSIM_CACHE", str(path / "file-not-folder"))
+    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
+        data.load("covid_fl", covid, image_size=8)
+
+
+def test_full_disk_is_refused_beforehand(covid, monkeypatch):
+    usage = packs.shutil.disk_usage("/")
+    monkeypatch.setattr(packs.shutil, "disk_usage", lambda _: usage._replace(free=10))
+    with pytest.raises(DataError, match="10 bytes are free, 960 are needed"):  # 5 * 3 * 8 * 8
+        data.load("covid_fl", covid, image_size=8)
+
+
+def write_folder(root: Path, rows: list[str], header: str = "filename,label") -> Path:
+    for i, row in enumerate(rows):
+        name = row.split(",")[0]
+        if not name.startswith((".", "/")):
+            picture(root / "images" / name, i, "RGB")
+    (root / "labels.csv").write_text("\n".join([header, *rows]) + "\n")
+    return root
+
+
+def test_own_folder_with_names_sites_and_patients(tmp_path: Path):
+    rows = [f"{i}.png,{'cat' if i % 2 else 'dog'},s{i % 3},p{i // 2}" for i in range(60)]
+    root = write_folder(tmp_path / "mine", rows, "filename,label,site,patient")
+    loaded = data.load("folder", root, image_size=16)
+    assert loaded.x.shape == (60, 3, 16, 16)
+    assert loaded.class_names == ("cat", "dog")
+    assert loaded.y.tolist() == [1, 0] * 30
+    assert loaded.site_names == ("s0", "s1", "s2")
+    assert loaded.site is not None
+    assert loaded.site.tolist() == [0, 1, 2] * 20
+    assert {i // 2 for i in loaded.test}.isdisjoint({i // 2 for i in loaded.train})
+    assert 8 <= len(loaded.test) <= 16
+    assert partitions.default_kind(loaded) == "by_site"
+    assert loaded.pipeline.augment == "none"
+
+
+def test_own_folder_with_given_parts_and_numbers(tmp_path: Path):
+    parts = ["train", "test", "val", "train", "train"]
+    rows = [f"{i}.jpg,{i % 2},{part}" for i, part in enumerate(parts)]
+    loaded = data.load("folder", write_folder(tmp_path, rows, "filename,label,split"))
+    assert loaded.train.tolist() == [0, 3, 4]
+    assert loaded.val.tolist() == [2]
+    assert loaded.test.tolist() == [1]
+    assert loaded.pipeline.size == 224
+    assert loaded.x.shape == (5, 3, 224, 224)
+
+
+@pytest.mark.parametrize("header", ["image,level", "id_code,diagnosis", "Filename,Grade"])
+def test_kaggles_headers_and_names_without_extension(tmp_path: Path, header):
+    write_folder(tmp_path, [f"{i}.png,{i % 2}" for i in range(20)])
+    (tmp_path / "labels.csv").write_text(
+        "\ufeff" + header + "\r\n" + "".join(f"{i},{i % 2}\r\n" for i in range(20))
+    )
+    assert data.load("folder", tmp_path, image_size=8).y.tolist() == [0, 1] * 10
+
+
+def test_classes_file_settles_order_and_allows_empty_classes(tmp_path: Path):
+    write_folder(tmp_path, [f"{i}.png,{'high' if i % 2 else '2'}" for i in range(20)])
+    (tmp_path / "classes.txt").write_text("none\nhigh\nsevere\n")
+    loaded = data.load("folder", tmp_path, image_size=8)
+    assert loaded.class_names == ("none", "high", "severe")
+    assert loaded.y.tolist() == [2, 1] * 10
+    edit(tmp_path / "labels.csv", "3.png,high", "3.png,hgh")
+    with pytest.raises(DataError, match=r"row 5: label 'hgh' is outside the classes of classes"):
+        data.load("folder", tmp_path, image_size=8)
+
+
+GOOD = [f"{i}.png,{i % 2}" for i in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "header", "message"),
+    [
+        ([*GOOD, "6.png,9"], None, r"row 8: label 9 is outside .*no image of 2"),
+        ([*GOOD, "6.png,-1"], None, r"row 8: label -1 is outside"),
+        ([*GOOD, "6.png,1.5"], None, r"row 8: label '1\.5' is not a whole number"),
+        ([*GOOD, "6.png,cat"], None, r"row 8: label 'cat' beside '0': labels are numbers or"),
+        (["0.png,a", "1.png,"], None, "row 3: the label is empty"),
+        ([*GOOD, "0.png,1"], None, r"row 8: '0\.png' was given in .*row 2"),
+        ([*GOOD, "../x.png,1"], None, r"row 8: '\.\./x\.png' leaves the data folder"),
+        ([*GOOD, "/x.png,1"], None, r"row 8: '/x\.png' leaves the data folder"),
+        ([*GOOD, "6.png"], None, "row 8: 1 values, the header has 2"),
+        (GOOD, "filename,kind", "needed are the columns filename, label"),
+        (GOOD, "filename,label,label", "each once"),
+        ([r + ",p" for r in GOOD[:5]] + ["5.png,1,"], "filename,label,patient", "row 7: patient"),
+        (
+            [r + ",train" for r in GOOD[:5]] + ["5.png,1,tset"],
+            "filename,label,split",
+            "row 7: split 'tset' is unknown; known: train, val, test",
+        ),
+        (
+            [r + ",train,p" for r in GOOD[:5]] + ["5.png,1,test,p"],
+            "filename,label,split,patient",
+            r"row 7: patient 'p' is in part test, and in part train in .*row 2",
+        ),
+    ],
+)
+def test_damaged_own_folder_is_refused_with_the_row(tmp_path: Path, rows, header, message):
+    write_folder(tmp_path, rows, header or "filename,label")
+    with pytest.raises(DataError, match=rf"labels\.csv.*{message}"):
+        data.load("folder", tmp_path, image_size=8)
+
+
+def test_missing_picture_and_not_a_text_file_are_refused(tmp_path: Path):
+    write_folder(tmp_path, GOOD)
+    (tmp_path / "images" / "4.png").unlink()
+    with pytest.raises(DataError, match=r"labels\.csv, row 6: there is no file .*4\.png"):
+        data.load("folder", tmp_path)
+    (tmp_path / "labels.csv").write_bytes(b"filename,label\n\xff\xfe,1\n")
+    with pytest.raises(DataError, match=r"labels\.csv: not a readable UTF-8"):
+        data.load("folder", tmp_path)

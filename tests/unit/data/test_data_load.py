@@ -1,0 +1,186 @@
+"""load(): the catalogue, the embedded set, options, a user's own loader."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim import data
+from fedsim.contracts import Dataset, Pipeline
+from fedsim.data.transforms import AUGMENTS
+from fedsim.errors import ConfigError, DataError
+
+
+def test_digits_are_scikit_learns_scaled_to_bytes():
+    from sklearn.datasets import load_digits
+
+    digits = data.load("digits")
+    original = load_digits()
+    assert digits.x.shape == (1797, 1, 8, 8)
+    assert digits.x.dtype == np.uint8
+    # 16 -> 255, 8 -> 127.5 -> 128 (to even), 1 -> 15.94 -> 16
+    assert np.array_equal(np.unique(digits.x), np.rint(np.arange(17) * 255 / 16))
+    assert np.array_equal(digits.x[:, 0] > 0, original.images > 0)
+    assert np.array_equal(digits.y, original.target)
+    # 1,797 / 5 = 359.4, each class rounded by itself
+    assert abs(len(digits.test) - 359) <= 5
+    assert len(digits.train) + len(digits.test) == 1797
+    assert digits.pipeline == Pipeline(8, (0.5,), (0.5,), "none")
+    assert digits.num_classes == 10
+
+
+def test_parts_follow_the_data_seed_and_the_fractions():
+    first = data.load("digits", seed=1, val_fraction=0.1)
+    again = data.load("digits", seed=1, val_fraction=0.1)
+    other = data.load("digits", seed=2, val_fraction=0.1)
+    plain = data.load("digits", seed=1)
+    assert np.array_equal(first.test, again.test)
+    assert np.array_equal(first.val, again.val)
+    assert not np.array_equal(first.test, other.test)
+    assert np.array_equal(first.test, plain.test)  # the validation part comes from the training one
+    assert np.array_equal(np.sort(np.concatenate([first.train, first.val])), plain.train)
+    assert abs(len(first.val) - 0.1 * len(plain.train)) <= 5
+    assert abs(len(data.load("digits", test_fraction=0.5).test) - 898) <= 5
+
+
+def test_image_size_resizes_once():
+    digits = data.load("digits", image_size=16)
+    assert digits.x.shape == (1797, 1, 16, 16)
+    assert digits.pipeline.size == 16
+
+
+def test_augment_is_taken():
+    assert data.load("digits", augment="flip").pipeline.augment == "flip"
+
+
+def test_catalogue_names_readers_and_defaults():
+    infos = {info.name: info for info in data.catalogue()}
+    assert len(infos) == len(data.catalogue()) == 21
+    assert next(iter(infos)) == "digits"
+    assert (infos["retina"].image_size, infos["retina"].default_partition) == (384, "files")
+    assert infos["bloodmnist"].num_classes == 8
+    assert infos["covid_cxr"].default_partition == "by_site"
+    for info in infos.values():
+        assert info.title
+        assert info.source
+        if info.needs_folder:
+            with pytest.raises(ConfigError, match=f"'{info.name}' needs data.dir: data.dir|"):
+                data.load(info.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("retinamnst", {}, "'retinamnst' is unknown .*did you mean 'retinamnist'"),
+        ("chestmnist", {}, "14 labels per image"),
+        ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
+        ("digits", {"image_size": 0}, "data.image_size 0"),
+        ("digits", {"val_fraction": 1.0}, "data.val_fraction 1.0"),
+        ("digits", {"val_fraction": -0.1}, "data.val_fraction -0.1"),
+        ("digits", {"test_fraction": 0.0}, "data.test_fraction 0.0"),
+        ("digits", {"split": "split_1"}, "digits has no folders of client lists"),
+        ("digits", {"folder": Path("x")}, "digits is embedded"),
+    ],
+)
+def test_wrong_options_are_refused(name, options, message):
+    with pytest.raises(ConfigError, match=message):
+        data.load(name, **options)
+
+
+OWN = """
+import numpy as np
+from fedsim.contracts import Dataset, Pipeline
+
+def make(folder, image_size=4, seed=0):
+    x = np.zeros((6, 1, image_size, image_size), np.uint8)
+    y = np.array([0, 1, 0, 1, 0, 1])
+    return Dataset(str(folder), x, y, ("a", "b"), np.arange(4), np.arange(0), np.arange(4, 6),
+                   Pipeline(image_size, (0.5,), (0.5,)))
+
+def greedy(folder, **options):
+    assert set(options) == {"image_size", "augment", "val_fraction", "test_fraction", "seed",
+                            "split"}
+    return make(folder)
+
+def wrong(folder):
+    return 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_data_module.py").write_text(OWN)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_data_module", raising=False)
+    return "own_data_module"
+
+
+def test_own_loader_gets_the_folder_and_what_it_accepts(own, tmp_path):
+    made = data.load(f"{own}:make", tmp_path, image_size=6, val_fraction=0.3)
+    assert made.name == str(tmp_path)
+    assert made.x.shape == (6, 1, 6, 6)
+    assert data.load(f"{own}:greedy").num_classes == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("{}:wrong", DataError, "returned int"),
+        ("{}:mke", ConfigError, "did you mean 'make'"),
+        ("no_such_module_here:make", ConfigError, "cannot import 'no_such_module_here'"),
+    ],
+)
+def test_own_loader_that_fails_is_refused(own, name, error, message):
+    with pytest.raises(error, match=message):
+        data.load(name.format(own))
+
+
+GOOD = Dataset(
+    "good",
+    np.zeros((4, 1, 3, 3), np.uint8),
+    np.array([0, 1, 0, 1]),
+    ("a", "b"),
+    np.arange(2),
+    np.arange(0),
+    np.arange(2, 4),
+    Pipeline(3, (0.5,), (0.5,)),
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, None),
+        ({"x": np.zeros((4, 1, 3, 3))}, "x is float64"),
+        ({"x": np.zeros((4, 1, 3, 5), np.uint8)}, r"x is uint8 \(4, 1, 3, 5\)"),
+        ({"x": np.zeros((5, 1, 3, 3), np.uint8)}, "y is int64"),
+        ({"y": np.array([0, 1, 2, 1])}, "labels outside the classes"),
+        ({"y": np.array([0.0, 1, 0, 1])}, "y is float64"),
+        ({"class_names": ("a",)}, "at least two"),
+        ({"train": np.arange(0)}, "training part is empty"),
+        ({"test": np.arange(0)}, "test part is empty"),
+        ({"val": np.array([1])}, "disjoint"),
+        ({"val": np.array([4])}, "disjoint"),
+        ({"val": np.array([True])}, "int64 index arrays"),
+        ({"pipeline": Pipeline(3, (0.5,) * 3, (0.5,) * 3)}, "mean and std need 1"),
+        ({"pipeline": Pipeline(3, (0.5,), (0.0,))}, "std and size"),
+        ({"site": np.zeros(3, np.int64)}, "site"),
+    ],
+)
+def test_every_data_set_is_checked(change, message):
+    from fedsim.data.assemble import check
+
+    made = replace(GOOD, **change)
+    if message is None:
+        check(made, "here")
+        return
+    with pytest.raises(DataError, match=f"^here: data set good: .*{message}"):
+        check(made, "here")
+
+
+def test_augment_names_are_those_of_the_issue():
+    assert list(AUGMENTS) == ["none", "flip", "crop_flip", "retina", "covid_fl"]

@@ -1,0 +1,243 @@
+"""npz readers: MedMNIST, sizes, downloads, arrays with sites; damage."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim import data
+from fedsim.data import npz as reader
+from fedsim.data.medmnist_info import MEDMNIST, SIZES
+from fedsim.errors import DataError
+
+COUNTS = {"train": 10, "val": 4, "test": 5}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def med_arrays(size: int = 28, channels: int = 3, classes: int = 5) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(size)
+    shape = (size, size, 3) if channels == 3 else (size, size)
+    arrays = {}
+    for part, n in COUNTS.items():
+        arrays[f"{part}_images"] = generator.integers(0, 256, (n, *shape)).astype(np.uint8)
+        arrays[f"{part}_labels"] = (np.arange(n) % classes).astype(np.uint8)[:, None]
+    return arrays
+
+
+def test_medmnist_keeps_its_parts_pixels_and_classes(tmp_path: Path):
+    arrays = med_arrays()
+    np.savez_compressed(tmp_path / "retinamnist.npz", **arrays)
+    loaded = data.load("retinamnist", tmp_path, val_fraction=0.5)
+    assert loaded.x.shape == (19, 3, 28, 28)
+    assert loaded.train.tolist() == list(range(10))
+    assert loaded.val.tolist() == list(range(10, 14))  # its own, whatever val_fraction says
+    assert loaded.test.tolist() == list(range(14, 19))
+    assert np.array_equal(loaded.x[12], arrays["val_images"][2].transpose(2, 0, 1))
+    assert loaded.y.tolist() == [i % 5 for n in COUNTS.values() for i in range(n)]
+    assert loaded.class_names == ("0", "1", "2", "3", "4")
+    assert loaded.pipeline.mean == (0.5, 0.5, 0.5)
+
+
+def test_medmnist_grey_with_flat_labels_in_a_subfolder(tmp_path: Path):
+    arrays = {k: v[:, 0] if "labels" in k else v for k, v in med_arrays(28, 1, 2).items()}
+    (tmp_path / "pneumoniamnist").mkdir()
+    np.savez(tmp_path / "pneumoniamnist" / "pneumoniamnist.npz", **arrays)
+    loaded = data.load("pneumoniamnist", tmp_path)
+    assert loaded.x.shape == (19, 1, 28, 28)
+    assert loaded.class_names == ("normal", "pneumonia")
+
+
+@pytest.mark.parametrize(
+    ("files", "asked", "stored", "shape"),
+    [
+        ((28, 64), None, 28, 28),
+        ((28, 64), 64, 64, 64),
+        ((28, 64), 32, 64, 32),
+        ((28, 64), 20, 28, 20),
+        ((28,), 32, 28, 32),
+    ],
+)
+def test_medmnist_takes_the_file_of_the_size(tmp_path: Path, files, asked, stored, shape):
+    for size in files:
+        name = "bloodmnist.npz" if size == 28 else f"bloodmnist_{size}.npz"
+        np.savez(tmp_path / name, **med_arrays(size))
+    loaded = data.load("bloodmnist", tmp_path, image_size=asked)
+    assert loaded.x.shape[2:] == (shape, shape)
+    assert loaded.pipeline.size == shape
+    if stored == shape:
+        expected = med_arrays(stored)["train_images"][0].transpose(2, 0, 1)
+        assert np.array_equal(loaded.x[0], expected)
+
+
+def test_an_official_size_needs_its_file(tmp_path: Path):
+    np.savez(tmp_path / "bloodmnist.npz", **med_arrays())
+    with pytest.raises(DataError, match=r"no bloodmnist_64\.npz .*zenodo.*bloodmnist_64\.npz"):
+        data.load("bloodmnist", tmp_path, image_size=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"val_labels": np.array([[0], [1], [5], [1]])}, "val_labels: label 5 in row 2"),
+        ({"train_images": np.zeros((9, 28, 28, 3), np.uint8)}, "9 images, but 10 labels"),
+        ({"train_images": np.zeros((10, 28, 28, 3), np.float32)}, "images are float32"),
+        ({"train_images": np.zeros((10, 28, 28), np.uint8)}, r"\(1, 28, 28\)"),
+        ({"train_images": np.zeros((10, 64, 64, 3), np.uint8)}, r"\(3, 64, 64\)"),
+        ({"test_images": np.zeros((5, 28, 27, 3), np.uint8)}, "square"),
+        ({"test_labels": np.zeros((5, 2), np.uint8)}, r"labels are uint8 \(5, 2\)"),
+        ({"test_labels": np.zeros((5, 1))}, "labels are float64"),
+        ({"test_labels": np.array([[object()]] * 5)}, "not an npz of plain arrays"),
+        ({"test_labels": None}, "no array test_labels"),
+    ],
+)
+def test_damaged_medmnist_is_refused(tmp_path: Path, change, message):
+    arrays = {k: v for k, v in {**med_arrays(), **change}.items() if v is not None}
+    np.savez(tmp_path / "retinamnist.npz", **arrays)
+    with pytest.raises(DataError, match=rf"retinamnist\.npz.*{message}"):
+        data.load("retinamnist", tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.99])
+def test_truncated_npz_is_refused(tmp_path: Path, keep):
+    path = tmp_path / "retinamnist.npz"
+    np.savez_compressed(path, **med_arrays())
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content))])
+    with pytest.raises(DataError, match=r"retinamnist\.npz: truncated"):
+        data.load("retinamnist", tmp_path)
+
+
+def test_npz_with_a_damaged_array_is_refused(tmp_path: Path):
+    path = tmp_path / "retinamnist.npz"
+    np.savez_compressed(path, **med_arrays())
+    content = bytearray(path.read_bytes())
+    content[2000:2100] = bytes(100)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"retinamnist\.npz: truncated"):
+        data.load("retinamnist", tmp_path)
+
+
+def served(web: str, name: str, md5: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes ``web`` the place that MedMNIST is downloaded from."""
+    entry = replace(MEDMNIST[name], md5=(md5, *MEDMNIST[name].md5[1:]))
+    monkeypatch.setitem(reader.MEDMNIST, name, entry)
+    monkeypatch.setattr(reader, "URL", web + "/{file}")
+
+
+def test_download_lands_in_the_cache_and_is_used_again(tmp_path, cache, monkeypatch, web):
+    np.savez(tmp_path / "retinamnist.npz", **med_arrays())
+    md5 = hashlib.md5((tmp_path / "retinamnist.npz").read_bytes()).hexdigest()
+    served(web, "retinamnist", md5, monkeypatch)
+    first = data.load("retinamnist")
+    (tmp_path / "retinamnist.npz").unlink()
+    assert np.array_equal(first.x, data.load("retinamnist").x)
+    assert [p.name for p in (cache / "medmnist").iterdir()] == ["retinamnist.npz"]
+
+
+def test_download_with_another_md5_is_refused(tmp_path, cache, monkeypatch, web):
+    np.savez(tmp_path / "retinamnist.npz", **med_arrays())
+    served(web, "retinamnist", "0" * 32, monkeypatch)
+    with pytest.raises(DataError, match=r"cannot download retinamnist\.npz"):
+        data.load("retinamnist")
+    assert not (cache / "medmnist" / "retinamnist.npz").exists()
+
+
+def test_unreachable_download_says_what_to_put_where(cache, monkeypatch, web):
+    served(web, "retinamnist", MEDMNIST["retinamnist"].md5[0], monkeypatch)
+    with pytest.raises(DataError) as caught:
+        data.load("retinamnist")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in ("retinamnist.npz", "bd4c0672f1bba3e3a89f0e4e876791e4", str(cache), "data.dir"):
+        assert part in message
+
+
+def test_the_table_of_medmnist_is_whole():
+    assert len(MEDMNIST) == 11
+    assert SIZES == (28, 64, 128, 224)
+    sums = [md5 for info in MEDMNIST.values() for md5 in info.md5]
+    assert len(set(sums)) == 44
+    assert all(len(md5) == 32 and int(md5, 16) >= 0 for md5 in sums)
+    classes = {name: len(info.class_names) for name, info in MEDMNIST.items()}
+    assert sum(classes.values()) == 9 + 7 + 4 + 2 + 5 + 2 + 8 + 8 + 3 * 11
+
+
+def site_arrays(**changes: object) -> dict[str, np.ndarray]:
+    n = 90
+    arrays = {
+        "images": np.arange(n * 36, dtype=np.uint8).reshape(n, 6, 6),
+        "labels": (np.arange(n) % 3).astype(np.uint8),
+        "sites": (np.arange(n) // 45).astype(np.uint8),
+        "patients": np.arange(n) // 2 + 1000,
+        "site_names": np.array(["here", "there"]),
+        "class_names": np.array(["a", "b", "c"]),
+    }
+    return {k: v for k, v in {**arrays, **changes}.items() if v is not None}
+
+
+def test_sites_and_patients(tmp_path: Path):
+    np.savez(tmp_path / "mine.npz", **site_arrays())
+    for place in (tmp_path, tmp_path / "mine.npz"):
+        loaded = data.load("npz", place, val_fraction=0.2)
+        assert loaded.x.shape == (90, 1, 6, 6)
+        assert loaded.site_names == ("here", "there")
+        assert loaded.class_names == ("a", "b", "c")
+        assert loaded.site is not None
+        assert loaded.site.tolist() == [0] * 45 + [1] * 45
+        patient = np.arange(90) // 2
+        owners = [set(patient[i].tolist()) for i in (loaded.train, loaded.val, loaded.test)]
+        assert not owners[0] & owners[1]
+        assert not owners[0] & owners[2]
+        assert not owners[1] & owners[2]
+        assert 14 <= len(loaded.test) <= 22
+        assert 11 <= len(loaded.val) <= 18
+
+
+def test_optional_arrays_may_be_absent(tmp_path: Path):
+    absent = dict.fromkeys(("sites", "patients", "site_names", "class_names"))
+    np.savez(tmp_path / "mine.npz", **site_arrays(**absent))
+    loaded = data.load("npz", tmp_path, image_size=4)
+    assert loaded.site is None
+    assert loaded.class_names == ("0", "1", "2")
+    assert loaded.x.shape == (90, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"labels": np.array([0, 3] * 45)}, "labels: label 3 in row 1"),
+        ({"sites": np.array([0, 2] * 45)}, "sites: label 2 in row 1"),
+        ({"sites": np.zeros(7, np.int64)}, r"sites: \(7,\)"),
+        ({"patients": np.zeros(7, np.int64)}, r"patients: \(7,\)"),
+        ({"labels": np.array(["a"] * 90), "class_names": None}, "need the names array"),
+        ({"images": None}, "no array images"),
+    ],
+)
+def test_damaged_arrays_with_sites_are_refused(tmp_path: Path, changes, message):
+    np.savez(tmp_path / "mine.npz", **site_arrays(**changes))
+    with pytest.raises(DataError, match=rf"mine\.npz.*{message}"):
+        data.load("npz", tmp_path)
+
+
+def test_several_or_no_npz_files_are_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="no npz file"):
+        data.load("npz", tmp_path)
+    for name in ("a.npz", "b.npz"):
+        np.savez(tmp_path / name, **site_arrays())
+    with pytest.raises(DataError, match=r"several npz files \(a\.npz, b\.npz\)"):
+        data.load("npz", tmp_path)
+    assert data.load("npz", tmp_path / "b.npz").num_classes == 3
+
+
+def test_missing_folder_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match="there is no such folder"):
+        data.load("retinamnist", tmp_path / "none")

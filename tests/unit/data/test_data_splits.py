@@ -1,0 +1,53 @@
+"""Held-out parts: shares of every stratum, whole patients, one seed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedsim.data.splits import held_out
+from fedsim.errors import DataError
+
+
+def test_every_class_gives_its_share():
+    # 20 % of 10, 20, 50 and 3: 2, 4, 10 and 0.6 -> 1
+    y = np.repeat([0, 1, 2, 3], [10, 20, 50, 3])
+    out = held_out(y, None, 0.2, 0, "test", "toy")
+    assert np.bincount(y[out]).tolist() == [2, 4, 10, 1]
+    assert (np.diff(out) > 0).all()
+
+
+def test_it_is_the_seed_and_the_stream_that_decide():
+    y = np.repeat([0, 1], 100)
+    drawn = [held_out(y, None, 0.2, *key, "toy").tolist() for key in ((0, "a"), (0, "b"), (1, "a"))]
+    assert drawn[0] == held_out(y, None, 0.2, 0, "a", "toy").tolist()
+    assert drawn[0] != drawn[1]
+    assert drawn[0] != drawn[2]
+
+
+def test_no_patient_is_on_both_sides_and_the_classes_keep_their_share():
+    generator = np.random.default_rng(0)
+    group = generator.integers(0, 150, size=600)
+    y = generator.choice(3, size=600, p=[0.6, 0.3, 0.1])
+    for seed in range(5):
+        out = held_out(y, group, 0.2, seed, "test", "toy")
+        rest = np.setdiff1d(np.arange(600), out)
+        assert not set(group[out]) & set(group[rest])
+        share = np.bincount(y[out]) / np.bincount(y)
+        # a patient has four images on average: the share is met to about a patient
+        assert np.abs(share - 0.2).max() < 0.05
+
+
+def test_big_patients_are_on_both_sides():
+    # one patient in ten has 10 images, the others 1: the held-out part is not made of one kind
+    group = np.repeat(np.arange(200), np.where(np.arange(200) % 10 == 0, 10, 1))
+    out = held_out(np.zeros(len(group), dtype=np.int64), group, 0.2, 0, "test", "toy")
+    sizes = np.bincount(group[out])
+    assert 1 <= (sizes == 10).sum() <= 10
+    assert (sizes == 1).sum() >= 10
+
+
+@pytest.mark.parametrize("group", [None, np.zeros(4, dtype=np.int64)])
+def test_too_few_images_are_refused(group):
+    with pytest.raises(DataError, match=r"toy: 4 images of . patients are too few"):
+        held_out(np.array([0, 0, 1, 1]), group, 0.1, 0, "test", "toy")

@@ -1,0 +1,259 @@
+"""Partitions: the published draws, the limits, the files."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim.contracts import Dataset, Partition, Pipeline
+from fedsim.data import draws, partitions
+from fedsim.errors import ConfigError, DataError
+
+
+def dataset(labels: list[int], *, skip: int = 0, **changes: object) -> Dataset:
+    """A data set whose training part is everything but the first ``skip`` images and the last."""
+    n = len(labels)
+    made = Dataset(
+        name="toy",
+        x=np.zeros((n, 1, 4, 4), dtype=np.uint8),
+        y=np.array(labels, dtype=np.int64),
+        class_names=tuple(map(str, range(max(labels) + 1))),
+        train=np.arange(skip, n - 1),
+        val=np.arange(0),
+        test=np.array([n - 1]),
+        pipeline=Pipeline(4, (0.5,), (0.5,)),
+    )
+    return replace(made, **changes)
+
+
+PUBLISHED = dataset([0] * 600 + [1] * 400 + [0])
+TOY = dataset([0, 1, 2] * 40 + [0])
+
+
+@pytest.mark.parametrize(
+    ("alpha", "sizes", "ones"),
+    [
+        (100.0, [187, 217, 201, 201, 194], [71, 85, 70, 84, 90]),
+        (1.0, [327, 107, 170, 180, 216], [0, 62, 39, 121, 178]),
+        (0.5, [135, 133, 303, 382, 47], [0, 98, 299, 0, 3]),
+        (0.1, [245, 131, 243, 23, 358], [245, 131, 0, 23, 1]),
+    ],
+)
+def test_capped_dirichlet_draws_the_published_sizes(alpha, sizes, ones):
+    # the public SSL-FL splits: RandomState(2022), labels 600 x 0 then 400 x 1, five clients, minimum 10
+    made = partitions.make(
+        PUBLISHED, "dirichlet", num_clients=5, alpha=alpha, min_samples=10, seed=2022
+    )
+    assert [len(i) for i in made.train] == sizes
+    assert [int(PUBLISHED.y[i].sum()) for i in made.train] == ones
+
+
+@pytest.mark.parametrize("kind", ["iid", "dirichlet", "dirichlet_plain", "dirichlet_per_client"])
+@pytest.mark.parametrize("num_clients", [1, 7, 40])
+def test_partition_is_disjoint_inside_the_training_part_and_repeatable(kind, num_clients):
+    data = dataset([0, 1, 2] * 80 + [0], skip=30)
+    made = partitions.make(data, kind, num_clients=num_clients, alpha=10.0, seed=3)
+    again = partitions.make(data, kind, num_clients=num_clients, alpha=10.0, seed=3)
+    other = partitions.make(data, kind, num_clients=num_clients, alpha=10.0, seed=4)
+    together = np.concatenate(made.train)
+    assert made.num_clients == num_clients
+    assert len(np.unique(together)) == len(together)
+    assert set(together.tolist()) <= set(data.train.tolist())
+    assert all(np.array_equal(a, b) for a, b in zip(made.train, again.train, strict=True))
+    assert any(not np.array_equal(a, b) for a, b in zip(made.train, other.train, strict=True))
+    if kind != "dirichlet_per_client":  # which leaves n modulo K samples over
+        assert len(together) == len(data.train)
+
+
+def test_capped_gives_a_full_client_nothing_of_later_classes():
+    # 4 clients, fair share 30: who holds 30 of class 0 may get no more; plain may give more
+    made = partitions.make(TOY, "dirichlet", num_clients=4, alpha=0.1, min_samples=1, seed=5)
+    for indices in made.train:
+        counts = np.bincount(TOY.y[indices], minlength=3)
+        before = np.cumsum(counts) - counts
+        assert not ((before >= 30) & (counts > 0)).any()
+
+
+def test_zero_draws_fall_back_to_the_uncapped_proportions():
+    # alpha 1e-4 draws exact zeros (or NaN, which stands for its limit): class 0 goes to one
+    # client, and where class 1 names the same one, which is full, the uncapped draw holds
+    largest = []
+    for seed in range(30):
+        rng = np.random.RandomState(seed)
+        labels = np.repeat([0, 1], 30)
+        pieces = draws.dirichlet(draws.Draw(labels, 2, 1e-4, rng, 2, "uniform", "round_robin"))
+        assert np.array_equal(np.sort(np.concatenate(pieces)), np.arange(60))
+        largest.append(max(map(len, pieces)))
+    assert set(largest) == {30, 60}
+
+
+def test_tiny_alpha_leaves_whole_classes_to_a_client():
+    made = partitions.make(TOY, "dirichlet_per_client", num_clients=3, alpha=1e-5, seed=0)
+    assert [len(i) for i in made.train] == [40, 40, 40]
+
+
+def test_per_client_takes_equal_shares_by_the_options():
+    made = {
+        (prior, order): partitions.make(
+            TOY, "dirichlet_per_client", num_clients=7, prior=prior, order=order, alpha=0.3
+        )
+        for prior in ("uniform", "frequencies")
+        for order in ("round_robin", "sequential")
+    }
+    # floor(120 / 7) = 17
+    assert all(len(i) == 17 for m in made.values() for i in m.train)
+    contents = {tuple(np.concatenate(m.train).tolist()) for m in made.values()}
+    assert len(contents) == 4
+
+
+def test_shards_hold_few_classes_and_equal_sizes():
+    made = partitions.make(TOY, "shards", num_clients=6, shards_per_client=2)
+    # 12 shards of 10 samples, 4 per class: every shard is of one class
+    assert [len(i) for i in made.train] == [20] * 6
+    assert all(len(np.unique(TOY.y[i])) <= 2 for i in made.train)
+
+
+def test_iid_sizes_differ_by_one_at_most():
+    assert sorted(len(i) for i in partitions.make(TOY, "iid", num_clients=7).train) == [17] * 6 + [
+        18
+    ]
+
+
+def test_by_site_makes_a_client_of_each_site_with_training_samples():
+    site = np.array([0, 2, 2, 0, 2, 0, 1])
+    data = dataset([0, 1] * 3 + [0], site=site, site_names=("a", "b", "c"))
+    made = partitions.make(data, "by_site", num_clients=2)
+    assert partitions.default_kind(data) == "by_site"
+    assert partitions.fixed_num_clients(data, "by_site") == 2
+    assert made.names == ("a", "c")
+    assert [i.tolist() for i in made.train] == [[0, 3, 5], [1, 2, 4]]
+
+
+def test_files_takes_the_lists_by_sorted_name():
+    lists = {"client_2": np.array([3, 1]), "client_1": np.array([0, 2])}
+    data = dataset([0, 1] * 3 + [0], clients=lists)
+    made = partitions.make(data, "files", num_clients=2)
+    assert partitions.default_kind(data) == "files"
+    assert made.names == ("client_1", "client_2")
+    assert [i.tolist() for i in made.train] == [[0, 2], [3, 1]]
+    with pytest.raises(ConfigError, match="has 2 clients, no other number is possible"):
+        partitions.make(data, "files", num_clients=3)
+
+
+@pytest.mark.parametrize("names", [(), ("zeta", "alpha", "x,y")])
+def test_written_partition_reads_back(tmp_path: Path, names):
+    data = dataset([0, 1, 2] * 4 + [0], skip=2)
+    made = Partition((np.array([5, 3]), np.array([2, 11]), np.array([4, 6, 10])), names)
+    file = tmp_path / "split.csv"
+    partitions.write(made, data, file)
+    read = partitions.make(data, "files", num_clients=3, file=file)
+    assert partitions.fixed_num_clients(data, "files", file) == 3
+    assert read.names == names
+    assert all(np.array_equal(a, b) for a, b in zip(read.train, made.train, strict=True))
+    # index counts in the training part, which starts at image 2: 5 -> 3
+    assert file.read_text().splitlines()[1].startswith("0,3")
+
+
+def test_files_orders_numbers_as_numbers_and_names_as_text(tmp_path: Path):
+    file = tmp_path / "split.csv"
+    file.write_text("client,index\n10,0\n10,1\n9,2\n9,3\n")
+    assert partitions.make(TOY, "files", num_clients=2, file=file).names == ("9", "10")
+    file.write_text("client,index\nsite b,0\nsite b,1\nsite a,2\nsite a,3\n")
+    made = partitions.make(TOY, "files", num_clients=2, file=file)
+    assert made.names == ("site a", "site b")
+    assert made.train[0].tolist() == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("client,index\n0,0\n0,500\n", "row 3: index 500 is outside the training part"),
+        ("client,index\n0,0\n1,0\n", "row 3: index 0 is given twice, to client 0 and to client 1"),
+        ("client,index\n0,x\n", "row 2: index 'x' is not a whole number"),
+        ("client,index\n0,1,2\n", "row 2: 3 values, the header has 2"),
+        ("client,sample\n0,1\n", "needed are the columns client, index"),
+        ("client,index\n", "no rows"),
+        ("", "the file is empty"),
+        ("client,index\n0,0\n0,1\n1,2\n", r"client 1 .* has 1 training samples"),
+    ],
+)
+def test_damaged_partition_file_is_refused_with_file_and_row(tmp_path: Path, rows, message):
+    file = tmp_path / "split.csv"
+    file.write_text(rows)
+    with pytest.raises(DataError, match=message) as caught:
+        partitions.make(TOY, "files", num_clients=2 if "1,2\n" in rows else 1, file=file)
+    assert "split.csv" in str(caught.value) or "toy" in str(caught.value)
+
+
+def test_missing_partition_file_is_refused(tmp_path: Path):
+    with pytest.raises(DataError, match=r"none\.csv: there is no such file"):
+        partitions.make(TOY, "files", num_clients=1, file=tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "error", "message"),
+    [
+        ("dirichlett", {}, ConfigError, "did you mean 'dirichlet'"),
+        ("dirichlet", {"alpha": 0.0}, ConfigError, "data.alpha 0.0"),
+        ("dirichlet", {"alpha": float("nan")}, ConfigError, "data.alpha nan"),
+        ("dirichlet", {"alpha": float("inf")}, ConfigError, "data.alpha inf"),
+        ("iid", {"num_clients": 0}, ConfigError, "data.num_clients 0"),
+        ("iid", {"min_samples": 0}, ConfigError, "data.min_samples 0"),
+        ("iid", {"num_clients": 121, "min_samples": 1}, DataError, "need 121 .* toy has 120"),
+        ("dirichlet", {"num_clients": 50, "min_samples": 3}, DataError, "need 150"),
+        ("by_site", {}, ConfigError, "toy has no sites"),
+        ("files", {}, ConfigError, "data.partition_file"),
+        ("shards", {"shards_per_client": 0}, ConfigError, "shards_per_client 0"),
+        ("shards", {"shards_per_client": 70}, ConfigError, "would need 140 shards"),
+        ("dirichlet_per_client", {"prior": "flat"}, ConfigError, "prior 'flat'"),
+        ("dirichlet_per_client", {"order": "reverse"}, ConfigError, "order 'reverse'"),
+    ],
+)
+def test_impossible_partitions_are_refused(kind, options, error, message):
+    with pytest.raises(error, match=message):
+        partitions.make(TOY, kind, **{"num_clients": 2, **options})
+
+
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet_plain"])
+def test_unreachable_minimum_ends_with_the_sizes_reached(kind):
+    # 2 of 120 samples each would fit, but alpha 0.01 hands classes over nearly whole
+    with pytest.raises(DataError, match=r"none of 1000 draws .* reached \[") as caught:
+        partitions.make(TOY, kind, num_clients=40, alpha=0.01)
+    assert "data.alpha 0.01 with 40 clients and 120 training samples" in str(caught.value)
+
+
+def test_lists_that_share_or_leave_are_refused():
+    shared = dataset([0, 1] * 5, clients={"a": np.array([0, 1]), "b": np.array([1, 2])})
+    with pytest.raises(DataError, match="gives a sample to two clients"):
+        partitions.make(shared, "files", num_clients=2)
+    leaving = dataset([0, 1] * 5, clients={"a": np.array([0, 9])})
+    with pytest.raises(DataError, match="outside the training part"):
+        partitions.make(leaving, "files", num_clients=1)
+
+
+def test_table_has_a_row_per_client_and_label():
+    made = Partition((np.array([0, 1, 3]), np.array([2, 5])), ("a", "b"))
+    # labels 0 1 2 0 1 2: client a has 0 twice and 1 once, client b has 2 twice
+    assert partitions.table(TOY, made) == [
+        {"client_id": 0, "label": 0, "train_samples": 2, "test_samples": 0, "name": "a"},
+        {"client_id": 0, "label": 1, "train_samples": 1, "test_samples": 0, "name": "a"},
+        {"client_id": 1, "label": 2, "train_samples": 2, "test_samples": 0, "name": "b"},
+    ]
+    assert "name" not in partitions.table(TOY, Partition(made.train))[0]
+
+
+def test_every_name_is_described_and_made(tmp_path: Path):
+    site = np.arange(121) % 3
+    lists = {"a": np.arange(60), "b": np.arange(60, 120)}
+    data = dataset([0, 1, 2] * 40 + [0], site=site, site_names=("x", "y", "z"), clients=lists)
+    for kind, text in partitions.NAMES.items():
+        k = partitions.fixed_num_clients(data, kind) or 4
+        made = partitions.make(data, kind, num_clients=k, alpha=10.0)
+        partitions.write(made, data, tmp_path / f"{kind}.csv")
+        rows = list(csv.DictReader((tmp_path / f"{kind}.csv").open()))
+        assert len(rows) == sum(len(i) for i in made.train)
+        assert text

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from fedsim.cli.options import FLAGS
+from fedsim.config import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ["--engine", "serial", "--rounds", "2", "--clients", "5", "--sample-rate", "0.4"]
+
+
+def fedsim(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSIM_DEBUG", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ("run --algorithm fedldd", ["--algorithm", "'fedldd'", "did you mean 'fedld'?"]),
+        ("run -d digit", ["--dataset", "did you mean 'digits'?"]),
+        ("run --model resnet5", ["--model", "did you mean 'resnet50'?"]),
+        ("run --server fedavgg", ["--server", "did you mean 'fedavg'?"]),
+        ("run --margin marglog", ["--margin", "did you mean 'marg_log'?"]),
+        ("run --partition dirichlett", ["--partition", "did you mean 'dirichlet'?"]),
+        ("run --preset table33", ["--preset", "did you mean 'table3'?"]),
+        ("run --alpha 0", ["--alpha", "greater than 0"]),
+        ("run --alpha x", ["--alpha", "'x'", "number"]),
+        ("run --sample-rate 0.001", ["--sample-rate", "samples no client", "0.02"]),
+        ("run --sample-rate 1.2", ["--sample-rate", "less than or equal to 1"]),
+        ("run --clients 5", ["--clients", "samples no client"]),
+        ("run --clients 0", ["--clients", "greater than or equal to 1"]),
+        ("run --rounds ten", ["--rounds", "integer"]),
+        ("run --gpus-per-client 1.5", ["--gpus-per-client", "whole number"]),
+        ("run --actors 0", ["--actors", "auto, per-client or a whole number"]),
+        ("run --engine dask", ["--engine", "'ray' or 'serial'"]),
+        ("run --set train.lrr=1", ["--set train.lrr", "did you mean 'train.lr'?"]),
+        ("run --set fedprox.nu=1", ["--set fedprox.nu", "did you mean 'mu'?"]),
+        ("run --set train.lr", ["--set train.lr", "key=value"]),
+        ("run --rounds 3 --set train.rounds=4", ["--set train.rounds=4", "--rounds"]),
+        ("run -c none.yaml", ["none.yaml", "cannot be read"]),
+        ("run --algoritm fedld", ["--algoritm", "--algorithm"]),
+        ("run fedld", ["fedld"]),
+        ("run --alpha", ["--alpha"]),
+        ("rnu", ["rnu"]),
+        ("list things", ["things", "algorithms"]),
+        ("list models --format xml", ["xml", "json"]),
+        ("sweep", ["FILE|PRESET"]),
+        ("sweep table33", ["did you mean 'table3'?"]),
+        ("sweep none.yaml", ["none.yaml", "cannot be read"]),
+        ("sweep table2 --algorithm fedbn", ["--algorithm", "axis method"]),
+        ("partition --clients 5000", ["5000 clients", "1438"]),
+        ("partition --set data.min_samples=100", ["100", "1438"]),
+        ("doctor --cpus-per-client 1000", ["--cpus-per-client"]),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_writes_nothing(
+    args: str, parts: list[str], tmp_path: Path
+) -> None:
+    result = fedsim(*args.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    for part in parts:
+        assert part in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    result = fedsim("run", *QUICK, "--out", "old")
+    assert result.exit_code in (1, 2)
+    assert result.stderr.count("\n") == 1
+    assert "old" in result.stderr
+    assert [p.name for p in (tmp_path / "old").iterdir()] == ["notes.txt"]
+
+
+def test_verbose_and_the_environment_show_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "alpha" in str(fedsim("run", "--verbose", "--alpha", "0").exception)
+    monkeypatch.setenv("FEDSIM_DEBUG", "1")
+    assert "alpha" in str(fedsim("run", "--alpha", "0").exception)
+
+
+def test_help_without_a_command_and_the_version() -> None:
+    assert fedsim().exit_code == 0
+    assert "fedsim run" in fedsim().stdout
+    assert fedsim("--version").stdout.startswith("fedsim ")
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "list", "partition", "doctor"])
+def test_every_command_explains_itself_with_examples(command: str) -> None:
+    text = fedsim(command, "--help").stdout
+    assert f"fedsim {command} " in text.partition("Options")[0]
+    assert "--verbose" in text
+
+
+def test_help_is_grouped() -> None:
+    text = fedsim("run", "--help").stdout
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == ["Experiment:", "Data and model:", "Clients:", "Engine:", "Files:", "Other:"]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom fedsim.cli import main\n"
+        "try: main(['run', '--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'ray', 'pandas', 'pydantic'} & set(sys.modules)))\n"
+    )
+    done = python("-c", code)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_defaults_in_the_help_are_the_defaults() -> None:
+    config = RunConfig()
+    for flag in FLAGS:
+        section, _, leaf = flag.key.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, leaf)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        assert flag.shown == (None if value is None or value is False else shown), flag
+
+
+def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
+    result = fedsim("run", *QUICK, "--out", "r", "--set", "evaluation.every=2")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("fedld on digits, cnn (")
+    assert lines[1].startswith("5 clients, 2 per round, 2 rounds; serial")
+    assert lines[3].startswith("round 1/2  accuracy -  loss ")
+    assert lines[4].startswith("round 2/2  accuracy 0.")
+    names = [line.partition("  ")[0] for line in lines[5:]]
+    assert names == ["result", "final test accuracy", "best test accuracy",
+                     "mean of last 10 rounds", "rounds", "seconds", "files"]  # fmt: skip
+    assert "\x1b" not in result.stdout
+    assert (tmp_path / "r" / "summary.csv").exists()
+
+
+def test_config_yaml_repeats_the_run(tmp_path: Path) -> None:
+    assert fedsim("run", *QUICK, "-a", "fedavg", "--out", "a").exit_code == 0
+    again = fedsim("run", "-c", "a/config.yaml", "--out", "b")
+    assert again.exit_code == 0, again.output
+    for table in ("rounds.csv", "clients.csv", "config.yaml", "model.safetensors"):
+        assert (tmp_path / "a" / table).read_bytes() == (tmp_path / "b" / table).read_bytes()
+
+
+def test_a_diverged_run_ends_with_status_1_and_one_line() -> None:
+    result = fedsim("run", *QUICK, "--set", "train.lr=1e30", "--out", "r")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "round" in result.stderr
+    assert "client" in result.stderr
+
+
+def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim import rounds
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rounds, "run", stop)
+    result = fedsim("run", *QUICK)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted before the first round\n"
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("grid:\n  algorithm: [fedavg, fedgh]\n  seed: [0, 1]\n")
+    command = ["sweep", "g.yaml", *QUICK, "--out", "s"]
+    names = fedsim("sweep", "g.yaml", "--dry-run").stdout.splitlines()
+    assert names == [f"algorithm={a},seed={s}" for a in ("fedavg", "fedgh") for s in (0, 1)]
+    first = fedsim(*command)
+    assert first.exit_code == 0, first.output
+    assert (tmp_path / "s" / names[3] / "summary.csv").exists()
+    table = first.stdout.splitlines()[-4:]
+    assert table[0].split() == ["configuration", "n", "final", "%", "best", "%", "last10", "%"]
+    assert table[1].startswith("algorithm=fedavg")
+    (tmp_path / "s" / names[3] / "summary.csv").unlink()
+    second = fedsim(*command)
+    assert second.exit_code == 0, second.output
+    assert second.stdout.count("finished before") == 3
+    assert (tmp_path / "s" / f"{names[3]}.interrupted-1").is_dir()
+    assert second.stdout.splitlines()[-4:] == table
+    other = fedsim(*command, "--set", "train.lr=0.5")
+    assert other.exit_code == 1
+    assert "another train.lr (0.01, wanted 0.5)" in other.stderr
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "presets"])
+def test_lists_as_table_and_json(kind: str) -> None:
+    rows = json.loads(fedsim("list", kind, "--format", "json").stdout)
+    names = [row["name"] for row in rows]
+    table = fedsim("list", kind).stdout.splitlines()
+    assert table[0].startswith("name ")
+    assert [line.split()[0] for line in table[1:]] == names
+    wanted = {"algorithms": "fedld", "datasets": "digits", "models": "cnn",
+              "partitions": "dirichlet", "presets": "table3_small"}  # fmt: skip
+    assert wanted[kind] in names
+
+
+def test_algorithms_are_listed_with_their_hyperparameters() -> None:
+    rows = json.loads(fedsim("list", "algorithms", "--format", "json").stdout)
+    assert {r["name"]: r for r in rows}["fedprox"]["hyperparameters"]["mu"] == 0.1
+
+
+def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Path) -> None:
+    args = ["--clients", "4", "--sample-rate", "0.5"]
+    first = fedsim("partition", *args, "--alpha", "0.3", "--out", "p")
+    assert first.exit_code == 0, first.output
+    lines = first.stdout.splitlines()
+    assert lines[0] == "digits, dirichlet: 1438 training samples of 10 classes on 4 clients"
+    assert lines[1].split() == ["client", *(w for k in range(10) for w in ("class", str(k))),
+                                "samples"]  # fmt: skip
+    assert sum(int(line.split()[-1]) for line in lines[2:6]) == 1438
+    assert lines[6].split()[0] == "all"
+    assert (tmp_path / "p" / "partition.png").read_bytes().startswith(b"\x89PNG")
+    reuse = ["--partition", "files", "--set", "data.partition_file=p/split.csv"]
+    again = fedsim("partition", *args, *reuse)
+    assert again.stdout.splitlines()[2:7] == lines[2:7]
+    refused = fedsim("partition", *args, "--out", "p")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "partition.csv is already there" in refused.stderr
+
+
+def test_doctor_says_what_is_here_and_the_placement() -> None:
+    text = fedsim("doctor", "--clients", "10", "--cpus-per-client", "0.5", "--gpus-per-client", "0")
+    assert text.exit_code == 0, text.output
+    rows = {line.split("  ")[0].strip(): line for line in text.stdout.splitlines()}
+    assert f"usable of {os.cpu_count()}" in rows["CPUs"]
+    assert "10 clients" in rows["placement"]
+    assert {"torch", "Ray", "memory", "Python"} <= set(rows)
+    assert "one process" in fedsim("doctor", "--engine", "serial").stdout
+
+
+def test_main_is_a_click_group_and_an_entry_point() -> None:
+    assert isinstance(main, click.Group)
+    done = python("-m", "fedsim", "list", "nothing")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from fedsim import presets, sweep
+from fedsim.config import load_config
+from fedsim.errors import ConfigError
+
+SIX = ["fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld"]
+RETINA = ["table1_retina_split1", "table1_retina_split2", "table1_retina_split3"]
+
+
+def test_the_experiments_of_the_issue_are_there() -> None:
+    tables = {*RETINA, "table1_covidfl", "table2", "table3", "table3_small", "fedld_released"}
+    assert tables <= set(presets.names())
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_run_of_every_preset_is_a_valid_configuration(name: str) -> None:
+    loaded = presets.load(name)
+    assert loaded.about
+    assert sweep.expand(loaded, {})
+    load_config(preset=name)
+
+
+@pytest.mark.parametrize("name", [*RETINA, "table1_covidfl", "table3"])
+def test_common_settings_of_the_published_tables(name: str) -> None:
+    c = load_config(preset=name)
+    t = c.train
+    assert (c.model.name, c.model.pretrained, c.data.image_size) == ("resnet50", True, 384)
+    assert (t.rounds, t.local_epochs, t.batch_size) == (200, 1, 50)
+    assert (t.momentum, t.weight_decay, t.lr_schedule) == (0.5, 5e-4, "constant")
+    assert c.hyperparameters["fedld"]["keep"] == 0.8
+    assert c.data.min_samples == 10
+    assert [r.config.algorithm for r in sweep.expand(presets.load(name), {})] == SIX
+
+
+def test_table1_settings_that_differ() -> None:
+    configs = {name: load_config(preset=name) for name in [*RETINA, "table1_covidfl"]}
+    weights = [c.hyperparameters["fedld"]["margin_weight"] for c in configs.values()]
+    assert weights == [0.1, 0.03, 0.03, 0.01]
+    assert [c.train.lr for c in configs.values()] == [0.01, 0.01, 0.01, 0.005]
+    files = ["split_1", "split_2", "split_3", "split_real"]
+    assert [c.data.partition_file for c in configs.values()] == files
+    assert {c.train.sample_rate for c in configs.values()} == {1.0}
+
+
+def test_table2_switches_both_parts_on_three_splits() -> None:
+    runs = sweep.expand(presets.load("table2"), {})
+    assert len(runs) == 12
+    parts = {
+        r.name.split("method=")[1]: (r.config.algorithm, r.config.server, r.config.margin)
+        for r in runs
+    }
+    assert parts == {
+        "ce_mean": ("fedavg", None, None),
+        "ce_principal": ("fedld", None, "none"),
+        "margin_mean": ("fedld", "fedavg", None),
+        "margin_principal": ("fedld", None, None),
+    }
+    weights = {r.config.data.partition_file: r.config.hyperparameters["fedld"]["margin_weight"]
+               for r in runs if r.config.algorithm == "fedld"}  # fmt: skip
+    assert weights == {"split_1": 0.1, "split_2": 0.03, "split_3": 0.03}
+
+
+@pytest.mark.parametrize("name", ["table3", "table3_small"])
+def test_table3_is_fifty_clients_a_tenth_of_them_per_round(name: str) -> None:
+    c = load_config(preset=name)
+    assert (c.data.num_clients, c.train.sample_rate, c.data.alpha) == (50, 0.1, 0.5)
+    assert c.data.partition == "dirichlet"
+
+
+def test_table3_small_runs_without_files_on_three_seeds() -> None:
+    runs = sweep.expand(presets.load("table3_small"), {})
+    assert len(runs) == 18
+    assert {(r.config.algorithm, r.config.seed) for r in runs} == {
+        (a, s) for a in SIX for s in (0, 1, 2)
+    }
+    assert {r.config.data.name for r in runs} == {"digits"}
+
+
+def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
+    c = load_config(preset="fedld_released")
+    assert (c.algorithm, c.train.frozen_bn, c.train.lr_schedule) == (
+        "fedld_released", True, "warmup_round",
+    )  # fmt: skip
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown preset 'tabel2' \(did you mean 'table2'\?\)"):
+        load_config(preset="tabel2")

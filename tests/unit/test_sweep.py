@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from fedsim import experiments, sweep
+from fedsim.config import RunConfig, from_flags, to_yaml
+from fedsim.errors import ConfigError, StoreError
+
+GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
+
+
+def runs_of(text: str, *sets: str) -> list[sweep.SweepRun]:
+    return sweep.expand(experiments.parse(text, "grid.yaml"), from_flags({}, sets))
+
+
+def fake_run(config: RunConfig, folder: Path) -> None:
+    """Leaves what a finished run leaves; accuracies are made of method and seed."""
+    folder.mkdir(parents=True)
+    values = yaml.safe_load(to_yaml(config))
+    values["model"]["name"] = "cnn"  # a run fills in what the configuration leaves open
+    (folder / "config.yaml").write_text(yaml.safe_dump(values))
+    accuracy = {"fedavg": 0.5, "fedprox": 0.6}[config.algorithm] + config.seed / 100
+    row = {
+        "run_id": folder.name, "algorithm": config.algorithm, "dataset": "digits", "alpha": 0.5,
+        "seed": config.seed, "final_test_accuracy": accuracy, "best_test_accuracy": accuracy + 0.1,
+        "last10_test_accuracy": accuracy - 0.1,
+    }  # fmt: skip
+    own = config.hyperparameters[config.algorithm]
+    row |= {f"{config.algorithm}.{key}": value for key, value in own.items()}
+    pd.DataFrame([row]).to_csv(folder / "summary.csv", index=False)
+
+
+def test_names_say_what_varies_in_grid_order() -> None:
+    runs = runs_of(GRID)
+    assert [r.name for r in runs] == [
+        f"algorithm={a},seed={s}" for a in ("fedavg", "fedprox") for s in (0, 1, 2)
+    ]
+    assert {r.group for r in runs} == {"algorithm=fedavg", "algorithm=fedprox"}
+    assert all(r.config.train.rounds == 2 for r in runs)
+
+
+def test_rows_of_settings_that_go_together() -> None:
+    text = "grid:\n  m:\n  - a: {algorithm: fedavg}\n  - b/c: {algorithm: fedld, margin: none}\n"
+    first, second = runs_of(text)
+    assert (first.name, second.name) == ("m=a", "m=b_c")
+    assert (second.config.algorithm, second.config.margin) == ("fedld", "none")
+
+
+def test_without_a_grid_there_is_one_run() -> None:
+    assert [r.name for r in runs_of("train: {rounds: 2}\n")] == ["run"]
+
+
+def test_a_flag_replaces_the_axis_of_its_key() -> None:
+    assert [r.name for r in runs_of(GRID, "seed=7")] == ["algorithm=fedavg", "algorithm=fedprox"]
+    assert {r.config.seed for r in runs_of(GRID, "seed=7")} == {7}
+    assert all(r.config.train.rounds == 9 for r in runs_of(GRID, "train.rounds=9"))
+
+
+def test_a_flag_that_contradicts_rows_is_refused() -> None:
+    text = "grid:\n  m:\n  - a: {algorithm: fedavg}\n  - b: {algorithm: fedld}\n"
+    with pytest.raises(ConfigError, match=r"--set algorithm: the grid's axis m sets algorithm"):
+        runs_of(text, "algorithm=fedbn")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("grid:\n  algorithm: [fedavg, fedldd]\n", "grid.yaml:2 (grid.algorithm): unknown"),
+        ("grid:\n  train.lrr: [1]\n", "grid.yaml:2 (grid.train.lrr): unknown key"),
+        ("grid:\n  m:\n  - a: {train.lr: -1}\n", "grid.yaml:3 (train.lr): -1 given"),
+        ("grid:\n  m:\n  - a/b: {seed: 1}\n  - a_b: {seed: 2}\n", "the same name m=a_b"),
+    ],
+)
+def test_every_run_is_checked_before_the_first_starts(text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        runs_of(text)
+    assert wanted in str(error.value)
+
+
+def test_files_may_start_from_a_preset(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("preset: table3_small\ntrain: {rounds: 3}\n")
+    name, loaded = sweep.load(str(path))
+    runs = sweep.expand(loaded, {})
+    assert (name, len(runs)) == ("mine", 18)
+    assert {(r.config.train.rounds, r.config.data.num_clients) for r in runs} == {(3, 50)}
+
+
+def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path) -> None:
+    runs, started = runs_of(GRID), []
+
+    def start(config: RunConfig, folder: Path) -> None:
+        started.append(folder.name)
+        fake_run(config, folder)
+
+    lines: list[str] = []
+    table = sweep.run_all(runs, tmp_path, start, lines.append)
+    assert started == [r.name for r in runs]
+    sweep.run_all(runs, tmp_path, start, lines.append)
+    assert len(started) == 6
+    assert lines[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
+
+    summary = pd.read_csv(tmp_path / "summary.csv")
+    assert list(summary["run"]) == [r.name for r in runs]
+    assert summary.loc[summary["algorithm"] == "fedprox", "fedprox.mu"].tolist() == [0.1] * 3
+    assert summary.loc[summary["algorithm"] == "fedavg", "fedprox.mu"].isna().all()
+
+    assert list(table["configuration"]) == ["algorithm=fedavg", "algorithm=fedprox"]
+    row = pd.read_csv(tmp_path / "aggregate.csv").iloc[0]
+    # 0.50, 0.51, 0.52: mean 0.51, std 0.01, t(0.975, 2) = 4.302653: 4.302653 * 0.01 / sqrt(3)
+    assert row["n"] == 3
+    assert row["final_test_accuracy_mean"] == pytest.approx(0.51, abs=1e-12)
+    assert row["final_test_accuracy_std"] == pytest.approx(0.01, abs=1e-12)
+    assert row["final_test_accuracy_ci95"] == pytest.approx(0.024841377, abs=1e-8)
+    assert row["best_test_accuracy_mean"] == pytest.approx(0.61, abs=1e-12)
+    assert row["last10_test_accuracy_mean"] == pytest.approx(0.41, abs=1e-12)
+
+
+def test_another_configuration_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    run = runs_of(GRID)[0]
+    fake_run(run.config, tmp_path / run.name)
+    other = runs_of(GRID, "train.lr=0.5")[0]
+    with pytest.raises(StoreError, match=r"another train\.lr \(0\.01, wanted 0\.5\)"):
+        sweep.is_complete(other, tmp_path / run.name)
+
+
+def test_placement_and_what_the_data_decide_do_not_make_another_run() -> None:
+    found = yaml.safe_load(to_yaml(RunConfig(data={"num_clients": 12}, model={"name": "cnn"})))
+    assert sweep.difference(RunConfig(engine={"actors": 8, "kind": "serial"}), found) is None
+    explicit = RunConfig(data={"num_clients": 50})
+    assert sweep.difference(explicit, found) == "data.num_clients (12, wanted 50)"
+    device = sweep.difference(RunConfig(engine={"fast": True}), found)
+    assert device == "engine.fast (False, wanted True)"
+
+
+def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
+    runs = runs_of(GRID, "seed=0")
+    for attempt in (1, 2):
+        (tmp_path / runs[0].name).mkdir()
+        (tmp_path / runs[0].name / "rounds.csv").write_text(f"attempt {attempt}\n")
+        sweep.set_aside(tmp_path / runs[0].name)
+    (tmp_path / runs[0].name).mkdir()  # empty: nothing to keep
+    sweep.set_aside(tmp_path / runs[0].name)
+    kept = sorted(p.name for p in tmp_path.glob("*interrupted*"))
+    assert kept == [f"{runs[0].name}.interrupted-{n}" for n in (1, 2)]
+    assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
+
+
+def test_spread_of_one_seed_has_no_interval() -> None:
+    import numpy as np
+
+    one = sweep.spread(np.array([0.7]))
+    assert one["mean"] == 0.7
+    assert math.isnan(one["std"])
+    assert math.isnan(one["ci95"])
