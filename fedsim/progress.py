@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fedsim.tables import show
 
@@ -116,11 +117,12 @@ class Bar(Lines):
         self.bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
             TextColumn("accuracy {task.fields[accuracy]}  loss {task.fields[loss]}"),
             TextColumn("{task.fields[pace]} s/round{task.fields[failed]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),
             console=Console(stderr=True),
+            expand=True,
         )
         self.task = self.bar.add_task(
             "", total=None, accuracy="-", loss="-", pace="-", failed="", start=False
@@ -143,7 +145,7 @@ class Bar(Lines):
             accuracy=number(self.accuracy),
             loss=number(row.get("train_loss")),
             pace=f"{self.pace():.2f}",
-            failed=f"  clients failed {self.failed}" if self.failed else "",
+            failed=f"  {self.failed} failed" if self.failed else "",
         )
 
 

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from fedsim import evaluation
 from fedsim.cohort import Cohort, gram
 from fedsim.config import RunConfig, to_yaml
-from fedsim.contracts import RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import RoundContext
 from fedsim.data import partitions
-from fedsim.engine import Executor, Model, Result
+from fedsim.engine import Executor, Result
 from fedsim.errors import DivergedError
-from fedsim.evaluate import mean_scores
 from fedsim.gram import conflict_ratio
 from fedsim.rng import generator
+from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup, make_executor, prepare
-from fedsim.store import Row, RunStore, check_free, default_path, environment, to_json
+from fedsim.state import ServerState
+from fedsim.store import RunStore, check_free, default_path, environment, to_json
 from fedsim.summary import summarise
 
 
@@ -53,23 +54,6 @@ class Observer(Protocol):
 
     def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
         """After the last round, with the row of summary.csv."""
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """Everything that the next round depends on.
-
-    Args:
-        params: (D,) the global vector.
-        server: the server rule's own state.
-        downlink: what the server sends to everybody beside the model.
-        clients: the state of each client that has one, by client id.
-    """
-
-    params: Vector
-    server: Vectors = field(default_factory=dict)
-    downlink: Vectors = field(default_factory=dict)
-    clients: Mapping[int, Vectors] = field(default_factory=dict)
 
 
 def run(config: RunConfig, out: Path | None = None, observer: Observer | None = None) -> RunStore:
@@ -143,25 +127,6 @@ def _rounds(
     return state
 
 
-@dataclass
-class RoundLog:
-    """The rows that a round adds to the tables."""
-
-    round: int
-    tables: dict[str, list[Row]] = field(default_factory=dict)
-
-    def add(self, table: str, **values: object) -> None:
-        """Adds a row; the round is filled in."""
-        self.tables.setdefault(table, []).append({"round": self.round, **values})
-
-    @contextmanager
-    def timed(self, phase: str) -> Iterator[dict[str, int]]:
-        """Times a phase; the block may set ``bytes``."""
-        begun, extra = time.perf_counter(), {"bytes": 0}
-        yield extra
-        self.add("timings", phase=phase, seconds=time.perf_counter() - begun, **extra)
-
-
 def run_round(
     setup: Setup, executor: Executor, state: ServerState, ctx: RoundContext, log: RoundLog
 ) -> ServerState:
@@ -172,7 +137,7 @@ def run_round(
         WorkerError: a client's work failed.
     """
     clients = draw_cohort(ctx, setup.cohort_size)
-    before = _personal_before(setup, executor, state, clients, ctx)
+    scores = evaluation.before_training(setup, executor, state, clients, ctx)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
@@ -182,9 +147,10 @@ def run_round(
     with log.timed("aggregate"):
         good = _finite(setup, results, ctx, log)
         after = _aggregate(setup, state, good, ctx, clients, log)
-    if _is_evaluated(setup.config, ctx):
+    if evaluation.is_due(setup.config, ctx):
         with log.timed("evaluate"):
-            _evaluate(setup, executor, state, after, good, before, log)
+            scores = scores or evaluation.after_round(setup, executor, state, after, good)
+            evaluation.write(scores, log)
     return after
 
 
@@ -295,81 +261,3 @@ def _train_loss(results: list[Result]) -> float | None:
     total = sum(u.num_samples for u in trained)
     weighted = sum(u.num_samples * u.metrics["train_loss"] for u in trained)
     return weighted / total if total else None
-
-
-def _is_evaluated(config: RunConfig, ctx: RoundContext) -> bool:
-    done = ctx.round + 1
-    return done % config.evaluation.every == 0 or done == ctx.num_rounds
-
-
-def _parts(setup: Setup) -> list[str]:
-    return ["val", "test"] if len(setup.dataset.val) else ["test"]
-
-
-def _personal_before(
-    setup: Setup, executor: Executor, state: ServerState, clients: list[int], ctx: RoundContext
-) -> Mapping[str, list[Scores]]:
-    """The cohort's own models before training, where the released codes' numbers are wanted."""
-    mode = setup.config.evaluation.personal
-    if mode != "cohort_before" or not setup.algorithm.personalised:
-        return {}
-    if not _is_evaluated(setup.config, ctx):
-        return {}
-    own: list[Model] = [(state.params, state.clients.get(c, {})) for c in clients]
-    return {part: executor.evaluate(own, part) for part in _parts(setup)}
-
-
-def _evaluate(
-    setup: Setup,
-    executor: Executor,
-    before: ServerState,
-    after: ServerState,
-    results: list[Result],
-    cohort_before: Mapping[str, list[Scores]],
-    log: RoundLog,
-) -> None:
-    """Fills the val and test columns of the round's row and adds the rows of classes.csv."""
-    ids, own = _models(setup, before, after, results)
-    row = dict(log.tables["rounds"][0])
-    for part in _parts(setup):
-        scores = cohort_before.get(part) or executor.evaluate(own, part)
-        mean = mean_scores(scores)
-        row |= {f"{part}_loss": mean.loss, f"{part}_accuracy": mean.accuracy}
-        if setup.algorithm.personalised and not cohort_before:
-            for client, s in zip(ids, scores, strict=True):
-                log.add(
-                    "evaluations",
-                    client_id=client,
-                    split=part,
-                    num_samples=s.num_samples,
-                    loss=s.loss,
-                    accuracy=s.accuracy,
-                )
-        if part == "test":
-            row |= {
-                "test_balanced_accuracy": mean.balanced_accuracy,
-                "test_macro_f1": mean.macro_f1,
-                "test_auc": mean.auc,
-            }
-            for c in mean.classes:
-                log.add(
-                    "classes",
-                    label=c.label,
-                    support=c.support,
-                    recall=c.recall,
-                    precision=c.precision,
-                )
-    log.tables["rounds"] = [row]
-
-
-def _models(
-    setup: Setup, before: ServerState, after: ServerState, results: list[Result]
-) -> tuple[list[int], list[Model]]:
-    """The models that count: the global one, or those of clients (ids beside them)."""
-    if not setup.algorithm.personalised:
-        return [-1], [(after.params, {})]
-    if setup.config.evaluation.personal == "cohort_after" and results:
-        ids = [r.update.client_id for r in results]
-        return ids, [(before.params + r.update.delta, r.state) for r in results]
-    ids = list(range(setup.partition.num_clients))
-    return ids, [(after.params, after.clients.get(c, {})) for c in ids]

@@ -123,6 +123,16 @@ class RunConfig(Section):
         info = {info.name: info for info in catalogue()}.get(self.data.name)
         return info is not None and not info.needs_folder
 
+    def concrete(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
+        """The configuration with what the data decided filled in, for ``config.yaml``."""
+        data = {"num_clients": num_clients, "partition": partition}
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update=data),
+                "model": self.model.model_copy(update={"name": model}),
+            }
+        )
+
     def _check_cohort(self) -> None:
         rate_given = "sample_rate" in self.train.model_fields_set
         try:

@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("version", "errors", "contracts", "rng"),
     ("vectors", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "evaluate"),
+    ("local", "server", "metrics"),
     ("plugin",),
     ("algorithms",),
     (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import tarfile
+import tempfile
+import zlib
 from http.client import HTTPException
 from pathlib import Path
 
-from torchvision.datasets.utils import download_url, extract_archive
+from torchvision.datasets.utils import download_url
 
 from fedsim.data.cache import cache_dir
 from fedsim.errors import DataError
@@ -46,14 +49,25 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """The folder of the cache that ``archive`` (tar.gz) was extracted into.
+    """The files of ``archive`` (tar.gz), without its folders, in a folder of the cache.
 
     Raises:
         DataError: the archive is damaged.
     """
     target = cache_dir() / folder
-    try:
-        extract_archive(str(archive), str(target))
-    except (OSError, EOFError, RuntimeError) as error:
-        raise DataError(f"{archive}: cannot be unpacked ({error}); delete it") from error
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
+        files = Path(temporary) / "files"
+        files.mkdir()
+        try:
+            with tarfile.open(archive, "r:gz") as tar:
+                for member in tar:
+                    stream = tar.extractfile(member)
+                    if stream is not None:
+                        (files / Path(member.name).name).write_bytes(stream.read())
+        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+            raise DataError(f"{archive}: cannot be unpacked ({error}); delete it") from error
+        os.replace(files, target)
     return target

@@ -34,7 +34,10 @@ class DatasetInfo:
     needs_folder: bool = False
 
 
-_FEDLD = "the FedLD / SSL-FL folders: train/, test/, labels.csv, train.csv, test.csv, *_clients/"
+_FEDLD = (
+    "as SSL-FL and FedLD lay it out: train/, test/, labels.csv, train.csv, test.csv, *_clients/"
+)
+_NPZ = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
 _OWN = (
     DatasetInfo("digits", "scikit-learn's 1,797 hand-written digits", 10, 8, 1, source="embedded"),
     DatasetInfo(
@@ -44,7 +47,7 @@ _OWN = (
         384,
         3,
         default_partition="files",
-        source=f"data.dir: Retina/ in {_FEDLD}",
+        source=f"a folder Retina/ {_FEDLD}",
         needs_folder=True,
     ),
     DatasetInfo(
@@ -54,7 +57,7 @@ _OWN = (
         384,
         3,
         default_partition="files",
-        source=f"data.dir: COVID-FL/ in {_FEDLD}",
+        source=f"a folder COVID-FL/ {_FEDLD}",
         needs_folder=True,
     ),
     DatasetInfo(
@@ -64,7 +67,7 @@ _OWN = (
         0,
         1,
         default_partition="by_site",
-        source="data.dir: an npz as for 'npz'",
+        source=_NPZ,
         needs_folder=True,
     ),
     DatasetInfo("mnist", "hand-written digits", 10, 28, 1),
@@ -77,8 +80,7 @@ _OWN = (
         0,
         0,
         0,
-        source="data.dir: an npz with images, labels[, sites, site_names][, patients]"
-        "[, class_names]",
+        source=_NPZ,
         needs_folder=True,
     ),
     DatasetInfo(
@@ -87,7 +89,7 @@ _OWN = (
         0,
         224,
         3,
-        source="data.dir: labels.csv (filename,label[,site][,patient][,split]) and the images",
+        source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
         needs_folder=True,
     ),
 )

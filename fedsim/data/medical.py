@@ -47,8 +47,8 @@ class _List:
 def retina(request: Request) -> Raw:
     """Retina: .npy images, stored at 256 x 256 as published, or smaller if the model's size is.
 
-    The pipeline of FedLD: 384 pixels, crops of 0.6 to 1 of the area, rotations up to 10 degrees,
-    flips, as in the released FedLD code. Patients are the file names without ``_left`` and ``_right``.
+    The pipeline of the released FedLD code: 384 pixels, crops of 0.6 to 1 of the area, rotations
+    up to 10 degrees, flips. Patients are the file names without ``_left`` and ``_right``.
     """
     size = request.image_size or PUBLISHED_SIZE
     normal = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
@@ -59,8 +59,8 @@ def retina(request: Request) -> Raw:
 def covid_fl(request: Request) -> Raw:
     """COVID-FL: image files, stored as Resize(P), CenterCrop(P) for the model's P x P pixels.
 
-    The pipeline of FedLD: 384 pixels, crops of 0.8 to 1.2 of the area (here of the stored square,
-    there of the original picture), rotations up to 10 degrees, flips, as in the released FedLD code.
+    The pipeline of the released FedLD code: 384 pixels, crops of 0.8 to 1.2 of the area (here of
+    the stored square, there of the original picture), rotations up to 10 degrees, flips.
     """
     size = request.image_size or PUBLISHED_SIZE
     classes = ("normal", "pneumonia", "COVID-19")

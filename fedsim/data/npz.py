@@ -100,7 +100,7 @@ def with_sites(request: Request) -> Raw:
     ``data.dir`` is the folder that holds it, that folder's parent, or the file itself.
     """
     folder = request.own_folder
-    path = folder if folder.is_file() else _only_npz(folder, request.name)
+    path = folder if folder.is_file() else _only_npz(folder, request)
     optional = ("sites", "site_names", "patients", "class_names")
     arrays = load_npz(path, ("images", "labels"), optional)
     labels = arrays["labels"]
@@ -120,18 +120,15 @@ def with_sites(request: Request) -> Raw:
     return Raw(path, x, y, classes, half, half, patient=patient, site=site, site_names=site_names)
 
 
-def _only_npz(folder: Path, name: str) -> Path:
-    for place in (folder, folder / name, folder / name.replace("_", "-")):
+def _only_npz(folder: Path, request: Request) -> Path:
+    for place in (folder, folder / request.name, folder / request.name.replace("_", "-")):
         found = sorted(place.glob("*.npz"))
         if len(found) == 1:
             return found[0]
         if found:
             listed = ", ".join(file.name for file in found)
             raise DataError(f"data.dir {place}: several npz files ({listed}); name one as data.dir")
-    raise DataError(
-        f"data.dir {folder}: no npz file; wanted is one with images, labels[, sites, site_names]"
-        "[, patients][, class_names]"
-    )
+    raise DataError(f"data.dir {folder}: no npz file; wanted is {request.source}")
 
 
 def _names(arrays: dict[str, Array], key: str, values: Array, path: Path) -> tuple[str, ...]:

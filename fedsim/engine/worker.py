@@ -22,8 +22,8 @@ from fedsim.contracts import (
     Vectors,
 )
 from fedsim.data.transforms import Transforms
-from fedsim.evaluate import score
 from fedsim.local import LocalEnv, train_local
+from fedsim.metrics import score
 from fedsim.plugin import Algorithm
 from fedsim.rng import seed_for, torch_scope
 from fedsim.vectors import FlatModel, as_tensor, select

@@ -26,7 +26,8 @@ def load(name: str, origin: str = "preset") -> Experiment:
     """
     if name not in names():
         raise ConfigError(
-            f"{origin}: unknown preset {name!r}{nearest(name, names())}; allowed: {', '.join(names())}"
+            f"{origin}: unknown preset {name!r}{nearest(name, names())}; "
+            f"allowed: {', '.join(names())}"
         )
     text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
     return experiments.parse(text, f"preset {name}", with_lines=False)

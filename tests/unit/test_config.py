@@ -151,6 +151,17 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sys.modules.pop("my_method", None)
 
 
+def test_what_the_data_decide_is_filled_in(tmp_path: Path) -> None:
+    config = RunConfig(data={"name": "retina"}, train={"sample_rate": 0.5})
+    concrete = config.concrete(num_clients=5, partition="files", model="cnn")
+    assert (concrete.data.num_clients, concrete.data.partition) == (5, "files")
+    assert (concrete.model.name, concrete.data.name) == ("cnn", "retina")
+    assert config.data.num_clients == 50
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(concrete))
+    assert load_config(file=path) == concrete
+
+
 # Layers
 
 

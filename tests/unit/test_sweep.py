@@ -11,6 +11,7 @@ from fedsim import experiments, sweep
 from fedsim.config import RunConfig, from_flags, to_yaml
 from fedsim.errors import ConfigError, StoreError
 
+LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
 
 
@@ -158,3 +159,10 @@ def test_spread_of_one_seed_has_no_interval() -> None:
     assert one["mean"] == 0.7
     assert math.isnan(one["std"])
     assert math.isnan(one["ci95"])
+
+
+@pytest.mark.parametrize("path", sorted(LAUNCH.glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
+    _, loaded = sweep.load(str(path))
+    assert loaded.about
+    assert sweep.expand(loaded, {})

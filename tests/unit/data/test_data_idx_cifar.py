@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from fedsim import data
+from fedsim.data.fetch import unpacked
 from fedsim.errors import DataError
 
 
@@ -222,4 +223,18 @@ def test_cifar_archive_is_downloaded_and_unpacked(tmp_path: Path, monkeypatch, w
         tar.add(tmp_path / "cifar-10-batches-py", "cifar-10-batches-py")
     monkeypatch.setattr(datasets.CIFAR10, "url", f"{web}/{archive.name}")
     monkeypatch.setattr(datasets.CIFAR10, "tgz_md5", hashlib.md5(archive.read_bytes()).hexdigest())
-    assert data.load("cifar10").x.shape == (18, 3, 32, 32)
+    first = data.load("cifar10")
+    assert np.array_equal(first.x.reshape(18, -1), PIXELS)
+    archive.unlink()
+    assert np.array_equal(data.load("cifar10").x, first.x)
+
+
+def test_truncated_archive_is_refused(tmp_path: Path, cache: Path):
+    archive = tmp_path / "a.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        write_cifar10(tmp_path / "in")
+        tar.add(tmp_path / "in", "in")
+    archive.write_bytes(archive.read_bytes()[:2000])
+    with pytest.raises(DataError, match=r"a\.tar\.gz: cannot be unpacked"):
+        unpacked(archive, "cifar/in")
+    assert list((cache / "cifar").iterdir()) == []

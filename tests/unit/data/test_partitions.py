@@ -44,7 +44,8 @@ TOY = dataset([0, 1, 2] * 40 + [0])
     ],
 )
 def test_capped_dirichlet_draws_the_published_sizes(alpha, sizes, ones):
-    # the public SSL-FL splits: RandomState(2022), labels 600 x 0 then 400 x 1, five clients, minimum 10
+    # drawn once by an independent script in the order of calls of SSL-FL's public code:
+    # RandomState(2022), labels 600 x 0 then 400 x 1, five clients, minimum 10
     made = partitions.make(
         PUBLISHED, "dirichlet", num_clients=5, alpha=alpha, min_samples=10, seed=2022
     )

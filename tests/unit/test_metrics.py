@@ -1,4 +1,4 @@
-"""fedsim.evaluate: by hand, against scikit-learn, and where values are undefined."""
+"""fedsim.metrics: by hand, against scikit-learn, and where values are undefined."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sklearn import metrics
 
 from fedsim.contracts import ClassScore
 from fedsim.errors import ContractError, DivergedError
-from fedsim.evaluate import auc, mean_scores, score
+from fedsim.metrics import auc, mean_scores, score
 
 
 def labels_of(*values: int) -> np.ndarray:

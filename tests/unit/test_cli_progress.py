@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedsim import progress, tables
+from fedsim.rounds import RunInfo
+from fedsim.store import RunStore
+
+INFO = RunInfo(Path("out"), "fedld", "digits", "cnn", 1234, 50, 5, 100, "serial", 3)
+SUMMARY = {
+    "final_test_accuracy": 0.5, "best_test_accuracy": 0.75, "best_round": 7, "best_by": "test",
+    "last10_test_accuracy": 0.625, "rounds": 100, "total_seconds": 12.34,
+}  # fmt: skip
+
+
+def watch(watcher: progress.Watcher, rounds: int) -> None:
+    watcher.started(INFO)
+    for number in range(1, rounds + 1):
+        row = {
+            "round": number,
+            "dropped": int(number == 4),
+            "train_loss": 1.0 / number,
+            "test_accuracy": 0.5 if number % 2 else None,
+        }
+        watcher.round_done(row, 0.25)
+
+
+def test_lines_are_at_most_about_twenty(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = progress.Lines()
+    watch(watcher, 100)
+    watcher.finished(RunStore(Path("out")), SUMMARY)
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert lines[:3] == [
+        "fedld on digits, cnn (1,234 parameters), seed 3",
+        "50 clients, 5 per round, 100 rounds; serial",
+        "writing to out",
+    ]
+    # every 100 / 20 = 5 rounds; round 10 has no accuracy of its own: that of round 9 is shown
+    rounds = [line for line in lines if line.startswith("round ")]
+    assert len(rounds) == 20
+    wanted = "round  10/100  accuracy 0.5000  loss 0.1000  0.25 s/round  clients failed 1"
+    assert rounds[1] == wanted
+    assert lines[-6].split() == ["final", "test", "accuracy", "0.5000"]
+    assert lines[-5].endswith("0.7500 (round 7, chosen by test accuracy)")
+    assert lines[-1].split() == ["files", "out"]
+    assert err == ""
+
+
+def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    watcher = progress.Bar()
+    try:
+        watch(watcher, 12)
+    finally:
+        watcher.close()
+    out, err = capsys.readouterr()
+    assert "round" not in out.replace("per round", "").replace("100 rounds", "")
+    assert "12/100" in err
+    assert "1 failed" in err
+    assert watcher.interrupted() == "interrupted after 12 of 100 rounds; their tables are in out"
+
+
+def test_the_last_ten_rounds_make_the_pace() -> None:
+    watcher = progress.Lines()
+    watcher.started(INFO)
+    for number in range(1, 12):  # the first round is slow; the mean of rounds 2 to 11 is 1
+        row = {"round": number, "dropped": 0, "train_loss": 1.0}
+        watcher.round_done(row, 100.0 if number == 1 else 1.0)
+    assert watcher.pace() == 1.0
+
+
+def test_a_terminal_gets_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert isinstance(progress.observer(), progress.Bar)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert type(progress.observer()) is progress.Lines
+
+
+def test_aligned_columns() -> None:
+    rows = [{"name": "a", "n": "10"}, {"name": "long", "n": "-"}, {"name": "b", "n": "5 +- 2"}]
+    assert tables.aligned(rows) == [
+        "name       n",
+        "a         10",
+        "long       -",
+        "b     5 +- 2",
+    ]
+
+
+def test_brackets_survive_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    tables.show([{"columns": "images[, sites]"}])
+    assert "images[, sites]" in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""The cohort's two passes over the updates: Gram matrix and weighted sum."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from fedsim import cohort as module
+from fedsim.cohort import Cohort, combine, gram, single_threaded_blas
+from fedsim.contracts import ClientUpdate, Layout, Slot
+from fedsim.errors import ContractError
+
+
+def layout(size, stats=0):
+    return Layout((Slot("w", (size - stats,), 0, size - stats), *_stat(size, stats)))
+
+
+def _stat(size, stats):
+    return (Slot("s", (stats,), size - stats, size, "stat"),) if stats else ()
+
+
+def updates(rows, ids=None, samples=None):
+    ids = range(len(rows)) if ids is None else ids
+    samples = [10 * (i + 1) for i in range(len(rows))] if samples is None else samples
+    return [ClientUpdate(i, n, 1, row) for i, n, row in zip(ids, samples, rows, strict=True)]
+
+
+def draw(m, d, dtype=np.float32, scale=1.0):
+    return (scale * np.random.default_rng([m, d]).normal(size=(m, d))).astype(dtype)
+
+
+def exact_gram(g):
+    """Rational arithmetic, rounded once."""
+    rows = [[Fraction(float(v)) for v in row] for row in g]
+    return np.array(
+        [[float(sum(a * b for a, b in zip(r, s, strict=True))) for s in rows] for r in rows]
+    )
+
+
+def assert_gram(got, g, tolerance=1e-13):
+    g = np.asarray(g, dtype=np.float64)
+    norms = np.linalg.norm(g, axis=1)
+    assert np.all(np.abs(got - g @ g.T) <= tolerance * np.outer(norms, norms))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Boundaries at 1024 (block), 4096 (shard) and 100 (combine)."""
+    monkeypatch.setattr(module, "SHARD", 4096)
+    monkeypatch.setattr(module, "BUFFER", 1024)
+    monkeypatch.setattr(module, "COMBINE", 100)
+
+
+def test_by_hand():
+    # <(1,2,2), (0,3,4)> = 14; squared lengths 9 and 25; over the last two columns 8, 25, 14.
+    c = Cohort.of(updates([np.array([1.0, 2, 2]), np.array([0.0, 3, 4])]), layout(3))
+    np.testing.assert_array_equal(c.gram(slice(0, 3)), [[9, 14], [14, 25]])
+    np.testing.assert_array_equal(c.gram(slice(1, 3)), [[8, 14], [14, 25]])
+    out = np.full(3, np.nan)
+    c.combine(np.array([2.0, -1.0]), slice(0, 3), out)
+    np.testing.assert_array_equal(out, [2.0, 1.0, 0.0])
+    np.testing.assert_array_equal(c.dots(np.array([1.0, 1, 0]), slice(0, 3)), [3.0, 3.0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("m", [1, 2, 5, 50])
+@pytest.mark.parametrize("d", [1, 1023, 1024, 1025, 4096, 4097, 3 * 4096 + 1025])
+def test_gram_across_every_boundary(small, m, d, dtype):
+    g = draw(m, d, dtype)
+    k = gram(list(g), slice(0, d))
+    assert (k.shape, k.dtype) == ((m, m), np.float64)
+    np.testing.assert_array_equal(k, k.T)
+    assert_gram(k, g)
+
+
+def test_gram_at_the_real_boundaries():
+    d = module.SHARD + module.BUFFER // 3 + 7
+    g = draw(3, d)
+    assert_gram(gram(list(g), slice(0, d)), g)
+    assert_gram(gram(list(g), slice(5, d - 3)), g[:, 5:-3])
+    out = np.empty(d, np.float32)
+    combine(list(g), np.array([0.5, -2.0, 1.0]), slice(0, d), out)
+    expected = np.array([0.5, -2.0, 1.0]) @ g.astype(np.float64)
+    np.testing.assert_array_equal(out, expected.astype(np.float32))
+
+
+def test_arrival_order_changes_no_bit(small):
+    d, ids = 3 * 4096 + 77, [7, 3, 11, 0, 5]
+    sent = updates(list(draw(5, d)), ids)
+    c = np.array([0.3, -0.7, 1.1, 0.2, 0.9])
+    results = set()
+    for order in np.random.default_rng(0).permuted([range(5)] * 6, axis=1):
+        cohort = Cohort.of([sent[i] for i in order], layout(d))
+        assert [u.client_id for u in cohort.updates] == [0, 3, 5, 7, 11]
+        np.testing.assert_array_equal(cohort.num_samples, [40, 20, 50, 10, 30])
+        out = np.empty(d, np.float32)
+        cohort.combine(c, slice(0, d), out)
+        results.add((cohort.gram(slice(0, d)).tobytes(), out.tobytes()))
+    assert len(results) == 1
+
+
+def test_number_of_threads_changes_no_bit(small, monkeypatch):
+    d = 9 * 4096 + 77
+    rows = list(draw(4, d))
+    results = set()
+    for threads in (1, 2, 5):
+        with ThreadPoolExecutor(threads) as pool:
+            monkeypatch.setattr(module, "_pool", lambda pool=pool: pool)
+            out = np.empty(d, np.float32)
+            combine(rows, np.array([0.3, -0.7, 1.1, 0.2]), slice(0, d), out)
+            results.add((gram(rows, slice(0, d)).tobytes(), out.tobytes()))
+    assert len(results) == 1
+
+
+def test_blas_has_one_thread_inside_and_its_own_number_after():
+    def threads():
+        return [
+            p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"
+        ]
+
+    before = threads()
+    with single_threaded_blas():
+        assert set(threads()) <= {1}
+    assert threads() == before
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scale(small, scale, dtype):
+    g = draw(5, 5000, dtype, scale)
+    k = gram(list(g), slice(0, 5000))
+    assert np.all(np.isfinite(k))
+    assert_gram(k, g)
+    out = np.empty(5000, dtype)
+    combine(list(g), np.full(5, 0.2), slice(0, 5000), out)
+    np.testing.assert_allclose(out, g.mean(axis=0, dtype=np.float64), rtol=0, atol=1e-6 * scale)
+
+
+def test_squares_beyond_float32_do_not_overflow():
+    rows = [np.array([1e30, 1e30], np.float32), np.array([1e30, -1e30], np.float32)]
+    np.testing.assert_allclose(gram(rows, slice(0, 2)), [[2e60, 0], [0, 2e60]], rtol=1e-6)
+
+
+def test_nearly_equal_updates_keep_their_difference():
+    rng = np.random.default_rng(5)
+    base = rng.normal(size=300).astype(np.float32)
+    g = np.stack([base, np.nextafter(base, np.float32(9)), base * np.float32(1 + 1e-6)])
+    k, exact = gram(list(g), slice(0, 300)), exact_gram(g)
+    np.testing.assert_allclose(k, exact, rtol=1e-14)
+    # |g_0 - g_1|^2 is about 1e-14 |g|^2: any float32 product would have lost it
+    apart = k[0, 0] - 2 * k[0, 1] + k[1, 1]
+    difference = g[0].astype(np.float64) - g[1].astype(np.float64)
+    assert apart == pytest.approx(difference @ difference, abs=4e-15 * k[0, 0])
+
+
+def test_dots_agree_with_float64(small):
+    g, v = draw(4, 5000), draw(1, 5000, np.float64)[0]
+    got = Cohort.of(updates(list(g)), layout(5000)).dots(v, slice(10, 4999))
+    expected = g[:, 10:4999].astype(np.float64) @ v[10:4999]
+    assert got.shape == (4,)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 * np.linalg.norm(v) * 100)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_combine_writes_its_range_alone(small, dtype):
+    g, c = draw(3, 5000, dtype), np.array([1.5, -0.25, 0.5])
+    out = np.full(5000, 7.0, dtype)
+    combine(list(g), c, slice(123, 4321), out)
+    expected = (c @ g.astype(np.float64)).astype(dtype)
+    tolerance = 1e-15 if dtype == np.float64 else 0.0
+    np.testing.assert_allclose(out[123:4321], expected[123:4321], rtol=0, atol=8 * tolerance)
+    assert np.all(out[:123] == 7.0)
+    assert np.all(out[4321:] == 7.0)
+
+
+def test_combine_sums_in_float64_and_rounds_once():
+    # In float32 1e8 + 1 is 1e8, and the sum would be 0.
+    rows = [np.array([v], np.float32) for v in (1e8, 1.0, -1e8)]
+    out = np.empty(1, np.float32)
+    combine(rows, np.ones(3), slice(0, 1), out)
+    assert out[0] == 1.0
+
+
+def test_one_client_with_coefficient_one_is_its_update_bit_for_bit(small):
+    g = draw(1, 5000)
+    out = np.empty(5000, np.float32)
+    combine([g[0]], np.ones(1), slice(0, 5000), out)
+    assert out.tobytes() == g[0].tobytes()
+
+
+def test_empty_ranges():
+    cohort = Cohort.of(updates(list(draw(3, 4))), layout(4))
+    np.testing.assert_array_equal(cohort.gram(slice(4, 4)), np.zeros((3, 3)))
+    np.testing.assert_array_equal(cohort.dots(np.ones(4), slice(4, 4)), np.zeros(3))
+    out = np.full(4, 7.0, np.float32)
+    cohort.combine(np.ones(3), slice(4, 4), out)
+    np.testing.assert_array_equal(out, 7.0)
+
+
+def test_each_range_is_computed_once(monkeypatch):
+    calls = []
+
+    def counted(rows, where):
+        calls.append((where.start, where.stop))
+        return np.zeros((len(rows), len(rows)))
+
+    monkeypatch.setattr(module, "gram", counted)
+    cohort = Cohort.of(updates(list(draw(2, 6))), layout(6))
+    for where in (slice(0, 6), slice(0, 3), slice(0, 6)):
+        cohort.gram(where)
+    assert calls == [(0, 6), (0, 3)]
+
+
+def test_read_only_and_strided_rows_are_left_alone(small):
+    matrix = draw(4, 3000)
+    matrix.flags.writeable = False
+    before = matrix.copy()
+    rows = [matrix[0], matrix.T[:, 1], matrix[2:, :][0], matrix[3][::-1]]
+    assert_gram(gram(rows, slice(0, 3000)), np.stack(rows))
+    combine(rows, np.arange(4.0), slice(0, 3000), np.empty(3000, np.float32))
+    np.testing.assert_array_equal(matrix, before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids", "message"),
+    [
+        ([], [], "at least one update"),
+        ([np.ones(3), np.ones(3)], [4, 4], r"client id occurs twice.*\[4, 4\]"),
+        ([np.ones(3), np.ones(2)], [1, 8], r"client 8: delta has shape \(2,\).*3 entries"),
+        ([np.ones((1, 3))], [2], r"client 2: delta has shape \(1, 3\)"),
+    ],
+)
+def test_unusable_cohorts_are_refused(rows, ids, message):
+    with pytest.raises(ContractError, match=message):
+        Cohort.of(updates(rows, ids), layout(3))

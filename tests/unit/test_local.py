@@ -1,0 +1,387 @@
+"""The SGD loop: against torch.optim.SGD, batches, phases, and what it may depend on."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from fedsim.contracts import RoundContext, Training
+from fedsim.local import LocalEnv, LocalRule, Phase, Uplink, train_local
+from fedsim.losses import MarginControl
+from fedsim.vectors import FlatModel
+
+CLASSES = 3
+
+
+class Net(nn.Module):
+    """Features with BatchNorm and, on demand, dropout; a head; optionally an unused parameter."""
+
+    def __init__(self, norm=True, dropout=0.0, unused=False):
+        super().__init__()
+        layers = [nn.Flatten(), nn.Linear(4, 6)]
+        layers += [nn.BatchNorm1d(6)] if norm else []
+        self.features = nn.Sequential(*layers, nn.ReLU(), nn.Dropout(dropout))
+        self.head = nn.Linear(6, CLASSES)
+        if unused:
+            self.unused = nn.Parameter(torch.full((2,), 3.0))
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def preprocess(x):
+    return x.float() / 100
+
+
+def make_env(n=23, model=None, training=None, **changes):
+    if model is None:
+        with torch.random.fork_rng():
+            torch.random.manual_seed(0)
+            model = Net()
+    g = torch.Generator().manual_seed(n)
+    flat = FlatModel(model, torch.device("cpu"))
+    env = LocalEnv(
+        flat=flat,
+        start=torch.from_numpy(flat.vector()),
+        x=torch.randint(0, 256, (n, 1, 2, 2), generator=g).to(torch.uint8),
+        y=torch.randint(0, CLASSES, (n,), generator=g),
+        train=preprocess,
+        test=preprocess,
+        criterion=MarginControl(),
+        num_classes=CLASSES,
+        training=training or Training(batch_size=5),
+        ctx=RoundContext(2, 10, 4, 0.1, seed=1),
+        client_id=3,
+        downlink={},
+        state={},
+    )
+    return replace(env, **changes)
+
+
+@dataclass(frozen=True)
+class Spy(LocalRule):
+    """Records what the hooks see."""
+
+    planned: tuple[Phase, ...] | None = None
+    events: list[str] = field(default_factory=list)
+    batches: list[Any] = field(default_factory=list)
+    vectors: list[Any] = field(default_factory=list)
+    modes: list[Any] = field(default_factory=list)
+
+    def phases(self, env):
+        return super().phases(env) if self.planned is None else self.planned
+
+    def begin(self, env):
+        self.events.append("begin")
+        self.vectors.append(env.flat.vector())
+        return "what begin returned"
+
+    def loss(self, env, s, x, y):
+        assert s == "what begin returned"
+        self.events.append("loss")
+        self.batches.append((x.clone(), y.clone()))
+        self.vectors.append(env.flat.vector())
+        norms = [norm.training for norm in env.flat.norms]
+        trained = [name for name, p in env.model.named_parameters() if p.requires_grad]
+        self.modes.append((env.model.training, norms, trained))
+        return super().loss(env, s, x, y)
+
+    def adjust_grads(self, env, s):
+        assert s == "what begin returned"
+        assert not torch.is_grad_enabled()
+        assert [p.grad.shape for p in env.params] == [p.shape for p in env.params]
+        self.events.append("adjust")
+
+    def finish(self, env, s):
+        assert s == "what begin returned"
+        self.events.append("finish")
+        self.vectors.append(env.flat.vector())
+        return Uplink({"up": np.ones(1)}, {"kept": np.zeros(2)})
+
+
+def moved(env, a, b):
+    return {s.name for s in env.flat.layout.slots if (a[s.where] != b[s.where]).any()}
+
+
+def reference(model, batches, lr, momentum, weight_decay, nets_loss=functional.cross_entropy):
+    """torch.optim.SGD on the recorded batches; the per-batch plain cross-entropies."""
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr, momentum=momentum, weight_decay=weight_decay, foreach=False
+    )
+    model.train()
+    losses = []
+    for x, y in batches:
+        logits = model(x)
+        optimiser.zero_grad()
+        nets_loss(logits, y).backward()
+        optimiser.step()
+        losses.append((functional.cross_entropy(logits.detach(), y).double().item(), len(y)))
+    return losses
+
+
+@pytest.mark.parametrize(
+    ("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.05)]
+)
+def test_several_epochs_are_torch_sgd(momentum, weight_decay):
+    env = make_env(training=Training(3, 5, momentum, weight_decay))
+    model, spy = copy.deepcopy(env.model), Spy()
+    result = train_local(spy, env)
+    losses = reference(model, spy.batches, 0.1, momentum, weight_decay)
+    expected = FlatModel(model, torch.device("cpu")).vector()
+    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-7)
+    assert np.abs(expected - env.start.numpy()).max() > 0.05
+    # 23 samples in batches of 5: 5 5 5 5 3, three times
+    assert (result.num_steps, len(spy.batches)) == (15, 15)
+    mean = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+    assert result.train_loss == pytest.approx(mean, rel=1e-6)
+
+
+def test_momentum_starts_anew_in_every_phase():
+    env = make_env(training=Training(1, 5, 0.9, 0.01))
+    model, spy = copy.deepcopy(env.model), Spy((Phase(1, 0.1), Phase(2, 0.02)))
+    train_local(spy, env)
+    reference(model, spy.batches[:5], 0.1, 0.9, 0.01)
+    reference(model, spy.batches[5:], 0.02, 0.9, 0.01)
+    expected = FlatModel(model, torch.device("cpu")).vector()
+    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-7)
+
+
+def test_the_reported_loss_is_plain_cross_entropy_whatever_is_minimised():
+    margin = MarginControl("marg_log", 2.0)
+    env = make_env(criterion=margin, training=Training(2, 5))
+    model, spy = copy.deepcopy(env.model), Spy()
+    result = train_local(spy, env)
+
+    def objective(logits, y):
+        penalty = torch.log1p(logits.square().sum(1)).mean()
+        return functional.cross_entropy(logits, y) + 2.0 * penalty
+
+    losses = reference(model, spy.batches, 0.1, 0.5, 5e-4, objective)
+    expected = FlatModel(model, torch.device("cpu")).vector()
+    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-6)
+    mean = sum(loss * n for loss, n in losses) / sum(n for _, n in losses)
+    assert result.train_loss == pytest.approx(mean, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("n", "size", "with_norm", "without"),
+    [
+        (11, 5, [5, 5], [5, 5, 1]),
+        (6, 5, [5], [5, 1]),
+        (12, 5, [5, 5, 2], [5, 5, 2]),
+        (10, 5, [5, 5], [5, 5]),
+        (5, 5, [5], [5]),
+        (4, 5, [4], [4]),
+        (1, 5, [1], [1]),
+    ],
+)
+def test_batches_of_an_epoch(n, size, with_norm, without):
+    for norm, expected in ((True, with_norm), (False, without)):
+        env, spy = make_env(n, Net(norm), Training(3, size)), Spy()
+        result = train_local(spy, env)
+        assert [len(y) for _, y in spy.batches] == 3 * expected
+        assert result.num_steps == 3 * len(expected)
+
+
+def test_every_epoch_shows_every_sample_once_in_a_new_order():
+    env, spy = make_env(22, training=Training(4, 5)), Spy()
+    train_local(spy, env)
+    every = sorted(preprocess(env.x).flatten(1).tolist())
+    epochs = [torch.cat([x for x, _ in spy.batches[i : i + 5]]) for i in range(0, 20, 5)]
+    assert [sorted(e.flatten(1).tolist()) for e in epochs] == [every] * 4
+    assert len({tuple(e.flatten().tolist()) for e in epochs}) == 4
+
+
+def test_images_stay_with_their_labels():
+    env, spy = make_env(), Spy()
+    train_local(spy, env)
+    labels = {tuple(x): y for x, y in zip(env.x.flatten(1).tolist(), env.y.tolist(), strict=True)}
+    for x, y in spy.batches:
+        stored = (x * 100).round().flatten(1).tolist()
+        assert [labels[tuple(map(int, s))] for s in stored] == y.tolist()
+
+
+def test_the_sample_that_is_left_out_changes():
+    env, spy = make_env(6, training=Training(20, 5)), Spy()
+    train_local(spy, env)
+    shown = {tuple(row) for x, _ in spy.batches for row in x.flatten(1).tolist()}
+    assert len(shown) == 6
+    assert len(spy.batches) == 20
+
+
+def test_a_single_sample_trains_with_the_running_statistics():
+    env = make_env(1, training=Training(2, 5))
+    spy = Spy()
+    result = train_local(spy, env)
+    end = env.flat.vector()
+    changed = moved(env, env.start.numpy(), end)
+    assert "features.1.running_mean" not in changed
+    assert "features.1.running_var" not in changed
+    assert {"features.1.weight", "head.weight"} <= changed
+    assert (result.num_steps, math.isfinite(result.train_loss)) == (2, True)
+
+
+def test_frozen_norms_train_their_affine_part_alone():
+    env = make_env(training=Training(2, 5, frozen_bn=True))
+    model, spy = copy.deepcopy(env.model), Spy()
+    train_local(spy, env)
+    changed = moved(env, env.start.numpy(), env.flat.vector())
+    assert changed == {
+        *("features.1.weight", "features.1.bias", "features.2.weight", "features.2.bias"),
+        *("head.weight", "head.bias"),
+    }
+    assert {(mode, *norms) for mode, norms, _ in spy.modes} == {(True, False)}
+    x, y = spy.batches[0]
+    expected = functional.cross_entropy(model.eval()(x), y)
+    first = train_local(LocalRule(), make_env(5, model, Training(1, 5, frozen_bn=True)))
+    assert math.isfinite(first.train_loss)
+    assert expected.item() > 0
+
+
+def test_a_head_phase_moves_the_head_and_nothing_else():
+    env = make_env(model=Net(dropout=0.5), training=Training(1, 5))
+    spy = Spy((Phase(2, 0.1, "head"),))
+    train_local(spy, env)
+    assert moved(env, env.start.numpy(), env.flat.vector()) == {"head.weight", "head.bias"}
+    assert all(m == (False, [False], ["head.weight", "head.bias"]) for m in spy.modes)
+
+
+def test_a_features_phase_leaves_the_head_and_moves_the_statistics():
+    env = make_env(training=Training(1, 5))
+    spy = Spy((Phase(2, 0.1, "features"),))
+    train_local(spy, env)
+    everything = {s.name for s in env.flat.layout.slots}
+    changed = moved(env, env.start.numpy(), env.flat.vector())
+    assert changed == everything - {"head.weight", "head.bias"}
+    assert all(m[0] and m[1] == [True] and "head.weight" not in m[2] for m in spy.modes)
+
+
+def test_phases_follow_each_other_with_their_own_rates():
+    env = make_env(training=Training(1, 5, 0.5, 0.0))
+    spy = Spy((Phase(1, 0.0), Phase(1, 0.1, "head"), Phase(0, 9.0), Phase(1, 0.1, "features")))
+    result = train_local(spy, env)
+    assert result.num_steps == 15
+    trained = {s.name for s in env.flat.layout.slots if s.role == "param"}
+    # vectors: begin, then before each of the 15 steps, then finish
+    assert not moved(env, spy.vectors[0], spy.vectors[6]) & trained
+    assert moved(env, spy.vectors[6], spy.vectors[11]) == {"head.weight", "head.bias"}
+    assert not moved(env, spy.vectors[11], spy.vectors[16]) & {"head.weight", "head.bias"}
+    assert moved(env, spy.vectors[11], spy.vectors[16]) >= {"features.1.weight"}
+
+
+def test_after_training_everything_is_trainable_again():
+    env = make_env()
+    train_local(Spy((Phase(1, 0.1, "head"),)), env)
+    assert all(p.requires_grad and p.grad is None for p in env.model.parameters())
+
+
+def test_hooks_run_in_order_and_the_uplink_is_handed_on():
+    env, spy = make_env(7), Spy()
+    result = train_local(spy, env)
+    assert spy.events == ["begin", *["loss", "adjust"] * 2, "finish"]
+    assert list(result.uplink.extras) == ["up"]
+    assert list(result.uplink.state) == ["kept"]
+    np.testing.assert_array_equal(spy.vectors[0], env.start.numpy())
+    np.testing.assert_array_equal(spy.vectors[-1], env.flat.vector())
+
+
+def test_without_a_step_there_is_no_loss():
+    env = make_env()
+    result = train_local(Spy(()), env)
+    assert result.num_steps == 0
+    assert math.isnan(result.train_loss)
+    np.testing.assert_array_equal(env.flat.vector(), env.start.numpy())
+
+
+def test_a_parameter_that_the_loss_does_not_reach_only_decays():
+    # w <- w - lr wd w, once: 3 (1 - 0.1 * 0.5) = 2.85
+    env = make_env(5, Net(unused=True), Training(1, 5, 0.0, 0.5))
+    train_local(LocalRule(), env)
+    np.testing.assert_allclose(env.model.unused.detach().numpy(), 2.85, rtol=1e-6)
+    env = make_env(5, Net(unused=True), Training(1, 5, 0.9, 0.0))
+    train_local(LocalRule(), env)
+    assert env.model.unused.tolist() == [3.0, 3.0]
+
+
+def test_the_start_vector_is_not_written():
+    env = make_env()
+    before = env.start.clone()
+    train_local(LocalRule(), env)
+    assert torch.equal(env.start, before)
+
+
+@pytest.mark.parametrize(
+    ("changes", "same"),
+    [
+        ({}, True),
+        ({"client_id": 4}, False),
+        ({"ctx": RoundContext(3, 10, 4, 0.1, seed=1)}, False),
+        ({"ctx": RoundContext(2, 10, 4, 0.1, seed=2)}, False),
+        ({"ctx": RoundContext(2, 99, 400, 0.1, seed=1)}, True),
+    ],
+)
+def test_the_order_hangs_on_seed_round_and_client_alone(changes, same):
+    model = Net()
+    one, two = Spy(), Spy()
+    train_local(one, make_env(model=copy.deepcopy(model)))
+    torch.rand(17)
+    train_local(two, make_env(model=copy.deepcopy(model), **changes))
+    orders = [torch.cat([x for x, _ in s.batches]) for s in (one, two)]
+    assert torch.equal(*orders) == same
+
+
+def test_without_dropout_the_global_generator_is_not_touched():
+    before = torch.random.get_rng_state()
+    train_local(LocalRule(), make_env(model=None))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_features_are_those_of_eval_mode_without_augmentation():
+    env = make_env(23, Net(dropout=0.5), train=lambda x: preprocess(x) + 1e6)
+    env.model.train()
+    got = env.features(batch_size=4)
+    with torch.no_grad():
+        expected = env.model.eval().features(preprocess(env.x))
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
+    assert (got.shape, got.requires_grad) == ((23, 6), False)
+    assert torch.equal(env.flat.flat, env.start)
+
+
+def test_begin_may_look_at_features_without_freezing_the_norms():
+    @dataclass(frozen=True)
+    class Looks(Spy):
+        def begin(self, env):
+            env.features()
+            return super().begin(env)
+
+    looking, plain = Looks(), Spy()
+    model = Net()
+    a, b = make_env(model=copy.deepcopy(model)), make_env(model=copy.deepcopy(model))
+    train_local(looking, a)
+    train_local(plain, b)
+    np.testing.assert_array_equal(a.flat.vector(), b.flat.vector())
+
+
+def test_anchors_are_the_start_values_of_what_is_trained():
+    names = []
+
+    @dataclass(frozen=True)
+    class Anchored(Spy):
+        def adjust_grads(self, env, s):
+            for slot, anchor, p in zip(env.slots(), env.anchors(), env.params, strict=True):
+                assert anchor.shape == p.shape
+                assert torch.equal(anchor.flatten(), env.start[slot.where])
+                names.append(slot.name)
+
+    env = make_env(5)
+    train_local(Anchored((Phase(1, 0.1, "head"), Phase(1, 0.1))), env)
+    assert names[:2] == ["head.weight", "head.bias"]
+    assert len(names) == 2 + 6

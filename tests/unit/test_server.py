@@ -1,0 +1,215 @@
+"""Reductions, exchanges, and the statistics of a Gram matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+
+from fedsim.cohort import Cohort
+from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.gram import Mean, conflict_ratio, cosines, harmonize_orders, shares
+from fedsim.server import Exchanged, Gram, HistoryGram, Server
+
+CTX = RoundContext(3, 10, 20, 0.1, seed=7)
+LAYOUT = Layout(
+    (
+        Slot("a", (2,), 0, 2),
+        Slot("b", (1, 3), 2, 5),
+        Slot("mean", (2,), 5, 7, "stat"),
+        Slot("var", (1,), 7, 8, "stat"),
+    )
+)
+
+
+def cohort(dtype=np.float32, seed=0, ids=(2, 5, 9)):
+    rows = np.random.default_rng(seed).normal(size=(len(ids), 8)).astype(dtype)
+    sent = zip(ids, (10, 30, 60), rows, strict=True)
+    return Cohort.of([ClientUpdate(i, n, 1, row) for i, n, row in sent], LAYOUT)
+
+
+@dataclass
+class Recorded:
+    """A rule that writes down what it is given; coefficients that do not sum to 1."""
+
+    weights: str = "samples"
+    calls: list[Any] = field(default_factory=list)
+
+    def __call__(self, gram, n, ctx):
+        self.calls.append((gram, n, ctx))
+        return np.array([2.0, -1.0, 0.5])
+
+
+def matrix(c):
+    return np.stack(c.rows).astype(np.float64)
+
+
+@pytest.mark.parametrize(
+    ("weights", "p"), [("samples", [0.1, 0.3, 0.6]), ("uniform", [1 / 3, 1 / 3, 1 / 3])]
+)
+def test_a_gram_rule_sees_parameters_alone_and_statistics_are_averaged(weights, p):
+    c, rule = cohort(np.float64), Recorded(weights)
+    step, state = Gram(rule)(c, {}, CTX)
+    ((k, n, ctx),) = rule.calls
+    g = matrix(c)
+    np.testing.assert_allclose(k, g[:, :5] @ g[:, :5].T, rtol=1e-12, atol=1e-15)
+    assert (n.dtype, n.tolist(), ctx) == (np.float64, [10, 30, 60], CTX)
+    np.testing.assert_allclose(step[:5], np.array([2.0, -1.0, 0.5]) @ g[:, :5], rtol=1e-12)
+    np.testing.assert_allclose(step[5:], np.array(p) @ g[:, 5:], rtol=1e-12)
+    assert state == {}
+
+
+def test_tensor_by_tensor_each_parameter_has_a_gram_of_its_own():
+    c, rule = cohort(np.float64), Recorded()
+    step, _ = Gram(rule, blocks="tensor")(c, {}, CTX)
+    g = matrix(c)
+    assert len(rule.calls) == 2
+    for (k, _, _), where in zip(rule.calls, (slice(0, 2), slice(2, 5)), strict=True):
+        np.testing.assert_allclose(k, g[:, where] @ g[:, where].T, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(step[:5], np.array([2.0, -1.0, 0.5]) @ g[:, :5], rtol=1e-12)
+    np.testing.assert_allclose(step[5:], np.array([0.1, 0.3, 0.6]) @ g[:, 5:], rtol=1e-12)
+
+
+@pytest.mark.parametrize("blocks", ["model", "tensor"])
+def test_a_model_without_statistics(blocks):
+    layout = Layout((Slot("w", (2,), 0, 2),))
+    c = Cohort.of([ClientUpdate(0, 1, 1, np.array([1.0, 2.0], np.float32))], layout)
+    step, _ = Gram(Mean(), blocks)(c, {}, CTX)
+    assert (step.tolist(), step.dtype) == ([1.0, 2.0], np.float32)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_step_has_the_updates_precision_and_leaves_them_alone(dtype):
+    c = cohort(dtype)
+    before = matrix(c)
+    for reduce in (Gram(Mean()), Gram(Mean(), "tensor"), HistoryGram(lambda k, h, d, x: k[0])):
+        step, _ = reduce(c, {}, CTX)
+        assert (step.shape, step.dtype) == ((8,), dtype)
+        assert not any(np.shares_memory(step, row) for row in c.rows)
+    np.testing.assert_array_equal(matrix(c), before)
+
+
+def test_history_over_three_rounds():
+    # h_1 = s_1, h_2 = 0.99 h_1 + 0.01 s_2; a rule per tensor, statistics included.
+    calls = []
+
+    def rule(gram, history, dots, ctx):
+        calls.append((gram, history, dots))
+        return np.array([1.0, 0.5, -0.5])
+
+    reduce, history, state = HistoryGram(rule), None, {}
+    for t in range(3):
+        c = cohort(np.float64, seed=t)
+        g = matrix(c)
+        calls.clear()
+        step, state = reduce(c, state, CTX)
+        np.testing.assert_allclose(step, [1.0, 0.5, -0.5] @ g, rtol=1e-12)
+        assert len(calls) == 4
+        for (k, past, dots), slot in zip(calls, LAYOUT.slots, strict=True):
+            block = g[:, slot.where]
+            np.testing.assert_allclose(k, block @ block.T, rtol=1e-12, atol=1e-15)
+            if history is None:
+                assert past is None
+                assert not dots.any()
+            else:
+                np.testing.assert_allclose(past, history[slot.where], rtol=1e-12)
+                np.testing.assert_allclose(dots, block @ history[slot.where], rtol=1e-9, atol=1e-12)
+        history = step if history is None else 0.99 * history + 0.01 * step
+        np.testing.assert_allclose(state["history"], history, rtol=1e-12)
+    assert list(state) == ["history"]
+
+
+def test_reduction_and_exchange_keep_their_own_state():
+    seen = []
+
+    def reduce(cohort, state, ctx):
+        seen.append(("reduce", dict(state)))
+        return cohort.rows[0], {"x": np.array(state.get("x", 0) + 1)}
+
+    def exchange(cohort, state, ctx):
+        seen.append(("exchange", dict(state)))
+        return Exchanged(
+            {"x": np.array(state.get("x", 100) + 1)},
+            {"to_all": np.ones(2)},
+            {5: {"own": np.zeros(1)}},
+        )
+
+    server, state = Server(reduce, exchange), {}
+    for _ in range(3):
+        before = dict(state)
+        answer = server.step(state, cohort(), CTX)
+        assert state == before
+        state = answer.state
+    assert [s.get("x", None) for _, s in seen] == [None, None, 1, 101, 2, 102]
+    assert set(state) == {"reduce.x", "exchange.x"}
+    np.testing.assert_array_equal(answer.step, cohort().rows[0])
+    assert list(answer.downlink) == ["to_all"]
+    assert list(answer.private) == [5]
+    alone = Server(reduce).step({}, cohort(), CTX)
+    assert (dict(alone.downlink), dict(alone.private)) == ({}, {})
+
+
+def test_rules_run_with_one_blas_thread():
+    numbers = []
+
+    def reduce(cohort, state, ctx):
+        info = threadpoolctl.threadpool_info()
+        numbers.extend(p["num_threads"] for p in info if p["user_api"] == "blas")
+        return cohort.rows[0], {}
+
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        Server(reduce).step({}, cohort(), CTX)
+    assert numbers
+    assert set(numbers) == {1}
+
+
+def test_shares_sum_to_one():
+    np.testing.assert_allclose(shares(np.array([10.0, 30.0]), "samples"), [0.25, 0.75])
+    np.testing.assert_allclose(shares(np.array([10.0, 30.0]), "uniform"), [0.5, 0.5])
+
+
+def test_cosines_by_hand():
+    # (3,0), (3,4), (-2,0), (0,0): 9 / (3 * 5) = 0.6, -6 / (5 * 2) = -0.6; 0 with a zero update.
+    g = np.array([[3.0, 0.0], [3.0, 4.0], [-2.0, 0.0], [0.0, 0.0]])
+    np.testing.assert_allclose(
+        cosines(g @ g.T), [[1, 0.6, -1, 0], [0.6, 1, -0.6, 0], [-1, -0.6, 1, 0], [0, 0, 0, 0]]
+    )
+    assert not cosines(np.zeros((2, 2))).any()
+
+
+@pytest.mark.parametrize("scale", [1e-10, 1e10])
+def test_cosines_do_not_depend_on_lengths(scale):
+    g = np.random.default_rng(0).normal(size=(4, 9))
+    lengths = np.array([1.0, scale, 1.0, 1 / scale])[:, None]
+    np.testing.assert_allclose(
+        cosines((lengths * g) @ (lengths * g).T), cosines(g @ g.T), rtol=1e-9, atol=1e-12
+    )
+
+
+def test_conflict_ratio_by_hand():
+    # pairs (0,1) -1, (0,2) 0, (1,2) 2: one of three; zero is no conflict.
+    k = np.array([[1.0, -1.0, 0.0], [-1.0, 4.0, 2.0], [0.0, 2.0, 9.0]])
+    assert conflict_ratio(k) == 1 / 3
+    assert conflict_ratio(np.array([[2.0, -1e-300], [-1e-300, 2.0]])) == 1.0
+    assert conflict_ratio(np.array([[2.0, -0.0], [-0.0, 2.0]])) == 0.0
+    assert conflict_ratio(np.array([[2.0]])) is None
+
+
+def test_orders_visit_every_other_client_once():
+    for m in (1, 2, 5, 50):
+        for k, order in enumerate(harmonize_orders(m, 0, 0)):
+            assert sorted(order) == [j for j in range(m) if j != k]
+    assert harmonize_orders(3, 0, 0, "ascending") == [[1, 2], [0, 2], [0, 1]]
+    assert harmonize_orders(3, 0, 0, "descending") == [[2, 1], [2, 0], [1, 0]]
+
+
+def test_random_orders_hang_on_seed_and_round_and_are_uniform():
+    assert harmonize_orders(6, 1, 2) == harmonize_orders(6, 1, 2)
+    assert harmonize_orders(6, 1, 2) != harmonize_orders(6, 1, 3)
+    assert harmonize_orders(6, 1, 2) != harmonize_orders(6, 2, 2)
+    first = [harmonize_orders(3, 0, t)[0] for t in range(600)]
+    # 300 +- 12 expected
+    assert 250 < sum(order == [1, 2] for order in first) < 350

@@ -1,0 +1,192 @@
+"""A model as one flat vector: order, flags, aliasing, and the way back to named tensors."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedsim import models
+from fedsim.contracts import Layout, ModelSpec
+from fedsim.vectors import FlatModel, as_tensor, layout_of, named_tensors, select
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Tied weights, a norm, and every kind of buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 3)
+        self.bn = nn.Linear(3, 3, bias=False)
+        self.norm = nn.BatchNorm1d(3)
+        self.head = nn.Linear(3, 2)
+        self.tied = nn.Linear(3, 2, bias=False)
+        self.tied.weight = self.head.weight
+        self.register_buffer("scale", torch.tensor([1.0, 2.0]))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("scratch", torch.tensor([5.0]), persistent=False)
+
+    def forward(self, x):
+        h = self.norm(self.bn(self.first(x)))
+        return self.head(h) + self.tied(h)
+
+
+@pytest.fixture
+def flat():
+    return FlatModel(Net(), CPU)
+
+
+def test_slots_are_the_parameters_in_their_order_then_the_float_buffers():
+    # first 6 + 3, bn 9, norm 3 + 3, head 6 + 2 (tied.weight is head.weight): P = 32.
+    # scale 2, running mean 3 and variance 3: D = 40. count, num_batches_tracked and the buffer
+    # that is not persistent are not federated.
+    layout = layout_of(Net())
+    assert [(s.name, s.shape, s.start, s.stop, s.role) for s in layout.slots] == [
+        ("first.weight", (3, 2), 0, 6, "param"),
+        ("first.bias", (3,), 6, 9, "param"),
+        ("bn.weight", (3, 3), 9, 18, "param"),
+        ("norm.weight", (3,), 18, 21, "param"),
+        ("norm.bias", (3,), 21, 24, "param"),
+        ("head.weight", (2, 3), 24, 30, "param"),
+        ("head.bias", (2,), 30, 32, "param"),
+        ("scale", (2,), 32, 34, "stat"),
+        ("norm.running_mean", (3,), 34, 37, "stat"),
+        ("norm.running_var", (3,), 37, 40, "stat"),
+    ]
+    assert (layout.num_params, layout.size) == (32, 40)
+
+
+def test_batchnorm_and_head_go_by_module_never_by_name():
+    layout = layout_of(Net())
+    assert {s.name for s in layout.slots if s.batchnorm} == {
+        *("norm.weight", "norm.bias", "norm.running_mean", "norm.running_var")
+    }
+    assert {s.name for s in layout.slots if s.head} == {"head.weight", "head.bias"}
+
+
+def test_flags_of_resnet50():
+    layout = layout_of(models.build(ModelSpec("resnet50", 3, 3, 32), 0))
+    norms = {s.name for s in layout.slots if s.batchnorm}
+    # 53 norms of 4 federated tensors each; torchvision's names hide 4 of them from "bn".
+    assert len(norms) == 212
+    assert len([n for n in norms if "bn" not in n]) == 16
+    assert all(".downsample.1." in n for n in norms if "bn" not in n)
+    assert {s.name for s in layout.slots if s.head} == {"head.weight", "head.bias"}
+    assert all(s.batchnorm for s in layout.slots if s.role == "stat")
+
+
+def test_group_norm_is_no_batchnorm():
+    layout = layout_of(models.build(ModelSpec("cnn", 3, 1, 8, norm="group"), 0))
+    assert not any(s.batchnorm or s.role == "stat" for s in layout.slots)
+
+
+def test_a_model_without_parameters_is_an_empty_vector():
+    layout = layout_of(nn.Flatten())
+    assert (layout, layout.num_params, layout.size) == (Layout(()), 0, 0)
+    assert FlatModel(nn.Flatten(), CPU).vector().shape == (0,)
+
+
+def test_the_vector_holds_the_models_values():
+    net = Net()
+    state = {name: t.clone() for name, t in net.state_dict().items()}
+    flat = FlatModel(net, CPU)
+    expected = np.concatenate([state[s.name].flatten().numpy() for s in flat.layout.slots])
+    np.testing.assert_array_equal(flat.vector(), expected)
+    assert flat.vector().dtype == np.float32
+
+
+def test_tensors_are_views_both_ways(flat):
+    flat.load(torch.arange(40.0))
+    named = dict(flat.model.named_parameters()) | dict(flat.model.named_buffers())
+    for slot in flat.layout.slots:
+        expected = torch.arange(40.0)[slot.where].view(slot.shape)
+        assert torch.equal(named[slot.name], expected), slot.name
+        assert named[slot.name].data_ptr() == flat.flat[slot.where].data_ptr(), slot.name
+    with torch.no_grad():
+        flat.model.head.bias += 100
+    assert flat.flat[30:32].tolist() == [130.0, 131.0]
+    assert flat.model.tied.weight is flat.model.head.weight
+    with torch.no_grad():
+        flat.flat[24] = -1.0
+    assert flat.model.tied.weight[0, 0].item() == -1.0
+
+
+def test_training_moves_the_vector_and_running_statistics_with_it(flat):
+    before = flat.vector()
+    x = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
+    flat.model.train()
+    flat.model(x).square().sum().backward()
+    with torch.no_grad():
+        for _, p in flat.params:
+            p -= 0.1 * p.grad
+    after = flat.vector()
+    moved = {s.name for s in flat.layout.slots if (after[s.where] != before[s.where]).any()}
+    assert moved >= {"first.weight", "head.weight", "norm.running_mean", "norm.running_var"}
+    assert "scale" not in moved
+    # the tied weight is one parameter, so its gradient is the sum of both uses and it moved once
+    assert [slot.name for slot, _ in flat.params].count("head.weight") == 1
+
+
+def test_load_copies_and_resets_what_is_not_federated(flat):
+    source = torch.arange(40.0)
+    flat.load(source)
+    flat.model.train()
+    flat.model(torch.randn(4, 2, generator=torch.Generator().manual_seed(0)))
+    flat.model.count += 1
+    flat.model.scratch.zero_()
+    assert flat.model.norm.num_batches_tracked.item() == 1
+    flat.load(source)
+    assert torch.equal(source, torch.arange(40.0))
+    assert flat.model.norm.num_batches_tracked.item() == 0
+    assert flat.model.count.item() == 7
+    assert flat.model.scratch.tolist() == [5.0]
+    assert torch.equal(flat.flat, source)
+    assert flat.flat.data_ptr() != source.data_ptr()
+
+
+def test_vector_is_a_copy(flat):
+    vector = flat.vector()
+    vector[:] = -3.0
+    assert not (flat.flat == -3.0).any()
+    assert vector.flags.writeable
+
+
+def test_norms_are_listed(flat):
+    assert flat.norms == [flat.model.norm]
+
+
+def test_named_tensors_restore_the_state_dict(flat):
+    state = flat.model.state_dict()
+    tensors = named_tensors(flat.vector(), flat.layout)
+    assert set(state) - set(tensors) == {"count", "norm.num_batches_tracked", "tied.weight"}
+    for name, array in tensors.items():
+        np.testing.assert_array_equal(array, state[name].numpy())
+    other = Net()
+    other.load_state_dict({n: torch.tensor(a) for n, a in tensors.items()}, strict=False)
+    np.testing.assert_array_equal(FlatModel(other, CPU).vector(), flat.vector())
+
+
+def test_select_marks_coordinates(flat):
+    np.testing.assert_array_equal(
+        np.flatnonzero(select(flat.layout, lambda s: s.batchnorm)), [*range(18, 24), *range(34, 40)]
+    )
+    assert not select(flat.layout, lambda s: False).any()
+    assert select(flat.layout, lambda s: True).all()
+
+
+def test_as_tensor_shares_even_read_only_memory_in_silence():
+    array = np.arange(5, dtype=np.float32)
+    shared = as_tensor(array)
+    array[0] = 9.0
+    assert shared[0].item() == 9.0
+    array.flags.writeable = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read_only = as_tensor(array)
+    assert read_only.data_ptr() == shared.data_ptr()
+    assert as_tensor(np.arange(10.0)[::2]).tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
