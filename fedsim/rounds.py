@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from fedsim.setup import Setup, make_executor, prepare
 from fedsim.state import ServerState
 from fedsim.store import RunStore, check_free, default_path, environment, to_json
 from fedsim.summary import summarise
+
+if TYPE_CHECKING:
+    from fedsim.engine.ray_engine import Session
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,19 @@ class Observer(Protocol):
         """After the last round, with the row of summary.csv."""
 
 
-def run(config: RunConfig, out: Path | None = None, observer: Observer | None = None) -> RunStore:
+def run(
+    config: RunConfig,
+    out: Path | None = None,
+    observer: Observer | None = None,
+    session: Session | None = None,
+) -> RunStore:
     """Runs an experiment and returns its run directory.
 
     Args:
         config: what to run.
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
         observer: is told of the progress.
+        session: Ray and its warm actors, shared with the runs before and after.
 
     Raises:
         ConfigError, DataError: the run cannot start.
@@ -72,10 +81,10 @@ def run(config: RunConfig, out: Path | None = None, observer: Observer | None = 
     check_free(path)
     begun = time.perf_counter()
     setup = prepare(config)
-    executor = make_executor(setup)
+    executor = make_executor(setup, session)
     try:
         store = RunStore.create(path)
-        store.write("config.yaml", to_yaml(config))
+        store.write("config.yaml", to_yaml(setup.config))
         store.append("partition", partitions.table(setup.dataset, setup.partition))
         if observer is not None:
             observer.started(_info(setup, executor, path))
@@ -197,7 +206,9 @@ def diverged_tensor(result: Result, setup: Setup) -> str | None:
         return "the training loss"
     parts = {f"upload {name}": array for name, array in update.extras.items()}
     parts |= {f"own {name}": array for name, array in result.state.items()}
-    if not np.isfinite(np.dot(update.delta, update.delta)):  # one fast read; exact only below
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.dot(update.delta, update.delta)  # one fast read; may overflow
+    if not np.isfinite(square):
         parts |= {s.name: update.delta[s.where] for s in setup.layout.slots}
     return next((f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()), None)
 

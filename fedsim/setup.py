@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,6 +17,9 @@ from fedsim.engine.worker import WorkerSpec
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
 from fedsim.vectors import FlatModel
+
+if TYPE_CHECKING:
+    from fedsim.engine.ray_engine import Session
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ def prepare(config: RunConfig) -> Setup:
         )
     flat = FlatModel(built, torch.device("cpu"))
     return Setup(
-        config,
+        config.concrete(num_clients=partition.num_clients, partition=kind, model=model.name),
         dataset,
         partition,
         model,
@@ -140,24 +144,13 @@ def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
     )
 
 
-def make_executor(setup: Setup) -> Executor:
-    """The executor that section ``engine`` asks for."""
+def make_executor(setup: Setup, session: Session | None = None) -> Executor:
+    """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
     engine = setup.config.engine
     if engine.kind == "serial":
         from fedsim.engine.serial import SerialExecutor
 
         return SerialExecutor(setup.spec, engine.gpus_per_client or 0.0)
-    from fedsim.engine.ray_engine import Cluster, RayExecutor
+    from fedsim.engine.ray_engine import RayExecutor
 
-    return RayExecutor(
-        setup.spec,
-        Cluster(
-            engine.actors,
-            engine.cpus_per_client,
-            engine.gpus_per_client,
-            engine.address,
-            engine.working_dir,
-            engine.allow_mixed_devices,
-        ),
-        setup.initial.nbytes,
-    )
+    return RayExecutor(setup.spec, engine, setup.initial.nbytes, session)

@@ -97,10 +97,7 @@ class RunStore:
 
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
-        tensors = {
-            name: np.ascontiguousarray(t) for name, t in named_tensors(params, layout).items()
-        }
-        save_file(tensors, self.path / "model.safetensors")
+        save_file(named_tensors(params, layout), self.path / "model.safetensors")
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.
@@ -114,7 +111,7 @@ class RunStore:
             raise StoreError(
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
-        return pd.read_csv(path)
+        return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
 def cell(value: Any) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedsim.errors import ConfigError
 from fedsim.local import LocalEnv, LocalRule
 from fedsim.plugin import Algorithm
 
@@ -48,4 +49,6 @@ def build(mu: float = 0.1, prox_form: Form = "squared") -> Algorithm:
         mu: weight of the proximal term, >= 0.
         prox_form: the paper's squared norm, or the released FedLD code's norm per tensor.
     """
+    if not mu >= 0:
+        raise ConfigError(f"fedprox.mu is {mu}; it must be >= 0")
     return Algorithm(local=Proximal(mu, prox_form))

@@ -69,13 +69,11 @@ def placement(settings: RunConfig) -> str:
     engine = settings.engine
     if engine.kind == "serial":
         return "one process for all clients (--engine serial)"
-    from fedsim.engine.ray_engine import Cluster, connect, local_node, nodes, plan_for
+    from fedsim.engine.cluster import connect, machines, plan_for
 
-    cluster = Cluster(engine.actors, engine.cpus_per_client, engine.gpus_per_client, engine.address)
-    if engine.address is None:
-        return plan_for(cluster, [local_node(cluster)], num_clients(settings)).describe()
-    connect(cluster)
-    return plan_for(cluster, nodes(), num_clients(settings)).describe()
+    if engine.address is not None:
+        connect(engine)
+    return plan_for(engine, machines(), num_clients(settings)).describe()
 
 
 def num_clients(settings: RunConfig) -> int:

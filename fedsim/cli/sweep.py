@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from fedsim.cli.options import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from fedsim.config import RunConfig
 
 
 @click.command(cls=GroupedCommand)
@@ -64,15 +67,24 @@ def _run(ctx: click.Context, runs: list[Any], folder: Path) -> None:
     from fedsim.progress import observer
     from fedsim.tables import show
 
-    def start(config: Any, out: Path) -> None:
+    sessions = ExitStack()
+    session = None
+
+    def start(config: RunConfig, out: Path) -> None:
+        nonlocal session
+        if config.engine.kind == "ray" and session is None:
+            from fedsim.engine.ray_engine import Session
+
+            session = sessions.enter_context(Session(config.engine))
         watcher = observer(final_table=False)
         try:
-            rounds.run(config, out, watcher)
+            rounds.run(config, out, watcher, session)
         finally:
             watcher.close()
 
     try:
-        table = sweeps.run_all(runs, folder, start, click.echo)
+        with sessions:
+            table = sweeps.run_all(runs, folder, start, click.echo)
     except KeyboardInterrupt:
         click.echo(
             f"interrupted; finished runs are in {folder}, the same command goes on", err=True

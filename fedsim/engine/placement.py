@@ -74,7 +74,7 @@ def plan(
     if slots == 0:
         raise ConfigError(_refusal(nodes, 1, cpus_per_client, gpus_per_client))
     wanted = {"auto": min(num_clients, slots), "per-client": num_clients}.get(str(actors))
-    wanted = int(actors) if wanted is None else wanted
+    wanted = min(int(actors), num_clients) if wanted is None else wanted
     if wanted > slots:
         raise ConfigError(
             f"--actors {actors}: {_refusal(nodes, wanted, cpus_per_client, gpus_per_client)}"
@@ -112,17 +112,16 @@ def _refusal(nodes: Sequence[Node], wanted: int, cpus: float, gpus: float) -> st
     gpu = f" and {gpus:g} GPU" if gpus else ""
     fits = _slots(nodes, wanted, cpus, gpus)
     text = f"{wanted} actors of {cpus:g} CPU{gpu} do not fit, {fits} do ({have})"
-    if gpus and sum(n.gpus for n in nodes) < 1:
-        return text + "; use --gpus-per-client 0"
-    shares = {n.cpus / k for n in nodes for k in range(1, wanted + 1)}
     cpu_fit = cpus
     if _slots(nodes, wanted, cpus, 0) < wanted:
-        cpu_fit = max(
-            (c for c in map(_down, shares) if _slots(nodes, wanted, c, 0) >= wanted), default=0
-        )
+        shares = {_down(n.cpus / k) for n in nodes for k in range(1, wanted + 1)} - {0.0}
+        fitting = [c for c in shares if _slots(nodes, wanted, c, 0) >= wanted]
+        if not fitting:
+            return text
+        cpu_fit = max(fitting)
         text += f"; --cpus-per-client {cpu_fit:g} would"
     if gpus and _slots(nodes, wanted, cpu_fit, gpus) < wanted:
-        fractions = map(_down, (1 / k for k in range(1, wanted + 1)))
+        fractions = [*range(1, math.ceil(gpus)), *(_down(1 / k) for k in range(1, wanted + 1))]
         fit = max((g for g in fractions if _slots(nodes, wanted, cpu_fit, g) >= wanted), default=0)
         text += f"; --gpus-per-client {fit:g} would"
     return text

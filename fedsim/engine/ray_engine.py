@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,45 +28,31 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Model, Result
-from fedsim.engine.placement import Node, Plan, plan
+from fedsim.engine.cluster import connect, machines, plan_for
 from fedsim.engine.serial import collect, device_name, failed
 from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches, score_part
 from fedsim.errors import ConfigError, FedsimError, WorkerError
+from fedsim.sections import EngineConfig
 
 SMALL = 4 << 20
 """Updates of at most this many bytes travel several to a call; larger ones one by one."""
 START_TIMEOUT = 120.0
 """Seconds after which a run gives up on actors that do not come up."""
 
-
-@dataclass(frozen=True)
-class Cluster:
-    """How a run gets its actors (section ``engine`` of the configuration).
-
-    Args:
-        address: of an existing cluster; None starts one in this process's machine.
-        num_gpus: logical GPUs of an embedded Ray; None for those that are there.
-    """
-
-    actors: str | int = "auto"
-    cpus_per_client: float = 1.0
-    gpus_per_client: float | None = None
-    address: str | None = None
-    working_dir: str | None = None
-    allow_mixed_devices: bool = False
-    num_cpus: float | None = None
-    num_gpus: int | None = None
+Explain = Callable[["Call", BaseException], str]
+Running = dict[Any, tuple[int, int, list[Any]]]
+"""By the first object of a call: the call's number, its slot, its objects."""
 
 
 class ClientActor:
-    """A worker in a process of its own."""
+    """A process with a worker; one process serves the runs of a session one after the other."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    _worker: Worker
+
+    def build(self, spec: WorkerSpec) -> str:
+        """Builds the worker of a run; returns the device's name."""
         cuda = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
         self._worker = Worker(spec, torch.device("cuda" if cuda else "cpu"))
-
-    def ready(self) -> str:
-        """The device's name, once the worker is built."""
         return device_name(self._worker.device)
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
@@ -90,6 +76,56 @@ class ClientActor:
         return self._worker.scores(params, state, part)
 
 
+class Session:
+    """A connection to Ray and its idle client actors, for one run or for several in a row.
+
+    Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
+    connection that this process has.
+
+    Raises:
+        ConfigError: there is no cluster at the address.
+    """
+
+    def __init__(self, engine: EngineConfig) -> None:
+        self._owned = connect(engine)
+        self._options: dict[str, Any] = {}
+        self._idle: list[Any] = []
+
+    def acquire(self, options: dict[str, Any]) -> Any:
+        """An actor with these resources, warm if one is left from the run before."""
+        if options != self._options:
+            self._end(self._idle)
+            self._options, self._idle = options, []
+        if self._idle:
+            return self._idle.pop()
+        return ray.remote(ClientActor).options(**options).remote()
+
+    def release(self, actors: Iterable[Any], reusable: bool) -> None:
+        """Takes a run's actors back; those of a failed run may be busy or dead, and are ended."""
+        if reusable:
+            self._idle += actors
+        else:
+            self._end(actors)
+
+    def close(self) -> None:
+        """Ends the actors, and Ray if it was started here."""
+        self._end(self._idle)
+        self._idle = []
+        if self._owned:
+            ray.shutdown()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @staticmethod
+    def _end(actors: Iterable[Any]) -> None:
+        for actor in actors:
+            ray.kill(actor)
+
+
 @dataclass(frozen=True)
 class Call:
     """One remote call: a method with its arguments; ``slot`` None means any idle actor."""
@@ -100,40 +136,45 @@ class Call:
     clients: tuple[int, ...] = ()
 
 
-@dataclass
-class _Slots:
-    """The actors by slot; a call is handed only to one that has answered and is idle."""
-
-    handles: dict[int, Any] = field(default_factory=dict)
-    starting: dict[Any, int] = field(default_factory=dict)
-    idle: set[int] = field(default_factory=set)
-    devices: set[str] = field(default_factory=set)
-
-
 class RayExecutor:
-    """See :class:`~fedsim.engine.Executor`. Actors are started when they are first needed.
+    """See :class:`~fedsim.engine.Executor`. Actors are taken when they are first needed.
+
+    A call is handed only to an actor that has answered and is idle.
 
     Args:
         spec: what the workers are made of.
-        cluster: where the actors come from.
+        engine: section ``engine`` of the configuration.
         update_bytes: size of one client's update.
+        session: where the actors come from; None for one of its own.
+
+    Raises:
+        ConfigError: the placement does not fit, or there is no cluster at the address.
     """
 
-    def __init__(self, spec: WorkerSpec, cluster: Cluster, update_bytes: int) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: EngineConfig,
+        update_bytes: int,
+        session: Session | None = None,
+    ) -> None:
         self._spec = spec
+        self._engine = engine
         self._update_bytes = update_bytes
-        self._cluster = cluster
-        if cluster.address is None and not ray.is_initialized():
-            plan_for(cluster, [local_node(cluster)], spec.partition.num_clients)
-        self._owned = connect(cluster)
+        if engine.address is None:  # refused before anything starts
+            plan_for(engine, machines(), spec.partition.num_clients)
+        self._session = session or Session(engine)
+        self._shares_session = session is not None
+        self._handles: dict[int, Any] = {}
+        self._starting: dict[Any, int] = {}
+        self._idle: set[int] = set()
+        self._devices: set[str] = set()
         try:
-            self._plan = plan_for(cluster, nodes(), spec.partition.num_clients)
+            self._plan = plan_for(engine, machines(), spec.partition.num_clients)
             self._spec_ref = ray.put(spec)
         except BaseException:
-            self._disconnect()
+            self.close()
             raise
-        self._slots = _Slots()
-        self._remote = ray.remote(ClientActor)
 
     @property
     def description(self) -> str:
@@ -145,7 +186,7 @@ class RayExecutor:
         """Resources, devices seen so far and the placement plan."""
         return {
             "engine": "ray",
-            "device": ", ".join(sorted(self._slots.devices)) or "not started",
+            "device": ", ".join(sorted(self._devices)) or "not started",
             "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},
             "placement": {
                 "slots": self._plan.slots,
@@ -188,7 +229,7 @@ class RayExecutor:
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`; few models are cut into ranges of batches."""
         puts = {id(params): ray.put(params) for params, _ in models}
-        actors = max(1, len(self._slots.handles))
+        actors = max(1, len(self._handles))
 
         def explain(_: Call, error: BaseException) -> str:
             return f"evaluation on the {part} part: {type(error).__name__}: {error}"
@@ -205,45 +246,30 @@ class RayExecutor:
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
 
     def close(self) -> None:
-        """Ends the actors, and Ray if it was started here."""
-        for handle in self._slots.handles.values():
-            ray.kill(handle)
-        self._slots = _Slots()
-        self._disconnect()
+        """Gives the actors back, and ends the session if it is the executor's own."""
+        self._session.release(self._handles.values(), reusable=set(self._handles) == self._idle)
+        self._handles, self._idle = {}, set()
+        if not self._shares_session:
+            self._session.close()
 
-    def _disconnect(self) -> None:
-        if self._owned:
-            ray.shutdown()
-
-    def _run(
-        self, calls: Sequence[Call], explain: Callable[[Call, BaseException], str]
-    ) -> list[Any]:
+    def _run(self, calls: Sequence[Call], explain: Explain) -> list[Any]:
         """Runs all calls; the results are in the order of the calls."""
         self._start(calls)
         results: list[Any] = [None] * len(calls)
         waiting = deque(range(len(calls)))
-        running: dict[Any, tuple[int, int, list[Any]]] = {}
+        running: Running = {}
         alive = time.monotonic()
         while waiting or running:
             self._hand_out(calls, waiting, running)
-            pending = [*running, *self._slots.starting]
-            ready, _ = ray.wait(pending, num_returns=1, timeout=1.0)
+            ready, _ = ray.wait([*running, *self._starting], num_returns=1, timeout=1.0)
             for ref in ready:
                 alive = time.monotonic()
-                if ref in self._slots.starting:
+                if ref in self._starting:
                     self._started(ref)
                     continue
                 number, slot, refs = running.pop(ref)
-                try:
-                    results[number] = ray.get(refs if len(refs) > 1 else refs[0])
-                except RayTaskError as error:
-                    cause = error.cause
-                    if isinstance(cause, FedsimError):
-                        raise cause from error
-                    raise WorkerError(explain(calls[number], cause)) from error
-                except RayError as error:
-                    raise WorkerError(explain(calls[number], error)) from error
-                self._slots.idle.add(slot)
+                results[number] = fetch(refs, partial(explain, calls[number]))
+                self._idle.add(slot)
             if not running and time.monotonic() - alive > START_TIMEOUT:
                 raise WorkerError(
                     f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for "
@@ -251,52 +277,40 @@ class RayExecutor:
                 )
         return results
 
-    def _hand_out(
-        self,
-        calls: Sequence[Call],
-        waiting: deque[int],
-        running: dict[Any, tuple[int, int, list[Any]]],
-    ) -> None:
+    def _hand_out(self, calls: Sequence[Call], waiting: deque[int], running: Running) -> None:
         """Gives waiting calls to idle actors, in order; a call with a slot waits for its own."""
         for number in list(waiting):
             call = calls[number]
-            slot = min(self._slots.idle, default=None) if call.slot is None else call.slot
-            if slot not in self._slots.idle:
+            slot = min(self._idle, default=None) if call.slot is None else call.slot
+            if slot not in self._idle:
                 continue
             waiting.remove(number)
-            self._slots.idle.discard(slot)
-            remote = getattr(self._slots.handles[slot], call.method)
-            refs = remote.remote(*call.args)
+            self._idle.discard(slot)
+            refs = getattr(self._handles[slot], call.method).remote(*call.args)
             refs = refs if isinstance(refs, list) else [refs]
             running[refs[0]] = (number, slot, refs)
 
     def _start(self, calls: Sequence[Call]) -> None:
-        """Starts the actors that the calls need and that are not there yet."""
+        """Takes the actors that the calls need and that are not there yet."""
         bound = {call.slot for call in calls if call.slot is not None}
-        taken = bound | set(self._slots.handles)
+        taken = bound | set(self._handles)
         anywhere = min(self._plan.actors, sum(call.slot is None for call in calls))
         free = [slot for slot in range(self._plan.actors) if slot not in taken]
         wanted = bound | set(free[: max(0, anywhere - len(taken))])
-        for slot in sorted(wanted - set(self._slots.handles)):
-            handle = self._remote.options(**self._options()).remote(self._spec_ref)
-            self._slots.handles[slot] = handle
-            self._slots.starting[handle.ready.remote()] = slot
+        for slot in sorted(wanted - set(self._handles)):
+            self._handles[slot] = self._session.acquire(self._options())
+            self._starting[self._handles[slot].build.remote(self._spec_ref)] = slot
 
     def _started(self, ref: Any) -> None:
-        slot = self._slots.starting.pop(ref)
-        try:
-            self._slots.devices.add(ray.get(ref))
-        except RayTaskError as error:
-            raise WorkerError(f"a client actor failed to start: {error.cause}") from error
-        except RayError as error:
-            raise WorkerError(f"a client actor failed to start: {error}") from error
-        if len(self._slots.devices) > 1 and not self._cluster.allow_mixed_devices:
-            kinds = ", ".join(sorted(self._slots.devices))
+        slot = self._starting.pop(ref)
+        self._devices.add(fetch([ref], lambda e: f"a client actor failed to start: {e}"))
+        if len(self._devices) > 1 and not self._engine.allow_mixed_devices:
+            kinds = ", ".join(sorted(self._devices))
             raise ConfigError(
                 f"the cluster mixes devices ({kinds}), so results depend on who trains where; "
                 "--set engine.allow_mixed_devices=true accepts that"
             )
-        self._slots.idle.add(slot)
+        self._idle.add(slot)
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -307,72 +321,19 @@ class RayExecutor:
         }
 
 
-@contextmanager
-def session(cluster: Cluster) -> Iterator[None]:
-    """One Ray for several runs of this process, such as those of a sweep."""
-    owned = connect(cluster)
-    try:
-        yield
-    finally:
-        if owned:
-            ray.shutdown()
-
-
-def connect(cluster: Cluster) -> bool:
-    """Starts Ray for this process, quietly, or joins the cluster at the address.
-
-    Returns:
-        Whether the connection is the caller's to end; False where the process already had one.
+def fetch(refs: list[Any], explain: Callable[[BaseException], str]) -> Any:
+    """The value of an object, or the list of values of several.
 
     Raises:
-        ConfigError: the cluster cannot be reached.
+        WorkerError: the call failed; its message comes from ``explain``.
+        FedsimError: raised on purpose inside the call.
     """
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if cluster.working_dir is not None:
-        quiet["runtime_env"] = {"working_dir": cluster.working_dir}
-    if ray.is_initialized():
-        return False
-    if cluster.address is None:
-        here = local_node(cluster)
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=int(here.cpus),
-            num_gpus=int(here.gpus),
-            **quiet,
-        )
-        return True
     try:
-        ray.init(address=cluster.address, **quiet)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"--address {cluster.address}: no Ray cluster there ({error})") from error
-    return True
-
-
-def local_node(cluster: Cluster) -> Node:
-    """This machine, as an embedded Ray will see it."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    gpus = torch.cuda.device_count() if cluster.num_gpus is None else cluster.num_gpus
-    return Node(cluster.num_cpus or cpus or 1, gpus)
-
-
-def nodes() -> list[Node]:
-    """The machines of the connected cluster that are alive."""
-    return [
-        Node(
-            n["Resources"].get("CPU", 0.0), n["Resources"].get("GPU", 0.0), n["NodeManagerAddress"]
-        )
-        for n in ray.nodes()
-        if n["Alive"]
-    ]
-
-
-def plan_for(cluster: Cluster, machines: Sequence[Node], num_clients: int) -> Plan:
-    """The placement on the given machines.
-
-    Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs.
-    """
-    gpus = cluster.gpus_per_client
-    if gpus is None:
-        gpus = 0.5 if any(n.gpus >= 1 for n in machines) else 0.0
-    return plan(machines, num_clients, cluster.cpus_per_client, gpus, cluster.actors)
+        return ray.get(refs if len(refs) > 1 else refs[0])
+    except RayTaskError as error:
+        cause = error.cause
+        if isinstance(cause, FedsimError):
+            raise cause from error
+        raise WorkerError(explain(cause)) from error
+    except RayError as error:
+        raise WorkerError(explain(error)) from error

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.config import RunConfig
+from fedsim.config import EngineConfig, RunConfig
 
 pytestmark = pytest.mark.ray
 
@@ -19,7 +19,7 @@ METHODS = ("fedavg", "fedbn", "fedpac", "fedld")
 @pytest.fixture(scope="module")
 def one_ray():
     """One embedded Ray for the module, with a temporary directory of its own."""
-    from fedsim.engine.ray_engine import Cluster, session
+    from fedsim.engine.ray_engine import Session
 
     # a short path: Ray's sockets must stay below 108 characters
     with (
@@ -27,11 +27,11 @@ def one_ray():
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("RAY_TMPDIR", folder)
-        with session(Cluster(num_cpus=2)):
-            yield
+        with Session(EngineConfig()) as session:
+            yield session
 
 
-def run(method: str, out: Path, **engine: object) -> dict[str, bytes]:
+def run(method: str, out: Path, session=None, **engine: object) -> dict[str, bytes]:
     config = RunConfig(
         algorithm=method,
         data={"num_clients": 8},
@@ -39,7 +39,7 @@ def run(method: str, out: Path, **engine: object) -> dict[str, bytes]:
         evaluation={"batch_size": 64},
         engine=engine,
     )
-    store = fedsim.run(config, out)
+    store = fedsim.run(config, out, session=session)
     extra = ("evaluations.csv",) if method in ("fedbn", "fedpac") else ()
     return {name: (store.path / name).read_bytes() for name in (*TABLES, *extra)}
 
@@ -53,15 +53,15 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_
         "own": {"actors": "per-client", "cpus_per_client": 0.25},
     }
     for name, engine in engines.items():
-        got = run(method, tmp_path / name, **engine)
+        got = run(method, tmp_path / name, one_ray, **engine)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
 def test_large_updates_travel_one_by_one_with_the_same_bits(one_ray, tmp_path, monkeypatch):
-    together = run("fedbn", tmp_path / "together")
+    together = run("fedbn", tmp_path / "together", one_ray)
     monkeypatch.setattr("fedsim.engine.ray_engine.SMALL", 0)
-    assert run("fedbn", tmp_path / "alone") == together
+    assert run("fedbn", tmp_path / "alone", one_ray) == together
 
 
 def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
@@ -73,7 +73,7 @@ def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
     with pytest.raises(
         fedsim.errors.WorkerError, match=r"round 2, .*client.*ValueError: on purpose"
     ):
-        fedsim.run(config, tmp_path / "out")
+        fedsim.run(config, tmp_path / "out", session=one_ray)
 
 
 def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):

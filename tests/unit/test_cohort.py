@@ -103,6 +103,20 @@ def test_arrival_order_changes_no_bit(small):
     assert len(results) == 1
 
 
+def test_shards_are_added_in_the_order_of_the_columns(small):
+    # values of very different size, so that another order gives other bits
+    d = 6 * 4096
+    g = draw(3, d, np.float64) * np.repeat([1e-7, 1.0, 1e7, 1e-3, 3.0, 1e5], 4096)
+    total = np.zeros((3, 3))
+    for start in range(0, d, 4096):
+        total += gram(list(g), slice(start, start + 4096))
+    assert gram(list(g), slice(0, d)).tobytes() == total.tobytes()
+    backwards = np.zeros((3, 3))
+    for start in reversed(range(0, d, 4096)):
+        backwards += gram(list(g), slice(start, start + 4096))
+    assert backwards.tobytes() != total.tobytes()
+
+
 def test_number_of_threads_changes_no_bit(small, monkeypatch):
     d = 9 * 4096 + 77
     rows = list(draw(4, d))

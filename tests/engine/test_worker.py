@@ -1,0 +1,292 @@
+"""A client's work as a pure function, and the executor that runs it in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from algorithms.training import context, dataset, train, worker
+from torch.nn import functional
+
+from fedsim.contracts import ModelSpec, Partition, Pipeline, Training
+from fedsim.engine.serial import SerialExecutor
+from fedsim.engine.worker import Worker, num_batches
+from fedsim.errors import DivergedError, WorkerError
+from fedsim.local import LocalRule, Uplink
+from fedsim.metrics import score
+from fedsim.plugin import Algorithm
+
+CPU = torch.device("cpu")
+
+
+def rebuilt(w, **changes):
+    return Worker(replace(w.spec, **changes), CPU)
+
+
+def dropout_worker(name="fedavg", augment="crop_flip"):
+    """Dropout and augmentation draw from the global generators; clients 0 and 1 share data."""
+    w = worker(name)
+    data = replace(dataset(), pipeline=Pipeline(8, (0.5,), (0.5,), augment))
+    same = w.spec.partition.train[0]
+    return rebuilt(
+        w,
+        dataset=data,
+        partition=Partition((same, same, w.spec.partition.train[1])),
+        model=ModelSpec("cnn_reddi", 3, 1, 8),
+    )
+
+
+def bits(result):
+    reports, deltas = result
+    states = [{k: np.asarray(v).tobytes() for k, v in r.state.items()} for r in reports]
+    return [r.train_loss for r in reports], deltas.tobytes(), states
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpac", "fedld"])
+def test_the_same_call_twice_and_after_other_clients_gives_the_same_bits(method):
+    w = worker(method)
+    start = w.flat.vector()
+    first = bits(train(w, (1,), params=start))
+    assert bits(train(w, (1,), params=start)) == first
+    train(w, (0, 2), round=4, lr=0.5, params=start + 1)
+    w.scores(start, {}, "test")
+    assert bits(train(w, (1,), params=start)) == first
+    assert bits(train(worker(method), (1,), params=start)) == first
+
+
+def test_dropout_and_augmentation_hang_on_seed_round_and_client():
+    w = dropout_worker()
+    start = w.flat.vector()
+    first = bits(train(w, (0,), params=start))
+    train(w, (2,), params=start)
+    torch.rand(11)
+    assert bits(train(w, (0,), params=start)) == first
+    assert bits(train(dropout_worker(), (2, 0), params=start))[0][1] == first[0][0]
+    assert bits(train(w, (1,), params=start))[1] != first[1]
+    assert bits(train(w, (0,), round=1, params=start))[1] != first[1]
+    assert bits(w.train([0], start, {}, {}, replace(context(), seed=1)))[1] != first[1]
+
+
+@dataclass(frozen=True)
+class Draws(LocalRule):
+    """Uploads what the global generator gives."""
+
+    def finish(self, env, s):
+        return Uplink({"drawn": torch.rand(4).numpy()})
+
+
+def test_clients_rounds_and_seeds_have_global_streams_of_their_own():
+    w = rebuilt(worker("fedavg"), algorithm=Algorithm(local=Draws()))
+    start = w.flat.vector()
+    drawn = [
+        w.train([client], start, {}, {}, replace(context(round), seed=seed))[0][0].extras["drawn"]
+        for client in (0, 1)
+        for round in (0, 1)
+        for seed in (0, 1)
+    ]
+    assert len({d.tobytes() for d in drawn}) == 8
+
+
+def test_global_generators_are_left_alone():
+    w = dropout_worker()
+    before = torch.random.get_rng_state()
+    legacy = np.random.get_state()[1].copy()  # noqa: NPY002
+    train(w)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    np.testing.assert_array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+
+
+def test_reports_and_deltas_come_in_the_order_asked_for():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    reports, deltas = train(w, (2, 0), params=start)
+    assert [(r.client_id, r.num_samples) for r in reports] == [(2, 10), (0, 30)]
+    # batches of 8: 10 = 8 + 2; 30 = 3 * 8 + 6
+    assert [r.num_steps for r in reports] == [2, 4]
+    assert (deltas.shape, deltas.dtype) == ((2, w.flat.layout.size), np.float32)
+    np.testing.assert_array_equal(train(w, (0,), params=start)[1][0], deltas[1])
+    assert all(dict(r.state) == {} and dict(r.extras) == {} for r in reports)
+
+
+def test_delta_is_local_minus_global_statistics_included():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    _, deltas = train(w, (0,), params=start, lr=1e-12)
+    params = w.flat.layout.num_params
+    np.testing.assert_allclose(deltas[0, :params], 0, atol=1e-9)
+    assert np.abs(deltas[0, params:]).max() > 0.01
+
+
+def test_read_only_inputs_are_taken_and_left():
+    w = worker("fedbn")
+    start = w.flat.vector()
+    own = np.full(len(w.personal), 0.5, np.float32)
+    before = start.copy()
+    start.flags.writeable = own.flags.writeable = False
+    train(w, params=start, states={0: {"personal": own}})
+    np.testing.assert_array_equal(start, before)
+    assert np.all(own == 0.5)
+
+
+def test_personal_slots_stay_on_the_client():
+    w = worker("fedbn")
+    start = w.flat.vector()
+    mask = np.concatenate([np.full(s.stop - s.start, s.batchnorm) for s in w.flat.layout.slots])
+    (report,), deltas = train(w, (0,), params=start)
+    assert np.all(deltas[0, mask] == 0.0)
+    assert np.abs(deltas[0, ~mask]).max() > 0
+    own = report.state["personal"]
+    assert (own.shape, own.dtype) == ((mask.sum(),), np.float32)
+    assert not np.array_equal(own, start[mask])
+    # what a plain client learns in the same round is what stays here
+    _, plain = train(worker("fedavg"), (0,), params=start)
+    np.testing.assert_allclose(own, start[mask] + plain[0, mask], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(deltas[0, ~mask], plain[0, ~mask])
+
+
+def test_personal_state_is_loaded_where_training_starts():
+    w = worker("fedbn", training=Training(local_epochs=1, batch_size=8, weight_decay=0.0))
+    start = w.flat.vector()
+    (report,), _ = train(w, (0,), params=start)
+    own = report.state["personal"]
+    before = own.copy()
+    moved = start.copy()
+    moved[w.personal.numpy()] = own
+    (resumed,), deltas = train(w, (0,), round=1, params=start, states={0: report.state})
+    np.testing.assert_array_equal(own, before)
+    (other,), others = train(w, (0,), round=1, params=moved)
+    np.testing.assert_array_equal(deltas, others)
+    np.testing.assert_array_equal(resumed.state["personal"], other.state["personal"])
+    # its own state is meant for client 0 alone
+    _, ignored = train(w, (1,), round=1, params=start, states={0: report.state})
+    _, without = train(w, (1,), round=1, params=start)
+    np.testing.assert_array_equal(ignored, without)
+
+
+def test_returned_arrays_are_not_views_of_the_model():
+    w = worker("fedbn")
+    start = w.flat.vector()
+    (report,), deltas = train(w, (0,), params=start)
+    kept, own = deltas.copy(), report.state["personal"].copy()
+    train(w, (1,), params=start + 1)
+    np.testing.assert_array_equal(deltas, kept)
+    np.testing.assert_array_equal(report.state["personal"], own)
+
+
+def test_logits_are_those_of_eval_mode_in_fixed_batches():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    whole = w.logits(start, {}, "test", 0, 2)
+    train(w, params=start)
+    assert w.logits(start, {}, "test", 0, 2).tobytes() == whole.tobytes()
+    parts = [w.logits(start, {}, "test", i, i + 1) for i in range(2)]
+    assert [len(p) for p in parts] == [32, 28]
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+    data = w.spec.dataset
+    w.flat.load(torch.from_numpy(start))
+    with torch.no_grad():
+        x = (torch.from_numpy(data.x[data.test]).float() / 255 - 0.5) / 0.5
+        expected = w.flat.model.eval()(x)
+    np.testing.assert_allclose(whole, expected.numpy(), rtol=1e-4, atol=1e-5)
+    assert (whole.shape, whole.dtype) == ((60, 3), np.float32)
+
+
+def test_scores_are_those_of_the_loaded_model():
+    w = worker("fedbn")
+    start = w.flat.vector()
+    (report,), _ = train(w, (0,), params=start)
+    for state in ({}, report.state):
+        logits = w.logits(start, state, "test", 0, 2)
+        expected = score(logits, w.spec.dataset.y)
+        assert w.scores(start, state, "test") == expected
+    assert w.scores(start, {}, "test") != w.scores(start, report.state, "test")
+    loss = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(w.spec.dataset.y))
+    assert expected.loss == pytest.approx(loss.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(("images", "batches"), [(1, 1), (32, 1), (33, 2), (60, 2)])
+def test_number_of_batches(images, batches):
+    spec = worker("fedavg").spec
+    cut = replace(spec.dataset, test=spec.dataset.test[:images])
+    assert num_batches(replace(spec, dataset=cut), "test") == batches
+
+
+def test_start_weights_are_not_read_by_a_worker():
+    spec = replace(worker("fedavg").spec.model, weights="nowhere.pt")
+    np.testing.assert_array_equal(
+        rebuilt(worker("fedavg"), model=spec).flat.vector(), worker("fedavg").flat.vector()
+    )
+
+
+def test_a_single_sample_client_trains():
+    w = rebuilt(worker("fedavg"), partition=Partition((np.array([4]), np.array([1, 2]))))
+    (report, _), deltas = train(w, (0, 1))
+    assert (report.num_samples, report.num_steps) == (1, 1)
+    assert np.isfinite(deltas).all()
+
+
+@pytest.fixture
+def executor():
+    done = SerialExecutor(worker("fedbn").spec)
+    yield done
+    done.close()
+
+
+def test_serial_results_are_sorted_and_those_of_the_worker(executor):
+    w = worker("fedbn")
+    start = w.flat.vector()
+    shared = executor.broadcast(start, {})
+    own = {"personal": np.full(len(w.personal), 0.5, np.float32)}
+    results = executor.train([2, 0, 1], shared, {1: own}, context())
+    reports, deltas = train(w, states={1: own}, params=start)
+    assert [r.update.client_id for r in results] == [0, 1, 2]
+    for result, report, delta in zip(results, reports, deltas, strict=True):
+        np.testing.assert_array_equal(result.update.delta, delta)
+        np.testing.assert_array_equal(result.state["personal"], report.state["personal"])
+        assert result.update.num_samples == report.num_samples
+        assert result.update.num_steps == report.num_steps
+        assert result.update.metrics["train_loss"] == report.train_loss
+    scores = executor.evaluate([(start, {}), (start, own)], "test")
+    assert scores == [w.scores(start, {}, "test"), w.scores(start, own, "test")]
+
+
+def test_serial_takes_the_configured_threads_and_gives_them_back():
+    before = torch.get_num_threads()
+    spec = replace(worker("fedavg").spec, threads=before + 1)
+    done = SerialExecutor(spec)
+    try:
+        assert torch.get_num_threads() == before + 1
+    finally:
+        done.close()
+    assert torch.get_num_threads() == before
+
+
+@dataclass(frozen=True)
+class Fails(LocalRule):
+    error: Exception
+
+    def begin(self, env):
+        if env.client_id == 2:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (KeyError("gone"), WorkerError, "round 4, client 2: KeyError: 'gone'"),
+        (RuntimeError("out of memory"), WorkerError, "round 4, client 2: RuntimeError: out of mem"),
+        (DivergedError("said so"), DivergedError, "said so"),
+    ],
+)
+def test_a_failure_names_round_and_client_and_keeps_its_cause(error, kind, message):
+    spec = replace(worker("fedavg").spec, algorithm=Algorithm(local=Fails(error)))
+    done = SerialExecutor(spec)
+    try:
+        shared = done.broadcast(worker("fedavg").flat.vector(), {})
+        with pytest.raises(kind, match=message) as caught:
+            done.train([0, 1, 2], shared, {}, context(round=3))
+    finally:
+        done.close()
+    assert error in (caught.value, caught.value.__cause__)

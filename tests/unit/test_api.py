@@ -1,0 +1,141 @@
+"""fedsim.aggregate: shapes, types, and every documented refusal."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import fedsim
+from fedsim.errors import ConfigError, ContractError, FedsimError
+
+METHODS = ("fedavg", "fedprox", "fedbn", "fedgh", "fedld", "fedld_released", "fedgh_released")
+G = np.random.default_rng(0).normal(size=(4, 30))
+N = [10, 20, 30, 40]
+SIZES = [12, 1, 17]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_matrix_or_list_the_step_is_one_vector_of_their_precision(method, dtype):
+    g = G.astype(dtype)
+    before = g.copy()
+    step = fedsim.aggregate(g, N, method, sizes=SIZES)
+    assert (step.shape, step.dtype) == ((30,), dtype)
+    np.testing.assert_array_equal(g, before)
+    np.testing.assert_array_equal(fedsim.aggregate(list(g), np.array(N), method, sizes=SIZES), step)
+    assert np.isfinite(step).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_plain_lists_of_numbers_are_taken(method):
+    np.testing.assert_array_equal(
+        fedsim.aggregate(G.tolist(), N, method, sizes=SIZES),
+        fedsim.aggregate(G, N, method, sizes=SIZES),
+    )
+
+
+def test_mixed_and_other_types_are_float64():
+    rows = [np.ones(3, np.float32), np.ones(3, np.float64)]
+    assert fedsim.aggregate(rows, [1, 1], "fedavg").dtype == np.float64
+    whole = fedsim.aggregate(np.array([[1, 2], [3, 5]]), [1, 1], "fedavg")
+    assert (whole.dtype, whole.tolist()) == (np.float64, [2.0, 3.5])
+    half = fedsim.aggregate(np.ones((2, 3), np.float16), [1, 1], "fedavg")
+    assert half.dtype == np.float64
+
+
+def test_the_default_method_is_fedld_and_rounds_draw_anew():
+    np.testing.assert_array_equal(fedsim.aggregate(G, N), fedsim.aggregate(G, N, "fedld"))
+    g = np.random.default_rng(3).normal(size=(6, 6)) - 0.3
+    steps = {fedsim.aggregate(g, np.ones(6), "fedgh", seed=s, round=t).tobytes()
+             for s in range(3) for t in range(3)}  # fmt: skip
+    assert len(steps) > 1
+    again = [fedsim.aggregate(g, np.ones(6), "fedgh", seed=1, round=2) for _ in range(2)]
+    np.testing.assert_array_equal(*again)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_strided_and_read_only_updates_are_taken(method):
+    g = np.asfortranarray(G)
+    g.flags.writeable = False
+    np.testing.assert_array_equal(
+        fedsim.aggregate(g, N, method, sizes=SIZES), fedsim.aggregate(G, N, method, sizes=SIZES)
+    )
+
+
+def test_tensors_of_the_released_rule_are_independent():
+    step = fedsim.aggregate(G, N, "fedld_released", sizes=SIZES, round=1)
+    first = fedsim.aggregate(G[:, :12], N, "fedld_released", round=1)
+    last = fedsim.aggregate(G[:, 13:], N, "fedld_released", round=1)
+    np.testing.assert_allclose(step[:12], first, rtol=1e-12)
+    np.testing.assert_allclose(step[13:], last, rtol=1e-12)
+    np.testing.assert_allclose(step[12], G[:, 12].mean(), rtol=1e-12)
+
+
+def test_the_history_of_a_rule_can_be_given():
+    one = fedsim.aggregate(G, N, "fedgh_released", history=np.ones(30), round=3)
+    two = fedsim.aggregate(G, N, "fedgh_released", history=np.arange(30) - 9.5, round=3)
+    assert not np.array_equal(one, two)
+    quiet = fedsim.aggregate(G, N, "fedld_released", history=np.zeros(30), round=3)
+    np.testing.assert_allclose(quiet, G.mean(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"updates": []}, "m vectors of one length"),
+        ({"updates": [np.ones(3), np.ones(2)]}, r"one length, got \[\(3,\), \(2,\)\]"),
+        ({"updates": np.ones(3)}, "m vectors of one length"),
+        ({"updates": np.ones((2, 2, 2))}, "m vectors of one length"),
+        ({"updates": np.ones((2, 0)), "num_samples": [1, 1]}, "must be positive and add up to 0"),
+        ({"updates": np.array([[1, np.nan], [1, 2]]), "num_samples": [1, 1]}, r"\[0\] contain NaN"),
+        ({"updates": np.array([[1, 2], [-np.inf, 2]]), "num_samples": [1, 1]}, r"\[1\] contain"),
+        ({"num_samples": [1, 2, 3]}, r"4 updates, but num_samples has shape \(3,\)"),
+        ({"num_samples": [[1, 2, 3, 4]]}, r"num_samples has shape \(1, 4\)"),
+        ({"num_samples": 5}, r"num_samples has shape \(\)"),
+        ({"num_samples": [1, 2, 3, 0]}, "num_samples must be positive"),
+        ({"num_samples": [1, 2, 3, -1]}, "num_samples must be positive"),
+        ({"num_samples": [1, 2, 3, np.nan]}, "num_samples must be positive"),
+        ({"num_samples": [1, 2, 3, np.inf]}, "num_samples must be positive"),
+        ({"num_steps": [1, 2]}, r"num_steps \(2,\)"),
+        ({"sizes": [10, 10]}, r"sizes \[10, 10\] must be positive and add up to 30"),
+        ({"sizes": [31, -1]}, r"sizes \[31, -1\]"),
+        ({"sizes": [30, 0]}, r"sizes \[30, 0\]"),
+        ({"sizes": []}, r"sizes \[\]"),
+        ({"algorithm": "fedpac"}, "fedpac also combines what clients upload"),
+        ({"algorithm": "fedgh_released", "round": 1}, "give history"),
+        ({"algorithm": "fedgh_released", "round": 1, "history": np.ones(29)}, r"\(29,\).*30"),
+        ({"algorithm": "fedld_released", "round": 1, "history": np.ones((1, 30))}, r"\(1, 30\)"),
+    ],
+)
+def test_what_does_not_fit_is_a_contract_error(arguments, message):
+    given = {"updates": G, "num_samples": N} | arguments
+    with pytest.raises(ContractError, match=message) as error:
+        fedsim.aggregate(given.pop("updates"), given.pop("num_samples"), **given)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "message"),
+    [
+        ("fedldd", {}, "did you mean 'fedld'"),
+        ("fedavg", {"mu": 0.1}, "mu"),
+        ("fedld", {"kep": 0.5}, "did you mean 'keep'"),
+        ("fedld", {"keep": "much"}, "keep"),
+        ("fedld", {"keep": float("nan")}, "keep"),
+        ("fedld", {"norm": "L2"}, "norm.*L2"),
+        ("fedavg", {"weights": "equal"}, "weights.*equal"),
+        ("nowhere:build", {}, "nowhere:build.*cannot be imported"),
+    ],
+)
+def test_unknown_methods_and_options_are_config_errors(algorithm, options, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        fedsim.aggregate(G, N, algorithm, **options)
+    assert isinstance(error.value, FedsimError)
+    assert "\n" not in str(error.value)
+
+
+def test_the_public_names():
+    assert set(fedsim.__all__) >= {"RunConfig", "__version__", "aggregate", "run"}
+    assert all(hasattr(fedsim, name) for name in fedsim.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'agregate'"):
+        fedsim.agregate  # noqa: B018

@@ -1,0 +1,249 @@
+"""The run directory: what is refused, and what the bytes of a table are."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from fedsim import store as module
+from fedsim.contracts import Layout, Slot
+from fedsim.errors import StoreError
+from fedsim.store import (
+    COLUMNS,
+    RunStore,
+    cell,
+    check_free,
+    default_path,
+    environment,
+    to_json,
+)
+
+PUBLISHED = {
+    "partition": "client_id,label,train_samples,test_samples",
+    "rounds": "round,lr,cohort_size,dropped,train_loss,val_loss,val_accuracy,test_loss,"
+    "test_accuracy,test_balanced_accuracy,test_macro_f1,test_auc,conflict_ratio,update_norm",
+    "clients": "round,client_id,status,num_samples,num_steps,train_loss,update_norm",
+    "classes": "round,label,support,recall,precision",
+    "evaluations": "round,client_id,group,split,num_samples,loss,accuracy",
+    "timings": "round,phase,seconds,bytes",
+    "errors": "round,client_id,attempt,node,error",
+}
+
+
+@pytest.mark.parametrize("table", PUBLISHED)
+def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
+    assert ",".join(COLUMNS[table]).startswith(PUBLISHED[table])
+    assert len(set(COLUMNS[table])) == len(COLUMNS[table])
+
+
+def test_a_new_directory_and_an_empty_one_are_taken(tmp_path):
+    new = tmp_path / "a" / "b"
+    assert RunStore.create(new).path == new
+    assert new.is_dir()
+    assert RunStore.create(new).path == new
+
+
+def test_what_holds_something_is_refused_and_left(tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / ".hidden").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("full", "file"):
+        for refuse in (check_free, RunStore.create):
+            with pytest.raises(StoreError, match=rf"--out .*{name}: exists and is not an empty"):
+                refuse(tmp_path / name)
+    assert (tmp_path / "full" / ".hidden").read_text() == "mine"
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_path_below_a_file_cannot_be_created(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(StoreError, match=r"--out .*file/run: cannot be created \(Not a directory"):
+        RunStore.create(tmp_path / "file" / "run")
+
+
+def test_a_table_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "timings.csv").mkdir()
+    with pytest.raises(StoreError, match=r"timings\.csv: cannot be written \(Is a directory\)"):
+        RunStore(tmp_path).append("timings", [{"round": 1}])
+
+
+def test_the_bytes_of_a_table(tmp_path):
+    run = RunStore(tmp_path)
+    rows = [
+        {"round": 1, "client_id": 0, "status": "ok", "num_samples": 3, "num_steps": np.int64(2)},
+        {"update_norm": 0.1 + 0.2, "train_loss": float("nan"), "round": np.int32(1)},
+    ]
+    run.append("clients", rows)
+    run.append("clients", [])
+    run.append("clients", [{"round": 2, "train_loss": np.float32(0.5), "status": "dropped"}])
+    assert (tmp_path / "clients.csv").read_bytes() == (
+        b"round,client_id,status,num_samples,num_steps,train_loss,update_norm\n"
+        b"1,0,ok,3,2,,\n"
+        b"1,,,,,,0.30000000000000004\n"
+        b"2,,dropped,,,0.5,\n"
+    )
+
+
+def test_an_empty_table_has_its_header(tmp_path):
+    RunStore(tmp_path).append("errors", [])
+    assert (tmp_path / "errors.csv").read_bytes() == b"round,client_id,attempt,node,error\n"
+
+
+def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
+    run, text = RunStore(tmp_path), 'RuntimeError: "a", b\nc'
+    run.append("errors", [{"round": 1, "client_id": 2, "attempt": 1, "node": "", "error": text}])
+    assert run.read("errors")["error"].tolist() == [text]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, ""),
+        (float("nan"), ""),
+        (np.float32("nan"), ""),
+        (0.1, "0.1"),
+        (1.0, "1.0"),
+        (1e-300, "1e-300"),
+        (5e-324, "5e-324"),
+        (1e22, "1e+22"),
+        (-0.0, "-0.0"),
+        (1 / 3, "0.3333333333333333"),
+        (np.float64(2 / 3), "0.6666666666666666"),
+        (np.float32(0.1), "0.10000000149011612"),
+        (7, "7"),
+        (np.int64(-7), "-7"),
+        (True, "True"),
+        ("ok", "ok"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_cells(value, text):
+    assert cell(value) == text
+
+
+def test_numbers_read_back_as_they_were(tmp_path):
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=500) * 10.0 ** rng.integers(-30, 30, 500)
+    run = RunStore(tmp_path)
+    run.append("classes", [{"round": i, "recall": v} for i, v in enumerate(values)])
+    with (tmp_path / "classes.csv").open() as file:
+        written = [float(line.split(",")[3]) for line in list(file)[1:]]
+    assert written == values.tolist()
+    table = run.read("classes")
+    np.testing.assert_allclose(table["recall"], values, rtol=1e-15)
+    assert table["precision"].isna().all()
+    assert table["round"].tolist() == list(range(500))
+
+
+def test_only_an_empty_cell_is_not_available(tmp_path):
+    names = ["NA", "None", "null", "nan", "N/A", ""]
+    run = RunStore(tmp_path)
+    run.append("partition", [{"client_id": i, "name": name} for i, name in enumerate(names)])
+    read = run.read("partition")
+    assert read["name"].tolist()[:5] == names[:5]
+    assert read["name"].isna().tolist() == [False] * 5 + [True]
+    assert read["label"].isna().all()
+
+
+def test_rows_are_on_disk_when_append_returns(tmp_path):
+    run = RunStore(tmp_path)
+    for n in (1, 2, 3):
+        run.append("timings", [{"round": n, "phase": "total", "seconds": 0.5, "bytes": 0}])
+        assert len(RunStore(tmp_path).read("timings")) == n
+
+
+def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
+    run = RunStore(tmp_path)
+    with pytest.raises(StoreError, match=r"rounds\.csv does not exist; the run has no tables"):
+        run.read("rounds")
+    run.append("timings", [])
+    run.append("errors", [])
+    with pytest.raises(StoreError, match=r"rounds\.csv does not exist; the run has errors, tim"):
+        run.read("rounds")
+
+
+def test_tables_are_data_frames(tmp_path):
+    run = RunStore(tmp_path)
+    run.append("timings", [{"round": 1, "phase": "train", "seconds": 0.25, "bytes": 8}])
+    table = run.read("timings")
+    assert isinstance(table, pd.DataFrame)
+    assert table.to_dict("list") == {
+        "round": [1], "phase": ["train"], "seconds": [0.25], "bytes": [8]
+    }  # fmt: skip
+
+
+def test_summary_has_the_columns_of_its_row(tmp_path):
+    RunStore(tmp_path).write_summary({"run_id": "x", "alpha": None, "fedld.keep": 0.8})
+    assert (tmp_path / "summary.csv").read_bytes() == b"run_id,alpha,fedld.keep\nx,,0.8\n"
+
+
+def test_text_files_have_unix_line_ends_and_utf8(tmp_path):
+    RunStore(tmp_path).write("config.yaml", "a: 1\nname: \u00e9\n")
+    assert (tmp_path / "config.yaml").read_bytes() == b"a: 1\nname: \xc3\xa9\n"
+
+
+def test_the_model_is_saved_under_its_tensors_names(tmp_path):
+    layout = Layout((Slot("w", (2, 3), 0, 6), Slot("b", (), 6, 7), Slot("v", (2,), 7, 9, "stat")))
+    vector = np.arange(9, dtype=np.float32)
+    RunStore(tmp_path).save_model(vector, layout)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {name: (t.shape, t.dtype) for name, t in saved.items()} == {
+        "w": ((2, 3), np.float32), "b": ((), np.float32), "v": ((2,), np.float32)
+    }  # fmt: skip
+    np.testing.assert_array_equal(saved["w"], [[0, 1, 2], [3, 4, 5]])
+    assert saved["b"] == 6
+    np.testing.assert_array_equal(saved["v"], [7, 8])
+
+
+def test_the_same_model_is_saved_as_the_same_bytes(tmp_path):
+    layout = Layout(tuple(Slot(name, (1,), i, i + 1) for i, name in enumerate("zyxabc")))
+    written = []
+    for name in ("one", "two"):
+        run = RunStore.create(tmp_path / name)
+        run.save_model(np.arange(6, dtype=np.float32), layout)
+        written.append((run.path / "model.safetensors").read_bytes())
+    assert written[0] == written[1]
+
+
+def test_default_paths_are_new_and_take_nothing_from_the_global_generators():
+    before = torch.random.get_rng_state()
+    paths = {default_path("digits", "my.module:build") for _ in range(20)}
+    assert len(paths) == 20
+    for path in paths:
+        assert re.fullmatch(r"runs/digits/my\.module\.build/\d{8}-\d{6}-[0-9a-f]{4}", str(path))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_two_runs_of_one_second_differ(monkeypatch):
+    class Clock(datetime.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2024, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(module.datetime, "datetime", Clock)
+    first, second = default_path("d", "a"), default_path("d", "a")
+    assert str(first).startswith("runs/d/a/20240102-030405-")
+    assert first != second
+
+
+def test_the_environment_is_plain_json(tmp_path):
+    text = to_json(environment() | {"engine": "serial", "path": tmp_path})
+    value = json.loads(text)
+    assert text.endswith("}\n")
+    assert {"fedsim", "git_commit", "python", "platform", "packages"} <= set(value)
+    assert value["packages"]["numpy"] == np.__version__
+
+
+def test_without_git_there_is_no_commit(monkeypatch):
+    def missing(*args, **kwargs):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(module.subprocess, "run", missing)
+    assert environment()["git_commit"] is None
