@@ -83,7 +83,7 @@ class Cohort:
 
     def dots(self, vector: Array, where: slice) -> F64:
         """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
-        return gram([*self.rows, vector], where)[:-1, -1]
+        return dots(self.rows, vector, where)
 
     def combine(self, coefficients: F64, where: slice, out: Array) -> None:
         """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
@@ -92,25 +92,34 @@ class Cohort:
 
 def gram(rows: Sequence[Array], where: slice) -> F64:
     """(m, m) float64 Gram matrix of m vectors over the coordinates ``where``."""
+    total = _summed(rows, where, lambda block, _: block @ block.T)
+    return (total + total.T) / 2
+
+
+def dots(rows: Sequence[Array], vector: Array, where: slice) -> F64:
+    """(m,) float64 inner products of m vectors with one over the coordinates ``where``."""
+    total = _summed(rows, where, lambda block, at: block @ vector[at, None].astype(np.float64))
+    return total[:, 0]
+
+
+def _summed(rows: Sequence[Array], where: slice, product: Callable[[F64, slice], F64]) -> F64:
+    """The sum of the products of blocks (m, width) of float64, in the order of the blocks."""
     m = len(rows)
     width = max(1024, BUFFER // m)
 
     def partial(bounds: tuple[int, int]) -> F64:
-        total = np.zeros((m, m))
+        total: F64 = np.zeros((m, 1))
         buffer = np.empty((m, width))
         for start in range(bounds[0], bounds[1], width):
-            stop = min(start + width, bounds[1])
-            block = buffer[:, : stop - start]
+            at = slice(start, min(start + width, bounds[1]))
+            block = buffer[:, : at.stop - at.start]
             for row, vector in zip(block, rows, strict=True):
-                row[:] = vector[start:stop]
-            total += block @ block.T
+                row[:] = vector[at]
+            total = total + product(block, at)
         return total
 
-    total = np.zeros((m, m))
     with single_threaded_blas():
-        for part in _in_order(partial, _shards(where)):
-            total += part
-    return (total + total.T) / 2
+        return sum(_in_order(partial, _shards(where)), np.zeros((m, 1)))
 
 
 def combine(rows: Sequence[Array], coefficients: F64, where: slice, out: Array) -> None:

@@ -42,14 +42,19 @@ def after_round(
     executor: Executor,
     before: ServerState,
     after: ServerState,
+    clients: list[int],
     results: list[Result],
 ) -> Evaluated:
-    """The global model, every client's own, or the cohort's own right after local training."""
+    """The global model, every client's own, or the cohort's own right after local training.
+
+    A client of the cohort that was left out counts with the model it had before.
+    """
     if not setup.algorithm.personalised:
         return _scores(setup, executor, {None: (after.params, {})})
-    if setup.config.evaluation.personal == "cohort_after" and results:
-        local: dict[int | None, Model]
-        local = {r.update.client_id: (before.params + r.update.delta, r.state) for r in results}
+    if setup.config.evaluation.personal == "cohort_after":
+        local: dict[int | None, Model] = {c: own_model(before, c) for c in clients}
+        for r in results:
+            local[r.update.client_id] = before.params + r.update.delta, r.state
         return _scores(setup, executor, local)
     everybody = range(setup.partition.num_clients)
     return _scores(setup, executor, {c: own_model(after, c) for c in everybody})

@@ -149,8 +149,8 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
     """Trains the loaded model on the client's data by SGD (momentum and L2 as in torch.optim.SGD).
 
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
-    except a single sample after other batches where the model has BatchNorm. A client with one
-    sample in all trains with the running statistics.
+    except a single sample after other batches where the model has BatchNorm. With one sample per
+    batch in all, BatchNorm uses its running statistics.
     """
     order = torch_generator(env.ctx.seed, "shuffle", env.ctx.round, env.client_id)
     total = torch.zeros((), dtype=torch.float64, device=env.x.device)
@@ -183,7 +183,7 @@ def _enter(env: LocalEnv, phase: Phase) -> None:
         parameter.requires_grad_(slot in chosen)
     env.params = [parameter for slot, parameter in env.flat.params if slot in chosen]
     env.model.train(phase.part != "head")
-    if env.training.frozen_bn or len(env.x) == 1:
+    if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
         for norm in env.flat.norms:
             norm.eval()
 

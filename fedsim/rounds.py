@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -61,7 +62,7 @@ class Observer(Protocol):
 
 def run(
     config: RunConfig,
-    out: Path | None = None,
+    out: Path | str | None = None,
     observer: Observer | None = None,
     session: Session | None = None,
 ) -> RunStore:
@@ -77,7 +78,7 @@ def run(
         ConfigError, DataError: the run cannot start.
         DivergedError, WorkerError, StoreError: it cannot go on.
     """
-    path = out or default_path(config.data.name, config.algorithm)
+    path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
     setup = prepare(config)
@@ -85,11 +86,12 @@ def run(
     try:
         store = RunStore.create(path)
         store.write("config.yaml", to_yaml(setup.config))
+        _write_environment(store, executor)
         store.append("partition", partitions.table(setup.dataset, setup.partition))
         if observer is not None:
             observer.started(_info(setup, executor, path))
         state = _rounds(setup, executor, store, observer)
-        store.write("env.json", to_json(environment() | dict(executor.environment)))
+        _write_environment(store, executor)  # now the devices are known
         store.save_model(state.params, setup.layout)
         summary = summarise(setup, store, time.perf_counter() - begun)
         store.write_summary(summary)
@@ -98,6 +100,10 @@ def run(
         return store
     finally:
         executor.close()
+
+
+def _write_environment(store: RunStore, executor: Executor) -> None:
+    store.write("env.json", to_json(environment() | dict(executor.environment)))
 
 
 def _info(setup: Setup, executor: Executor, out: Path) -> RunInfo:
@@ -146,7 +152,8 @@ def run_round(
         WorkerError: a client's work failed.
     """
     clients = draw_cohort(ctx, setup.cohort_size)
-    scores = evaluation.before_training(setup, executor, state, clients, ctx)
+    with _naming(ctx):
+        scores = evaluation.before_training(setup, executor, state, clients, ctx)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
@@ -157,10 +164,19 @@ def run_round(
         good = _finite(setup, results, ctx, log)
         after = _aggregate(setup, state, good, ctx, clients, log)
     if evaluation.is_due(setup.config, ctx):
-        with log.timed("evaluate"):
-            scores = scores or evaluation.after_round(setup, executor, state, after, good)
+        with log.timed("evaluate"), _naming(ctx):
+            scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)
             evaluation.write(scores, log)
     return after
+
+
+@contextmanager
+def _naming(ctx: RoundContext) -> Iterator[None]:
+    """Adds the round to the message of a model whose outputs are not finite."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(f"round {ctx.round + 1}, evaluation: {error}") from error
 
 
 def draw_cohort(ctx: RoundContext, size: int) -> list[int]:

@@ -158,7 +158,7 @@ class EngineConfig(Section):
         cpus_per_client: likewise; the default is one core per client.
         address: of an existing Ray cluster.
         working_dir: a folder with your own modules, shipped to the workers.
-        on_client_failure: what a diverged or failed client does: end the run or leave the round.
+        on_client_failure: whether a client that diverges ends the run or is left out of its round.
         allow_mixed_devices: accept a cluster with several types of accelerator.
         fast: TF32 and other switches that cost reproducibility across machines.
     """

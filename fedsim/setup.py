@@ -81,12 +81,14 @@ def prepare(config: RunConfig) -> Setup:
         margin_threshold=config.margin_threshold,
     )
     built = models.build(model, config.seed)
-    if algorithm.local.needs_features and not hasattr(built, "features"):
-        raise ConfigError(
-            f"algorithm {config.algorithm} needs a model with features(x) and a linear head; "
-            f"{model.name} has none"
-        )
     flat = FlatModel(built, torch.device("cpu"))
+    trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
+    split = hasattr(built, "features") and any(trained) and not all(trained)
+    if algorithm.local.needs_features and not split:
+        raise ConfigError(
+            f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
+            f"model {model.name} does not have both"
+        )
     return Setup(
         config.concrete(num_clients=partition.num_clients, partition=kind, model=model.name),
         dataset,

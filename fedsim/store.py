@@ -12,7 +12,8 @@ import json
 import platform
 import secrets
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ class RunStore:
 
     def write(self, name: str, text: str) -> None:
         """Writes a whole text file."""
-        (self.path / name).write_text(text, encoding="utf-8", newline="\n")
+        with _writing(self.path / name) as path:
+            path.write_text(text, encoding="utf-8", newline="\n")
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Appends rows to a table; the first call also writes the header."""
@@ -84,20 +86,18 @@ class RunStore:
         self._append("summary", list(row), [row])
 
     def _append(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        path = self.path / f"{table}.csv"
-        new = not path.exists()
-        try:
+        with _writing(self.path / f"{table}.csv") as path:
+            new = not path.exists()
             with path.open("a", encoding="utf-8", newline="") as file:
                 writer = csv.writer(file, lineterminator="\n")
                 if new:
                     writer.writerow(columns)
                 writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
 
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
-        save_file(named_tensors(params, layout), self.path / "model.safetensors")
+        with _writing(self.path / "model.safetensors") as path:
+            save_file(named_tensors(params, layout), path)
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.
@@ -111,7 +111,18 @@ class RunStore:
             raise StoreError(
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+        return pd.read_csv(
+            path, keep_default_na=False, na_values=[""]
+        )
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    """Turns what the system says into a StoreError that names the file."""
+    try:
+        yield path
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def cell(value: Any) -> str:

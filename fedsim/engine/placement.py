@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from fedsim.errors import ConfigError
 
+FINEST = 1e-4
+"""The smallest fraction of a resource that Ray hands out."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -69,7 +72,7 @@ def plan(
         ConfigError: a fraction that no node has room for, or more actors than fit; the message
             names the nearest fraction that fits.
     """
-    _check(cpus_per_client, gpus_per_client)
+    _check(cpus_per_client, gpus_per_client, actors)
     slots = _slots(nodes, num_clients, cpus_per_client, gpus_per_client)
     if slots == 0:
         raise ConfigError(_refusal(nodes, 1, cpus_per_client, gpus_per_client))
@@ -82,11 +85,13 @@ def plan(
     return Plan(slots, min(wanted, num_clients), num_clients, cpus_per_client, gpus_per_client)
 
 
-def _check(cpus: float, gpus: float) -> None:
+def _check(cpus: float, gpus: float, actors: str | int) -> None:
+    if str(actors) not in ("auto", "per-client") and not str(actors).strip("0").isdecimal():
+        raise ConfigError(f"--actors {actors}: must be auto, per-client or a number above 0")
     if not (math.isfinite(cpus) and cpus > 0):
         raise ConfigError(f"--cpus-per-client {cpus:g}: must be above 0")
-    if not (math.isfinite(gpus) and gpus >= 0):
-        raise ConfigError(f"--gpus-per-client {gpus:g}: must be 0 or more")
+    if not (math.isfinite(gpus) and (gpus == 0 or gpus >= FINEST)):
+        raise ConfigError(f"--gpus-per-client {gpus:g}: must be {FINEST:g} or more, or 0")
     if gpus > 1 and gpus != int(gpus):
         raise ConfigError(
             f"--gpus-per-client {gpus:g}: above 1 it must be whole, such as {math.floor(gpus)}"
@@ -128,5 +133,5 @@ def _refusal(nodes: Sequence[Node], wanted: int, cpus: float, gpus: float) -> st
 
 
 def _down(fraction: float) -> float:
-    """Ray's finest fraction is 0.0001."""
-    return math.floor(fraction * 1e4 + 1e-9) / 1e4
+    """The fraction in whole steps of the finest."""
+    return math.floor(fraction / FINEST + 1e-9) * FINEST
