@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from fedsim.config import RunConfig
-from fedsim.contracts import RoundContext, Scores
+from fedsim.contracts import RoundContext, Scores, Vectors
 from fedsim.engine import Executor, Model, Result
 from fedsim.metrics import mean_scores
 from fedsim.roundlog import RoundLog
@@ -31,7 +31,7 @@ def before_training(
     setup: Setup, executor: Executor, state: ServerState, clients: list[int], ctx: RoundContext
 ) -> Evaluated | None:
     """The cohort's own models before local training, where those count; else None."""
-    wanted = setup.config.evaluation.personal == "cohort_before" and setup.algorithm.personalised
+    wanted = setup.config.evaluation.personal == "cohort_before" and setup.personalised
     if not (wanted and is_due(setup.config, ctx)):
         return None
     return _scores(setup, executor, {c: own_model(state, c) for c in clients})
@@ -49,7 +49,7 @@ def after_round(
 
     A client of the cohort that was left out counts with the model it had before.
     """
-    if not setup.algorithm.personalised:
+    if not setup.personalised:
         return _scores(setup, executor, {None: (after.params, {})})
     if setup.config.evaluation.personal == "cohort_after":
         local: dict[int | None, Model] = {c: own_model(before, c) for c in clients}
@@ -60,20 +60,25 @@ def after_round(
     return _scores(setup, executor, {c: own_model(after, c) for c in everybody})
 
 
+NOTHING: Vectors = {}
+"""The state of a client that has none; one object, so that equal models are seen to be equal."""
+
+
 def own_model(state: ServerState, client: int) -> Model:
     """The model of a client; that of the start where it never took part."""
-    return state.params, state.clients.get(client, {})
+    return state.params, state.clients.get(client, NOTHING)
 
 
 def _scores(setup: Setup, executor: Executor, models: Mapping[int | None, Model]) -> Evaluated:
-    """Scores on the common parts; clients without a state of their own share one evaluation."""
-    shared = next((c for c, (_, state) in models.items() if not state), None)
-    unique = {c: model for c, model in models.items() if model[1] or c == shared}
+    """Scores on the common parts; clients with the same model share one evaluation."""
+    first: dict[tuple[int, int], int | None] = {}
+    same = {c: first.setdefault((id(w), id(own)), c) for c, (w, own) in models.items()}
+    unique = {c: models[c] for c in dict.fromkeys(same.values())}
     parts = ["val", "test"] if len(setup.dataset.val) else ["test"]
     evaluated = {}
     for part in parts:
         found = dict(zip(unique, executor.evaluate(list(unique.values()), part), strict=True))
-        evaluated[part] = {c: found[c if c in found else shared] for c in models}
+        evaluated[part] = {c: found[same[c]] for c in models}
     return evaluated
 
 

@@ -92,9 +92,11 @@ class Principal:
     def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
         """Coefficients (m,)."""
         p, m = shares(n, self.weights), len(n)
-        if m == 1 or gram.diagonal().max() == 0:
+        scale = gram.diagonal().max()
+        if m == 1 or scale == 0:
             return p
-        mu, axes = np.linalg.eigh((gram + gram.T) / 2)
+        gram = (gram + gram.T) / (2 * scale)  # c does not depend on the scale, overflow does
+        mu, axes = np.linalg.eigh(gram)
         mu, axes = mu[::-1], axes[:, ::-1]
         mu = np.where(mu > m * EPS * mu[0], mu, 0.0)
         selected = max(1, int(self.keep * m + 1e-9))

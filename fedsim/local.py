@@ -149,7 +149,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
     """Trains the loaded model on the client's data by SGD (momentum and L2 as in torch.optim.SGD).
 
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
-    except a single sample after other batches where the model has BatchNorm. With one sample per
+    except a single sample after other batches where BatchNorm trains. With one sample per
     batch in all, BatchNorm uses its running statistics.
     """
     order = torch_generator(env.ctx.seed, "shuffle", env.ctx.round, env.client_id)
@@ -191,7 +191,7 @@ def _enter(env: LocalEnv, phase: Phase) -> None:
 def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
     """Indices of the batches of all epochs, on the client's device."""
     n, size = len(env.x), env.training.batch_size
-    lone = bool(env.flat.norms) and n > size and n % size == 1
+    lone = any(norm.training for norm in env.flat.norms) and n > size and n % size == 1
     for _ in range(epochs):
         shuffled = torch.randperm(n, generator=order)[: n - lone]
         yield from shuffled.to(env.x.device, non_blocking=True).split(size)

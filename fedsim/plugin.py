@@ -33,8 +33,3 @@ class Algorithm:
     server: Server = field(default_factory=lambda: Server(Gram(Mean())))
     criterion: MarginControl = field(default_factory=MarginControl)
     personal: Callable[[Slot], bool] = nothing
-
-    @property
-    def personalised(self) -> bool:
-        """Whether clients have models of their own, so that there is no one model to evaluate."""
-        return self.personal is not nothing

@@ -24,7 +24,14 @@ from fedsim.rng import generator
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup, make_executor, prepare
 from fedsim.state import ServerState
-from fedsim.store import RunStore, check_free, default_path, environment, to_json
+from fedsim.store import (
+    RunStore,
+    check_free,
+    default_path,
+    environment,
+    file_sha256,
+    to_json,
+)
 from fedsim.summary import summarise
 
 if TYPE_CHECKING:
@@ -86,12 +93,12 @@ def run(
     try:
         store = RunStore.create(path)
         store.write("config.yaml", to_yaml(setup.config))
-        _write_environment(store, executor)
+        _write_environment(store, setup, executor)
         store.append("partition", partitions.table(setup.dataset, setup.partition))
         if observer is not None:
             observer.started(_info(setup, executor, path))
         state = _rounds(setup, executor, store, observer)
-        _write_environment(store, executor)  # now the devices are known
+        _write_environment(store, setup, executor)  # now the devices are known
         store.save_model(state.params, setup.layout)
         summary = summarise(setup, store, time.perf_counter() - begun)
         store.write_summary(summary)
@@ -102,8 +109,11 @@ def run(
         executor.close()
 
 
-def _write_environment(store: RunStore, executor: Executor) -> None:
-    store.write("env.json", to_json(environment() | dict(executor.environment)))
+def _write_environment(store: RunStore, setup: Setup, executor: Executor) -> None:
+    known = environment() | dict(executor.environment)
+    if setup.model.weights is not None:
+        known["weights_sha256"] = file_sha256(Path(setup.model.weights))
+    store.write("env.json", to_json(known))
 
 
 def _info(setup: Setup, executor: Executor, out: Path) -> RunInfo:
@@ -216,17 +226,18 @@ def _finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLo
 
 
 def diverged_tensor(result: Result, setup: Setup) -> str | None:
-    """The name of the first thing in a client's result that is not finite, or None."""
+    """What in a client's result is not finite: the first tensor, the training loss; or None."""
     update = result.update
-    if update.num_steps and not math.isfinite(update.metrics["train_loss"]):
-        return "the training loss"
     parts = {f"upload {name}": array for name, array in update.extras.items()}
     parts |= {f"own {name}": array for name, array in result.state.items()}
     with np.errstate(over="ignore", invalid="ignore"):
         square = np.dot(update.delta, update.delta)  # one fast read; may overflow
     if not np.isfinite(square):
         parts |= {s.name: update.delta[s.where] for s in setup.layout.slots}
-    return next((f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()), None)
+    bad = [f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()][:1]
+    if update.num_steps and not math.isfinite(update.metrics["train_loss"]):
+        bad.append("the training loss")
+    return " and ".join(bad) or None
 
 
 def _aggregate(

@@ -63,6 +63,9 @@ class DataConfig(Section):
         partition_file: the split folder's name (``split_1``) or a CSV file ``client,index``.
         num_clients: K; files, sites and users fix it, another number is then an error.
         alpha: concentration of the Dirichlet partitions.
+        shards_per_client: of the partition ``shards``.
+        prior: of ``dirichlet_per_client``: the classes count alike, or by their frequencies.
+        order: of ``dirichlet_per_client``: clients draw in turn, or one after the other.
         min_samples: fewest training samples of a client.
         val_fraction: part of the training images held out for validation.
         test_fraction: test part of data that come without one.
@@ -78,6 +81,9 @@ class DataConfig(Section):
     partition_file: str | None = None
     num_clients: int = Field(50, ge=1)
     alpha: float = Field(0.5, gt=0)
+    shards_per_client: int = Field(2, ge=1)
+    prior: Literal["uniform", "frequencies"] = "uniform"
+    order: Literal["round_robin", "sequential"] = "round_robin"
     min_samples: int = Field(2, ge=1)
     val_fraction: float = Field(0.0, ge=0, lt=1)
     test_fraction: float = Field(0.2, gt=0, lt=1)
@@ -108,7 +114,7 @@ class TrainConfig(Section):
 
     Args:
         rounds: number of rounds.
-        sample_rate: share of the clients drawn per round; m = max(1, floor(rate K)).
+        sample_rate: share of the clients drawn per round; m = floor(rate K), at least 1.
         local_epochs: passes over the client's data per round.
         batch_size: samples per step.
         lr: learning rate.
@@ -149,7 +155,9 @@ class EvaluationConfig(Section):
 
 
 class EngineConfig(Section):
-    """Section ``engine``: where the work is done; nothing here but ``fast`` changes results.
+    """Section ``engine``: where the work is done.
+
+    Results depend on the kind of device, on ``fast`` and on ``on_client_failure``, on nothing else.
 
     Args:
         kind: ``ray``, or ``serial`` for one process.

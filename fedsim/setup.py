@@ -37,6 +37,11 @@ class Setup:
     alpha: float | None
 
     @property
+    def personalised(self) -> bool:
+        """Whether clients have models of their own, so that there is no one model to evaluate."""
+        return any(map(self.algorithm.personal, self.layout.slots))
+
+    @property
     def spec(self) -> WorkerSpec:
         """What the workers need of it."""
         c, t = self.config, self.config.train
@@ -143,6 +148,9 @@ def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
         min_samples=c.min_samples,
         seed=c.seed,
         file=file,
+        shards_per_client=c.shards_per_client,
+        prior=c.prior,
+        order=c.order,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import hashlib
 import json
 import platform
 import secrets
@@ -23,7 +24,7 @@ import pandas as pd
 from safetensors.numpy import save_file
 
 from fedsim.contracts import Layout, Vector
-from fedsim.errors import StoreError
+from fedsim.errors import ConfigError, StoreError
 from fedsim.vectors import named_tensors
 from fedsim.version import __version__
 
@@ -63,7 +64,8 @@ class RunStore:
         """Makes the directory.
 
         Raises:
-            StoreError: it exists and is not empty, or it cannot be written.
+            ConfigError: it exists and is not empty.
+            StoreError: it cannot be created.
         """
         check_free(path)
         try:
@@ -111,9 +113,7 @@ class RunStore:
             raise StoreError(
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
-        return pd.read_csv(
-            path, keep_default_na=False, na_values=[""]
-        )
+        return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
 @contextmanager
@@ -138,10 +138,10 @@ def check_free(path: Path) -> None:
     """Refuses a path that holds something.
 
     Raises:
-        StoreError: it is a file or a directory that is not empty.
+        ConfigError: it is a file or a directory that is not empty.
     """
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise StoreError(f"--out {path}: exists and is not an empty directory")
+        raise ConfigError(f"--out {path}: exists and is not an empty directory")
 
 
 def default_path(dataset: str, algorithm: str) -> Path:
@@ -161,6 +161,12 @@ def environment() -> dict[str, object]:
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in packages},
     }
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _git_commit() -> str | None:

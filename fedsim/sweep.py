@@ -19,7 +19,7 @@ from scipy import stats
 
 from fedsim import experiments, presets
 from fedsim.config import RunConfig, resolve, to_yaml
-from fedsim.errors import ConfigError, StoreError
+from fedsim.errors import ConfigError
 from fedsim.experiments import Axis, Experiment, Point, Settings
 
 METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
@@ -107,7 +107,7 @@ def run_all(
         The rows of aggregate.csv.
 
     Raises:
-        StoreError: a finished run in ``out`` has another configuration.
+        ConfigError: a finished run in ``out`` has another configuration.
     """
     todo = [run for run in runs if not is_complete(run, out / run.name)]
     for position, run in enumerate(runs, start=1):
@@ -128,14 +128,14 @@ def is_complete(run: SweepRun, folder: Path) -> bool:
     """Whether the run is there and finished.
 
     Raises:
-        StoreError: it is finished and its configuration is another one.
+        ConfigError: it is finished and its configuration is another one.
     """
     if not (folder / "summary.csv").exists():
         return False
     found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     key = difference(run.config, found)
     if key is not None:
-        raise StoreError(
+        raise ConfigError(
             f"{folder}: finished with another {key}; give another --out or move this run away"
         )
     return True
@@ -172,9 +172,10 @@ def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
     for run in runs:
         frame = pd.read_csv(out / run.name / "summary.csv")
         frame.insert(0, "run", run.name)
-        frames.append(frame.dropna(axis="columns", how="all"))
+        frames.append(frame)
     columns = dict.fromkeys(column for frame in frames for column in frame.columns)
-    return pd.concat(frames, ignore_index=True).reindex(columns=list(columns))
+    known = [frame.dropna(axis="columns", how="all") for frame in frames]
+    return pd.concat(known, ignore_index=True).reindex(columns=list(columns))
 
 
 def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:

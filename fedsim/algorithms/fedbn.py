@@ -2,7 +2,7 @@
 
 Weight, bias and running statistics of every BatchNorm module are personal. They are found by
 module type: the names miss ``downsample.1`` in every torchvision ResNet, which the released FedLD
-code, FL-bench and PFLlib therefore average (``selection="name"`` repeats that).
+code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats that).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def named_bn(slot: Slot) -> bool:
     return "bn" in slot.name
 
 
-def build(selection: Literal["module", "name"] = "module") -> Algorithm:
+def build(bn_selection: Literal["module", "name"] = "module") -> Algorithm:
     """FedBN.
 
     Args:
-        selection: what is personal, by module type, or by name as in public code.
+        bn_selection: what is personal, by module type, or by name as in public code.
     """
-    return Algorithm(personal={"module": of_batchnorm, "name": named_bn}[selection])
+    return Algorithm(personal={"module": of_batchnorm, "name": named_bn}[bn_selection])

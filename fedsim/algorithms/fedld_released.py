@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.contracts import F64, Array, RoundContext
+from fedsim.errors import ConfigError
 from fedsim.gram import Principal
 from fedsim.losses import MarginControl
 from fedsim.plugin import Algorithm
@@ -40,9 +41,10 @@ class ReleasedPrincipal:
         m = len(gram)
         if history is None or history.size == 1 or not history.any():
             return np.full(m, 1.0 / m)
-        if int(self.keep * m) == 0:
+        axes = int(self.keep * m)
+        if axes == 0:
             return np.zeros(m)
-        rule = Principal(self.keep, norm="l1", scope="all", weights="uniform")
+        rule = Principal(axes / m, norm="l1", scope="all", weights="uniform")
         return rule(gram, np.ones(m), ctx)
 
 
@@ -53,6 +55,8 @@ def build(margin_weight: float = 0.03, keep: float = 0.8) -> Algorithm:
         margin_weight: lambda, >= 0.
         keep: share of the principal axes that is kept.
     """
+    if not 0 < keep <= 1:
+        raise ConfigError(f"fedld_released.keep is {keep}; it must lie in (0, 1]")
     return Algorithm(
         server=Server(HistoryGram(ReleasedPrincipal(keep))),
         criterion=MarginControl("softmax_frob", margin_weight),

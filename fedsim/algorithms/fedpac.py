@@ -25,6 +25,7 @@ from torch import Tensor
 
 from fedsim.cohort import Cohort
 from fedsim.contracts import F64, Array, RoundContext, Slot, Vectors
+from fedsim.errors import ConfigError
 from fedsim.gram import Mean
 from fedsim.local import LocalEnv, LocalRule, Phase, Uplink
 from fedsim.plugin import Algorithm
@@ -179,6 +180,9 @@ def build(lam: float = 1.0, head_lr: float = 0.1, head_epochs: int = 1) -> Algor
         head_lr: learning rate of the head's epochs.
         head_epochs: epochs on the head before those on the extractor.
     """
+    if not (lam >= 0 and head_lr >= 0 and head_epochs >= 0):
+        given = f"lam={lam}, head_lr={head_lr}, head_epochs={head_epochs}"
+        raise ConfigError(f"fedpac: {given}; all must be >= 0")
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
         server=Server(Gram(Mean()), Collaborate()),

@@ -228,7 +228,8 @@ class RayExecutor:
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`; few models are cut into ranges of batches."""
-        puts = {id(params): ray.put(params) for params, _ in models}
+        unique = {id(params): params for params, _ in models}
+        puts = {key: ray.put(params) for key, params in unique.items()}
         actors = max(1, len(self._handles))
 
         def explain(_: Call, error: BaseException) -> str:

@@ -42,7 +42,7 @@ def test_resnet50_keeps_all_batchnorms_local_downsample_included():
     }
     assert len(by_module) == 212
     assert personal_names(model) == by_module
-    missed = by_module - personal_names(model, selection="name")
+    missed = by_module - personal_names(model, bn_selection="name")
     assert len(missed) == 16
     assert all("downsample.1" in name for name in missed)
 

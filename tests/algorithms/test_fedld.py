@@ -208,7 +208,7 @@ def test_a_client_orthogonal_to_every_kept_axis_contributes_nothing(m):
     np.testing.assert_allclose(contribution[-1], np.zeros(6), atol=1e-12)
 
 
-@pytest.mark.parametrize("scale", [-2.5, -1.0, 1e-10, 1e10])
+@pytest.mark.parametrize("scale", [-2.5, -1.0, 1e-10, 1e10, 1e-80, 1e80])
 @pytest.mark.parametrize("norm", ["l2", "l1", "scalar"])
 def test_scale(scale, norm):
     g, n, _ = draw(samplers.gaussian, 10)

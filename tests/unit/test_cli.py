@@ -205,7 +205,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "s" / f"{names[3]}.interrupted-1").is_dir()
     assert second.stdout.splitlines()[-4:] == table
     other = fedsim(*command, "--set", "train.lr=0.5")
-    assert other.exit_code == 1
+    assert other.exit_code == 2
     assert "another train.lr (0.01, wanted 0.5)" in other.stderr
 
 

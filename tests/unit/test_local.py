@@ -229,6 +229,13 @@ def test_a_single_sample_trains_with_the_running_statistics():
     assert (result.num_steps, math.isfinite(result.train_loss)) == (2, True)
 
 
+def test_a_lone_last_sample_is_kept_where_no_norm_trains():
+    spy = Spy()
+    result = train_local(spy, make_env(11, training=Training(1, 5, frozen_bn=True)))
+    assert [len(y) for _, y in spy.batches] == [5, 5, 1]
+    assert result.num_steps == 3
+
+
 def test_frozen_norms_train_their_affine_part_alone():
     env = make_env(training=Training(2, 5, frozen_bn=True))
     model, spy = copy.deepcopy(env.model), Spy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 from dataclasses import dataclass, replace
@@ -13,12 +14,13 @@ import torch
 from safetensors.numpy import load_file
 
 import fedsim
+from fedsim import evaluation
 from fedsim.config import RunConfig, load_config
 from fedsim.contracts import ClientUpdate, Dataset, Pipeline, RoundContext
 from fedsim.engine import Result
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
-from fedsim.errors import ConfigError, DivergedError, StoreError, WorkerError
+from fedsim.errors import ConfigError, DivergedError, WorkerError
 from fedsim.local import LocalRule, Uplink
 from fedsim.metrics import mean_scores
 from fedsim.plugin import Algorithm
@@ -594,7 +596,7 @@ def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
 
 def test_what_is_not_empty_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(StoreError, match="exists and is not an empty directory"):
+    with pytest.raises(ConfigError, match="exists and is not an empty directory"):
         fedsim.run(config(data={"name": "nowhere:load"}), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
@@ -668,3 +670,48 @@ def test_the_round_log_times_and_tags():
     assert log.tables["clients"] == [{"round": 4, "client_id": 1}]
     assert (timing["round"], timing["phase"], timing["bytes"]) == (4, "train", 12)
     assert timing["seconds"] >= 0
+
+
+def test_fedbn_without_batchnorm_has_one_model(tmp_path):
+    ours = fedsim.run(config("fedbn", model={"name": "mlp"}), tmp_path / "fedbn")
+    fedavg = fedsim.run(config("fedavg", model={"name": "mlp"}), tmp_path / "fedavg")
+    assert contents(ours)["rounds.csv"] == contents(fedavg)["rounds.csv"]
+    assert not (ours.path / "evaluations.csv").exists()
+
+
+def test_the_same_state_with_other_parameters_is_another_model():
+    settings = config("fedbn", model={"name": "cnn"})
+    setup = prepare(settings)
+    executor = SerialExecutor(setup.spec)
+    other = setup.initial + np.float32(0.1)
+    models = {0: (setup.initial, {}), 1: (other, {}), 2: (setup.initial, {})}
+    scores = evaluation._scores(setup, executor, models)["test"]
+    assert scores[0].loss != scores[1].loss
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("partition", "options", "other"),
+    [
+        ("shards", {"shards_per_client": 1}, {"shards_per_client": 3}),
+        ("dirichlet_per_client", {"prior": "uniform"}, {"prior": "frequencies"}),
+        ("dirichlet_per_client", {"order": "round_robin"}, {"order": "sequential"}),
+    ],
+)
+def test_options_of_a_partition_reach_it(partition, options, other):
+    drawn = [prepare(config(data={"partition": partition, **o})) for o in (options, other)]
+    first, second = (setup.partition.train for setup in drawn)
+    assert any(
+        not np.array_equal(np.sort(a), np.sort(b)) for a, b in zip(first, second, strict=True)
+    )
+
+
+def test_the_hash_of_a_weights_file_is_written_down(tmp_path):
+    first = fedsim.run(config(model={"name": "cnn"}, train={"rounds": 1}), tmp_path / "first")
+    weights = first.path / "model.safetensors"
+    second = fedsim.run(
+        config(model={"name": "cnn", "weights": str(weights)}, train={"rounds": 1}),
+        tmp_path / "second",
+    )
+    known = json.loads((second.path / "env.json").read_text())
+    assert known["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()

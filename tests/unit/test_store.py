@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from fedsim import store as module
 from fedsim.contracts import Layout, Slot
-from fedsim.errors import StoreError
+from fedsim.errors import ConfigError, StoreError
 from fedsim.store import (
     COLUMNS,
     RunStore,
@@ -56,7 +56,7 @@ def test_what_holds_something_is_refused_and_left(tmp_path):
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
         for refuse in (check_free, RunStore.create):
-            with pytest.raises(StoreError, match=rf"--out .*{name}: exists and is not an empty"):
+            with pytest.raises(ConfigError, match=rf"--out .*{name}: exists and is not an empty"):
                 refuse(tmp_path / name)
     assert (tmp_path / "full" / ".hidden").read_text() == "mine"
     assert (tmp_path / "file").read_text() == "mine"

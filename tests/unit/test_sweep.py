@@ -3,13 +3,14 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
 from fedsim import experiments, sweep
 from fedsim.config import RunConfig, from_flags, to_yaml
-from fedsim.errors import ConfigError, StoreError
+from fedsim.errors import ConfigError
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
@@ -126,7 +127,7 @@ def test_another_configuration_in_the_same_place_is_refused(tmp_path: Path) -> N
     run = runs_of(GRID)[0]
     fake_run(run.config, tmp_path / run.name)
     other = runs_of(GRID, "train.lr=0.5")[0]
-    with pytest.raises(StoreError, match=r"another train\.lr \(0\.01, wanted 0\.5\)"):
+    with pytest.raises(ConfigError, match=r"another train\.lr \(0\.01, wanted 0\.5\)"):
         sweep.is_complete(other, tmp_path / run.name)
 
 
@@ -166,3 +167,16 @@ def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
     _, loaded = sweep.load(str(path))
     assert loaded.about
     assert sweep.expand(loaded, {})
+
+
+def test_a_sweep_without_dirichlet_has_no_alpha(tmp_path: Path) -> None:
+    runs = runs_of("algorithm: fedavg\ngrid: {seed: [0, 1]}", "data.partition=iid")
+
+    def without_alpha(config: RunConfig, folder: Path) -> None:
+        fake_run(config, folder)
+        table = pd.read_csv(folder / "summary.csv").assign(alpha=np.nan)
+        table.to_csv(folder / "summary.csv", index=False)
+
+    table = sweep.run_all(runs, tmp_path, without_alpha, lambda _: None)
+    assert table["alpha"].isna().all()
+    assert pd.read_csv(tmp_path / "summary.csv")["alpha"].isna().all()
