@@ -10,16 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from fedsim import evaluation
-from fedsim.cohort import Cohort, gram
+from fedsim import aggregation, evaluation
 from fedsim.config import RunConfig, to_yaml
 from fedsim.contracts import RoundContext
 from fedsim.data import partitions
-from fedsim.engine import Executor, Result
+from fedsim.engine import Executor
 from fedsim.errors import DivergedError
-from fedsim.gram import conflict_ratio
 from fedsim.rng import generator
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup, make_executor, prepare
@@ -35,7 +31,7 @@ from fedsim.store import (
 from fedsim.summary import summarise
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray_engine import Session
+    from fedsim.engine.session import Session
 
 
 @dataclass(frozen=True)
@@ -171,8 +167,8 @@ def run_round(
         results = executor.train(clients, shared, state.clients, ctx)
         size["bytes"] = sum(r.update.delta.nbytes for r in results)
     with log.timed("aggregate"):
-        good = _finite(setup, results, ctx, log)
-        after = _aggregate(setup, state, good, ctx, clients, log)
+        good = aggregation.finite(setup, results, ctx, log)
+        after = aggregation.aggregate(setup, state, good, ctx, clients, log)
     if evaluation.is_due(setup.config, ctx):
         with log.timed("evaluate"), _naming(ctx):
             scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)
@@ -204,98 +200,3 @@ def lr_at(config: RunConfig, round: int) -> float:
         "warmup_round": min(1.0, t.local_epochs * round / 5),
     }
     return t.lr * factor[t.lr_schedule]
-
-
-def _finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLog) -> list[Result]:
-    """The results without diverged clients, which end the run unless the policy is ``drop``."""
-    good = []
-    for result in results:
-        tensor = diverged_tensor(result, setup)
-        if tensor is None:
-            good.append(result)
-            continue
-        client = result.update.client_id
-        message = f"round {ctx.round + 1}, client {client}: {tensor} is NaN or infinite"
-        if setup.config.engine.on_client_failure == "raise":
-            raise DivergedError(
-                f"{message}; lower train.lr, or leave such clients out with "
-                "--set engine.on_client_failure=drop"
-            )
-        log.add("errors", client_id=client, attempt=1, node="", error=message)
-    return good
-
-
-def diverged_tensor(result: Result, setup: Setup) -> str | None:
-    """What in a client's result is not finite: the first tensor, the training loss; or None."""
-    update = result.update
-    parts = {f"upload {name}": array for name, array in update.extras.items()}
-    parts |= {f"own {name}": array for name, array in result.state.items()}
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = np.dot(update.delta, update.delta)  # one fast read; may overflow
-    if not np.isfinite(square):
-        parts |= {s.name: update.delta[s.where] for s in setup.layout.slots}
-    bad = [f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()][:1]
-    if update.num_steps and not math.isfinite(update.metrics["train_loss"]):
-        bad.append("the training loss")
-    return " and ".join(bad) or None
-
-
-def _aggregate(
-    setup: Setup,
-    state: ServerState,
-    results: list[Result],
-    ctx: RoundContext,
-    clients: list[int],
-    log: RoundLog,
-) -> ServerState:
-    """The server step and the rows of rounds.csv and clients.csv."""
-    row: dict[str, float | None] = {
-        "lr": ctx.lr,
-        "cohort_size": len(clients),
-        "dropped": len(clients) - len(results),
-    }
-    if not results:
-        _client_rows(setup, clients, {}, {}, log)
-        log.add("rounds", **row)
-        return state
-    cohort = Cohort.of([r.update for r in results], setup.layout)
-    params = slice(0, setup.layout.num_params)
-    k = cohort.gram(params)
-    step = setup.algorithm.server.step(state.server, cohort, ctx)
-    norms = {u.client_id: math.sqrt(k[i, i]) for i, u in enumerate(cohort.updates)}
-    _client_rows(setup, clients, {r.update.client_id: r for r in results}, norms, log)
-    row |= {
-        "train_loss": _train_loss(results),
-        "conflict_ratio": conflict_ratio(k),
-        "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
-    }
-    log.add("rounds", **row)
-    states = dict(state.clients) | {r.update.client_id: r.state for r in results if r.state}
-    states |= {c: dict(states.get(c, {})) | dict(own) for c, own in step.private.items()}
-    return ServerState(state.params + step.step, step.state, step.downlink, states)
-
-
-def _client_rows(
-    setup: Setup,
-    clients: list[int],
-    results: Mapping[int, Result],
-    norms: Mapping[int, float],
-    log: RoundLog,
-) -> None:
-    for client in clients:
-        row: dict[str, object] = {"status": "dropped", "num_steps": 0}
-        if client in results:
-            update = results[client].update
-            loss = update.metrics["train_loss"]
-            row = {"status": "ok", "num_steps": update.num_steps, "train_loss": loss}
-            row["update_norm"] = norms[client]
-        samples = len(setup.partition.train[client])
-        log.add("clients", client_id=client, num_samples=samples, **row)
-
-
-def _train_loss(results: list[Result]) -> float | None:
-    """Mean over the clients that trained, weighted by samples."""
-    trained = [r.update for r in results if r.update.num_steps]
-    total = sum(u.num_samples for u in trained)
-    weighted = sum(u.num_samples * u.metrics["train_loss"] for u in trained)
-    return weighted / total if total else None

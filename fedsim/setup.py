@@ -19,7 +19,7 @@ from fedsim.plugin import Algorithm
 from fedsim.vectors import FlatModel
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray_engine import Session
+    from fedsim.engine.session import Session
 
 
 @dataclass(frozen=True)

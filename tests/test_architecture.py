@@ -22,7 +22,7 @@ LAYERS = (
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),
     ("engine", "store", "state", "roundlog"),
     ("setup",),
-    ("summary", "evaluation"),
+    ("summary", "evaluation", "aggregation"),
     ("rounds",),
     ("sweep",),
     ("tables", "progress"),

@@ -73,7 +73,7 @@ def _run(ctx: click.Context, runs: list[Any], folder: Path) -> None:
     def start(config: RunConfig, out: Path) -> None:
         nonlocal session
         if config.engine.kind == "ray" and session is None:
-            from fedsim.engine.ray_engine import Session
+            from fedsim.engine.session import Session
 
             session = sessions.enter_context(Session(config.engine))
         watcher = observer(final_table=False)

@@ -6,6 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")  # read when ray is imported
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
 import ray
 import torch
 

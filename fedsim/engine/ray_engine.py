@@ -1,36 +1,30 @@
-"""Client actors on Ray, embedded or on an existing cluster.
+"""The executor on Ray: hands clients' work to actors and collects what they return.
 
-An actor is a warm process in a slot: it has the model built and the data mapped, and holds a
-fraction of a GPU and some CPUs. With as many slots as clients, client i lives in slot i; otherwise
-any idle actor takes the next call. The global vector is put once per round; data and model recipe
-once per run, so that each node holds one copy in shared memory.
+With as many slots as clients, client i lives in slot i; otherwise any idle actor takes the next
+call. The global vector is put once per round; data and model recipe once per run, so that each
+node holds one copy in shared memory.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
-os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError, RayTaskError
 
-from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Model, Result
-from fedsim.engine.cluster import connect, machines, plan_for
-from fedsim.engine.serial import collect, device_name, failed
-from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches, score_part
+from fedsim.engine.cluster import machines, plan_for
+from fedsim.engine.serial import collect, failed
+from fedsim.engine.session import Session
+from fedsim.engine.worker import WorkerSpec, num_batches, score_part
 from fedsim.errors import ConfigError, FedsimError, WorkerError
 from fedsim.sections import EngineConfig
 
@@ -42,88 +36,6 @@ START_TIMEOUT = 120.0
 Explain = Callable[["Call", BaseException], str]
 Running = dict[Any, tuple[int, int, list[Any]]]
 """By the first object of a call: the call's number, its slot, its objects."""
-
-
-class ClientActor:
-    """A process with a worker; one process serves the runs of a session one after the other."""
-
-    _worker: Worker
-
-    def build(self, spec: WorkerSpec) -> str:
-        """Builds the worker of a run; returns the device's name."""
-        cuda = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-        self._worker = Worker(spec, torch.device("cuda" if cuda else "cpu"))
-        return device_name(self._worker.device)
-
-    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
-    def train(
-        self,
-        clients: Sequence[int],
-        params: Vector,
-        downlink: Vectors,
-        states: Mapping[int, Vectors],
-        ctx: RoundContext,
-    ) -> tuple[list[Report], Array]:
-        """See :meth:`Worker.train`; two objects, so that reports do not pin updates."""
-        return self._worker.train(clients, params, downlink, states, ctx)
-
-    def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
-        """See :meth:`Worker.logits`."""
-        return self._worker.logits(params, state, part, start, stop)
-
-    def scores(self, params: Vector, state: Vectors, part: str) -> Scores:
-        """See :meth:`Worker.scores`."""
-        return self._worker.scores(params, state, part)
-
-
-class Session:
-    """A connection to Ray and its idle client actors, for one run or for several in a row.
-
-    Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
-    connection that this process has.
-
-    Raises:
-        ConfigError: there is no cluster at the address.
-    """
-
-    def __init__(self, engine: EngineConfig) -> None:
-        self._owned = connect(engine)
-        self._options: dict[str, Any] = {}
-        self._idle: list[Any] = []
-
-    def acquire(self, options: dict[str, Any]) -> Any:
-        """An actor with these resources, warm if one is left from the run before."""
-        if options != self._options:
-            self._end(self._idle)
-            self._options, self._idle = options, []
-        if self._idle:
-            return self._idle.pop()
-        return ray.remote(ClientActor).options(**options).remote()
-
-    def release(self, actors: Iterable[Any], reusable: bool) -> None:
-        """Takes a run's actors back; those of a failed run may be busy or dead, and are ended."""
-        if reusable:
-            self._idle += actors
-        else:
-            self._end(actors)
-
-    def close(self) -> None:
-        """Ends the actors, and Ray if it was started here."""
-        self._end(self._idle)
-        self._idle = []
-        if self._owned:
-            ray.shutdown()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @staticmethod
-    def _end(actors: Iterable[Any]) -> None:
-        for actor in actors:
-            ray.kill(actor)
 
 
 @dataclass(frozen=True)

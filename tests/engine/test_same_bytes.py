@@ -19,7 +19,7 @@ METHODS = ("fedavg", "fedbn", "fedpac", "fedld")
 @pytest.fixture(scope="module")
 def one_ray():
     """One embedded Ray for the module, with a temporary directory of its own."""
-    from fedsim.engine.ray_engine import Session
+    from fedsim.engine.session import Session
 
     # a short path: Ray's sockets must stay below 108 characters
     with (

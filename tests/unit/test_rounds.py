@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim import evaluation
+from fedsim.aggregation import diverged_tensor
 from fedsim.config import RunConfig, load_config
 from fedsim.contracts import ClientUpdate, Dataset, Pipeline, RoundContext
 from fedsim.engine import Result
@@ -25,7 +26,7 @@ from fedsim.local import LocalRule, Uplink
 from fedsim.metrics import mean_scores
 from fedsim.plugin import Algorithm
 from fedsim.roundlog import RoundLog
-from fedsim.rounds import diverged_tensor, draw_cohort, lr_at, run_round
+from fedsim.rounds import draw_cohort, lr_at, run_round
 from fedsim.setup import prepare
 from fedsim.state import ServerState
 from fedsim.vectors import named_tensors
