@@ -81,8 +81,9 @@ def aggregate(
         "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
     }
     log.add("rounds", **row)
-    states = dict(state.clients) | {r.update.client_id: r.state for r in results if r.state}
+    states = dict(state.clients) | {r.update.client_id: r.state for r in results}
     states |= {c: dict(states.get(c, {})) | dict(own) for c, own in step.private.items()}
+    states = {c: own for c, own in states.items() if own}
     return ServerState(state.params + step.step, step.state, step.downlink, states)
 
 

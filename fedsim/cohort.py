@@ -17,6 +17,7 @@ from functools import cache
 from typing import TypeVar
 
 import numpy as np
+import scipy.linalg  # noqa: F401 - brings a BLAS of its own, which the limit below must know
 from threadpoolctl import ThreadpoolController
 
 from fedsim.contracts import F64, Array, ClientUpdate, Layout

@@ -48,9 +48,10 @@ def load_config(
     written = experiments.read(file) if file is not None else experiments.Experiment()
     if written.grid:
         raise ConfigError(f"{file} (grid): a grid is run by 'fedsim sweep {file}'")
-    name = preset or written.preset
-    origin = "--preset" if preset else f"{file} (preset)"
-    base = presets.load(name, origin).settings if name else {}
+    name, origin = written.preset, f"{file} (preset)"
+    if preset is not None:
+        name, origin = preset, "--preset"
+    base = {} if name is None else presets.load(name, origin).settings
     return resolve(base, written.settings, overrides or {})
 
 

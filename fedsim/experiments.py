@@ -116,13 +116,19 @@ class _Reader:
         line = f":{node.start_mark.line + 1}" if self.with_lines else ""
         return f"{self.source}{line} ({key})"
 
-    def value(self, node: yaml.Node) -> Any:
-        return self.loader.construct_object(node, deep=True)
+    def value(self, node: yaml.Node, key: str) -> Any:
+        try:
+            return self.loader.construct_object(node, deep=True)
+        except (ValueError, LookupError, AttributeError) as error:  # 2020-13-45, !!bool x
+            kind = node.tag.rpartition(":")[2]
+            raise ConfigError(
+                f"{self.origin(node, key)}: {node.value!r} given; not a {kind} of YAML ({error})"
+            ) from error
 
     def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:
         if key not in nodes:
             return None
-        value = self.value(nodes[key])
+        value = self.value(nodes[key], key)
         if not isinstance(value, str):
             raise ConfigError(f"{self.origin(nodes[key], key)}: {value!r} given; must be a text")
         return value.strip()
@@ -133,7 +139,7 @@ class _Reader:
             raise ConfigError(f"{self.origin(node, what)}: must hold lines 'key: value'")
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            key = self.value(key_node)
+            key = self.value(key_node, what)
             if not isinstance(key, str):
                 raise ConfigError(f"{self.origin(key_node, str(key))}: a key must be a text")
             if key in seen:
@@ -152,7 +158,7 @@ class _Reader:
             return
         if key in settings:
             raise ConfigError(f"{self.origin(node, key)}: given twice")
-        settings[key] = Given(self.value(node), self.origin(node, key))
+        settings[key] = Given(self.value(node, key), self.origin(node, key))
 
     def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
         return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))
@@ -169,7 +175,8 @@ class _Reader:
 
     def point(self, axis: str, node: yaml.Node) -> Point:
         if not isinstance(node, yaml.MappingNode):
-            given = Given(self.value(node), self.origin(node, f"grid.{axis}"))
+            key = f"grid.{axis}"
+            given = Given(self.value(node, key), self.origin(node, key))
             return Point(str(given.value), {axis: given})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):

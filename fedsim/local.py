@@ -23,6 +23,10 @@ Preprocess = Callable[[Tensor], Tensor]
 """Stored images (B, channels, H, W) uint8 -> model input (B, channels, size, size) float32."""
 
 
+PARTS = {"all": (True, False), "head": (True,), "features": (False,)}
+"""Per part of a model the values of ``Slot.head`` that belong to it."""
+
+
 @dataclass(frozen=True)
 class Phase:
     """A stretch of local training: ``epochs`` over the client's data on one part of the model.
@@ -77,8 +81,7 @@ class LocalEnv:
 
     def slots(self) -> list[Slot]:
         """The slots of the parameters that the current phase trains, in vector order."""
-        wanted = {"all": (True, False), "head": (True,), "features": (False,)}[self.phase.part]
-        return [slot for slot, _ in self.flat.params if slot.head in wanted]
+        return [slot for slot, _ in self.flat.params if slot.head in PARTS[self.phase.part]]
 
     def grads(self) -> list[Tensor]:
         """The gradients of ``params``; zeros where the loss does not reach one."""
@@ -178,10 +181,10 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
 def _enter(env: LocalEnv, phase: Phase) -> None:
     """Selects what the phase trains; the rest is frozen, and in eval mode where it has one."""
     env.phase = phase
-    chosen = env.slots()
+    wanted = PARTS[phase.part]
     for slot, parameter in env.flat.params:
-        parameter.requires_grad_(slot in chosen)
-    env.params = [parameter for slot, parameter in env.flat.params if slot in chosen]
+        parameter.requires_grad_(slot.head in wanted)
+    env.params = [parameter for slot, parameter in env.flat.params if slot.head in wanted]
     env.model.train(phase.part != "head")
     if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
         for norm in env.flat.norms:

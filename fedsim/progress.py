@@ -84,7 +84,10 @@ class Lines:
         if self.info is None:
             return "interrupted before the first round"
         rounds = f"{self.done} of {self.info.rounds} rounds"
-        return f"interrupted after {rounds}; their tables are in {self.info.out}"
+        return (
+            f"interrupted after {rounds}; the tables so far are in {self.info.out}, "
+            "the run cannot be resumed"
+        )
 
     def close(self) -> None:
         """Nothing to give back."""

@@ -114,12 +114,18 @@ class RunConfig(Section):
         return self
 
     @property
+    def asked_partition(self) -> str | None:
+        """The partition that is named, ``files`` with a CSV file, None for the data set's own."""
+        by_file = (self.data.partition_file or "").lower().endswith(".csv")
+        return self.data.partition or ("files" if by_file else None)
+
+    @property
     def decides_num_clients(self) -> bool:
         """Whether ``data.num_clients`` holds whatever is in the data's files."""
         if "num_clients" in self.data.model_fields_set:
             return True
-        if self.data.partition is not None:
-            return self.data.partition not in FIXED_PARTITIONS
+        if self.asked_partition is not None:
+            return self.asked_partition not in FIXED_PARTITIONS
         info = {info.name: info for info in catalogue()}.get(self.data.name)
         return info is not None and not info.needs_folder
 

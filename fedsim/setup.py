@@ -16,6 +16,7 @@ from fedsim.engine import Executor
 from fedsim.engine.worker import WorkerSpec
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
+from fedsim.settings import FIXED_PARTITIONS
 from fedsim.vectors import FlatModel
 
 if TYPE_CHECKING:
@@ -110,7 +111,12 @@ def prepare(config: RunConfig) -> Setup:
 def load_dataset(config: RunConfig) -> tuple[Dataset, str]:
     """The data set and the kind of partition, by default the data set's own."""
     c = config.data
-    split = c.partition_file if c.partition_file and not c.partition_file.endswith(".csv") else None
+    file = client_file(config)
+    if file is not None and c.partition not in (None, "files"):
+        raise ConfigError(
+            f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
+        )
+    split = c.partition_file if file is None else None
     dataset = data.load(
         c.name,
         Path(c.dir) if c.dir else None,
@@ -121,7 +127,14 @@ def load_dataset(config: RunConfig) -> tuple[Dataset, str]:
         seed=c.seed,
         split=split,
     )
-    return dataset, c.partition or partitions.default_kind(dataset)
+    by_data = "files" if file is not None else partitions.default_kind(dataset)
+    return dataset, c.partition or by_data
+
+
+def client_file(config: RunConfig) -> Path | None:
+    """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
+    name = config.data.partition_file
+    return Path(name) if name and name.lower().endswith(".csv") else None
 
 
 def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
@@ -131,23 +144,15 @@ def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
         ConfigError: an explicit number of clients other than the one that files or sites fix.
     """
     c = config.data
-    file = (
-        Path(c.partition_file) if c.partition_file and c.partition_file.endswith(".csv") else None
-    )
-    fixed = partitions.fixed_num_clients(dataset, kind, file)
-    if fixed is not None and "num_clients" in c.model_fields_set and c.num_clients != fixed:
-        raise ConfigError(
-            f"data.num_clients is {c.num_clients}, but the partition {kind!r} of {dataset.name} "
-            f"has {fixed} clients"
-        )
+    asked = "num_clients" in c.model_fields_set or kind not in FIXED_PARTITIONS
     return partitions.make(
         dataset,
         kind,
-        num_clients=fixed or c.num_clients,
+        num_clients=c.num_clients if asked else None,
         alpha=c.alpha,
         min_samples=c.min_samples,
         seed=c.seed,
-        file=file,
+        file=client_file(config),
         shards_per_client=c.shards_per_client,
         prior=c.prior,
         order=c.order,

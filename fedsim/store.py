@@ -171,17 +171,18 @@ def file_sha256(path: Path) -> str:
 
 def _git_commit() -> str | None:
     """The commit of the checkout that fedsim is imported from, None outside one."""
-    here = Path(__file__).resolve().parent
+    root = Path(__file__).resolve().parents[1]
     try:
         done = subprocess.run(
-            ["git", "-C", str(here), "rev-parse", "HEAD"],
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
             capture_output=True,
             text=True,
             check=False,
         )
     except FileNotFoundError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    found = done.stdout.split("\n") if done.returncode == 0 else [""]
+    return found[1] if found[0] and Path(found[0]) == root else None
 
 
 def to_json(value: object) -> str:

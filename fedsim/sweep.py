@@ -1,30 +1,30 @@
 """Sweeps: a grid of settings, one run directory per combination, one table at the end.
 
 A run is complete when it has a summary.csv. A complete run is skipped when its configuration is
-the wanted one; an interrupted one is set aside under another name and run again.
+the wanted one; one that was interrupted or failed is set aside under another name and run again.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from scipy import stats
 
 from fedsim import experiments, presets
-from fedsim.config import RunConfig, resolve, to_yaml
-from fedsim.errors import ConfigError
+from fedsim.config import RunConfig, resolve
+from fedsim.errors import ConfigError, FedsimError
 from fedsim.experiments import Axis, Experiment, Point, Settings
+from fedsim.finished import is_complete, set_aside
 
 METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
-PLACEMENT = ("kind", "actors", "cpus_per_client", "address", "working_dir")
-"""Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+SHARED = ("address", "working_dir")
+"""Keys of section engine that belong to the one Ray of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
 
     Raises:
         ConfigError: a configuration that cannot be used, a flag that contradicts rows of the grid,
-            two combinations that are the same run.
+            two combinations that are the same run, runs that need different Rays.
     """
     grid = tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
     kept = Experiment(experiment.settings, experiment.about, experiment.preset, grid)
@@ -86,6 +86,9 @@ def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"grid: two combinations have the same name {name}")
+    for leaf in SHARED:
+        if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
+            raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
     return runs
 
 
@@ -94,8 +97,10 @@ def run_all(
     out: Path,
     start: Callable[[RunConfig, Path], object],
     tell: Callable[[str], None],
-) -> pd.DataFrame:
+) -> tuple[pd.DataFrame, list[str]]:
     """Runs what is not there yet, then writes OUT/summary.csv and OUT/aggregate.csv.
+
+    A run that fails is told, and the others go on; the tables hold what finished.
 
     Args:
         runs: from :func:`expand`.
@@ -104,66 +109,35 @@ def run_all(
         tell: shows a line.
 
     Returns:
-        The rows of aggregate.csv.
+        The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
+        are no rows and no tables.
 
     Raises:
         ConfigError: a finished run in ``out`` has another configuration.
+        OSError: the tables cannot be written.
     """
-    todo = [run for run in runs if not is_complete(run, out / run.name)]
+    todo = [run for run in runs if not is_complete(run.config, out / run.name)]
+    out.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
     for position, run in enumerate(runs, start=1):
         if run not in todo:
             tell(f"[{position}/{len(runs)}] {run.name}: finished before")
             continue
         tell(f"[{position}/{len(runs)}] {run.name}")
         set_aside(out / run.name)
-        start(run.config, out / run.name)
-    summary = summarise(runs, out)
+        try:
+            start(run.config, out / run.name)
+        except FedsimError as error:
+            tell(f"[{position}/{len(runs)}] {run.name}: failed: {' '.join(str(error).split())}")
+            failed.append(run.name)
+    finished = [run for run in runs if run.name not in failed]
+    if not finished:
+        return pd.DataFrame(), failed
+    summary = summarise(finished, out)
     summary.to_csv(out / "summary.csv", index=False, lineterminator="\n")
-    table = aggregate(summary, runs)
+    table = aggregate(summary, finished)
     table.to_csv(out / "aggregate.csv", index=False, lineterminator="\n")
-    return table
-
-
-def is_complete(run: SweepRun, folder: Path) -> bool:
-    """Whether the run is there and finished.
-
-    Raises:
-        ConfigError: it is finished and its configuration is another one.
-    """
-    if not (folder / "summary.csv").exists():
-        return False
-    found = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    key = difference(run.config, found)
-    if key is not None:
-        raise ConfigError(
-            f"{folder}: finished with another {key}; give another --out or move this run away"
-        )
-    return True
-
-
-def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
-    """The first dotted key in which a finished run differs from the wanted configuration.
-
-    What the configuration leaves to the data (None, or a number of clients that nobody gave) was
-    filled in when the run started, and placement cannot change a result.
-    """
-    free = {f"engine.{leaf}" for leaf in PLACEMENT}
-    if "num_clients" not in wanted.data.model_fields_set:
-        free.add("data.num_clients")
-    have = dict(_flat(found))
-    for key, value in _flat(yaml.safe_load(to_yaml(wanted))):
-        if key not in free and value is not None and have.get(key) != value:
-            return f"{key} ({have.get(key)!r}, wanted {value!r})"
-    return None
-
-
-def set_aside(folder: Path) -> None:
-    """Renames what an interrupted run left; nothing is deleted."""
-    if not folder.exists() or not any(folder.iterdir()):
-        return
-    count = itertools.count(1)
-    free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
-    folder.rename(next(path for path in free if not path.exists()))
+    return table, failed
 
 
 def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
@@ -225,13 +199,3 @@ def _replaced(axis: Axis, overrides: Settings) -> bool:
 def _plain(label: str) -> str:
     """A label as part of a directory's name: no separators of paths or of our own."""
     return "".join(c if c.isalnum() or c in "._-+" else "_" for c in label)
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", value))
-    return pairs

@@ -56,8 +56,8 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
 class FlatModel:
     """A model on a device whose parameters and float buffers are views of ``flat`` (D,) float32.
 
-    Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the trained
-    parameters with their slots, ``norms`` the BatchNorm modules.
+    Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
+    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -70,7 +70,8 @@ class FlatModel:
                 view = self.flat[slot.where].view(slot.shape)
                 view.copy_(named[slot.name])
                 named[slot.name].data = view
-        self.params = [(s, named[s.name]) for s in self.layout.slots if s.role == "param"]
+        params = [(s, named[s.name]) for s in self.layout.slots if s.role == "param"]
+        self.params = [(slot, p) for slot, p in params if p.requires_grad]
         self.norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
         floats = {slot.name for slot in self.layout.slots}
         kept = [b for name, b in self.model.named_buffers() if name not in floats]

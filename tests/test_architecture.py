@@ -14,7 +14,7 @@ PACKAGE = ROOT / "fedsim"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("version", "errors", "contracts", "rng"),
+    ("version", "errors", "contracts", "names", "rng"),
     ("vectors", "cohort", "gram", "losses", "models", "data"),
     ("local", "server", "metrics"),
     ("plugin",),
@@ -24,6 +24,7 @@ LAYERS = (
     ("setup",),
     ("summary", "evaluation", "aggregation"),
     ("rounds",),
+    ("finished",),
     ("sweep",),
     ("tables", "progress"),
     ("cli",),

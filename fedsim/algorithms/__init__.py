@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import ConfigError, nearest
 from fedsim.losses import MarginControl
+from fedsim.names import resolve, signature
 from fedsim.plugin import Algorithm
 
 
@@ -36,16 +37,27 @@ def parameters(name: str) -> Mapping[str, inspect.Parameter]:
     """The hyperparameters of a method: the keyword parameters of its ``build``.
 
     Raises:
-        ConfigError: no such method, or ``module:function`` that cannot be imported.
+        ConfigError: no such method, ``module:function`` that cannot be imported, or a parameter
+            without a type or a name to give it by.
     """
-    return inspect.signature(_build(name), eval_str=True).parameters
+    where = f"algorithm {name!r}"
+    found = signature(_build(name), where, evaluate=True).parameters
+    for key, parameter in found.items():
+        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not named or parameter.annotation is parameter.empty:
+            raise ConfigError(
+                f"{where}: {str(parameter)!r} is no hyperparameter; all parameters of the function "
+                f"have to be keywords with a type, as in {key}: float = 0.5"
+            )
+    return found
 
 
 def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
     """Builds a method.
 
     Raises:
-        ConfigError: no such method or hyperparameter, or a value that the method refuses.
+        ConfigError: no such method or hyperparameter, a value that is missing or that the method
+            refuses, or a function of the user's that builds something else.
     """
     given, known = dict(hyperparameters or {}), parameters(name)
     for key in given:
@@ -59,7 +71,16 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
         except ValidationError as error:
             reason = error.errors(include_url=False)[0]["msg"]
             raise ConfigError(f"{name}.{key} is {given[key]!r}: {reason}") from error
-    return _build(name)(**given)
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise ConfigError(f"{name}.{key} is missing; {name} has no default for it")
+    built = _build(name)(**given)
+    if not isinstance(built, Algorithm):
+        raise ConfigError(
+            f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "
+            "fedsim.plugin.Algorithm"
+        )
+    return built
 
 
 def compose(
@@ -90,16 +111,12 @@ def compose(
 
 
 def _build(name: str) -> Callable[..., Algorithm]:
-    module, _, function = name.partition(":")
-    if not function:
-        if name not in names():
-            raise ConfigError(
-                f"unknown algorithm {name!r}; known are {', '.join(names())}, "
-                f"or module:function{nearest(name, names())}"
-            )
-        module, function = f"{__name__}.{name}", "build"
-    try:
-        build: Callable[..., Algorithm] = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"algorithm {name!r} cannot be imported: {error}") from error
+    if ":" in name:
+        return resolve(name, f"algorithm {name!r}")
+    if name not in names():
+        raise ConfigError(
+            f"unknown algorithm {name!r}; known are {', '.join(names())}, "
+            f"or module:function{nearest(name, names())}"
+        )
+    build: Callable[..., Algorithm] = importlib.import_module(f"{__name__}.{name}").build
     return build

@@ -6,7 +6,6 @@ stderr; ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import click
 
 from fedsim.cli.doctor import doctor
+from fedsim.cli.failure import complain, said_by_the_system, show_traceback
 from fedsim.cli.listing import listing
-from fedsim.cli.options import VERBOSE
 from fedsim.cli.partition import partition
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
@@ -51,26 +50,25 @@ class Commands(click.Group):
         try:
             status = super().main(args, prog_name, complete_var, False, **extra)
         except click.ClickException as error:
-            _complain(error.format_message())
+            complain(error.format_message())
             status = error.exit_code
         except click.Abort:
-            _complain("interrupted")
+            click.echo("interrupted", err=True)
             status = 130
         sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command of a context; fedsim's own errors become one line."""
+        """Runs the command of a context; fedsim's and the system's errors become one line."""
         try:
             return super().invoke(ctx)
         except FedsimError as error:
-            if ctx.meta.get(VERBOSE) or os.environ.get("FEDSIM_DEBUG", "0") not in ("", "0"):
-                raise
-            _complain(str(error))
+            show_traceback(ctx, error)
+            complain(str(error))
             ctx.exit(error.exit_status)
-
-
-def _complain(message: str) -> None:
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+        except OSError as error:
+            show_traceback(ctx, error)
+            complain(said_by_the_system(error))
+            ctx.exit(1)
 
 
 @click.group(

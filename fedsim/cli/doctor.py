@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import GroupedCommand, overrides, settings_options, verbose_option
+from fedsim.cli.configuration import configuration
+from fedsim.cli.options import GroupedCommand, settings_options, verbose_option
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
@@ -30,12 +31,9 @@ def doctor(preset: str | None, config: str | None, **values: Any) -> None:
       fedsim doctor --clients 100 --gpus-per-client 0.25
       fedsim doctor --address auto
     """
-    from fedsim.config import load_config
     from fedsim.tables import show
 
-    settings = load_config(
-        preset=preset, file=Path(config) if config else None, overrides=overrides(values)
-    )
+    settings = configuration(preset, config, values)
     rows = [*machine(), ("placement", placement(settings))]
     show([{"": name, "here": value} for name, value in rows])
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import (
-    GroupedCommand,
-    out_option,
-    overrides,
-    settings_options,
-    verbose_option,
-)
+from fedsim.cli.configuration import configuration
+from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from fedsim.contracts import I64, Dataset, Partition
 
@@ -36,14 +34,12 @@ def partition(preset: str | None, config: str | None, out: str | None, **values:
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
     """
     from fedsim import setup
-    from fedsim.config import load_config
     from fedsim.tables import show
 
-    settings = load_config(
-        preset=preset, file=Path(config) if config else None, overrides=overrides(values)
-    )
+    settings = configuration(preset, config, values)
     if out:
         check_new(Path(out))
+        draw = figure()
     dataset, kind = setup.load_dataset(settings)
     split = setup.make_partition(settings, dataset, kind)
     click.echo(
@@ -52,7 +48,7 @@ def partition(preset: str | None, config: str | None, out: str | None, **values:
     )
     show(class_table(dataset, split))
     if out:
-        write(dataset, split, Path(out))
+        write(dataset, split, Path(out), draw)
         click.echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
 
 
@@ -95,7 +91,28 @@ def _row(client: str, name: str, counts: I64) -> dict[str, str]:
     return {"client": client, "name": name, **cells, "samples": str(counts.sum())}
 
 
-def write(dataset: Dataset, split: Partition, folder: Path) -> None:
+def figure() -> Callable[[pd.DataFrame], Figure]:
+    """The function that draws the picture, from the package ``analysis`` beside fedsim.
+
+    Raises:
+        ConfigError: another package of that name, such as one of the user's, is found first.
+    """
+    from fedsim.errors import ConfigError
+
+    try:
+        from analysis.partition import figure as drawing
+    except ImportError as error:
+        found = sys.modules.get("analysis")
+        where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+        raise ConfigError(
+            f"--out: the picture needs the package 'analysis' of fedsim, found is {where}: {error}"
+        ) from error
+    return drawing
+
+
+def write(
+    dataset: Dataset, split: Partition, folder: Path, draw: Callable[[pd.DataFrame], Figure]
+) -> None:
     """Writes the table, the picture and the reusable split."""
     import pandas as pd
 
@@ -105,10 +122,4 @@ def write(dataset: Dataset, split: Partition, folder: Path) -> None:
     frame = pd.DataFrame(partitions.table(dataset, split))
     frame.to_csv(folder / "partition.csv", index=False, lineterminator="\n")
     partitions.write(split, dataset, folder / "split.csv")
-    _picture(frame, folder / "partition.png")
-
-
-def _picture(frame: pd.DataFrame, path: Path) -> None:
-    from analysis.partition import figure
-
-    figure(frame).savefig(path, dpi=150, bbox_inches="tight")
+    draw(frame).savefig(folder / "partition.png", dpi=150, bbox_inches="tight")

@@ -7,13 +7,8 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import (
-    GroupedCommand,
-    out_option,
-    overrides,
-    settings_options,
-    verbose_option,
-)
+from fedsim.cli.configuration import configuration
+from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
 
 
 @click.command(cls=GroupedCommand)
@@ -37,18 +32,16 @@ def run(
       fedsim run --preset table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim run --config runs/digits/fedld/RUN/config.yaml      the same run again
     """
-    from fedsim.config import load_config
     from fedsim.progress import observer
 
-    settings = load_config(
-        preset=preset, file=Path(config) if config else None, overrides=overrides(values)
-    )
+    settings = configuration(preset, config, values)
     from fedsim import rounds
 
     watcher = observer()
     try:
         rounds.run(settings, Path(out) if out else None, watcher)
     except KeyboardInterrupt:
+        watcher.close()
         click.echo(watcher.interrupted(), err=True)
         ctx.exit(130)
     finally:

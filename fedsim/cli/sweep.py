@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedsim.cli.configuration import make_importable
+from fedsim.cli.failure import show_traceback
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -16,11 +18,13 @@ from fedsim.cli.options import (
     settings_options,
     verbose_option,
 )
+from fedsim.errors import FedsimError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config import RunConfig
+    from fedsim.sweep import SweepRun
 
 
 @click.command(cls=GroupedCommand)
@@ -47,13 +51,15 @@ def sweep(
       fedsim sweep my_grid.yaml --dry-run
 
     Each run has a directory of its own in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds. After an interruption the same
-    command goes on with what is missing.
+    mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the
+    others. After an interruption or a failure the same command goes on with what is missing.
     """
     from fedsim import sweep as sweeps
 
     name, loaded = sweeps.load(experiment)
-    runs = sweeps.expand(loaded, overrides(values))
+    flags = overrides(values)
+    make_importable(loaded.settings, flags)
+    runs = sweeps.expand(loaded, flags)
     folder = Path(out) if out else Path("runs") / f"sweep-{name}"
     if dry_run:
         click.echo("\n".join(run.name for run in runs))
@@ -61,37 +67,46 @@ def sweep(
     _run(ctx, runs, folder)
 
 
-def _run(ctx: click.Context, runs: list[Any], folder: Path) -> None:
-    from fedsim import rounds
+def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
+    from fedsim import finished, rounds
     from fedsim import sweep as sweeps
     from fedsim.progress import observer
     from fedsim.tables import show
 
-    sessions = ExitStack()
+    missing = [run for run in runs if not finished.is_complete(run.config, folder / run.name)]
+    on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
     session = None
 
     def start(config: RunConfig, out: Path) -> None:
-        nonlocal session
-        if config.engine.kind == "ray" and session is None:
-            from fedsim.engine.session import Session
-
-            session = sessions.enter_context(Session(config.engine))
         watcher = observer(final_table=False)
         try:
-            rounds.run(config, out, watcher, session)
+            rounds.run(config, out, watcher, session if config.engine.kind == "ray" else None)
+        except FedsimError as error:
+            show_traceback(ctx, error)
+            raise
         finally:
             watcher.close()
 
     try:
-        with sessions:
-            table = sweeps.run_all(runs, folder, start, click.echo)
+        with ExitStack() as sessions:
+            if on_ray:
+                from fedsim.engine.session import Session
+
+                session = sessions.enter_context(Session(on_ray[0]))
+            table, failed = sweeps.run_all(runs, folder, start, click.echo)
     except KeyboardInterrupt:
         click.echo(
             f"interrupted; finished runs are in {folder}, the same command goes on", err=True
         )
         ctx.exit(130)
-    show(_rows(table))
-    click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
+    if len(failed) < len(runs):
+        show(_rows(table))
+        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
+    if failed:
+        raise FedsimError(
+            f"{len(failed)} of {len(runs)} runs failed; the same command tries them again: "
+            + " ".join(failed)
+        )
 
 
 def _rows(table: pd.DataFrame) -> list[dict[str, str]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from fedsim.data.npz import medmnist, with_sites
 from fedsim.data.raw import Reader, Request
 from fedsim.data.transforms import check_augment
 from fedsim.errors import ConfigError, DataError, nearest
+from fedsim.names import call, resolve, signature
 
 __all__ = ["DatasetInfo", "catalogue", "load"]
 
@@ -121,22 +120,15 @@ def _check_options(
 
 def _own(name: str, folder: Path | None, options: Mapping[str, object]) -> Dataset:
     """Calls a user's loader, ``module:function``, and checks what it returns."""
-    module_name, _, function_name = name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"data set {name!r}: cannot import {module_name!r} ({error})") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        hint = nearest(function_name, dir(module))
-        raise ConfigError(f"data set {name!r}: {module_name} has no function of that name{hint}")
-    parameters = inspect.signature(function).parameters
+    where = f"data set {name!r}"
+    function = resolve(name, where)
+    parameters = signature(function, where).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     accepted = {key: value for key, value in options.items() if every or key in parameters}
-    dataset = function(folder, **accepted)
+    dataset = call(function, where, folder, **accepted)
     if not isinstance(dataset, Dataset):
         raise DataError(
-            f"data set {name!r}: the function returned {type(dataset).__name__}, needed is "
+            f"{where}: the function returned {type(dataset).__name__}, needed is "
             "fedsim.contracts.Dataset"
         )
     check(dataset, name)

@@ -11,13 +11,15 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.contracts import Array
+from fedsim.data.files import BROKEN_ARRAY, reason
 from fedsim.errors import DataError
 
 _VERSION = 1
@@ -27,6 +29,22 @@ def cache_dir() -> Path:
     """The folder for packed and downloaded data sets."""
     given = os.environ.get("FEDSIM_CACHE")
     return Path(given) if given else Path.home() / ".cache" / "fedsim"
+
+
+@contextmanager
+def workspace(folder: Path) -> Iterator[Path]:
+    """A temporary folder in ``folder``, of this process alone; what is in it at the end is deleted.
+
+    Raises:
+        DataError: ``folder`` cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".")
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    with temporary as name:
+        yield Path(name)
 
 
 def packed(
@@ -53,8 +71,8 @@ def packed(
         _pack(path, files, size, decode)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: damaged; delete it, it is made anew ({error})") from error
+    except BROKEN_ARRAY as error:
+        raise DataError(f"{path}: damaged; delete it, it is made anew ({reason(error)})") from error
 
 
 def _pack(
@@ -75,10 +93,7 @@ def _pack(
         temporary = Path(name)
         store = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
     except OSError as error:
-        raise DataError(
-            f"cache folder {path.parent}: cannot be written ({error}); set FEDSIM_CACHE to a "
-            "folder that can"
-        ) from error
+        raise _unwritable(path.parent, error) from error
 
     def fill(i: int) -> None:
         store[i] = decode(files[i], size)
@@ -91,3 +106,9 @@ def _pack(
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"cache folder {folder}: cannot be written ({error}); set FEDSIM_CACHE to a folder that can"
+    )

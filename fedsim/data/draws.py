@@ -96,10 +96,12 @@ def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int
                 draw.rng.shuffle(piece)
             return pieces
         best = max(best, sizes, key=lambda s: min(s, default=-1))
+    reached = sorted(best)
+    smallest = "" if len(reached) <= 20 else " for its smallest clients"
     raise DataError(
         f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
         f"samples: none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}; "
-        f"the best one reached {sorted(best)}"
+        f"the best one reached {reached[:20]}{smallest}"
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import tarfile
-import tempfile
 import zlib
 from http.client import HTTPException
 from pathlib import Path
 
 from torchvision.datasets.utils import download_url
 
-from fedsim.data.cache import cache_dir
+from fedsim.data.cache import cache_dir, workspace
+from fedsim.data.files import reason
 from fedsim.errors import DataError
 
 
@@ -25,23 +25,26 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
         file: the file's name there.
 
     Returns:
-        The path of the complete file; a download that breaks off leaves only ``<file>.part``.
+        The path of the complete file. Every process downloads to a place of its own, and the
+        complete file takes its name at once, so that several may ask for it at the same time.
 
     Raises:
-        DataError: no mirror could be reached, or the sum differs; says what to put where.
+        DataError: no mirror could be reached, or the sum differs (says what to put where), or
+            the cache folder cannot be written.
     """
     target = cache_dir() / folder / file
     if target.exists():
         return target
     causes = []
-    for url in urls:
-        try:
-            download_url(url, target.parent, f"{file}.part", md5)
-        except (OSError, RuntimeError, ValueError, HTTPException) as error:
-            causes.append(f"{url}: {' '.join(str(error).split())}")
-            continue
-        os.replace(target.parent / f"{file}.part", target)
-        return target
+    with workspace(target.parent) as temporary:
+        for url in urls:
+            try:
+                download_url(url, temporary, file, md5)
+                os.replace(temporary / file, target)
+            except (OSError, RuntimeError, ValueError, HTTPException) as error:
+                causes.append(f"{url}: {reason(error)}")
+            if target.exists():
+                return target
     raise DataError(
         f"cannot download {file} ({'; '.join(causes)}); get it elsewhere (md5 {md5}) and put it "
         f"into {target.parent}, or name its folder as data.dir"
@@ -52,22 +55,24 @@ def unpacked(archive: Path, folder: str) -> Path:
     """The files of ``archive`` (tar.gz), without its folders, in a folder of the cache.
 
     Raises:
-        DataError: the archive is damaged.
+        DataError: the archive is damaged, or the cache folder cannot be written.
     """
     target = cache_dir() / folder
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as temporary:
-        files = Path(temporary) / "files"
-        files.mkdir()
+    with workspace(target.parent) as temporary:
+        files = temporary / "files"
         try:
+            files.mkdir()
             with tarfile.open(archive, "r:gz") as tar:
                 for member in tar:
                     stream = tar.extractfile(member)
                     if stream is not None:
                         (files / Path(member.name).name).write_bytes(stream.read())
+            os.replace(files, target)
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            raise DataError(f"{archive}: cannot be unpacked ({error}); delete it") from error
-        os.replace(files, target)
+            if not target.is_dir():  # else another process was faster
+                raise DataError(
+                    f"{archive}: cannot be unpacked ({reason(error)}); delete it"
+                ) from error
     return target

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import csv
+import lzma
 import os
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,12 +17,34 @@ import numpy as np
 from fedsim.contracts import I64, Array
 from fedsim.errors import DataError, nearest
 
+BROKEN_ARRAY = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # with NotImplementedError: an encrypted entry, an unknown compression
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
+
 
 class Row(NamedTuple):
     """One row of a table: values by column name, and "file, row n" for messages."""
 
     values: Mapping[str, str]
     where: str
+
+
+def reason(error: BaseException) -> str:
+    """What ``error`` says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def find(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:

@@ -12,6 +12,7 @@ from PIL import Image
 from torchvision.transforms.v2 import functional as tv
 
 from fedsim.contracts import Array
+from fedsim.data.files import BROKEN_ARRAY, reason
 from fedsim.errors import DataError
 
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -23,7 +24,9 @@ _BROKEN = (
     EOFError,
     struct.error,
     zlib.error,
+    MemoryError,
     Image.DecompressionBombError,
+    Image.DecompressionBombWarning,
 )
 
 
@@ -55,7 +58,7 @@ def decode(path: Path, size: int) -> Array:
                 )
             pixels = np.array(image.convert("RGB"), dtype=np.float32)
     except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({error})") from error
+        raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
     x = torch.from_numpy(pixels).permute(2, 0, 1)
     return _rounded(tv.center_crop(tv.resize(x, [size], antialias=True), [size]))
 
@@ -72,8 +75,8 @@ def load_array(path: Path, size: int) -> Array:
     """
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: truncated or not a .npy array ({error})") from error
+    except BROKEN_ARRAY as error:
+        raise DataError(f"{path}: truncated or not a .npy array ({reason(error)})") from error
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.size == 0:
         raise DataError(f"{path}: not an array of height x width (x channels)")
     if array.dtype != np.uint8 and array.dtype.kind != "f":

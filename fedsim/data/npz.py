@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.contracts import I64, Array
 from fedsim.data.fetch import fetch
-from fedsim.data.files import check_images, check_labels, find
+from fedsim.data.files import BROKEN_ARRAY, check_images, check_labels, find, reason
 from fedsim.data.medmnist_info import MEDMNIST, SIZES, URL
 from fedsim.data.raw import Raw, Request, parts_of
 from fedsim.errors import DataError
@@ -22,20 +20,29 @@ def load_npz(
     """The named arrays of an npz file; never unpickles.
 
     Raises:
-        DataError: missing, truncated, without a required array, or with pickled objects.
+        DataError: missing, truncated, without a required array, or with anything but arrays.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        archive = np.load(path, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: holds one array, needed is an npz of arrays by name")
+        with archive:
             missing = [key for key in required if key not in archive]
             if missing:
                 raise DataError(
                     f"{path}: no array {', '.join(missing)}; there are {', '.join(archive)}"
                 )
-            return {key: archive[key] for key in (*required, *optional) if key in archive}
+            arrays = {key: archive[key] for key in (*required, *optional) if key in archive}
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, KeyError) as error:
-        raise DataError(f"{path}: truncated or not an npz of plain arrays ({error})") from error
+    except BROKEN_ARRAY as error:
+        raise DataError(
+            f"{path}: truncated or not an npz of plain arrays ({reason(error)})"
+        ) from error
+    for key, array in arrays.items():
+        if not isinstance(array, np.ndarray):
+            raise DataError(f"{path}: its entry {key} is no array")
+    return arrays
 
 
 def medmnist(request: Request) -> Raw:
@@ -103,14 +110,13 @@ def with_sites(request: Request) -> Raw:
     path = folder if folder.is_file() else _only_npz(folder, request)
     optional = ("sites", "site_names", "patients", "class_names")
     arrays = load_npz(path, ("images", "labels"), optional)
-    labels = arrays["labels"]
-    classes = _names(arrays, "class_names", labels, path)
-    y = check_labels(labels, len(classes), f"{path}, labels")
+    classes = _names(arrays, "labels", "class_names", path)
+    y = check_labels(arrays["labels"], len(classes), f"{path}, labels")
     x = check_images(arrays["images"], len(y), f"{path}, images")
     site = patient = None
     site_names: tuple[str, ...] = ()
     if "sites" in arrays:
-        site_names = _names(arrays, "site_names", arrays["sites"], path)
+        site_names = _names(arrays, "sites", "site_names", path)
         site = check_labels(arrays["sites"], len(site_names), f"{path}, sites")
         _check_length(site, y, f"{path}, sites")
     if "patients" in arrays:
@@ -131,13 +137,22 @@ def _only_npz(folder: Path, request: Request) -> Path:
     raise DataError(f"data.dir {folder}: no npz file; wanted is {request.source}")
 
 
-def _names(arrays: dict[str, Array], key: str, values: Array, path: Path) -> tuple[str, ...]:
-    """The names in ``key``, else the numbers 0 to the largest of ``values``."""
-    if key in arrays:
-        return tuple(map(str, arrays[key].reshape(-1)))
+def _names(arrays: dict[str, Array], key: str, names_key: str, path: Path) -> tuple[str, ...]:
+    """The names in ``names_key``, else the numbers in ``key``: 0, 1, ... without a gap."""
+    if names_key in arrays:
+        return tuple(map(str, arrays[names_key].reshape(-1)))
+    values = arrays[key].reshape(-1)
     if not np.issubdtype(values.dtype, np.integer) or values.size == 0:
-        raise DataError(f"{path}: {values.dtype} values need the names array {key}")
-    return tuple(map(str, range(int(values.max()) + 1)))
+        raise DataError(f"{path}, {key}: {values.dtype} values need the names array {names_key}")
+    present = np.unique(values).tolist()
+    if present != list(range(len(present))):
+        row = int(values.argmin() if present[0] < 0 else values.argmax())
+        gap = next(i for i, value in enumerate(present) if value != i) if present[0] >= 0 else None
+        raise DataError(
+            f"{path}, {key}: {values[row]} in row {row}: without the names array {names_key} they "
+            f"are numbered 0, 1, ... without a gap{'' if gap is None else f' (there is no {gap})'}"
+        )
+    return tuple(map(str, present))
 
 
 def _check_length(values: I64, y: I64, where: str) -> None:

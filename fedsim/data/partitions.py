@@ -28,7 +28,7 @@ def make(
     dataset: Dataset,
     kind: str,
     *,
-    num_clients: int,
+    num_clients: int | None = None,
     alpha: float = 0.5,
     min_samples: int = 2,
     seed: int = 0,
@@ -37,12 +37,12 @@ def make(
     prior: str = "uniform",
     order: str = "round_robin",
 ) -> Partition:
-    """Deals the training part out to ``num_clients`` clients.
+    """Deals the training part out to clients.
 
     Args:
         dataset: whose ``train`` is dealt out.
         kind: a key of :data:`NAMES`.
-        num_clients: K.
+        num_clients: K; None where lists or sites fix it.
         alpha: concentration of the Dirichlet kinds, > 0; small means unequal clients.
         min_samples: samples that every client must have, >= 1. ``dirichlet`` and
             ``dirichlet_plain`` are drawn again until all have them, at most 1000 times.
@@ -63,6 +63,8 @@ def make(
     _check_numbers(num_clients, alpha, min_samples)
     partition = _fixed(dataset, kind, file)
     if partition is None:
+        if num_clients is None:
+            raise ConfigError(f"data.num_clients is missing; partition {kind!r} does not fix it")
         _check_enough(dataset, num_clients, min_samples)
         rng = np.random.RandomState(seed)
         labels = dataset.y[dataset.train]
@@ -72,7 +74,7 @@ def make(
         else:
             pieces = EQUAL[kind](draw)
         partition = Partition(tuple(dataset.train[p] for p in pieces))
-    elif partition.num_clients != num_clients:
+    elif num_clients not in (None, partition.num_clients):
         raise ConfigError(
             f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
             f"{partition.num_clients} clients, no other number is possible"
@@ -141,8 +143,8 @@ def _check_name(key: str, given: str, allowed: Sequence[str]) -> None:
         )
 
 
-def _check_numbers(num_clients: int, alpha: float, min_samples: int) -> None:
-    if num_clients < 1:
+def _check_numbers(num_clients: int | None, alpha: float, min_samples: int) -> None:
+    if num_clients is not None and num_clients < 1:
         raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ConfigError(f"data.alpha {alpha} must be a finite number > 0")

@@ -14,11 +14,12 @@ FINEST = 1e-4
 
 @dataclass(frozen=True)
 class Node:
-    """A machine of the cluster: logical CPUs and GPUs that Ray may hand out."""
+    """A machine of the cluster: CPUs and GPUs that Ray may hand out, and the type of the GPUs."""
 
     cpus: float
     gpus: float = 0.0
     name: str = "this machine"
+    accelerator: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def plan(
 def _check(cpus: float, gpus: float, actors: str | int) -> None:
     if str(actors) not in ("auto", "per-client") and not str(actors).strip("0").isdecimal():
         raise ConfigError(f"--actors {actors}: must be auto, per-client or a number above 0")
-    if not (math.isfinite(cpus) and cpus > 0):
-        raise ConfigError(f"--cpus-per-client {cpus:g}: must be above 0")
+    if not (math.isfinite(cpus) and cpus >= FINEST):
+        raise ConfigError(f"--cpus-per-client {cpus:g}: must be {FINEST:g} or more")
     if not (math.isfinite(gpus) and (gpus == 0 or gpus >= FINEST)):
         raise ConfigError(f"--gpus-per-client {gpus:g}: must be {FINEST:g} or more, or 0")
     if gpus > 1 and gpus != int(gpus):
@@ -126,7 +127,11 @@ def _refusal(nodes: Sequence[Node], wanted: int, cpus: float, gpus: float) -> st
         cpu_fit = max(fitting)
         text += f"; --cpus-per-client {cpu_fit:g} would"
     if gpus and _slots(nodes, wanted, cpu_fit, gpus) < wanted:
-        fractions = [*range(1, math.ceil(gpus)), *(_down(1 / k) for k in range(1, wanted + 1))]
+        most = math.floor(max(node.gpus for node in nodes)) + 1
+        fractions = [
+            *range(1, min(math.ceil(gpus), most)),
+            *(_down(1 / k) for k in range(1, wanted + 1)),
+        ]
         fit = max((g for g in fractions if _slots(nodes, wanted, cpu_fit, g) >= wanted), default=0)
         text += f"; --gpus-per-client {fit:g} would"
     return text

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,11 +20,11 @@ from ray.exceptions import RayError, RayTaskError
 
 from fedsim.contracts import RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Model, Result
-from fedsim.engine.cluster import machines, plan_for
-from fedsim.engine.serial import collect, failed
+from fedsim.engine.cluster import machines, plan_for, refuse_mixed
+from fedsim.engine.serial import collect
 from fedsim.engine.session import Session
 from fedsim.engine.worker import WorkerSpec, num_batches, score_part
-from fedsim.errors import ConfigError, FedsimError, WorkerError
+from fedsim.errors import FedsimError, WorkerError
 from fedsim.sections import EngineConfig
 
 SMALL = 4 << 20
@@ -33,7 +32,6 @@ SMALL = 4 << 20
 START_TIMEOUT = 120.0
 """Seconds after which a run gives up on actors that do not come up."""
 
-Explain = Callable[["Call", BaseException], str]
 Running = dict[Any, tuple[int, int, list[Any]]]
 """By the first object of a call: the call's number, its slot, its objects."""
 
@@ -46,6 +44,10 @@ class Call:
     args: tuple[Any, ...]
     slot: int | None = None
     clients: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Who was lost with the call."""
+        return f"clients {list(self.clients)}" if self.clients else self.method
 
 
 class RayExecutor:
@@ -81,6 +83,7 @@ class RayExecutor:
         self._starting: dict[Any, int] = {}
         self._idle: set[int] = set()
         self._devices: set[str] = set()
+        self._newest: tuple[Vector, Any] | None = None
         try:
             self._plan = plan_for(engine, machines(), spec.partition.num_clients)
             self._spec_ref = ray.put(spec)
@@ -110,7 +113,13 @@ class RayExecutor:
 
     def broadcast(self, params: Vector, downlink: Vectors) -> Any:
         """See :class:`~fedsim.engine.Executor`; one object each, whatever the number of actors."""
-        return ray.put(params), ray.put(dict(downlink))
+        return self._put(params), ray.put(dict(downlink))
+
+    def _put(self, params: Vector) -> Any:
+        """The vector as an object; the newest is kept, since rounds evaluate what they send on."""
+        if self._newest is None or self._newest[0] is not params:
+            self._newest = params, ray.put(params)
+        return self._newest[1]
 
     def train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
@@ -121,7 +130,7 @@ class RayExecutor:
             own = {c: states[c] for c in group if c in states}
             calls.append(Call("train", (group, *shared, own, ctx), slot, group))
         results: list[Result] = []
-        for reports, deltas in self._run(calls, lambda call, e: failed(ctx, call.clients, e)):
+        for reports, deltas in self._run(calls, f"round {ctx.round + 1}"):
             results += collect(reports, deltas)
         return sorted(results, key=lambda r: r.update.client_id)
 
@@ -141,20 +150,17 @@ class RayExecutor:
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`; few models are cut into ranges of batches."""
         unique = {id(params): params for params, _ in models}
-        puts = {key: ray.put(params) for key, params in unique.items()}
+        puts = {key: self._put(params) for key, params in unique.items()}
         actors = max(1, len(self._handles))
-
-        def explain(_: Call, error: BaseException) -> str:
-            return f"evaluation on the {part} part: {type(error).__name__}: {error}"
-
+        doing = f"evaluation on the {part} part"
         if len(models) >= actors:
             calls = [Call("scores", (puts[id(p)], state, part)) for p, state in models]
-            return self._run(calls, explain)
+            return self._run(calls, doing)
         batches = num_batches(self._spec, part)
         cuts = [batches * i // actors for i in range(actors + 1)]
         ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
         calls = [Call("logits", (puts[id(p)], s, part, a, b)) for p, s in models for a, b in ranges]
-        outputs = self._run(calls, explain)
+        outputs = self._run(calls, doing)
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
 
@@ -165,7 +171,7 @@ class RayExecutor:
         if not self._shares_session:
             self._session.close()
 
-    def _run(self, calls: Sequence[Call], explain: Explain) -> list[Any]:
+    def _run(self, calls: Sequence[Call], doing: str) -> list[Any]:
         """Runs all calls; the results are in the order of the calls."""
         self._start(calls)
         results: list[Any] = [None] * len(calls)
@@ -181,20 +187,28 @@ class RayExecutor:
                     self._started(ref)
                     continue
                 number, slot, refs = running.pop(ref)
-                results[number] = fetch(refs, partial(explain, calls[number]))
+                results[number] = fetch(refs, f"{doing}, {calls[number]}")
                 self._idle.add(slot)
             if not running and time.monotonic() - alive > START_TIMEOUT:
+                free = ray.available_resources()
                 raise WorkerError(
                     f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for "
-                    f"{self._options()}, the cluster has {ray.available_resources()} free"
+                    f"{self._plan.cpus_per_client:g} CPU and {self._plan.gpus_per_client:g} GPU, "
+                    f"free are {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
                 )
         return results
 
     def _hand_out(self, calls: Sequence[Call], waiting: deque[int], running: Running) -> None:
-        """Gives waiting calls to idle actors, in order; a call with a slot waits for its own."""
+        """Gives waiting calls to idle actors, in order.
+
+        A call with a slot waits while its own actor works, but not while that is still to come up:
+        where others use the cluster too, it may not for long.
+        """
+        coming = set(self._starting.values())
         for number in list(waiting):
             call = calls[number]
-            slot = min(self._idle, default=None) if call.slot is None else call.slot
+            anywhere = call.slot is None or call.slot in coming
+            slot = min(self._idle, default=None) if anywhere else call.slot
             if slot not in self._idle:
                 continue
             waiting.remove(number)
@@ -216,13 +230,9 @@ class RayExecutor:
 
     def _started(self, ref: Any) -> None:
         slot = self._starting.pop(ref)
-        self._devices.add(fetch([ref], lambda e: f"a client actor failed to start: {e}"))
+        self._devices.add(fetch([ref], "a client actor failed to start"))
         if len(self._devices) > 1 and not self._engine.allow_mixed_devices:
-            kinds = ", ".join(sorted(self._devices))
-            raise ConfigError(
-                f"the cluster mixes devices ({kinds}), so results depend on who trains where; "
-                "--set engine.allow_mixed_devices=true accepts that"
-            )
+            refuse_mixed(self._devices)
         self._idle.add(slot)
 
     def _options(self) -> dict[str, Any]:
@@ -234,19 +244,18 @@ class RayExecutor:
         }
 
 
-def fetch(refs: list[Any], explain: Callable[[BaseException], str]) -> Any:
+def fetch(refs: list[Any], doing: str) -> Any:
     """The value of an object, or the list of values of several.
 
     Raises:
-        WorkerError: the call failed; its message comes from ``explain``.
+        WorkerError: the call failed; the message begins with what was going on.
         FedsimError: raised on purpose inside the call.
     """
     try:
         return ray.get(refs if len(refs) > 1 else refs[0])
     except RayTaskError as error:
-        cause = error.cause
-        if isinstance(cause, FedsimError):
-            raise cause from error
-        raise WorkerError(explain(cause)) from error
+        if isinstance(error.cause, FedsimError):
+            raise error.cause from error
+        raise WorkerError(f"{doing}: {type(error.cause).__name__}: {error.cause}") from error
     except RayError as error:
-        raise WorkerError(explain(error)) from error
+        raise WorkerError(f"{doing}: {type(error).__name__}: {error}") from error

@@ -9,17 +9,23 @@ import torch
 
 from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Model, Result
-from fedsim.engine.worker import Report, Worker, WorkerSpec
-from fedsim.errors import FedsimError, WorkerError
+from fedsim.engine.worker import Report, Worker, WorkerSpec, torch_flags
+from fedsim.errors import ConfigError
 
 
 class SerialExecutor:
     """Trains the clients one after the other, on the first GPU if ``gpus_per_client`` > 0."""
 
     def __init__(self, spec: WorkerSpec, gpus_per_client: float = 0.0) -> None:
-        self._threads = torch.get_num_threads()
+        if gpus_per_client > 0 and not torch.cuda.is_available():
+            raise ConfigError(f"--gpus-per-client {gpus_per_client:g}: torch finds no GPU here")
         self._device = torch.device("cuda" if gpus_per_client > 0 else "cpu")
-        self._worker = Worker(spec, self._device)
+        self._restore = torch_flags()
+        try:
+            self._worker = Worker(spec, self._device)
+        except BaseException:
+            self._restore()
+            raise
 
     @property
     def description(self) -> str:
@@ -42,13 +48,7 @@ class SerialExecutor:
         params, downlink = shared
         results = []
         for client in sorted(clients):
-            try:
-                reports, deltas = self._worker.train([client], params, downlink, states, ctx)
-            except FedsimError:
-                raise
-            except Exception as error:
-                raise WorkerError(failed(ctx, [client], error)) from error
-            results += collect(reports, deltas)
+            results += collect(*self._worker.train([client], params, downlink, states, ctx))
         return results
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
@@ -56,8 +56,8 @@ class SerialExecutor:
         return [self._worker.scores(params, state, part) for params, state in models]
 
     def close(self) -> None:
-        """Gives torch its threads back."""
-        torch.set_num_threads(self._threads)
+        """Gives torch its threads and flags back."""
+        self._restore()
 
 
 def collect(reports: Sequence[Report], deltas: Array) -> list[Result]:
@@ -76,12 +76,6 @@ def collect(reports: Sequence[Report], deltas: Array) -> list[Result]:
         )
         for r, delta in zip(reports, deltas, strict=True)
     ]
-
-
-def failed(ctx: RoundContext, clients: Sequence[int], error: BaseException) -> str:
-    """The message of a :class:`~fedsim.errors.WorkerError`."""
-    who = f"client {clients[0]}" if len(clients) == 1 else f"one of clients {list(clients)}"
-    return f"round {ctx.round + 1}, {who}: {type(error).__name__}: {error}"
 
 
 def device_name(device: torch.device) -> str:

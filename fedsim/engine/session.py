@@ -6,6 +6,7 @@ a GPU and some CPUs.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
 from fedsim.engine.cluster import connect
 from fedsim.engine.serial import device_name
 from fedsim.engine.worker import Report, Worker, WorkerSpec
+from fedsim.errors import ConfigError
 from fedsim.sections import EngineConfig
 
 
@@ -25,10 +27,23 @@ class ClientActor:
     _worker: Worker
 
     def build(self, spec: WorkerSpec) -> str:
-        """Builds the worker of a run; returns the device's name."""
-        cuda = bool(ray.get_gpu_ids()) and torch.cuda.is_available()
-        self._worker = Worker(spec, torch.device("cuda" if cuda else "cpu"))
+        """Builds the worker of a run; returns the device's name.
+
+        Raises:
+            ConfigError: the actor holds a GPU that torch cannot use.
+        """
+        held = ray.get_gpu_ids()
+        if held and not torch.cuda.is_available():
+            raise ConfigError(
+                f"Ray gave a client actor GPU {held}, but torch {torch.__version__} on "
+                f"{platform.node()} cannot use it; --gpus-per-client 0 trains on the CPU"
+            )
+        self._worker = Worker(spec, torch.device("cuda" if held else "cpu"))
         return device_name(self._worker.device)
+
+    def clear(self) -> None:
+        """Lets go of the run's data."""
+        del self._worker
 
     @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
     def train(
@@ -78,7 +93,9 @@ class Session:
     def release(self, actors: Iterable[Any], reusable: bool) -> None:
         """Takes a run's actors back; those of a failed run may be busy or dead, and are ended."""
         if reusable:
-            self._idle += actors
+            kept = list(actors)
+            ray.get([actor.clear.remote() for actor in kept])
+            self._idle += kept
         else:
             self._end(actors)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from fedsim.contracts import (
     Vectors,
 )
 from fedsim.data.transforms import Transforms
+from fedsim.errors import FedsimError, WorkerError
 from fedsim.local import LocalEnv, train_local
 from fedsim.metrics import score
 from fedsim.plugin import Algorithm
@@ -88,10 +90,11 @@ class Worker:
     ) -> tuple[list[Report], Array]:
         """Trains the clients one after the other: their reports, and their deltas (k, D)."""
         deltas = np.empty((len(clients), self.flat.layout.size), dtype=np.float32)
-        reports = [
-            self._train(client, params, downlink, states.get(client, {}), ctx, row)
-            for client, row in zip(clients, deltas, strict=True)
-        ]
+        reports = []
+        for client, row in zip(clients, deltas, strict=True):
+            with named(f"round {ctx.round + 1}, client {client}"):
+                own = states.get(client, {})
+                reports.append(self._train(client, params, downlink, own, ctx, row))
         return reports, deltas
 
     def _train(
@@ -133,9 +136,12 @@ class Worker:
             client, len(index), trained.num_steps, trained.train_loss, trained.uplink.extras, kept
         )
 
-    @torch.no_grad()
     def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
         """(n, C) float32 logits for the batches start..stop of a common part."""
+        with named(f"evaluation on the {part} part"), torch.no_grad():
+            return self._logits(params, state, part, start, stop)
+
+    def _logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
         self._load(params, state)
         self.flat.model.eval()
         size = self.spec.batch_size
@@ -161,6 +167,21 @@ class Worker:
         return start
 
 
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    """Turns an exception into a WorkerError that says what was going on.
+
+    Raises:
+        WorkerError: from the exception; errors of fedsim pass as they are.
+    """
+    try:
+        yield
+    except FedsimError:
+        raise
+    except Exception as error:
+        raise WorkerError(f"{what}: {type(error).__name__}: {error}") from error
+
+
 def num_batches(spec: WorkerSpec, part: str) -> int:
     """Batches of fixed size in a common part."""
     return -(-len(getattr(spec.dataset, part)) // spec.batch_size)
@@ -175,8 +196,24 @@ def _configure(spec: WorkerSpec, device: torch.device) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU."""
     torch.set_num_threads(spec.threads)
     if device.type == "cuda":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.backends.cuda.matmul.allow_tf32 = spec.fast
         torch.backends.cudnn.allow_tf32 = spec.fast
         torch.backends.cudnn.benchmark = spec.fast
         torch.use_deterministic_algorithms(not spec.fast, warn_only=True)
+
+
+def torch_flags() -> Callable[[], None]:
+    """Remembers what a worker changes in this process; the result restores it."""
+    threads = torch.get_num_threads()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+
+    def restore() -> None:
+        torch.set_num_threads(threads)
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+
+    return restore

@@ -6,8 +6,8 @@ A worker that will load a given vector anyway should build without start weights
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from fedsim.contracts import ModelSpec
 from fedsim.errors import ConfigError, nearest
 from fedsim.models import nets, weights
 from fedsim.models.nets import SplitModel, has_batchnorm
+from fedsim.names import call, resolve
 from fedsim.rng import seed_for, torch_scope
 
 __all__ = ["NAMES", "SplitModel", "build", "has_batchnorm"]
@@ -51,10 +52,11 @@ NAMES: Mapping[str, str] = {name: entry.description for name, entry in _ENTRIES.
 def build(spec: ModelSpec, seed: int) -> nn.Module:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
-    The global random generators are left as they were. A grey image has one input channel; a
-    pretrained first layer for three colours is summed over them, which gives the same output as
-    repeating the image. ``norm="group"`` replaces BatchNorm and is without effect in a model that
-    has none. A name ``module:function`` calls your function(num_classes, in_channels, image_size).
+    The global random generators and torch's number of threads are left as they were. A grey image
+    has one input channel; a pretrained first layer for three colours is summed over them, which
+    gives the same output as repeating the image. ``norm="group"`` replaces BatchNorm and is without
+    effect in a model that has none. A name ``module:function`` calls your
+    function(num_classes, in_channels, image_size).
 
     Args:
         spec: name, sizes, norm and start weights.
@@ -68,12 +70,26 @@ def build(spec: ModelSpec, seed: int) -> nn.Module:
         ConfigError: the name is unknown, an image of this size is too small, the start weights
             cannot be had or do not fit, or a function of your own returns no such model.
     """
-    with torch_scope(seed_for(seed, "model")):
+    with _one_thread(), torch_scope(seed_for(seed, "model")):
         model = _make(spec)
         if spec.norm == "group":
             nets.with_group_norm(model)
         weights.load(model, spec)
     return model
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for torch inside: the number can change the last bits of an initialiser.
+
+    ``orthogonal_``, for one, takes a QR decomposition, whose sums are split among the threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _make(spec: ModelSpec) -> nn.Module:
@@ -94,31 +110,22 @@ def _make(spec: ModelSpec) -> nn.Module:
 
 
 def _make_custom(spec: ModelSpec) -> nn.Module:
-    module_name, _, function_name = spec.name.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(
-            f"model.name={spec.name}: cannot import {module_name!r} ({error})"
-        ) from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(
-            f"model.name={spec.name}: {module_name} has no function {function_name!r}"
-            f"{nearest(function_name, vars(module))}"
-        )
-    model = function(spec.num_classes, spec.in_channels, spec.image_size)
+    where = f"model.name={spec.name}"
+    function = resolve(spec.name, where)
+    model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)
     if not isinstance(model, nn.Module):
-        raise ConfigError(
-            f"model.name={spec.name}: returned {type(model).__name__}, not a torch.nn.Module"
-        )
+        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
     images = torch.zeros(2, spec.in_channels, spec.image_size, spec.image_size)
-    with torch.no_grad():
-        logits = model.eval()(images)
+    try:
+        with torch.no_grad():
+            logits = model.eval()(images)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{where}: does not take images {tuple(images.shape)} ({reason})"
+        ) from error
     model.train()
     if not isinstance(logits, torch.Tensor) or logits.shape != (2, spec.num_classes):
         shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise ConfigError(
-            f"model.name={spec.name}: 2 images give {shape}, not logits (2, {spec.num_classes})"
-        )
+        raise ConfigError(f"{where}: 2 images give {shape}, not logits (2, {spec.num_classes})")
     return model

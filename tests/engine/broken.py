@@ -1,4 +1,4 @@
-"""A method whose clients fail in the second round."""
+"""What a Ray worker must be able to import: a method that fails, and somebody else's actor."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ class Broken(LocalRule):
 
 def build() -> Algorithm:
     return Algorithm(local=Broken())
+
+
+class Holder:
+    """Holds resources of a Ray that others use too."""
+
+    def ping(self) -> bool:
+        return True

@@ -145,7 +145,7 @@ def test_no_machine_is_a_plain_refusal(nodes):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_cores_must_be_positive_numbers(value):
-    with pytest.raises(ConfigError, match=r"--cpus-per-client .* above 0"):
+    with pytest.raises(ConfigError, match=r"--cpus-per-client .* 0.0001 or more"):
         plan([Node(8)], 3, value)
 
 

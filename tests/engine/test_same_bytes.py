@@ -71,13 +71,15 @@ def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
         train={"rounds": 3, "sample_rate": 1.0},
     )
     with pytest.raises(
-        fedsim.errors.WorkerError, match=r"round 2, .*client.*ValueError: on purpose"
+        fedsim.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
     ):
         fedsim.run(config, tmp_path / "out", session=one_ray)
 
 
 def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):
-    config = RunConfig(engine={"actors": "per-client"}, data={"num_clients": 5000})
-    with pytest.raises(fedsim.errors.FedsimError):
+    config = RunConfig(
+        engine={"actors": "per-client"}, data={"num_clients": 500, "partition": "iid"}
+    )
+    with pytest.raises(fedsim.errors.ConfigError, match="--actors per-client: 500 actors"):
         fedsim.run(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -23,7 +26,7 @@ def fedsim(*args: str) -> Result:
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, *args], capture_output=True, text=True, check=False, env=environment
     )
@@ -33,6 +36,7 @@ def python(*args: str) -> subprocess.CompletedProcess[str]:
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDSIM_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,10 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --margin marglog", ["--margin", "did you mean 'marg_log'?"]),
         ("run --partition dirichlett", ["--partition", "did you mean 'dirichlet'?"]),
         ("run --preset table33", ["--preset", "did you mean 'table3'?"]),
+        ("run --preset=", ["--preset", "unknown preset ''"]),
+        ("run --config=", ["cannot be read"]),
+        ("run --working-dir nowhere", ["--working-dir", "'nowhere' is not a directory"]),
+        ("sweep table3_small --working-dir nowhere", ["--working-dir", "not a directory"]),
         ("run --alpha 0", ["--alpha", "greater than 0"]),
         ("run --alpha x", ["--alpha", "'x'", "number"]),
         ("run --sample-rate 0.001", ["--sample-rate", "samples no client", "0.02"]),
@@ -92,16 +100,32 @@ def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "notes.txt").write_text("mine")
     result = fedsim("run", *QUICK, "--out", "old")
-    assert result.exit_code in (1, 2)
+    assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
     assert "old" in result.stderr
     assert [p.name for p in (tmp_path / "old").iterdir()] == ["notes.txt"]
 
 
 def test_verbose_and_the_environment_show_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "alpha" in str(fedsim("run", "--verbose", "--alpha", "0").exception)
+    flag = fedsim("run", "--verbose", "--alpha", "0")
     monkeypatch.setenv("FEDSIM_DEBUG", "1")
-    assert "alpha" in str(fedsim("run", "--alpha", "0").exception)
+    for result in (flag, fedsim("run", "--alpha", "0")):
+        assert result.exit_code == 2
+        lines = result.stderr.splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert lines[-1].startswith("error: --alpha: '0' given")
+    failed = fedsim("partition", "--out", "/dev/null/nope")
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("Traceback")
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    result = fedsim("partition", "--clients", "4", "--sample-rate", "0.5", "--out", "/dev/null/p")
+    assert (result.exit_code, result.stderr) == (1, "error: /dev/null/p: Not a directory\n")
+    (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
+    (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
+    result = fedsim("sweep", "g.yaml", *QUICK, "--out", "s")
+    assert (result.exit_code, result.stderr) == (1, "error: s/summary.csv: Is a directory\n")
 
 
 def test_help_without_a_command_and_the_version() -> None:
@@ -187,6 +211,79 @@ def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "interrupted before the first round\n"
 
 
+def test_ctrl_c_says_where_the_tables_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedsim", "run", *QUICK, "--rounds", "100000", "--out", "r"]
+    command += ["--set", "evaluation.every=100000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    ) as run:
+        assert run.stdout is not None
+        while not (tmp_path / "r" / "rounds.csv").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate()
+    assert run.returncode == 130
+    line = r"interrupted after \d+ of 100000 rounds; the tables so far are in r, the run cannot be "
+    assert re.fullmatch(line + "resumed\n", errors), errors
+
+
+def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("algorithm: fedavg\ngrid: {train.lr: [1.0e+30, 0.01]}\n")
+    result = fedsim("sweep", "g.yaml", *QUICK, "--out", "s")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: 1 of 2 runs failed; the same command tries them again: train.lr=1e+30\n"
+    )
+    assert "[1/2] train.lr=1e+30: failed: round 1" in result.stdout
+    assert result.stdout.endswith("files: s/summary.csv, s/aggregate.csv\n")
+    summary = (tmp_path / "s" / "summary.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in summary] == ["run", "train.lr=0.01"]
+    again = fedsim("sweep", "g.yaml", *QUICK, "--out", "s", "--verbose")
+    assert again.exit_code == 1
+    assert "[2/2] train.lr=0.01: finished before" in again.stdout
+    assert (tmp_path / "s" / "train.lr=1e+30.interrupted-1").is_dir()
+    assert "DivergedError" in again.stderr
+    nothing = fedsim("sweep", "g.yaml", *QUICK, "--out", "t", "--set", "train.lr=1e30")
+    assert nothing.exit_code == 1
+    assert list((tmp_path / "t").glob("*.csv")) == []
+
+
+def test_a_sweep_does_not_take_another_run_for_its_own(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("grid: {seed: [0]}\n")
+    command = ["sweep", "g.yaml", *QUICK, "--out", "s"]
+    assert fedsim(*command, "--margin", "none", "--set", "data.augment=flip").exit_code == 0
+    result = fedsim(*command)
+    assert result.exit_code == 2
+    assert "finished with another margin ('none', wanted None)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "place"), [("run", "."), ("run", "mine"), ("sweep", "mine"), ("config", "mine")]
+)
+def test_the_console_script_finds_the_users_own_modules(
+    how: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "toy_method.py").write_text(
+        "from fedsim.plugin import Algorithm\n"
+        "def build(strength: float = 1.0) -> Algorithm:\n    return Algorithm()\n"
+    )
+    folder = [] if place == "." else ["--working-dir", place]
+    named = f"algorithm: toy_method:build\nengine: {{working_dir: {place}}}\n"
+    (tmp_path / "c.yaml").write_text(named)
+    (tmp_path / "g.yaml").write_text("grid: {algorithm: [toy_method:build]}\n")
+    given = {
+        "run": ["run", "-a", "toy_method:build", *folder],
+        "sweep": ["sweep", "g.yaml", *folder],
+        "config": ["run", "-c", "c.yaml"],
+    }
+    done = python("-P", "-m", "fedsim", *given[how], *QUICK, "--out", "r")  # -P: as a script does
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("grid:\n  algorithm: [fedavg, fedgh]\n  seed: [0, 1]\n")
     command = ["sweep", "g.yaml", *QUICK, "--out", "s"]
@@ -243,6 +340,16 @@ def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Pa
     refused = fedsim("partition", *args, "--out", "p")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "partition.csv is already there" in refused.stderr
+
+
+def test_another_package_named_analysis_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "analysis.py").write_text("")
+    done = python("-m", "fedsim", "partition", "--clients", "20", "--out", "p")
+    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
+    assert f"found is {tmp_path / 'analysis.py'}" in done.stderr
+    assert not (tmp_path / "p").exists()
 
 
 def test_doctor_says_what_is_here_and_the_placement() -> None:

@@ -62,7 +62,10 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     assert "round" not in out.replace("per round", "").replace("100 rounds", "")
     assert "12/100" in err
     assert "1 failed" in err
-    assert watcher.interrupted() == "interrupted after 12 of 100 rounds; their tables are in out"
+    assert watcher.interrupted() == (
+        "interrupted after 12 of 100 rounds; the tables so far are in out, "
+        "the run cannot be resumed"
+    )
 
 
 def test_the_last_ten_rounds_make_the_pace() -> None:

@@ -126,6 +126,7 @@ def test_files_and_sites_decide_the_number_of_clients_later() -> None:
     for data in ({"name": "retina"}, {"partition": "by_site"}, {"name": "npz"}):
         assert not RunConfig(data=data, train=rate).decides_num_clients
     assert "samples no client" in refusal(data={"name": "retina", "num_clients": 5}, train=rate)
+    assert not RunConfig(data={"partition_file": "a/split.csv"}, train=rate).decides_num_clients
 
 
 def test_cohort_size() -> None:
@@ -178,6 +179,14 @@ def test_flags_win_over_file_over_preset_over_defaults(tmp_path: Path) -> None:
     assert (other.data.name, other.train.rounds) == ("covid_fl", 7)
 
 
+def test_an_empty_preset_is_not_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "exp.yaml"
+    path.write_text("preset: table3_small\n")
+    for file in (None, path):
+        with pytest.raises(ConfigError, match="--preset: unknown preset ''"):
+            load_config(preset="", file=file)
+
+
 def test_set_parses_by_the_type_of_the_field() -> None:
     texts = [
         "train.lr=1e-3",
@@ -228,6 +237,10 @@ def test_the_blame_for_no_client_is_on_what_was_given() -> None:
         ("train: {lr: 1}\ntrain.lr: 2\n", "exp.yaml:2 (train.lr): given twice"),
         ("seed: [1\n", "exp.yaml:2: not valid YAML"),
         ("seed: !!python/name:os.system x\n", "exp.yaml:1: not valid YAML"),
+        ("seed: 2020-13-45\n", "exp.yaml:1 (seed): '2020-13-45' given; not a timestamp of YAML"),
+        ("model: {pretrained: !!bool x}\n", "(model.pretrained): 'x' given; not a bool of YAML"),
+        ("seed: !!timestamp x\n", "(seed): 'x' given; not a timestamp of YAML"),
+        ("preset: ''\n", "exp.yaml (preset): unknown preset ''"),
         ("- 1\n- 2\n", "exp.yaml:1 (the file): must hold lines"),
         ("train: 5\n", "exp.yaml:1 (train): 5 given; train is a section"),
         ("train:\n  lr: {a: 1}\n", "exp.yaml:2 (train.lr): sections are one level deep"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from urllib.error import URLError
@@ -11,12 +12,16 @@ import pytest
 import safetensors.torch
 import torch
 import torchvision
+from click.testing import CliRunner
 from torch import nn
 
+from fedsim import algorithms
+from fedsim.cli import main
 from fedsim.contracts import ModelSpec
 from fedsim.errors import ConfigError
 from fedsim.models import NAMES, SplitModel, build, has_batchnorm
 from fedsim.models.nets import InvertedResidual
+from fedsim.names import resolve
 
 DIGITS = ModelSpec("cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec("resnet18", num_classes=3, in_channels=3, image_size=8)
@@ -332,6 +337,15 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "    return net(num_classes + 1, in_channels, image_size)\n"
         "def nothing(num_classes, in_channels, image_size):\n"
         "    return None\n"
+        "def stuck(num_classes, in_channels, image_size):\n"
+        "    return nn.Linear(3, num_classes)\n"
+        "def classes_alone(num_classes):\n"
+        "    return None\n"
+        "def orthogonal(num_classes, in_channels, image_size):\n"
+        "    wide = nn.Linear(256, 256, bias=False)\n"
+        "    nn.init.orthogonal_(wide.weight)\n"
+        "    first = nn.Linear(in_channels * image_size ** 2, 256)\n"
+        "    return nn.Sequential(nn.Flatten(), first, wide, nn.Linear(256, num_classes))\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own_models_of_test", raising=False)
@@ -345,9 +359,28 @@ def test_model_of_your_own(own_module: str) -> None:
     assert build(spec, 0).training
 
 
+def test_the_number_of_threads_changes_no_bit_and_stays(own_module: str) -> None:
+    spec, before, built = replace(DIGITS, name=f"{own_module}:orthogonal"), [], []
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            built.append(build(spec, 0))
+            before.append(torch.get_num_threads())
+        with pytest.raises(ConfigError):
+            build(replace(DIGITS, name="none"), 0)
+        before.append(torch.get_num_threads())
+    finally:
+        torch.set_num_threads(threads)
+    assert same(*built)
+    assert before == [1, 2, 2]
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        ("stuck", r"does not take images \(2, 1, 8, 8\) \(.*mat1 and mat2"),
+        ("classes_alone", r"takes \(num_classes\), not this call \(too many"),
         ("wrong", r"2 images give \(2, 11\), not logits \(2, 10\)"),
         ("nothing", r"returned NoneType, not a torch\.nn\.Module"),
         ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),
@@ -361,5 +394,82 @@ def test_function_of_your_own_that_gives_no_model(
 
 
 def test_module_that_cannot_be_imported() -> None:
-    with pytest.raises(ConfigError, match=r"cannot import 'no_such_module_here'"):
+    with pytest.raises(ConfigError, match=r"'no_such_module_here' cannot be imported"):
         build(replace(DIGITS, name="no_such_module_here:net"), 0)
+
+
+@pytest.mark.parametrize("name", [":net", "os:", "..os:net", ".:net"])
+def test_name_of_another_form(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"not of the form module:function$"):
+        build(replace(DIGITS, name=name), 0)
+
+
+# ---- fedsim.names, shared with data sets and methods
+
+
+@pytest.fixture
+def module_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """Writes the given text as a module of the user's and returns the module's name."""
+
+    def write(text: str) -> str:
+        (tmp_path / "own_method_of_test.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "own_method_of_test", raising=False)
+        return "own_method_of_test"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import no_such_module", r"cannot be imported \(No module named 'no_such_module'\)"),
+        ("def build(:", r"cannot be imported \(SyntaxError: .*line 1\)"),
+        ("1 / 0", r"cannot be imported \(ZeroDivisionError: division by zero\)"),
+        ("raise OSError('a\\nb')", r"cannot be imported \(OSError: a b\)"),
+        ("build = 3", r"has no function 'build'$"),
+        ("bild = int", r"has no function 'build' \(did you mean 'bild'\?\)"),
+    ],
+)
+def test_module_of_your_own_that_fails(
+    module_with: Callable[[str], str], text: str, message: str
+) -> None:
+    name = module_with(text)
+    with pytest.raises(ConfigError, match=rf"^here: '?{name}'? {message}"):
+        resolve(f"{name}:build", "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (":x", r"':x' is not of the form module:function"),
+        ("os:getcwd", r"the function returned str, needed is fedsim\.plugin\.Algorithm"),
+        ("os:path", r"os has no function 'path'"),
+        ("os:listdir", r"'path=None' is no hyperparameter; .* path: float = 0\.5"),
+        ("builtins:dict", r"its parameters cannot be read"),
+    ],
+)
+def test_name_that_is_no_method(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^algorithm '{name}': {message}") as caught:
+        algorithms.load(name)
+    assert "\n" not in str(caught.value)
+    done = CliRunner().invoke(main, ["run", "-a", name])
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ("strength=0.5", r"'strength=0\.5' is no hyperparameter"),
+        ("**rest: float", r"'\*\*rest: float' is no hyperparameter"),
+        ("strength: 'flaot' = 0.5", r"its parameters cannot be read .*flaot"),
+        ("strength: float", r"strength is missing; own_method_of_test:build has no default"),
+    ],
+)
+def test_parameters_that_are_no_hyperparameters(
+    module_with: Callable[[str], str], parameters: str, message: str
+) -> None:
+    name = module_with(f"def build({parameters}):\n    return None\n")
+    with pytest.raises(ConfigError, match=message):
+        algorithms.load(f"{name}:build")

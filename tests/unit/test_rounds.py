@@ -18,12 +18,14 @@ from fedsim import evaluation
 from fedsim.aggregation import diverged_tensor
 from fedsim.config import RunConfig, load_config
 from fedsim.contracts import ClientUpdate, Dataset, Pipeline, RoundContext
+from fedsim.data import partitions
 from fedsim.engine import Result
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.errors import ConfigError, DivergedError, WorkerError
 from fedsim.local import LocalRule, Uplink
 from fedsim.metrics import mean_scores
+from fedsim.models import SplitModel
 from fedsim.plugin import Algorithm
 from fedsim.roundlog import RoundLog
 from fedsim.rounds import draw_cohort, lr_at, run_round
@@ -716,3 +718,33 @@ def test_the_hash_of_a_weights_file_is_written_down(tmp_path):
     )
     known = json.loads((second.path / "env.json").read_text())
     assert known["weights_sha256"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def frozen_backbone(num_classes, in_channels, image_size):
+    """A user's model whose extractor is not trained."""
+    features = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(in_channels * image_size**2, 5)
+    )
+    return SplitModel(features.requires_grad_(False), torch.nn.Linear(5, num_classes))
+
+
+def test_what_a_model_freezes_stays_frozen(tmp_path):
+    settings = config(model={"name": f"{__name__}:frozen_backbone"})
+    initial = named_tensors(prepare(settings).initial, prepare(settings).layout)
+    final = load_file(fedsim.run(settings, tmp_path / "run").path / "model.safetensors")
+    same = {name for name in initial if np.array_equal(initial[name], final[name])}
+    assert same == {"features.1.weight", "features.1.bias"}
+
+
+def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
+    first = config(data={"name": "digits", "num_clients": 4})
+    setup = prepare(first)
+    file = tmp_path / "split.CSV"
+    partitions.write(setup.partition, setup.dataset, file)
+    given = {"name": "digits", "partition_file": str(file), "num_clients": 4}
+    again = prepare(config(data=given))
+    assert again.config.data.partition == "files"
+    for a, b in zip(setup.partition.train, again.partition.train, strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ConfigError, match=r"data\.partition_file .* goes with data\.partition"):
+        prepare(config(data=given | {"partition": "iid"}))

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedsim import experiments, sweep
-from fedsim.config import RunConfig, from_flags, to_yaml
-from fedsim.errors import ConfigError
+from fedsim import experiments, finished, sweep
+from fedsim.config import RunConfig, from_flags, resolve, to_yaml
+from fedsim.errors import ConfigError, DivergedError
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
@@ -25,6 +25,7 @@ def fake_run(config: RunConfig, folder: Path) -> None:
     folder.mkdir(parents=True)
     values = yaml.safe_load(to_yaml(config))
     values["model"]["name"] = "cnn"  # a run fills in what the configuration leaves open
+    values["data"]["partition"] = config.data.partition or "dirichlet"
     (folder / "config.yaml").write_text(yaml.safe_dump(values))
     accuracy = {"fedavg": 0.5, "fedprox": 0.6}[config.algorithm] + config.seed / 100
     row = {
@@ -101,7 +102,8 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path) -> None:
         fake_run(config, folder)
 
     lines: list[str] = []
-    table = sweep.run_all(runs, tmp_path, start, lines.append)
+    table, failed = sweep.run_all(runs, tmp_path, start, lines.append)
+    assert failed == []
     assert started == [r.name for r in runs]
     sweep.run_all(runs, tmp_path, start, lines.append)
     assert len(started) == 6
@@ -128,16 +130,118 @@ def test_another_configuration_in_the_same_place_is_refused(tmp_path: Path) -> N
     fake_run(run.config, tmp_path / run.name)
     other = runs_of(GRID, "train.lr=0.5")[0]
     with pytest.raises(ConfigError, match=r"another train\.lr \(0\.01, wanted 0\.5\)"):
-        sweep.is_complete(other, tmp_path / run.name)
+        finished.is_complete(other.config, tmp_path / run.name)
 
 
-def test_placement_and_what_the_data_decide_do_not_make_another_run() -> None:
-    found = yaml.safe_load(to_yaml(RunConfig(data={"num_clients": 12}, model={"name": "cnn"})))
-    assert sweep.difference(RunConfig(engine={"actors": 8, "kind": "serial"}), found) is None
-    explicit = RunConfig(data={"num_clients": 50})
-    assert sweep.difference(explicit, found) == "data.num_clients (12, wanted 50)"
-    device = sweep.difference(RunConfig(engine={"fast": True}), found)
-    assert device == "engine.fast (False, wanted True)"
+def written(clients: int = 50, partition: str = "dirichlet", **sections: object) -> object:
+    """The config.yaml of a finished run."""
+    config = RunConfig(**sections)  # type: ignore[arg-type]
+    model = config.model.name or "cnn"
+    return yaml.safe_load(
+        to_yaml(config.concrete(num_clients=clients, partition=partition, model=model))
+    )
+
+
+def test_placement_does_not_make_another_run() -> None:
+    placed = RunConfig(engine={"actors": 8, "kind": "serial", "cpus_per_client": 0.5})
+    assert finished.difference(placed, written()) is None
+    fast = finished.difference(RunConfig(engine={"fast": True}), written())
+    assert fast == "engine.fast (False, wanted True)"
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("data.num_clients=12", "data.num_clients (12, wanted 50)"),
+        ("margin=none", "margin ('none', wanted None)"),
+        ("model.name=mlp", "model.name ('mlp', wanted 'cnn')"),
+        ("data.augment=flip", "data.augment ('flip', wanted None)"),
+        ("data.partition=iid", "data.partition ('iid', wanted 'dirichlet')"),
+        ("data.shards_per_client=3", "data.shards_per_client (3, wanted 2)"),
+        ("data.prior=frequencies", "data.prior ('frequencies', wanted 'uniform')"),
+        ("data.order=sequential", "data.order ('sequential', wanted 'round_robin')"),
+        ("engine.gpus_per_client=0.5", "engine.gpus_per_client (0.5, wanted None)"),
+    ],
+)
+def test_what_is_no_longer_given_makes_another_run(flags: str, wanted: str) -> None:
+    before = resolve(from_flags({}, [flags]))
+    kind = before.data.partition or "dirichlet"
+    found = written(before.data.num_clients, kind, **dict(before))
+    assert finished.difference(before, found) is None
+    assert finished.difference(RunConfig(), found) == wanted
+
+
+def test_what_only_the_files_know_is_taken_from_the_finished_run() -> None:
+    retina = RunConfig(data={"name": "retina"})
+    assert finished.difference(retina, written(5, "files", data={"name": "retina"})) is None
+    found = written(20, "iid", data={"name": "retina", "num_clients": 20})
+    assert finished.difference(retina, found) == "data.partition ('iid', wanted 'files')"
+    explicit = RunConfig(data={"name": "retina", "num_clients": 60})
+    found = written(5, "files", data={"name": "retina"})
+    assert finished.difference(explicit, found) == "data.num_clients (5, wanted 60)"
+    arrays = RunConfig(data={"name": "npz"})
+    assert finished.difference(arrays, written(7, "by_site", data={"name": "npz"})) is None
+    assert finished.difference(arrays, written(50, data={"name": "npz"})) is None
+    found = written(10, data={"name": "npz", "num_clients": 10})  # no files that fix the 10
+    assert finished.difference(arrays, found) == "data.num_clients (10, wanted 50)"
+    lists = {"partition_file": "split.csv"}
+    assert finished.difference(RunConfig(data=lists), written(4, "files", data=lists)) is None
+
+
+def test_a_finished_run_without_its_configuration_is_refused(tmp_path: Path) -> None:
+    run = runs_of(GRID)[0]
+    fake_run(run.config, tmp_path / run.name)
+    (tmp_path / run.name / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"seed=0/config\.yaml: cannot be read: No such file"):
+        finished.is_complete(run.config, tmp_path / run.name)
+
+
+@pytest.mark.parametrize("leaf", ["address", "working_dir"])
+def test_one_ray_serves_a_sweep(leaf: str) -> None:
+    with pytest.raises(ConfigError, match=rf"grid: the runs differ in engine\.{leaf}"):
+        runs_of(f"grid:\n  engine.{leaf}: [a, b]\n")
+    assert len(runs_of(f"engine.{leaf}: a\ngrid: {{seed: [0, 1]}}\n")) == 2
+
+
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
+    runs, lines = runs_of(GRID), []
+
+    def start(config: RunConfig, folder: Path) -> None:
+        if config.algorithm == "fedprox" and config.seed == 1:
+            folder.mkdir(parents=True)
+            (folder / "config.yaml").write_text("seed: 1")
+            raise DivergedError("round 2,\nclient 3: the loss is NaN")
+        fake_run(config, folder)
+
+    table, failed = sweep.run_all(runs, tmp_path, start, lines.append)
+    assert failed == ["algorithm=fedprox,seed=1"]
+    told = "[5/6] algorithm=fedprox,seed=1: failed: round 2, client 3: the loss is NaN"
+    assert lines[-2:] == [told, "[6/6] algorithm=fedprox,seed=2"]
+    assert table["n"].tolist() == [3, 2]
+    # 0.60 and 0.62
+    assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
+    assert len(pd.read_csv(tmp_path / "summary.csv")) == 5
+    table, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
+    assert (table["n"].tolist(), failed) == ([3, 3], [])
+    assert (tmp_path / "algorithm=fedprox,seed=1.interrupted-1").is_dir()
+
+
+def test_where_no_run_finished_there_are_no_tables(tmp_path: Path) -> None:
+    def start(_: RunConfig, __: Path) -> None:
+        raise DivergedError("NaN")
+
+    table, failed = sweep.run_all(runs_of(GRID), tmp_path, start, lambda _: None)
+    assert table.empty
+    assert len(failed) == 6
+    assert list(tmp_path.glob("*.csv")) == []
+
+
+def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:
+    def start(_: RunConfig, __: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run_all(runs_of(GRID), tmp_path, start, lambda _: None)
 
 
 def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
@@ -145,9 +249,9 @@ def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
     for attempt in (1, 2):
         (tmp_path / runs[0].name).mkdir()
         (tmp_path / runs[0].name / "rounds.csv").write_text(f"attempt {attempt}\n")
-        sweep.set_aside(tmp_path / runs[0].name)
+        finished.set_aside(tmp_path / runs[0].name)
     (tmp_path / runs[0].name).mkdir()  # empty: nothing to keep
-    sweep.set_aside(tmp_path / runs[0].name)
+    finished.set_aside(tmp_path / runs[0].name)
     kept = sorted(p.name for p in tmp_path.glob("*interrupted*"))
     assert kept == [f"{runs[0].name}.interrupted-{n}" for n in (1, 2)]
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
@@ -177,6 +281,6 @@ def test_a_sweep_without_dirichlet_has_no_alpha(tmp_path: Path) -> None:
         table = pd.read_csv(folder / "summary.csv").assign(alpha=np.nan)
         table.to_csv(folder / "summary.csv", index=False)
 
-    table = sweep.run_all(runs, tmp_path, without_alpha, lambda _: None)
+    table, _ = sweep.run_all(runs, tmp_path, without_alpha, lambda _: None)
     assert table["alpha"].isna().all()
     assert pd.read_csv(tmp_path / "summary.csv")["alpha"].isna().all()

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.data.fetch import unpacked
+from fedsim.data import fetch as downloads
+from fedsim.data.fetch import fetch, unpacked
 from fedsim.errors import DataError
 
 
@@ -238,3 +239,61 @@ def test_truncated_archive_is_refused(tmp_path: Path, cache: Path):
     with pytest.raises(DataError, match=r"a\.tar\.gz: cannot be unpacked"):
         unpacked(archive, "cifar/in")
     assert list((cache / "cifar").iterdir()) == []
+
+
+def test_two_processes_may_download_at_once(tmp_path: Path, cache: Path, monkeypatch, web):
+    (tmp_path / "file").write_bytes(b"content")
+    md5, download, calls = hashlib.md5(b"content").hexdigest(), downloads.download_url, []
+
+    def meanwhile(*args: object) -> None:
+        download(*args)
+        calls.append(args)
+        if len(calls) == 1:  # the other process begins and ends before this one's file is in place
+            fetch((f"{web}/file",), md5, "here", "file")
+
+    monkeypatch.setattr(downloads, "download_url", meanwhile)
+    path = fetch((f"{web}/file",), md5, "here", "file")
+    assert len(calls) == 2
+    assert path.read_bytes() == b"content"
+    assert list((cache / "here").iterdir()) == [path]
+
+
+def test_a_file_of_another_process_does_for_a_failed_download(cache: Path, monkeypatch):
+    def fail(*_: object) -> None:
+        (cache / "here" / "file").write_bytes(b"content")
+        raise RuntimeError("File not found or corrupted.")
+
+    monkeypatch.setattr(downloads, "download_url", fail)
+    assert fetch(("gone",), "0", "here", "file").read_bytes() == b"content"
+
+
+def archive_of_two_files(folder: Path) -> Path:
+    for name in ("a", "b"):
+        (folder / name).write_text(name)
+    with tarfile.open(folder / "two.tar.gz", "w:gz") as tar:
+        for name in ("a", "b"):
+            tar.add(folder / name, f"in/{name}")
+    return folder / "two.tar.gz"
+
+
+def test_two_processes_may_unpack_at_once(tmp_path: Path, cache: Path, monkeypatch):
+    archive, opened = archive_of_two_files(tmp_path), tarfile.open
+
+    def meanwhile(*args: object) -> tarfile.TarFile:
+        monkeypatch.setattr(tarfile, "open", opened)
+        unpacked(archive, "cifar/two")
+        return opened(*args)
+
+    monkeypatch.setattr(tarfile, "open", meanwhile)
+    path = unpacked(archive, "cifar/two")
+    assert sorted(p.name for p in path.iterdir()) == ["a", "b"]
+    assert list((cache / "cifar").iterdir()) == [path]
+
+
+def test_an_unwritable_cache_is_refused(tmp_path: Path, monkeypatch):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
+        fetch(("gone",), "0", "here", "file")
+    with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
+        unpacked(archive_of_two_files(tmp_path), "cifar/two")

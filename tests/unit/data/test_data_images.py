@@ -182,6 +182,23 @@ def test_truncated_npy_is_refused(retina: Path):
         data.load("retina", retina, image_size=8)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (3, 3",  # tokenize.TokenError
+        b"{'descr': '|u1', [1]: False, 'shape': (3, 3)}",  # TypeError: a list is no key
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (9999999, 9999999)}",  # MemoryError
+    ],
+    ids=["cut", "key", "giant"],
+)
+def test_npy_with_a_damaged_header_is_refused(retina: Path, header):
+    text = header.ljust(117) + b"\n"
+    magic = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little")
+    (retina / "test" / "9_left.npy").write_bytes(magic + text + bytes(9))
+    with pytest.raises(DataError, match=r"9_left\.npy: truncated or not a \.npy array \(.+\)"):
+        data.load("retina", retina, image_size=8)
+
+
 def test_unknown_split_is_refused_with_the_nearest(retina: Path):
     with pytest.raises(DataError, match=r"'split_3' is unknown .*did you mean 'split_"):
         data.load("retina", retina, split="split_3")
@@ -258,6 +275,24 @@ def test_truncated_picture_is_refused(covid: Path, keep):
     path = covid / "train" / "b.png"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(DataError, match=r"b\.png: truncated or not an image"):
+        data.load("covid_fl", covid, image_size=8)
+
+
+@pytest.mark.parametrize("most", [100, 200])
+def test_giant_picture_is_refused(covid: Path, monkeypatch, most):
+    # 20 x 12 pixels: above twice the limit of 100 an error, above that of 200 a warning, which
+    # these tests make an error
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", most)
+    with pytest.raises(DataError, match=r"a\.png: truncated or not an image \(Image size \(240"):
+        data.load("covid_fl", covid, image_size=8)
+
+
+def test_picture_larger_than_the_memory_is_refused(covid: Path, monkeypatch):
+    def convert(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Image.Image, "convert", convert)
+    with pytest.raises(DataError, match=r"a\.png: truncated or not an image \(MemoryError\)"):
         data.load("covid_fl", covid, image_size=8)
 
 

@@ -131,7 +131,10 @@ def test_own_loader_gets_the_folder_and_what_it_accepts(own, tmp_path):
     [
         ("{}:wrong", DataError, "returned int"),
         ("{}:mke", ConfigError, "did you mean 'make'"),
-        ("no_such_module_here:make", ConfigError, "cannot import 'no_such_module_here'"),
+        ("no_such_module_here:make", ConfigError, "'no_such_module_here' cannot be imported"),
+        (":make", ConfigError, "':make' is not of the form module:function"),
+        ("os:getcwd", ConfigError, r"the function takes \(\), not this call"),
+        ("os:path", ConfigError, "os has no function 'path'"),
     ],
 )
 def test_own_loader_that_fails_is_refused(own, name, error, message):

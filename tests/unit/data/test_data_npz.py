@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,41 @@ def test_npz_with_a_damaged_array_is_refused(tmp_path: Path):
         data.load("retinamnist", tmp_path)
 
 
+def test_an_array_named_npz_is_refused(tmp_path: Path):
+    path = tmp_path / "retinamnist.npz"
+    with path.open("wb") as stream:
+        np.save(stream, np.arange(3))
+    with pytest.raises(DataError, match=r"retinamnist\.npz: holds one array"):
+        data.load("retinamnist", tmp_path)
+
+
+def test_an_entry_that_is_no_array_is_refused(tmp_path: Path):
+    path = tmp_path / "mine.npz"
+    np.savez(path, **site_arrays(labels=None))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("labels.npy", "0 1 2")
+    with pytest.raises(DataError, match=r"mine\.npz: its entry labels is no array"):
+        data.load("npz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [(10, 97, "compression method"), (8, 1, "encrypted|password")],
+    ids=["unknown method", "encrypted"],
+)
+def test_zip_entries_that_cannot_be_unpacked_are_refused(tmp_path: Path, at, value, message):
+    # bytes 8 and 10 of an entry in the central directory: its flags and its compression method,
+    # each two bytes later than in the entry itself
+    path = tmp_path / "mine.npz"
+    np.savez(path, **site_arrays())
+    content = bytearray(path.read_bytes())
+    for start, field in ((content.index(b"PK\x01\x02"), at), (0, at - 2)):
+        content[start + field] = value
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"mine\.npz: truncated or not an npz .*({message})"):
+        data.load("npz", tmp_path)
+
+
 def served(web: str, name: str, md5: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes ``web`` the place that MedMNIST is downloaded from."""
     entry = replace(MEDMNIST[name], md5=(md5, *MEDMNIST[name].md5[1:]))
@@ -209,6 +245,19 @@ def test_optional_arrays_may_be_absent(tmp_path: Path):
     assert loaded.site is None
     assert loaded.class_names == ("0", "1", "2")
     assert loaded.x.shape == (90, 1, 4, 4)
+
+
+@pytest.mark.parametrize("number", [3_000_000, 2**40, 4, -1])
+@pytest.mark.parametrize(("key", "names"), [("labels", "class_names"), ("sites", "site_names")])
+def test_numbers_without_names_have_no_gap(tmp_path: Path, key, names, number):
+    values = np.arange(90) % 3
+    values[7] = number
+    np.savez(tmp_path / "mine.npz", **site_arrays(**{key: values, names: None}))
+    gap = "" if number < 0 else r" \(there is no 3\)"
+    with pytest.raises(
+        DataError, match=rf"mine\.npz, {key}: {number} in row 7: .*{names}.* without a gap{gap}$"
+    ):
+        data.load("npz", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,22 @@ def test_files_takes_the_lists_by_sorted_name():
         partitions.make(data, "files", num_clients=3)
 
 
+def test_lists_and_sites_need_no_number_and_are_read_once(tmp_path: Path, monkeypatch):
+    file, read = tmp_path / "split.csv", []
+    file.write_text("client,index\n0,0\n0,1\n1,2\n1,3\n")
+    table = partitions.read_table
+    monkeypatch.setattr(partitions, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
+    assert partitions.make(TOY, "files", file=file).num_clients == 2
+    assert len(read) == 1
+    site = np.array([0, 2, 2, 0, 2, 0, 1])
+    data = dataset([0, 1] * 3 + [0], site=site, site_names=("a", "b", "c"))
+    assert partitions.make(data, "by_site").num_clients == 2
+    with pytest.raises(
+        ConfigError, match=r"data\.num_clients is missing; partition 'iid' does not"
+    ):
+        partitions.make(data, "iid")
+
+
 @pytest.mark.parametrize("names", [(), ("zeta", "alpha", "x,y")])
 def test_written_partition_reads_back(tmp_path: Path, names):
     data = dataset([0, 1, 2] * 4 + [0], skip=2)

@@ -1,0 +1,92 @@
+"""What earlier sweeps left in a directory: runs that count, and runs to be put out of the way."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim import experiments
+from fedsim.config import RunConfig, to_yaml
+from fedsim.data.info import catalogue
+from fedsim.errors import ConfigError
+from fedsim.settings import FIXED_PARTITIONS
+
+PLACEMENT = ("kind", "actors", "cpus_per_client", "address", "working_dir")
+"""Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+
+
+def is_complete(wanted: RunConfig, folder: Path) -> bool:
+    """Whether the run is there and finished.
+
+    Raises:
+        ConfigError: it is finished and its configuration is another one, or unknown.
+    """
+    if not (folder / "summary.csv").exists():
+        return False
+    found = experiments.read(folder / "config.yaml").settings
+    key = difference(wanted, {key: given.value for key, given in found.items()})
+    if key is not None:
+        raise ConfigError(
+            f"{folder}: finished with another {key}; give another --out or move this run away"
+        )
+    return True
+
+
+def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
+    """The first dotted key in which a finished run differs from the wanted configuration.
+
+    Placement cannot change a result.
+
+    Args:
+        wanted: as given; what it leaves to the data is taken as :func:`left_to_the_data` says.
+        found: the finished run's config.yaml, nested or dotted.
+    """
+    free = {f"engine.{leaf}" for leaf in PLACEMENT}
+    have = dict(_flat(found))
+    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | left_to_the_data(wanted, have)
+    for key, value in want.items():
+        if key not in free and have.get(key) != value:
+            return f"{key} ({have.get(key)!r}, wanted {value!r})"
+    return None
+
+
+def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`RunConfig.concrete` would fill in, as far as the catalogue knows the data.
+
+    Where only the data's files know it, what the finished run ``have`` found in them counts.
+    """
+    info = {info.name: info for info in catalogue()}.get(wanted.data.name)
+    filled: dict[str, Any] = {}
+    if wanted.model.name is None:
+        filled["model.name"] = info.default_model if info else "cnn"
+    kind = have.get("data.partition")
+    if wanted.data.partition is None:
+        own = wanted.asked_partition or (info.default_partition if info else "dirichlet")
+        users = info is None or info.num_classes == 0  # the files may bring sites or client lists
+        filled["data.partition"] = kind if users and kind in FIXED_PARTITIONS else own
+    if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:
+        filled["data.num_clients"] = have.get("data.num_clients")
+    return filled
+
+
+def set_aside(folder: Path) -> None:
+    """Renames what a run left that was interrupted or failed; nothing is deleted."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    count = itertools.count(1)
+    free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
+    folder.rename(next(path for path in free if not path.exists()))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs

@@ -1,0 +1,121 @@
+"""Joining, sharing and refusing Ray."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray.cluster_utils import Cluster
+
+import fedsim
+from fedsim.config import EngineConfig, RunConfig
+from fedsim.engine.cluster import connect, plan_for
+from fedsim.engine.placement import Node
+from fedsim.errors import ConfigError, WorkerError
+from tests.engine.broken import Holder
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture
+def ray_folder(monkeypatch):
+    """A short temporary directory of its own for Ray."""
+    with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield folder
+
+
+def config(algorithm="fedavg", rounds=2, clients=4, **engine):
+    return RunConfig(
+        algorithm=algorithm,
+        data={"num_clients": clients},
+        train={"rounds": rounds, "sample_rate": 1.0},
+        engine=engine,
+    )
+
+
+def rounds_of(store):
+    return (store.path / "rounds.csv").read_bytes()
+
+
+def test_a_run_of_its_own_ends_what_it_started(ray_folder, tmp_path):
+    with pytest.raises(WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"):
+        fedsim.run(config("tests.engine.broken:build"), tmp_path / "broken")
+    assert not ray.is_initialized()
+
+
+def test_on_a_ray_that_others_use_too(ray_folder, tmp_path, monkeypatch):
+    serial = fedsim.run(config(kind="serial"), tmp_path / "serial")
+    puts = []
+    original = ray.put
+
+    def counting(value):
+        puts.append(value)
+        return original(value)
+
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    try:
+        holder = ray.remote(num_cpus=2)(Holder).remote()
+        ray.get(holder.ping.remote())
+        monkeypatch.setattr(ray, "put", counting)
+        ours = fedsim.run(config(), tmp_path / "ray")  # 4 actors wanted, room for 2
+        assert ray.get(holder.ping.remote()), "the connection stays the caller's"
+        with pytest.raises(ConfigError, match=r"engine\.address: this process is connected"):
+            fedsim.run(config(address="127.0.0.1:1"), tmp_path / "address")
+    finally:
+        ray.shutdown()
+    assert rounds_of(ours) == rounds_of(serial)
+    vectors = [value for value in puts if hasattr(value, "nbytes")]
+    assert len(vectors) == 3, "the start and the result of each of two rounds, once each"
+
+
+def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):
+    (Path(ray_folder) / "ray").mkdir()
+    serial = fedsim.run(config(kind="serial"), tmp_path / "serial")
+    head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": f"{ray_folder}/h"}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        joined = fedsim.run(config(address=cluster.address), tmp_path / "joined")
+    finally:
+        cluster.shutdown()
+    assert rounds_of(joined) == rounds_of(serial)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
+def test_an_address_where_nothing_answers(address):
+    with pytest.raises(ConfigError, match=rf"--address {address}: nothing answers there"):
+        connect(EngineConfig(address=address))
+    assert not ray.is_initialized()
+
+
+def test_a_working_dir_that_is_not_there(tmp_path):
+    with pytest.raises(ConfigError, match=r"--working-dir .*nowhere: there is no such folder"):
+        connect(EngineConfig(working_dir=str(tmp_path / "nowhere")))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_path):
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        with pytest.raises(ConfigError, match=r"cannot use it; --gpus-per-client 0"):
+            fedsim.run(config(gpus_per_client=0.5), tmp_path / "run")
+    finally:
+        ray.shutdown()
+
+
+def test_several_types_of_gpus_are_refused_unless_allowed():
+    nodes = [Node(8, 1, "a", "H200"), Node(8, 1, "b", "A100"), Node(8, 0, "c")]
+    with pytest.raises(ConfigError, match=r"mixes devices \(A100, H200\)"):
+        plan_for(EngineConfig(), nodes, 4)
+    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).actors == 4
+    assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
+
+
+def test_serial_on_a_gpu_that_is_not_there(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"--gpus-per-client 1: torch finds no GPU here"):
+        fedsim.run(config(kind="serial", gpus_per_client=1), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
