@@ -107,8 +107,8 @@ class Lines:
         failed = f"  clients failed {self.failed}" if self.failed else ""
         width = len(str(rounds))
         click.echo(
-            f"round {self.done:>{width}}/{rounds}  accuracy {number(self.accuracy)}  "
-            f"loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
+            f"round {self.done:>{width}}/{rounds}  test accuracy {number(self.accuracy)}  "
+            f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )
 
 
@@ -121,7 +121,7 @@ class Bar(Lines):
             TextColumn("round"),
             MofNCompleteColumn(),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
-            TextColumn("accuracy {task.fields[accuracy]}  loss {task.fields[loss]}"),
+            TextColumn("test acc {task.fields[accuracy]}  loss {task.fields[loss]}"),
             TextColumn("{task.fields[pace]} s/round{task.fields[failed]}"),
             TimeRemainingColumn(compact=True),
             console=Console(stderr=True),

@@ -107,6 +107,7 @@ def run(
 
 def _write_environment(store: RunStore, setup: Setup, executor: Executor) -> None:
     known = environment() | dict(executor.environment)
+    known["classes"] = list(setup.dataset.class_names)
     if setup.model.weights is not None:
         known["weights_sha256"] = file_sha256(Path(setup.model.weights))
     store.write("env.json", to_json(known))
@@ -182,7 +183,9 @@ def _naming(ctx: RoundContext) -> Iterator[None]:
     try:
         yield
     except DivergedError as error:
-        raise DivergedError(f"round {ctx.round + 1}, evaluation: {error}") from error
+        raise DivergedError(
+            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, lower train.lr"
+        ) from error
 
 
 def draw_cohort(ctx: RoundContext, size: int) -> list[int]:

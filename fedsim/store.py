@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fedsim.contracts import Layout, Vector
 from fedsim.errors import ConfigError, StoreError
@@ -99,7 +99,7 @@ class RunStore:
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
         with _writing(self.path / "model.safetensors") as path:
-            save_file(named_tensors(params, layout), path)
+            path.write_bytes(save(named_tensors(params, layout)))
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.settings import RunConfig
 from fedsim.setup import Setup
 from fedsim.store import RunStore
 
@@ -42,9 +43,22 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     settings: dict[str, Any] = {"server": config.server, "margin": config.margin}
     settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
     row |= {key: value for key, value in settings.items() if value is not None}
-    for method, values in config.hyperparameters.items():
+    for method in dict.fromkeys(m for m in (config.algorithm, config.server) if m is not None):
+        values = config.hyperparameters[method]
         row |= {f"{method}.{key}": value for key, value in values.items()}
-    return row
+    return row | settings_of(config)
+
+
+ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
+ELSEWHERE |= {"train.rounds", "train.sample_rate"}
+"""Keys that are columns under another name, or no part of the result."""
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Every other setting that a result depends on, by dotted key; differing runs are no seeds."""
+    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
+    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+    return {key: value for key, value in values.items() if key not in ELSEWHERE}
 
 
 def last10(accuracy: pd.Series[float], rounds: int) -> float:

@@ -101,7 +101,7 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
         ctx.exit(130)
     if len(failed) < len(runs):
         show(_rows(table))
-        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
+        click.echo(f"+- is the 95 % interval; files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
             f"{len(failed)} of {len(runs)} runs failed; the same command tries them again: "

@@ -173,8 +173,8 @@ def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[0].startswith("fedld on digits, cnn (")
     assert lines[1].startswith("5 clients, 2 per round, 2 rounds; serial")
-    assert lines[3].startswith("round 1/2  accuracy -  loss ")
-    assert lines[4].startswith("round 2/2  accuracy 0.")
+    assert lines[3].startswith("round 1/2  test accuracy -  train loss ")
+    assert lines[4].startswith("round 2/2  test accuracy 0.")
     names = [line.partition("  ")[0] for line in lines[5:]]
     assert names == ["result", "final test accuracy", "best test accuracy",
                      "mean of last 10 rounds", "rounds", "seconds", "files"]  # fmt: skip

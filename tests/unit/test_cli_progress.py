@@ -42,7 +42,9 @@ def test_lines_are_at_most_about_twenty(capsys: pytest.CaptureFixture[str]) -> N
     # every 100 / 20 = 5 rounds; round 10 has no accuracy of its own: that of round 9 is shown
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == 20
-    wanted = "round  10/100  accuracy 0.5000  loss 0.1000  0.25 s/round  clients failed 1"
+    wanted = (
+        "round  10/100  test accuracy 0.5000  train loss 0.1000  0.25 s/round  clients failed 1"
+    )
     assert rounds[1] == wanted
     assert lines[-6].split() == ["final", "test", "accuracy", "0.5000"]
     assert lines[-5].endswith("0.7500 (round 7, chosen by test accuracy)")

@@ -11,6 +11,7 @@ from fedsim.config import RunConfig
 from fedsim.store import RunStore
 from fedsim.summary import last10, summarise
 
+SECTIONS = {"data", "model", "train", "evaluation"}
 COLUMNS = [
     *("run_id", "algorithm", "dataset", "model", "num_clients", "sample_rate", "alpha", "seed"),
     *("rounds", "final_test_accuracy", "best_test_accuracy", "best_round", "best_by"),
@@ -91,7 +92,7 @@ def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):
         fedprox={"mu": 0.3},
     )  # fmt: skip
     extra = dict(list(row.items())[15:])
-    assert extra == {
+    assert {key: v for key, v in extra.items() if key.partition(".")[0] not in SECTIONS} == {
         **{"server": "fedgh", "margin": "marg_log", "margin_weight": 0.2},
         **{"fedprox.mu": 0.3, "fedprox.prox_form": "squared"},
         **{"fedgh.order": "random", "fedgh.weights": "samples"},
@@ -101,7 +102,14 @@ def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):
 def test_the_default_method_has_every_hyperparameter(tmp_path):
     row, _ = summary(tmp_path, [0.1])
     names = ("margin", "margin_weight", "keep", "norm", "scope", "blocks", "weights", "orientation")
-    assert [key for key in row if "." in key] == [f"fedld.{name}" for name in names]
+    own = [key for key in row if "." in key and key.partition(".")[0] not in SECTIONS]
+    assert own == [f"fedld.{name}" for name in names]
+
+
+def test_settings_that_a_result_depends_on_are_columns(tmp_path):
+    row, _ = summary(tmp_path, [0.1], train={"lr": 0.2}, fedprox={"mu": 0.3})
+    assert (row["train.lr"], row["model.norm"], row["data.partition"]) == (0.2, "batch", None)
+    assert not {"data.dir", "fedprox.mu", "engine.actors"} & set(row)
 
 
 def test_a_partition_without_alpha_has_none(tmp_path):
