@@ -89,12 +89,14 @@ def run(
     try:
         store = RunStore.create(path)
         store.write("config.yaml", to_yaml(setup.config))
-        _write_environment(store, setup, executor)
+        known = _environment(setup)
+        store.write("env.json", to_json(known | dict(executor.environment)))
         store.append("partition", partitions.table(setup.dataset, setup.partition))
         if observer is not None:
             observer.started(_info(setup, executor, path))
         state = _rounds(setup, executor, store, observer)
-        _write_environment(store, setup, executor)  # now the devices are known
+        # again, now that the devices are known
+        store.write("env.json", to_json(known | dict(executor.environment)))
         store.save_model(state.params, setup.layout)
         summary = summarise(setup, store, time.perf_counter() - begun)
         store.write_summary(summary)
@@ -105,12 +107,12 @@ def run(
         executor.close()
 
 
-def _write_environment(store: RunStore, setup: Setup, executor: Executor) -> None:
-    known = environment() | dict(executor.environment)
-    known["classes"] = list(setup.dataset.class_names)
+def _environment(setup: Setup) -> dict[str, object]:
+    """What env.json says of the run beside the executor's part; hashes and asks git once."""
+    known = environment() | {"classes": list(setup.dataset.class_names)}
     if setup.model.weights is not None:
         known["weights_sha256"] = file_sha256(Path(setup.model.weights))
-    store.write("env.json", to_json(known))
+    return known
 
 
 def _info(setup: Setup, executor: Executor, out: Path) -> RunInfo:
