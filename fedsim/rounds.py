@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -176,6 +176,8 @@ def run_round(
         with log.timed("evaluate"), _naming(ctx):
             scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)
             evaluation.write(scores, log)
+    for incident in executor.incidents():
+        log.add("errors", **asdict(incident))
     return after
 
 

@@ -166,7 +166,20 @@ class EngineConfig(Section):
         cpus_per_client: likewise; the default is one core per client.
         address: of an existing Ray cluster.
         working_dir: a folder with your own modules, shipped to the workers.
-        on_client_failure: whether a client that diverges ends the run or is left out of its round.
+        client_resources: CSV ``client_id,cpus,gpus`` of clients whose fractions differ from those.
+        memory_per_client: GiB of memory that an actor needs; None for an estimate.
+        client_timeout: seconds for one client's work in a round, after which it counts as lost;
+            None for the larger of 60 s and ten times the median of the run so far.
+        max_retries: how often a client's lost work is done again before it counts as failed.
+        on_client_failure: whether a client that fails or diverges ends the run or is left out of
+            its round.
+        checkpoint_every: write a checkpoint after so many rounds; 0 for never.
+        keep_checkpoints: how many of them stay.
+        state_memory: GiB of client states that the driver keeps in memory; the rest is on disk.
+        aggregation_shards: ranges of parameters that the updates are cut into, to be summed up on
+            several nodes; ``auto`` is one per node, 1 leaves it to the driver.
+        data_from: how the data reach the actors: through Ray's ``object_store``, or each ``node``
+            reads them from ``data.dir`` itself.
         allow_mixed_devices: accept a cluster with several types of accelerator.
         fast: TF32 and other switches that cost reproducibility across machines.
     """
@@ -178,7 +191,16 @@ class EngineConfig(Section):
     cpus_per_client: float = Field(1.0, gt=0)
     address: str | None = None
     working_dir: str | None = None
+    client_resources: str | None = None
+    memory_per_client: float | None = Field(None, gt=0)
+    client_timeout: float | None = Field(None, gt=0)
+    max_retries: int = Field(3, ge=0)
     on_client_failure: Literal["raise", "drop"] = "raise"
+    checkpoint_every: int = Field(1, ge=0)
+    keep_checkpoints: int = Field(2, ge=1)
+    state_memory: float = Field(1.0, ge=0)
+    aggregation_shards: Literal["auto"] | int = 1
+    data_from: Literal["object_store", "node"] = "object_store"
     allow_mixed_devices: bool = False
     fast: bool = False
 
@@ -189,6 +211,15 @@ class EngineConfig(Section):
         number = int(text) if text.isascii() and text.isdigit() else 0
         if text not in ("auto", "per-client") and number < 1:
             raise ValueError("must be auto, per-client or a whole number of at least 1")
+        return number or text
+
+    @field_validator("aggregation_shards", mode="plain")
+    @classmethod
+    def _shards(cls, value: object) -> str | int:
+        text = str(value)
+        number = int(text) if text.isascii() and text.isdigit() else 0
+        if text != "auto" and number < 1:
+            raise ValueError("must be auto or a whole number of at least 1")
         return number or text
 
     @field_validator("gpus_per_client", "cpus_per_client")

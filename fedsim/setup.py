@@ -165,7 +165,7 @@ def make_executor(setup: Setup, session: Session | None = None) -> Executor:
     if engine.kind == "serial":
         from fedsim.engine.serial import SerialExecutor
 
-        return SerialExecutor(setup.spec, engine.gpus_per_client or 0.0)
+        return SerialExecutor(setup.spec, engine)
     from fedsim.engine.ray_engine import RayExecutor
 
     return RayExecutor(setup.spec, engine, setup.initial.nbytes, session)

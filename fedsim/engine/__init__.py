@@ -24,8 +24,24 @@ class Result:
     state: Vectors
 
 
+@dataclass(frozen=True)
+class Incident:
+    """Work that was lost or failed: a row of errors.csv.
+
+    ``client_id`` is None where no client's training was concerned, ``node`` empty where unknown.
+    """
+
+    client_id: int | None
+    attempt: int
+    node: str
+    error: str
+
+
 class Executor(Protocol):
-    """Does the clients' work of one run."""
+    """Does the clients' work of one run.
+
+    Lost work is done again; what was lost can be asked for with :meth:`incidents`.
+    """
 
     @property
     def description(self) -> str:
@@ -43,9 +59,14 @@ class Executor(Protocol):
     ) -> list[Result]:
         """Trains the clients from what was broadcast; the results are sorted by client id.
 
+        Where ``engine.on_client_failure`` is ``drop``, clients that failed are missing.
+
         Raises:
             WorkerError: a client's work failed; the message names round and client.
         """
+
+    def incidents(self) -> list[Incident]:
+        """What was lost or failed since the last call."""
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """The scores of each model on the common part ``"val"`` or ``"test"``."""

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from fedsim.contracts import RoundContext, Scores, Vector, Vectors
-from fedsim.engine import Model, Result
+from fedsim.engine import Incident, Model, Result
 from fedsim.engine.cluster import machines, plan_for, refuse_mixed
 from fedsim.engine.serial import collect
 from fedsim.engine.session import Session
@@ -83,6 +83,7 @@ class RayExecutor:
         self._starting: dict[Any, int] = {}
         self._idle: set[int] = set()
         self._devices: set[str] = set()
+        self._incidents: list[Incident] = []
         self._newest: tuple[Vector, Any] | None = None
         try:
             self._plan = plan_for(engine, machines(), spec.partition.num_clients)
@@ -163,6 +164,11 @@ class RayExecutor:
         outputs = self._run(calls, doing)
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
+
+    def incidents(self) -> list[Incident]:
+        """See :class:`~fedsim.engine.Executor`."""
+        found, self._incidents = self._incidents, []
+        return found
 
     def close(self) -> None:
         """Gives the actors back, and ends the session if it is the executor's own."""

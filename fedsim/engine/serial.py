@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine import Model, Result
+from fedsim.engine import Incident, Model, Result
 from fedsim.engine.worker import Report, Worker, WorkerSpec, torch_flags
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, WorkerError
+from fedsim.sections import EngineConfig
 
 
 class SerialExecutor:
     """Trains the clients one after the other, on the first GPU if ``gpus_per_client`` > 0."""
 
-    def __init__(self, spec: WorkerSpec, gpus_per_client: float = 0.0) -> None:
-        if gpus_per_client > 0 and not torch.cuda.is_available():
-            raise ConfigError(f"--gpus-per-client {gpus_per_client:g}: torch finds no GPU here")
-        self._device = torch.device("cuda" if gpus_per_client > 0 else "cpu")
+    def __init__(self, spec: WorkerSpec, engine: EngineConfig | None = None) -> None:
+        engine = engine or EngineConfig()
+        gpus = engine.gpus_per_client or 0.0
+        if gpus > 0 and not torch.cuda.is_available():
+            raise ConfigError(f"--gpus-per-client {gpus:g}: torch finds no GPU here")
+        self._device = torch.device("cuda" if gpus > 0 else "cpu")
+        self._drops = engine.on_client_failure == "drop"
+        self._incidents: list[Incident] = []
         self._restore = torch_flags()
         try:
             self._worker = Worker(spec, self._device)
@@ -48,12 +54,22 @@ class SerialExecutor:
         params, downlink = shared
         results = []
         for client in sorted(clients):
-            results += collect(*self._worker.train([client], params, downlink, states, ctx))
+            try:
+                results += collect(*self._worker.train([client], params, downlink, states, ctx))
+            except WorkerError as error:
+                if not self._drops:
+                    raise
+                self._incidents.append(Incident(client, 1, platform.node(), str(error)))
         return results
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`."""
         return [self._worker.scores(params, state, part) for params, state in models]
+
+    def incidents(self) -> list[Incident]:
+        """See :class:`~fedsim.engine.Executor`."""
+        found, self._incidents = self._incidents, []
+        return found
 
     def close(self) -> None:
         """Gives torch its threads and flags back."""
