@@ -1,0 +1,215 @@
+"""``python -m benchmarks``: measures what is asked for, prints the table and saves it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from benchmarks import flower, processes, report, serverstep
+from benchmarks.pairing import Pairs, Spread, compare
+from benchmarks.profiles import profile
+from benchmarks.report import Result, of_pairs, of_step
+from benchmarks.workloads import METHODS, WORKLOADS, run_config
+from fedsim.errors import FedsimError
+from fedsim.setup import prepare
+from fedsim.tables import show
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "": {},
+    ", checkpoint_every=0": {"checkpoint_every": 0},
+}
+"""Per suffix of the case's name the engine settings that differ from a user's defaults."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says."""
+
+    repeats: int
+    quick: bool
+    data_dir: Path | None
+    flower_python: Path | None
+
+
+def _paired(name: str, key: str, target: float) -> Callable[[Options], Iterator[Result]]:
+    """A workload with both methods, as a user runs it and without checkpoints."""
+
+    def measure(options: Options) -> Iterator[Result]:
+        for method in METHODS:
+            for suffix, engine in VARIANTS.items():
+                pairs = compare(WORKLOADS[key], method, options.repeats, **engine)
+                yield of_pairs(name, method + suffix, pairs, target if not suffix else None)
+        if options.flower_python is not None:
+            yield _flower(name, key, options.flower_python, options.repeats)
+
+    return measure
+
+
+def _flower(name: str, key: str, python: Path, repeats: int) -> Result:
+    workload = WORKLOADS[key]
+    ours = Spread.of(compare(workload, "fedavg", repeats).fedsim)
+    theirs = flower.flower_rounds(python, workload, repeats * workload.block)
+    ratio = Spread.of([seconds / ours.median for seconds in theirs])
+    return Result(
+        name, "Flower's simulation, fedavg", "ms", 1e3 * Spread.of(theirs).median,
+        1e3 * ours.median, "fedsim", ratio, details={"seconds_per_round": theirs},
+    )  # fmt: skip
+
+
+def _w4(options: Options) -> Iterator[Result]:
+    """10,000 clients beside 1,000, a hundred sampled of each; whole runs take turns."""
+    for method in METHODS:
+        runs: dict[str, list[Pairs]] = {"w4_1000": [], "w4_10000": []}
+        for _ in range(max(2, options.repeats // 2)):
+            for key, pairs in runs.items():
+                pairs.append(compare(WORKLOADS[key], method, 2))
+        few, many = ([Spread.of(p.fedsim).median for p in pairs] for pairs in runs.values())
+        ratio = Spread.of([b / a for a, b in zip(few, many, strict=True)])
+        yield Result(
+            "W4", method, "ms", 1e3 * Spread.of(many).median, 1e3 * Spread.of(few).median,
+            "1,000 clients", ratio, 1.3,
+        )  # fmt: skip
+        merged = Pairs(
+            tuple(s for p in runs["w4_10000"] for s in p.fedsim),
+            {
+                label: tuple(s for p in runs["w4_10000"] for s in p.bare[label])
+                for label in runs["w4_10000"][0].bare
+            },
+            runs["w4_10000"][-1].phases,
+        )
+        yield of_pairs("W4", method, merged, None)
+
+
+def _a1(options: Options) -> Iterator[Result]:
+    sizes = serverstep.SIZES[:1] if options.quick else serverstep.SIZES
+    for step in serverstep.measure(options.repeats, sizes=sizes):
+        yield of_step(step, 2.0 if step.method == "fedavg" else 3.0)
+
+
+def _memory(options: Options) -> Iterator[Result]:
+    """The driver in W3 beside the driver in W1: what the model's size adds, in models."""
+    size = prepare(run_config(WORKLOADS["w3"], "fedavg", 1)).initial.nbytes
+    for method in METHODS:
+        peaks = {
+            key: processes.peak_memory(
+                processes.run_arguments(WORKLOADS[key], method, 4), tree=False
+            ).driver
+            for key in ("w1", "w3")
+        }
+        own = (peaks["w3"] - peaks["w1"]) / size
+        yield Result(
+            "driver memory in W3", method, "models", own, target=3.0,
+            against="beyond W1's driver", details={"peak_bytes": peaks},
+        )  # fmt: skip
+
+
+def _m1(options: Options) -> Iterator[Result]:
+    """1,000 clients, 100 a round: the whole process tree."""
+    arguments = processes.run_arguments(WORKLOADS["m1"], "fedld", 3)
+    case = "fedld, MNIST-sized"
+    if options.data_dir is not None:
+        arguments = [
+            *("--algorithm", "fedld", "--dataset", "mnist", "--data-dir", str(options.data_dir)),
+            *("--clients", "1000", "--sample-rate", "0.1", "--rounds", "3"),
+            *("--set", "data.min_samples=1"),
+        ]
+        case = "fedld, mnist"
+    peak = processes.peak_memory(arguments, tree=True)
+    yield Result(
+        "M1", case, "GiB", peak.tree / 2**30, target=8.0, details={"driver_bytes": peak.driver}
+    )
+
+
+def _s1(options: Options) -> Iterator[Result]:
+    """From the start of the process to the first row, on the digits."""
+    seconds = [processes.start_up(["--rounds", "2"]) for _ in range(min(3, options.repeats))]
+    spread = Spread.of(seconds)
+    yield Result("S1", "start to first round", "s", spread.median, target=6.0,
+                 details={"seconds": seconds})  # fmt: skip
+
+
+def _gpu(name: str, key: str, gpus: float) -> Callable[[Options], Iterator[Result]]:
+    """A workload on the GPU, with the same float32 on both sides and with --fast and TF32."""
+
+    def measure(options: Options) -> Iterator[Result]:
+        if not torch.cuda.is_available():
+            yield Result(name, WORKLOADS[key].title, skipped="skipped: torch finds no GPU here")
+            return
+        for method in METHODS:
+            for fast in (False, True):
+                pairs = compare(
+                    WORKLOADS[key], method, options.repeats, device="cuda", tf32=fast,
+                    gpus_per_client=gpus, fast=fast,
+                )  # fmt: skip
+                yield of_pairs(name, method + (", --fast" if fast else ""), pairs, None)
+
+    return measure
+
+
+BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
+    "W1": _paired("W1", "w1", 2.0),
+    "W2": _paired("W2", "w2", 1.1),
+    "W3": _paired("W3", "w3", 1.3),
+    "W4": _w4,
+    "A1": _a1,
+    "MEM": _memory,
+    "M1": _m1,
+    "S1": _s1,
+    "G1": _gpu("G1", "g1", 1.0),
+    "G2": _gpu("G2", "g2", 0.5),
+}
+
+
+@click.command()
+@click.argument("names", nargs=-1, type=click.Choice(list(BENCHMARKS), case_sensitive=False))
+@click.option("--repeats", type=click.IntRange(2), help="Blocks of each side; default 8.")
+@click.option("--quick", is_flag=True, help="Fewer repeats, small sizes: a look, not a figure.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/benchmarks.json"),
+              show_default=True, help="All as JSON; the table as CSV beside it.")  # fmt: skip
+@click.option("--data-dir", type=click.Path(path_type=Path, exists=True), help="MNIST, for M1.")
+@click.option("--flower-python", type=click.Path(path_type=Path, exists=True),
+              help="Python of an environment with flwr[simulation] and torch.")  # fmt: skip
+@click.option("--flower", "with_flower", is_flag=True, help="Compare with Flower, too.")
+@click.option("--profiles", is_flag=True, help="Profile every workload, not those that miss.")
+def main(
+    names: tuple[str, ...],
+    repeats: int | None,
+    quick: bool,
+    out: Path,
+    data_dir: Path | None,
+    flower_python: Path | None,
+    with_flower: bool,
+    profiles: bool,
+) -> None:
+    """Measures fedsim beside a bare PyTorch loop; without NAMES everything."""
+    if with_flower and flower_python is None:
+        click.echo("--flower: skipped, --flower-python names no Python with flwr", err=True)
+    python = flower_python if with_flower else None
+    options = Options(repeats or (3 if quick else 8), quick, data_dir, python)
+    facts, results = report.machine_facts(), list[Result]()
+    for name in names or BENCHMARKS:
+        for result in BENCHMARKS[name](options):
+            click.echo(f"{result.benchmark} {result.case}: {result.cells()['measured']}", err=True)
+            results.append(result)
+            report.save(results, facts | {"load_average_at_end": os.getloadavg()}, out)
+    show([result.cells() for result in results], "fedsim beside the bare loop")
+    wanted = {r.benchmark for r in results if profiles or r.missed} & {"W1", "W2", "W3"}
+    for name in sorted(wanted):
+        for method in METHODS:
+            path = out.with_name(f"{out.stem}-{name}-{method}.txt")
+            path.write_text(profile(WORKLOADS[name.lower()], method), encoding="utf-8")
+            click.echo(f"profile: {path}")
+    click.echo(f"saved: {out} and {out.with_suffix('.csv')}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except FedsimError as error:
+        raise SystemExit(f"benchmarks: {error}") from error

@@ -1,0 +1,153 @@
+"""A1: the server step alone, beside what the machine's memory and arithmetic allow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from benchmarks.pairing import Spread
+from benchmarks.processes import available_memory
+from fedsim import algorithms
+from fedsim.cohort import Cohort, single_threaded_blas
+from fedsim.contracts import Array, ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine.cluster import local_node
+
+METHODS = ("fedavg", "fedgh", "fedld")
+COHORTS = (5, 10, 50)
+SIZES = (2_400_000, 23_500_000)
+READ_BYTES = 1 << 30
+"""Size of the array that the read bandwidth is measured on; no cache holds it."""
+PRODUCT = 3072
+"""Order of the matrices whose product gives the float64 rate."""
+SHIFT = 4099
+"""Entries between the starts of two clients' updates in the pool of random numbers."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine does at best.
+
+    Args:
+        bandwidth: bytes read per second, all cores together.
+        rate: float64 operations per second in a large matrix product, all cores together.
+    """
+
+    bandwidth: float
+    rate: float
+
+    def floor(self, m: int, d: int, itemsize: int = 4) -> float:
+        """Seconds of a server step that nothing can beat.
+
+        The larger of two reads of all updates, one for K and one for the weighted sum, and the
+        ``m (m + 1) d`` operations of a symmetric K.
+        """
+        reads = 2 * m * d * itemsize / self.bandwidth
+        return max(reads, m * (m + 1) * d / self.rate)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The server step of a method for m updates of d parameters.
+
+    ``seconds`` and ``floors`` have one entry per repetition; ``skipped`` says why there is none.
+    """
+
+    method: str
+    m: int
+    d: int
+    seconds: tuple[float, ...] = ()
+    floors: tuple[float, ...] = ()
+    skipped: str = ""
+
+    @property
+    def ratio(self) -> Spread:
+        """Over the floor, repetition by repetition."""
+        return Spread.of([s / f for s, f in zip(self.seconds, self.floors, strict=True)])
+
+
+def measure_machine(repeats: int = 3) -> Machine:
+    """Best of several tries."""
+    return Machine(_bandwidth(repeats), _rate(repeats))
+
+
+def _bandwidth(repeats: int) -> float:
+    cores = int(local_node().cpus)
+    data = np.ones(READ_BYTES // 4, dtype=np.float32)
+    with single_threaded_blas(), ThreadPoolExecutor(cores) as pool:
+        parts = np.array_split(data, cores * 4)
+        seconds = best(lambda: list(pool.map(lambda part: np.dot(part, part), parts)), repeats)
+    return data.nbytes / seconds
+
+
+def _rate(repeats: int) -> float:
+    a = np.random.default_rng(0).random((PRODUCT, PRODUCT))
+    return 2 * PRODUCT**3 / best(lambda: a @ a, repeats)
+
+
+def best(work: Callable[[], object], repeats: int) -> float:
+    """Seconds of the fastest of ``repeats`` tries."""
+    return min(timed(work) for _ in range(repeats))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds that a call takes."""
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def measure(
+    repeats: int,
+    cohorts: Sequence[int] = COHORTS,
+    sizes: Sequence[int] = SIZES,
+    machine: Callable[[], Machine] = measure_machine,
+) -> Iterator[Step]:
+    """The steps of all methods, cohorts and sizes; machine and methods take turns."""
+    for d in sizes:
+        for m in cohorts:
+            yield from _steps(repeats, m, d, machine)
+
+
+def _steps(repeats: int, m: int, d: int, machine: Callable[[], Machine]) -> list[Step]:
+    needed, free = 4 * d * (m + 4) + READ_BYTES, available_memory()
+    if needed > 0.8 * free:
+        reason = f"needs {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+        return [Step(method, m, d, skipped=reason) for method in METHODS]
+    rows = updates(m, d)
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    floors = []
+    for repeat in range(1 + repeats):
+        floor = machine().floor(m, d)
+        for method in METHODS:
+            spent = timed(partial(step, method, rows))
+            if repeat:  # the first warms up
+                seconds[method].append(spent)
+        if repeat:
+            floors.append(floor)
+    return [Step(method, m, d, tuple(seconds[method]), tuple(floors)) for method in METHODS]
+
+
+def updates(m: int, d: int) -> list[Array]:
+    """m arrays (d,) float32 in memory of their own, cut from one pool of random numbers."""
+    pool = np.random.default_rng(0).standard_normal(d + m * SHIFT, dtype=np.float32)
+    return [pool[i * SHIFT : i * SHIFT + d].copy() for i in range(m)]
+
+
+def step(method: str, rows: Sequence[Array]) -> Array:
+    """What the server of a round does with the updates: K, which also fills columns, and the step.
+
+    The cohort is new, so that nothing is left from the step before.
+    """
+    d = len(rows[0])
+    cohort = Cohort.of(
+        [ClientUpdate(i, 100, 1, row) for i, row in enumerate(rows)],
+        Layout((Slot("all", (d,), 0, d),)),
+    )
+    cohort.gram(slice(0, d))
+    ctx = RoundContext(0, 1, len(rows), lr=0.01, seed=0)
+    return algorithms.load(method, {}).server.step({}, cohort, ctx).step

@@ -1,0 +1,223 @@
+"""The harness of the benchmarks: same work on both sides, right arithmetic. Nothing is timed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import mmap
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+import fedsim
+from benchmarks import models, serverstep
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.bare import Bare, job_of, principal
+from benchmarks.pairing import Pairs, Spread, Turns, compare
+from benchmarks.processes import below, own_memory, peak_memory, proportional, start_up
+from benchmarks.report import Result, of_pairs, of_step, save
+from benchmarks.serverstep import Machine, Step
+from benchmarks.workloads import METHODS, WORKLOADS, run_config
+from fedsim.errors import FedsimError
+from fedsim.setup import prepare
+from fedsim.vectors import FlatModel
+
+
+@pytest.mark.parametrize(
+    ("key", "clients", "cohort", "samples", "parameters"),
+    [
+        ("w1", 50, 50, 20, 64 * 32 + 32 + 32 * 10 + 10),
+        ("w2", 50, 5, 120, 1_663_370),
+        ("w3", 10, 10, 20, 25_595_560),
+        ("w4_1000", 1000, 100, 20, 650),
+        ("w4_10000", 10_000, 100, 20, 650),
+    ],
+)
+def test_workloads_have_the_stated_sizes(key, clients, cohort, samples, parameters):
+    setup = prepare(run_config(WORKLOADS[key], "fedavg", 3))
+    assert setup.partition.num_clients == clients
+    assert setup.cohort_size == cohort
+    assert {len(indices) for indices in setup.partition.train} == {samples}
+    assert setup.layout.num_params == parameters
+    train = setup.config.train
+    assert (train.lr, train.momentum, train.weight_decay) == (0.01, 0.5, 5e-4)
+    assert (train.batch_size, train.local_epochs, setup.config.evaluation.every) == (50, 1, 3)
+
+
+def fedsim_model(setup, store):
+    flat = FlatModel(models.__dict__[setup.model.name.partition(":")[2]](
+        setup.dataset.num_classes, setup.dataset.x.shape[1], setup.model.image_size
+    ), torch.device("cpu"))  # fmt: skip
+    from safetensors.torch import load_file
+
+    flat.model.load_state_dict(load_file(store.path / "model.safetensors"))
+    return flat.vector()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("key", "processes", "threads"), [("w1", 2, 1), ("w3_small", 1, 2)])
+def test_the_bare_loop_does_the_same_work(key, processes, threads, method, tmp_path):
+    # several steps per client, and every knob large enough to show
+    knobs = {"batch_size": 8, "local_epochs": 2, "lr": 0.05, "momentum": 0.9, "weight_decay": 0.05}
+    config = run_config(WORKLOADS[key], method, 3, train=knobs, kind="serial")
+    setup = prepare(config)
+    ours = fedsim_model(setup, fedsim.run(config, tmp_path / "run"))
+    with Bare("bare", job_of(setup, method, threads, 2), processes) as bare:
+        seconds = bare.rounds(0, 2) + bare.rounds(2, 1)
+        theirs = bare.world()
+    assert len(seconds) == 3
+    moved = np.linalg.norm(ours - setup.initial)
+    assert np.linalg.norm(theirs - setup.initial) == pytest.approx(moved, rel=1e-4)
+    assert np.abs(ours - theirs).max() < 1e-5
+    assert moved > 100 * np.linalg.norm(ours - theirs), "the difference is small beside the way"
+
+
+def test_principal_is_the_rule_of_fedld():
+    updates = np.random.default_rng(0).standard_normal((6, 400))
+    shares = np.full(6, 1 / 6)
+    c = principal(torch.from_numpy(updates), torch.from_numpy(shares)).numpy()
+    np.testing.assert_allclose(c @ updates, fedsim.aggregate(updates, np.ones(6)), rtol=1e-9)
+
+
+class FakeBare:
+    def __init__(self, label, seconds):
+        self.label, self.seconds, self.calls = label, seconds, []
+
+    def rounds(self, first, count):
+        self.calls.append((first, count))
+        return [99.0, *[self.seconds] * (count - 1)]
+
+
+def test_the_two_sides_take_turns_over_the_same_rounds():
+    bares = [FakeBare("a", 2.0), FakeBare("b", 3.0)]
+    turns = Turns(bares, block=3, repeats=2)
+    for _ in range(turns.rounds):
+        turns.round_done({}, 0.0)
+    assert turns.rounds == 1 + 2 * 4 + 1
+    assert turns.timed == [3, 4, 5, 7, 8, 9]
+    assert [b.calls for b in bares] == [[(1, 4), (5, 4)]] * 2, "rounds from 0, one to warm up"
+    assert turns.bare == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+    assert len(turns.fedsim) == 2
+
+
+def test_ratios_are_pair_by_pair_against_the_faster_loop():
+    pairs = Pairs((1.0, 4.0, 9.0), {"slow": (9.0, 9.0, 1.0), "fast": (1.0, 2.0, 3.0)})
+    assert pairs.faster == "fast"
+    assert pairs.ratio == Spread(2.0, 1.5, 2.5)
+    result = of_pairs("W1", "fedavg", pairs, 1.9)
+    assert (result.value, result.reference, result.missed) == (4000.0, 2000.0, True)
+    assert not of_pairs("W1", "fedavg", pairs, 2.0).missed
+
+
+def test_one_run_gives_as_many_pairs_as_asked():
+    pairs = compare(replace(WORKLOADS["w1"], block=2), "fedavg", 2, kind="serial")
+    assert len(pairs.fedsim) == 2
+    assert {len(seconds) for seconds in pairs.bare.values()} == {2}
+    assert {"train", "aggregate", "total"} <= set(pairs.phases)
+    assert pairs.phases["total"] >= pairs.phases["train"] > 0
+
+
+def test_the_floor_is_the_larger_of_reading_and_computing():
+    machine = Machine(bandwidth=40e9, rate=100e9)
+    reads = 2 * 5 * 1e6 * 4 / 40e9
+    assert machine.floor(5, 10**6) == pytest.approx(reads)
+    assert machine.floor(50, 10**6) == pytest.approx(50 * 51 * 1e6 / 100e9)
+    step = Step("fedld", 5, 10**6, (2.0, 4.0, 12.0), (1.0, 1.0, 4.0))
+    assert step.ratio == Spread(3.0, 2.5, 3.5)
+    assert of_step(step, 3.0).missed is False
+    assert of_step(step, 2.9).missed is True
+
+
+@pytest.mark.parametrize("method", serverstep.METHODS)
+def test_the_measured_step_is_the_methods_own(method):
+    rows = serverstep.updates(4, 5000)
+    assert len({row.tobytes() for row in rows}) == 4
+    expected = fedsim.aggregate(rows, [100] * 4, method)
+    np.testing.assert_array_equal(serverstep.step(method, rows), expected)
+
+
+def test_steps_are_measured_or_skipped_with_a_reason(monkeypatch):
+    rates = iter([1e9, 2e9, 4e9])
+    done = list(serverstep.measure(2, [3], [1000], lambda: Machine(next(rates), 1e15)))
+    floors = (24_000 / 2e9, 24_000 / 4e9)  # the first repetition warms up
+    assert [(s.method, s.m, s.d, len(s.seconds), s.floors) for s in done] == [
+        (method, 3, 1000, 2, floors) for method in serverstep.METHODS
+    ]
+    monkeypatch.setattr(serverstep, "available_memory", lambda: 1 << 30)
+    skipped = list(serverstep.measure(2, [50], [23_500_000]))
+    assert {len(s.seconds) for s in skipped} == {0}
+    assert "5.7 GiB, 1.0 GiB are free" in of_step(skipped[0], 2.0).cells()["measured"]
+
+
+def test_memory_of_a_process_without_what_is_shared(tmp_path):
+    before = own_memory(os.getpid())
+    own = bytearray(os.urandom(1 << 20) * 64)
+    with mmap.mmap(-1, 1):
+        grown = own_memory(os.getpid()) - before
+    assert 0.9 * len(own) < grown < 1.5 * len(own)
+    assert proportional(os.getpid()) > len(own)
+    assert own_memory(2**22 + 1) == proportional(2**22 + 1) == 0, "no such process"
+
+
+def test_processes_below():
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
+    code += "; sys.stdin.read(); p.kill(); p.wait()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdin
+        assert child.stdout
+        grandchild = int(child.stdout.readline())
+        assert {child.pid, grandchild} <= set(below(os.getpid()))
+        assert grandchild in below(child.pid)
+        child.stdin.close()
+
+
+def test_a_run_is_watched_from_outside():
+    arguments = ["--engine", "serial", "--rounds", "1", "--sample-rate", "0.02"]
+    peak = peak_memory(arguments, tree=True)
+    assert 50 << 20 < peak.driver <= peak.tree + (50 << 20)
+    assert start_up(arguments) > 0
+    with pytest.raises(FedsimError, match=r"ended with 2"):
+        peak_memory(["--algorithm", "fedlb"], tree=False)
+    with pytest.raises(FedsimError, match=r"ended without a round"):
+        start_up(["--algorithm", "fedlb"])
+
+
+def test_results_are_saved_line_by_line(tmp_path):
+    results = [
+        Result("W1", "fedavg", "ms", 8.0, 4.0, "bare", Spread(2.0, 1.5, 2.5), 2.0),
+        Result("G1", "fedavg", skipped="skipped: no GPU"),
+        Result("M1", "fedld", "GiB", 9.0, target=8.0),
+    ]
+    table = save(results, {"cores": 2}, tmp_path / "new" / "b.json")
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["missed"] for row in rows] == ["False", "False", "True"]
+    assert (rows[0]["ratio"], rows[0]["ratio_low"], rows[0]["ratio_high"]) == ("2.0", "1.5", "2.5")
+    assert rows[1]["ratio"] == rows[1]["value"] == ""
+    saved = json.loads((tmp_path / "new" / "b.json").read_text())
+    assert saved["machine"] == {"cores": 2}
+    assert saved["results"][0]["ratio"]["median"] == 2.0
+    assert [r.cells()[""] for r in results] == ["met", "", "missed"]
+
+
+def test_without_a_gpu_its_benchmarks_say_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "b.json"
+    done = CliRunner().invoke(main, ["g1", "G2", "--out", str(out)], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert done.output.count("torch finds no GPU here") >= 2
+    assert len(json.loads(out.read_text())["results"]) == 2
+
+
+def test_every_benchmark_of_the_readme_exists():
+    assert {"W1", "W2", "W3", "W4", "A1", "M1", "S1", "G1", "G2"} <= set(BENCHMARKS)
+    done = CliRunner().invoke(main, ["W9"])
+    assert done.exit_code == 2
