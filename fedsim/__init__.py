@@ -1,6 +1,7 @@
 """fedsim: federated learning under data heterogeneity, simulated on Ray.
 
-``run`` runs an experiment, ``aggregate`` is the server step of any method on NumPy arrays.
+``run`` runs an experiment, ``resume`` goes on with one, ``aggregate`` is the server step of any
+method on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from fedsim.version import __version__
 if TYPE_CHECKING:
     from fedsim.api import aggregate
     from fedsim.config import RunConfig
-    from fedsim.rounds import run
+    from fedsim.rounds import resume, run
 
-__all__ = ["RunConfig", "__version__", "aggregate", "run"]
+__all__ = ["RunConfig", "__version__", "aggregate", "resume", "run"]
 
-_HOME = {"aggregate": "fedsim.api", "RunConfig": "fedsim.config", "run": "fedsim.rounds"}
+_HOME = {
+    "aggregate": "fedsim.api",
+    "RunConfig": "fedsim.config",
+    "resume": "fedsim.rounds",
+    "run": "fedsim.rounds",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import numpy as np
-
 from fedsim.cohort import Cohort, gram
 from fedsim.contracts import RoundContext
 from fedsim.engine import Result
@@ -21,12 +19,11 @@ def finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLog
     """The results without diverged clients, which end the run unless the policy is ``drop``."""
     good = []
     for result in results:
-        tensor = diverged_tensor(result, setup)
-        if tensor is None:
+        if result.diverged is None:
             good.append(result)
             continue
         client = result.update.client_id
-        message = f"round {ctx.round + 1}, client {client}: {tensor} is NaN or infinite"
+        message = f"round {ctx.round + 1}, client {client}: {result.diverged} is NaN or infinite"
         if setup.config.engine.on_client_failure == "raise":
             raise DivergedError(
                 f"{message}; lower train.lr, or leave such clients out with "
@@ -34,21 +31,6 @@ def finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLog
             )
         log.add("errors", client_id=client, attempt=1, node="", error=message)
     return good
-
-
-def diverged_tensor(result: Result, setup: Setup) -> str | None:
-    """What in a client's result is not finite: the first tensor, the training loss; or None."""
-    update = result.update
-    parts = {f"upload {name}": array for name, array in update.extras.items()}
-    parts |= {f"own {name}": array for name, array in result.state.items()}
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = np.dot(update.delta, update.delta)  # one fast read; may overflow
-    if not np.isfinite(square):
-        parts |= {s.name: update.delta[s.where] for s in setup.layout.slots}
-    bad = [f"tensor {name}" for name, a in parts.items() if not np.isfinite(a).all()][:1]
-    if update.num_steps and not math.isfinite(update.metrics["train_loss"]):
-        bad.append("the training loss")
-    return " and ".join(bad) or None
 
 
 def aggregate(
@@ -81,10 +63,10 @@ def aggregate(
         "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
     }
     log.add("rounds", **row)
-    states = dict(state.clients) | {r.update.client_id: r.state for r in results}
-    states |= {c: dict(states.get(c, {})) | dict(own) for c, own in step.private.items()}
-    states = {c: own for c, own in states.items() if own}
-    return ServerState(state.params + step.step, step.state, step.downlink, states)
+    states = state.clients.updated({r.update.client_id: r.state for r in results})
+    private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
+    after = state.params + step.step
+    return ServerState(after, step.state, step.downlink, states.updated(private))
 
 
 def _client_rows(

@@ -1,36 +1,22 @@
 """The updates of a round: m flat vectors, never stacked.
 
 Most server rules need two things of them (docs/GRAM.md): the Gram matrix ``K = G^T G``, one
-pass in float64, and one weighted sum ``G c``, a second pass. Both run over fixed blocks of
-columns with the clients sorted by id, and block sums are added in index order, so neither arrival
-order nor the number of threads can change a bit.
+pass in float64, and one weighted sum ``G c``, a second pass; see :mod:`fedsim.columns`. With the
+clients sorted by id, arrival order cannot change a bit.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import TypeVar
 
 import numpy as np
-import scipy.linalg  # noqa: F401 - brings a BLAS of its own, which the limit below must know
-from threadpoolctl import ThreadpoolController
 
+from fedsim.columns import Columns, Local, single_threaded_blas
 from fedsim.contracts import F64, Array, ClientUpdate, Layout
 from fedsim.errors import ContractError
 
-SHARD = 1 << 20
-"""Columns per unit of parallel work; partial sums are added in the order of the shards."""
-BUFFER = 1 << 17
-"""Entries of the float64 buffer that a thread converts a block of all m updates into (1 MiB)."""
-COMBINE = 1 << 16
-"""Columns of the float64 sum that stays in cache while the m updates are added to it."""
-
-T = TypeVar("T")
+__all__ = ["Cohort", "gram", "single_threaded_blas", "symmetric"]
 
 
 @dataclass(frozen=True)
@@ -39,11 +25,20 @@ class Cohort:
 
     updates: tuple[ClientUpdate, ...]
     layout: Layout
+    columns: Columns
     _grams: dict[tuple[int, int], F64] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, updates: Iterable[ClientUpdate], layout: Layout) -> Cohort:
+    def of(
+        cls, updates: Iterable[ClientUpdate], layout: Layout, columns: Columns | None = None
+    ) -> Cohort:
         """Sorts the updates by client id and checks their length.
+
+        Args:
+            updates: one per client.
+            layout: of the vectors.
+            columns: the same updates in order of client id where they are elsewhere; their
+                ``delta`` is not looked at then.
 
         Raises:
             ContractError: no update, an id twice, or a delta that is not (D,).
@@ -54,18 +49,29 @@ class Cohort:
         ids = [u.client_id for u in ordered]
         if len(set(ids)) != len(ids):
             raise ContractError(f"a client id occurs twice in the cohort: {ids}")
-        for u in ordered:
-            if u.delta.shape != (layout.size,):
-                raise ContractError(
-                    f"client {u.client_id}: delta has shape {u.delta.shape}, "
-                    f"the layout has {layout.size} entries"
-                )
-        return cls(ordered, layout)
+        if columns is None:
+            for u in ordered:
+                if u.delta.shape != (layout.size,):
+                    raise ContractError(
+                        f"client {u.client_id}: delta has shape {u.delta.shape}, "
+                        f"the layout has {layout.size} entries"
+                    )
+            columns = Local(tuple(u.delta for u in ordered))
+        return cls(ordered, layout, columns)
 
     @property
-    def rows(self) -> list[Array]:
-        """The m deltas, each (D,)."""
-        return [u.delta for u in self.updates]
+    def rows(self) -> tuple[Array, ...]:
+        """The m deltas, each (D,).
+
+        Raises:
+            ContractError: the updates are spread over nodes.
+        """
+        if not isinstance(self.columns, Local):
+            raise ContractError(
+                "this rule reads whole updates, which are spread over the nodes: "
+                "use --set engine.aggregation_shards=1"
+            )
+        return self.columns.rows
 
     @property
     def num_samples(self) -> F64:
@@ -73,98 +79,66 @@ class Cohort:
         return np.array([u.num_samples for u in self.updates], dtype=np.float64)
 
     def gram(self, where: slice) -> F64:
-        """(m, m) inner products over the coordinates ``where``, products and sums in float64.
+        """(m, m) inner products over the coordinates ``where``, products and sums in float64."""
+        return self.grams([where])[0]
+
+    def grams(self, ranges: Sequence[slice]) -> list[F64]:
+        """The Gram matrix of each range, in one pass over the updates.
 
         Computed once per range: the rule, the conflict ratio and the norms share it.
         """
-        key = (where.start, where.stop)
-        if key not in self._grams:
-            self._grams[key] = gram(self.rows, where)
-        return self._grams[key]
+        keys = {(where.start, where.stop): where for where in ranges}
+        missing = {key: where for key, where in keys.items() if key not in self._grams}
+        found = self.columns.products(list(missing.values())) if missing else []
+        for key, products in zip(missing, found, strict=True):
+            self._grams[key] = symmetric(products)
+        return [self._grams[where.start, where.stop] for where in ranges]
+
+    def seen_from(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
+        """The Gram matrix and (m,) inner products with ``vector`` (D,) of each range.
+
+        One pass over the updates; without a vector the inner products are 0.
+        """
+        found = self.columns.products(ranges, vector)
+        return [(symmetric(products), products[:, -1]) for products in found]
 
     def dots(self, vector: Array, where: slice) -> F64:
         """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
-        return dots(self.rows, vector, where)
+        return self.seen_from(vector, [where])[0][1]
 
     def combine(self, coefficients: F64, where: slice, out: Array) -> None:
         """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
-        combine(self.rows, coefficients, where, out)
+        self.columns.combine([np.asarray(coefficients, np.float64)], [where], out)
+
+    def step(self, coefficients: Sequence[F64], ranges: Sequence[slice]) -> Array:
+        """(D,) ``sum_i c_i g_i`` over each range with its own coefficients, in one pass.
+
+        In the updates' precision.
+
+        Args:
+            coefficients: (m,) for each range.
+            ranges: disjoint, all coordinates together.
+
+        Raises:
+            ContractError: the ranges leave coordinates out.
+        """
+        covered = sum(where.stop - where.start for where in ranges)
+        if covered != self.layout.size:
+            raise ContractError(
+                f"a step of {self.layout.size} entries was given coefficients for {covered}"
+            )
+        out = np.empty(self.layout.size, self.columns.dtype)
+        weights = [np.asarray(c, np.float64) for c in coefficients]
+        self.columns.combine(weights, ranges, out)
+        return out
 
 
 def gram(rows: Sequence[Array], where: slice) -> F64:
     """(m, m) float64 Gram matrix of m vectors over the coordinates ``where``."""
-    total = _summed(rows, where, lambda block, _: block @ block.T)
-    return (total + total.T) / 2
+    return symmetric(Local(tuple(rows)).products([where])[0])
 
 
-def dots(rows: Sequence[Array], vector: Array, where: slice) -> F64:
-    """(m,) float64 inner products of m vectors with one over the coordinates ``where``."""
-    total = _summed(rows, where, lambda block, at: block @ vector[at, None].astype(np.float64))
-    return total[:, 0]
-
-
-def _summed(rows: Sequence[Array], where: slice, product: Callable[[F64, slice], F64]) -> F64:
-    """The sum of the products of blocks (m, width) of float64, in the order of the blocks."""
-    m = len(rows)
-    width = max(1024, BUFFER // m)
-
-    def partial(bounds: tuple[int, int]) -> F64:
-        total: F64 = np.zeros((m, 1))
-        buffer = np.empty((m, width))
-        for start in range(bounds[0], bounds[1], width):
-            at = slice(start, min(start + width, bounds[1]))
-            block = buffer[:, : at.stop - at.start]
-            for row, vector in zip(block, rows, strict=True):
-                row[:] = vector[at]
-            total = total + product(block, at)
-        return total
-
-    with single_threaded_blas():
-        return sum(_in_order(partial, _shards(where)), np.zeros((m, 1)))
-
-
-def combine(rows: Sequence[Array], coefficients: F64, where: slice, out: Array) -> None:
-    """Writes ``sum_i c_i rows_i`` over ``where`` into ``out[where]``.
-
-    Summed in float64 in the order of the rows and rounded once: coefficients may be large and
-    cancel (``fedgh_released``).
-    """
-    c = np.asarray(coefficients, dtype=np.float64)
-
-    def part(bounds: tuple[int, int]) -> None:
-        buffers = np.empty((2, COMBINE))
-        for start in range(bounds[0], bounds[1], COMBINE):
-            stop = min(start + COMBINE, bounds[1])
-            total, product = buffers[:, : stop - start]
-            total[:] = 0.0
-            for vector, weight in zip(rows, c, strict=True):
-                np.multiply(vector[start:stop], weight, out=product, dtype=np.float64)
-                total += product
-            out[start:stop] = total
-
-    for _ in _in_order(part, _shards(where)):
-        pass
-
-
-def _shards(where: slice) -> list[tuple[int, int]]:
-    return [(a, min(a + SHARD, where.stop)) for a in range(where.start, where.stop, SHARD)]
-
-
-def _in_order(work: Callable[[tuple[int, int]], T], shards: list[tuple[int, int]]) -> Iterable[T]:
-    """The results in the order of the shards; several shards run on all cores."""
-    return map(work, shards) if len(shards) < 2 else _pool().map(work, shards)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="fedsim-cohort")
-
-
-@cache
-def _blas() -> ThreadpoolController:
-    return ThreadpoolController()
-
-
-def single_threaded_blas() -> AbstractContextManager[object]:
-    """Keeps BLAS and LAPACK at one thread, whose number would otherwise change the last bits."""
-    return _blas().limit(limits=1, user_api="blas")
+def symmetric(products: F64) -> F64:
+    """The Gram matrix (m, m) in what :meth:`Columns.products` gives for a range."""
+    upper = np.triu(products[:, :-1])
+    return upper + np.triu(upper, 1).T

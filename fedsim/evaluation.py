@@ -6,11 +6,11 @@ test columns are the unweighted mean over them (section ``evaluation``, key ``pe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 
 from fedsim.config import RunConfig
-from fedsim.contracts import RoundContext, Scores, Vectors
+from fedsim.contracts import RoundContext, Scores
 from fedsim.engine import Executor, Model, Result
 from fedsim.metrics import mean_scores
 from fedsim.roundlog import RoundLog
@@ -19,6 +19,8 @@ from fedsim.state import ServerState
 
 Evaluated = Mapping[str, Mapping[int | None, Scores]]
 """Per part (``val``, ``test``) the scores of each client's own model, or of the only one (None)."""
+MEMORY = 256 << 20
+"""Bytes of models that are evaluated in one go; clients' own models may be on disk until then."""
 
 
 def is_due(config: RunConfig, ctx: RoundContext) -> bool:
@@ -50,36 +52,65 @@ def after_round(
     A client of the cohort that was left out counts with the model it had before.
     """
     if not setup.personalised:
-        return _scores(setup, executor, {None: (after.params, {})})
+        return _scores(setup, executor, {None: Candidate(None, lambda: (after.params, {}))})
     if setup.config.evaluation.personal == "cohort_after":
-        local: dict[int | None, Model] = {c: own_model(before, c) for c in clients}
-        for r in results:
-            local[r.update.client_id] = before.params + r.update.delta, r.state
+        local: dict[int | None, Candidate] = {c: own_model(before, c) for c in clients}
+        local |= {r.update.client_id: trained(before, r) for r in results}
         return _scores(setup, executor, local)
     everybody = range(setup.partition.num_clients)
     return _scores(setup, executor, {c: own_model(after, c) for c in everybody})
 
 
-NOTHING: Vectors = {}
-"""The state of a client that has none; one object, so that equal models are seen to be equal."""
+@dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate, made when its turn comes; those of one owner are the same model."""
+
+    owner: int | None
+    load: Callable[[], Model]
 
 
-def own_model(state: ServerState, client: int) -> Model:
-    """The model of a client; that of the start where it never took part."""
-    return state.params, state.clients.get(client, NOTHING)
+def own_model(state: ServerState, client: int) -> Candidate:
+    """The model of a client; the global one where it never took part."""
+    if client not in state.clients:
+        return Candidate(None, lambda: (state.params, {}))
+    return Candidate(client, lambda: (state.params, state.clients[client]))
 
 
-def _scores(setup: Setup, executor: Executor, models: Mapping[int | None, Model]) -> Evaluated:
-    """Scores on the common parts; clients with the same model share one evaluation."""
-    first: dict[tuple[int, int], int | None] = {}
-    same = {c: first.setdefault((id(w), id(own)), c) for c, (w, own) in models.items()}
-    unique = {c: models[c] for c in dict.fromkeys(same.values())}
+def trained(before: ServerState, result: Result) -> Candidate:
+    """The model that a client's training ended with."""
+    update = result.update
+    return Candidate(update.client_id, lambda: (before.params + update.delta, result.state))
+
+
+def _scores(
+    setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]
+) -> dict[str, dict[int | None, Scores]]:
+    """Scores on the common parts, each different model once and some of them at a time."""
     parts = ["val", "test"] if len(setup.dataset.val) else ["test"]
-    evaluated = {}
-    for part in parts:
-        found = dict(zip(unique, executor.evaluate(list(unique.values()), part), strict=True))
-        evaluated[part] = {c: found[same[c]] for c in models}
-    return evaluated
+    different = {m.owner: m for m in models.values()}
+    found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
+    for some in batches(different):
+        for part in parts:
+            scores = executor.evaluate(list(some.values()), part)
+            found[part] |= dict(zip(some, scores, strict=True))
+    return {part: {c: found[part][m.owner] for c, m in models.items()} for part in parts}
+
+
+def batches(candidates: Mapping[int | None, Candidate]) -> Iterator[dict[int | None, Model]]:
+    """The models by owner, as many at a time as fit into :data:`MEMORY`, but at least one."""
+    some: dict[int | None, Model] = {}
+    seen: dict[int, int] = {}
+    size = 0
+    for owner, candidate in candidates.items():
+        params, state = candidate.load()
+        new = {id(a): a.nbytes for a in (params, *state.values()) if id(a) not in seen}
+        size += sum(new.values())
+        if some and size > MEMORY:
+            yield some
+            some, seen, size = {}, {}, sum(new.values())
+        some[owner] = params, state
+        seen |= new
+    yield some
 
 
 def write(evaluated: Evaluated, log: RoundLog) -> None:

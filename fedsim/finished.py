@@ -9,14 +9,28 @@ from typing import Any
 
 import yaml
 
-from fedsim import experiments
+from fedsim import experiments, lock
 from fedsim.config import RunConfig, to_yaml
 from fedsim.data.info import catalogue
 from fedsim.errors import ConfigError
 from fedsim.settings import FIXED_PARTITIONS
 
-PLACEMENT = ("kind", "actors", "cpus_per_client", "address", "working_dir")
+PLACEMENT = (
+    *("kind", "actors", "cpus_per_client", "address", "working_dir", "client_resources"),
+    *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
+    *("checkpoint_every", "keep_checkpoints", "state_memory"),
+)
 """Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+FREE = frozenset(
+    f"engine.{leaf}" for leaf in (*PLACEMENT, "gpus_per_client", "allow_mixed_devices")
+)
+"""Keys that may change when a run goes on; the kind of device is compared once it is known."""
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """The settings that must stay as they are for a run to go on, by dotted key."""
+    values = dict(_flat(yaml.safe_load(to_yaml(config))))
+    return {key: value for key, value in values.items() if key not in FREE}
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -74,12 +88,17 @@ def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, An
 
 
 def set_aside(folder: Path) -> None:
-    """Renames what a run left that was interrupted or failed; nothing is deleted."""
+    """Renames what a run left that was interrupted or failed; nothing is deleted.
+
+    Raises:
+        ConfigError: a live run holds the directory.
+    """
     if not folder.exists() or not any(folder.iterdir()):
         return
     count = itertools.count(1)
     free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
-    folder.rename(next(path for path in free if not path.exists()))
+    with lock.held(folder):
+        folder.rename(next(path for path in free if not path.exists()))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

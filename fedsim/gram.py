@@ -51,17 +51,6 @@ def conflict_ratio(gram: F64) -> float | None:
 
 
 @dataclass(frozen=True)
-class Mean:
-    """The weighted mean of the updates (FedAvg): c = p."""
-
-    weights: Weights = "samples"
-
-    def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
-        """Coefficients (m,); they sum to 1."""
-        return shares(n, self.weights)
-
-
-@dataclass(frozen=True)
 class Principal:
     """Principal gradient aggregation of FedLD (Zeng et al., MICCAI 2024, Eqs. 4-7).
 

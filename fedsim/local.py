@@ -7,7 +7,9 @@ is kept between tasks. So it can run anywhere, be retried after a crash and be r
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -22,6 +24,8 @@ from fedsim.vectors import FlatModel
 Preprocess = Callable[[Tensor], Tensor]
 """Stored images (B, channels, H, W) uint8 -> model input (B, channels, size, size) float32."""
 
+Precision = Callable[[], AbstractContextManager[object]]
+"""Makes the context that a forward pass runs in, such as autocast."""
 
 PARTS = {"all": (True, False), "head": (True,), "features": (False,)}
 """Per part of a model the values of ``Slot.head`` that belong to it."""
@@ -51,6 +55,7 @@ class LocalEnv:
         criterion: the classification loss.
         downlink: what the server sent to everybody beside the model.
         state: what this client's rule kept at its last participation, or {}.
+        precision: makes the context of each forward pass.
         phase, params: the current phase and the parameters it trains.
     """
 
@@ -67,6 +72,7 @@ class LocalEnv:
     client_id: int
     downlink: Vectors
     state: Vectors
+    precision: Precision = nullcontext
     phase: Phase = field(init=False)
     params: list[Tensor] = field(default_factory=list)
 
@@ -92,10 +98,11 @@ class LocalEnv:
 
     @torch.no_grad()
     def features(self, batch_size: int = 256) -> Tensor:
-        """(n, d) inputs of the head for the client's images, in eval mode, no augmentation."""
-        self.model.eval()
-        parts = [self.model.features(self.test(x)) for x in self.x.split(batch_size)]  # type: ignore[operator]
-        return torch.cat(parts)
+        """(n, d) float32 inputs of the head for the client's images: eval mode, no augmentation."""
+        self.flat.mode(train=False)
+        with self.precision():
+            parts = [self.model.features(self.test(x)) for x in self.x.split(batch_size)]  # type: ignore[operator]
+        return torch.cat(parts).float()
 
 
 @dataclass(frozen=True)
@@ -156,36 +163,46 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
     batch in all, BatchNorm uses its running statistics.
     """
     order = torch_generator(env.ctx.seed, "shuffle", env.ctx.round, env.client_id)
-    total = torch.zeros((), dtype=torch.float64, device=env.x.device)
-    seen = num_steps = 0
+    losses: list[Tensor] = []
+    sizes: list[int] = []
     _enter(env, Phase(0, 0.0))
     s = rule.begin(env)
     for phase in rule.phases(env):
         _enter(env, phase)
         momentum: list[Tensor] = []
         for batch in _batches(env, phase.epochs, order):
-            x, y = env.train(env.x[batch]), env.y[batch]
-            objective, ce = rule.loss(env, s, x, y)
+            x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
+            with env.precision():
+                objective, ce = rule.loss(env, s, x, y)
             objective.backward()
             with torch.no_grad():
                 rule.adjust_grads(env, s)
                 momentum = _sgd(env, momentum, phase.lr)
-                total += ce.double() * len(y)
-            seen += len(y)
-            num_steps += 1
+            losses.append(ce.detach())
+            sizes.append(len(y))
     _enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
-    return Trained(uplink, num_steps, float(total) / seen if seen else float("nan"))
+    return Trained(uplink, len(sizes), _mean(losses, sizes))
+
+
+def _mean(losses: list[Tensor], sizes: list[int]) -> float:
+    """The mean of the batches' losses over samples, in float64; read from the device only here."""
+    if not sizes:
+        return float("nan")
+    values = torch.stack(losses).tolist()
+    return sum(map(operator.mul, values, sizes)) / sum(sizes)
 
 
 def _enter(env: LocalEnv, phase: Phase) -> None:
     """Selects what the phase trains; the rest is frozen, and in eval mode where it has one."""
     env.phase = phase
     wanted = PARTS[phase.part]
+    env.params = []
     for slot, parameter in env.flat.params:
         parameter.requires_grad_(slot.head in wanted)
-    env.params = [parameter for slot, parameter in env.flat.params if slot.head in wanted]
-    env.model.train(phase.part != "head")
+        if slot.head in wanted:
+            env.params.append(parameter)
+    env.flat.mode(train=phase.part != "head")
     if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
         for norm in env.flat.norms:
             norm.eval()
@@ -196,20 +213,30 @@ def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Ten
     n, size = len(env.x), env.training.batch_size
     lone = any(norm.training for norm in env.flat.norms) and n > size and n % size == 1
     for _ in range(epochs):
-        shuffled = torch.randperm(n, generator=order)[: n - lone]
-        yield from shuffled.to(env.x.device, non_blocking=True).split(size)
+        shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
+        for start in range(0, n - lone, size):
+            yield shuffled[start : start + size]
 
 
 def _sgd(env: LocalEnv, momentum: list[Tensor], lr: float) -> list[Tensor]:
-    """One step of SGD on all tensors at once; returns the momentum buffers."""
+    """One step of SGD in one pass over the memory; returns the momentum buffers, [] without.
+
+    The first step's gradients become the buffers, so that no memory is taken for them.
+    """
     grads, training = env.grads(), env.training
-    if training.weight_decay:
-        torch._foreach_add_(grads, env.params, alpha=training.weight_decay)
-    if momentum:
-        torch._foreach_mul_(momentum, training.momentum)
-        torch._foreach_add_(momentum, grads)
-    direction = momentum or grads
-    torch._foreach_add_(env.params, direction, alpha=-lr)
+    buffers = (momentum or grads) if training.momentum else []
+    torch._fused_sgd_(
+        env.params,
+        grads,
+        buffers,
+        weight_decay=training.weight_decay,
+        momentum=training.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=buffers is grads,
+    )
     for p in env.params:
         p.grad = None
-    return direction if training.momentum else []
+    return buffers

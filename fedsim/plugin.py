@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fedsim.contracts import Slot
-from fedsim.gram import Mean
 from fedsim.local import LocalRule
 from fedsim.losses import MarginControl
-from fedsim.server import Gram, Server
+from fedsim.server import Average, Server
 
 
 def nothing(slot: Slot) -> bool:
@@ -30,6 +29,6 @@ class Algorithm:
     """
 
     local: LocalRule = field(default_factory=LocalRule)
-    server: Server = field(default_factory=lambda: Server(Gram(Mean())))
+    server: Server = field(default_factory=lambda: Server(Average()))
     criterion: MarginControl = field(default_factory=MarginControl)
     personal: Callable[[Slot], bool] = nothing

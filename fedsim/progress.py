@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections import deque
 from collections.abc import Mapping
@@ -35,8 +36,12 @@ class Watcher(Protocol):
     def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
         """The run is over: its files and its row of summary.csv."""
 
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with the run, empty before it has a directory."""
+
     def interrupted(self) -> str:
-        """One line for Ctrl-C: what is there and where."""
+        """One line for Ctrl-C and SIGTERM: what is done, and how to go on."""
 
     def close(self) -> None:
         """Gives the terminal back."""
@@ -62,7 +67,7 @@ class Lines:
 
     def started(self, info: RunInfo) -> None:
         """Says what is run, and where its files go."""
-        self.info = info
+        self.info, self.done = info, info.done
         self._introduce(info)
 
     def round_done(self, row: Mapping[str, object], seconds: float) -> None:
@@ -77,17 +82,19 @@ class Lines:
         """Prints the result."""
         self.close()
         if self.final_table:
-            show([{"result": name, "value": value} for name, value in result(store, summary)])
+            show_result(store, summary)
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with the run, empty before it has a directory."""
+        return f"fedsim resume {shlex.quote(str(self.info.out))}" if self.info else ""
 
     def interrupted(self) -> str:
-        """One line for Ctrl-C."""
+        """One line for Ctrl-C and SIGTERM."""
         if self.info is None:
             return "interrupted before the first round"
         rounds = f"{self.done} of {self.info.rounds} rounds"
-        return (
-            f"interrupted after {rounds}; the tables so far are in {self.info.out}, "
-            "the run cannot be resumed"
-        )
+        return f"interrupted after {rounds}; go on with: {self.how_to_resume}"
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -138,7 +145,7 @@ class Bar(Lines):
     def _introduce(self, info: RunInfo) -> None:
         super()._introduce(info)
         self.bar.start()
-        self.bar.update(self.task, total=info.rounds)
+        self.bar.update(self.task, total=info.rounds, completed=info.done)
         self.bar.start_task(self.task)
 
     def _report(self, row: Mapping[str, object]) -> None:
@@ -154,13 +161,23 @@ class Bar(Lines):
 
 def introduction(info: RunInfo) -> tuple[str, ...]:
     """Three lines: the experiment, the engine, the directory."""
+    place = f"writing to {info.out}"
+    if info.done:
+        place = f"going on in {info.out} after round {info.done}"
     return (
         f"{info.algorithm} on {info.dataset}, {info.model} ({info.num_parameters:,} parameters), "
         f"seed {info.seed}",
         f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
         f"{info.engine}",
-        f"writing to {info.out}",
+        place,
     )
+
+
+def show_result(store: RunStore, summary: Mapping[str, object] | None = None) -> None:
+    """Prints the final table of a finished run, whose summary.csv is read where none is given."""
+    if summary is None:
+        summary = {str(key): value for key, value in store.read("summary").iloc[0].items()}
+    show([{"result": name, "value": value} for name, value in result(store, summary)])
 
 
 def result(store: RunStore, summary: Mapping[str, object]) -> list[tuple[str, str]]:

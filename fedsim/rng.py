@@ -36,9 +36,32 @@ def torch_generator(seed: int, stream: str, *key: int) -> torch.Generator:
 def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Runs torch code that knows only the global generator (initialisers, dropout, transforms).
 
-    The global generators of the CPU and of ``device`` are seeded inside and restored afterwards.
+    The global generators of the CPU and of ``device`` are seeded inside and restored afterwards;
+    :func:`seed_torch` may seed them anew inside.
     """
-    devices = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.random.manual_seed(seed)
+    generators = _global_generators(device)
+    before = [g.get_state() for g in generators]
+    try:
+        seed_torch(seed, device)
         yield
+    finally:
+        for g, state in zip(generators, before, strict=True):
+            g.set_state(state)
+
+
+def seed_torch(seed: int, device: torch.device | None = None) -> None:
+    """Seeds the global generators of the CPU and of ``device``, for use in :func:`torch_scope`.
+
+    ``torch.random.manual_seed`` also seeds devices that nobody uses, and formats a stack trace for
+    those that are not initialised: that takes longer than a small client's training.
+    """
+    for g in _global_generators(device):
+        g.manual_seed(seed)
+
+
+def _global_generators(device: torch.device | None) -> list[torch.Generator]:
+    if device is None or device.type != "cuda":
+        return [torch.default_generator]
+    torch.cuda.init()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return [torch.default_generator, torch.cuda.default_generators[index]]

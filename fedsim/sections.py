@@ -173,7 +173,8 @@ class EngineConfig(Section):
         max_retries: how often a client's lost work is done again before it counts as failed.
         on_client_failure: whether a client that fails or diverges ends the run or is left out of
             its round.
-        checkpoint_every: write a checkpoint after so many rounds; 0 for never.
+        checkpoint_every: write a checkpoint after so many rounds, as fast as the disk takes them; 0
+            for none but when the run is interrupted or fails.
         keep_checkpoints: how many of them stay.
         state_memory: GiB of client states that the driver keeps in memory; the rest is on disk.
         aggregation_shards: ranges of parameters that the updates are cut into, to be summed up on
@@ -181,7 +182,8 @@ class EngineConfig(Section):
         data_from: how the data reach the actors: through Ray's ``object_store``, or each ``node``
             reads them from ``data.dir`` itself.
         allow_mixed_devices: accept a cluster with several types of accelerator.
-        fast: TF32 and other switches that cost reproducibility across machines.
+        fast: on a GPU bfloat16 forward passes, TF32, channels last, autotuned kernels; bits may
+            differ between runs.
     """
 
     prefix = "engine."

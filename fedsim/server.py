@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-import numpy as np
-
 from fedsim.cohort import Cohort, single_threaded_blas
 from fedsim.contracts import F64, Array, RoundContext, ServerStep, Vectors
-from fedsim.gram import GramRule, shares
+from fedsim.gram import GramRule, Weights, shares
 
 
 class Reduce(Protocol):
@@ -54,14 +52,30 @@ class Gram:
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> tuple[Array, Vectors]:
         """The step (D,); keeps no state."""
         n, layout = cohort.num_samples, cohort.layout
-        step = np.empty_like(cohort.rows[0])
-        params = slice(0, layout.num_params)
-        tensors = [s.where for s in layout.slots if s.role == "param"]
-        for where in [params] if self.blocks == "model" else tensors:
-            cohort.combine(self.rule(cohort.gram(where), n, ctx), where, step)
-        stats = slice(layout.num_params, layout.size)
-        cohort.combine(shares(n, self.rule.weights), stats, step)
-        return step, state
+        ranges = [slice(0, layout.num_params)]
+        if self.blocks == "tensor":
+            ranges = [s.where for s in layout.slots if s.role == "param"]
+        coefficients = [self.rule(gram, n, ctx) for gram in cohort.grams(ranges)]
+        statistics = slice(layout.num_params, layout.size)
+        averaged = shares(n, self.rule.weights)
+        return cohort.step([*coefficients, averaged], [*ranges, statistics]), state
+
+
+@dataclass(frozen=True)
+class Average:
+    """The weighted mean of the updates, statistics included (FedAvg): one pass, no Gram matrix."""
+
+    weights: Weights = "samples"
+
+    def __call__(
+        self,
+        cohort: Cohort,
+        state: Vectors,
+        ctx: RoundContext,  # noqa: ARG002 - the signature of a reduction
+    ) -> tuple[Array, Vectors]:
+        """The step (D,); keeps no state."""
+        everything = slice(0, cohort.layout.size)
+        return cohort.step([shares(cohort.num_samples, self.weights)], [everything]), state
 
 
 class HistoryRule(Protocol):
@@ -83,15 +97,17 @@ class HistoryGram:
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> tuple[Array, Vectors]:
         """The step (D,) and the state ``{"history": (D,)}``."""
         history = state.get("history")
-        step = np.empty_like(cohort.rows[0])
-        for slot in cohort.layout.slots:
-            where = slot.where
-            past, dots = None, np.zeros(len(cohort.updates))
-            if history is not None:
-                past, dots = history[where], cohort.dots(history, where)
-            cohort.combine(self.rule(cohort.gram(where), past, dots, ctx), where, step)
-        mixed = step if history is None else 0.99 * history + 0.01 * step
-        return step, {"history": mixed.astype(step.dtype)}
+        ranges = [slot.where for slot in cohort.layout.slots]
+        coefficients = [
+            self.rule(gram, None if history is None else history[where], dots, ctx)
+            for where, (gram, dots) in zip(ranges, cohort.seen_from(history, ranges), strict=True)
+        ]
+        step = cohort.step(coefficients, ranges)
+        if history is None:
+            return step, {"history": step.copy()}
+        mixed = 0.01 * step
+        mixed += 0.99 * history
+        return step, {"history": mixed.astype(step.dtype, copy=False)}
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,10 @@ import torch
 
 from fedsim import algorithms, data, models
 from fedsim.config import RunConfig, cohort_size
-from fedsim.contracts import Dataset, Layout, ModelSpec, Partition, Training, Vector
+from fedsim.contracts import Array, Dataset, Layout, ModelSpec, Partition, Training, Vector
 from fedsim.data import partitions
 from fedsim.engine import Executor
-from fedsim.engine.worker import WorkerSpec
+from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
 from fedsim.settings import FIXED_PARTITIONS
@@ -57,7 +58,17 @@ class Setup:
             t.threads,
             c.evaluation.batch_size,
             c.engine.fast,
+            self._local_images(),
         )
+
+    def _local_images(self) -> LocalImages | None:
+        """Where each node is to read the images itself, how it does so."""
+        if self.config.engine.kind == "serial" or self.config.engine.data_from == "object_store":
+            return None
+        data = self.config.data
+        absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
+        config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
+        return LocalImages(partial(read_images, config), array_sha256(self.dataset.x))
 
 
 def prepare(config: RunConfig) -> Setup:
@@ -129,6 +140,11 @@ def load_dataset(config: RunConfig) -> tuple[Dataset, str]:
     )
     by_data = "files" if file is not None else partitions.default_kind(dataset)
     return dataset, c.partition or by_data
+
+
+def read_images(config: RunConfig) -> Array:
+    """The images (N, channels, H, W) of a configuration's data set, from this machine's files."""
+    return load_dataset(config)[0].x
 
 
 def client_file(config: RunConfig) -> Path | None:

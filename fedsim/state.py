@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fedsim.clientstates import ClientStates
 from fedsim.contracts import Vector, Vectors
 
 
@@ -22,4 +22,4 @@ class ServerState:
     params: Vector
     server: Vectors = field(default_factory=dict)
     downlink: Vectors = field(default_factory=dict)
-    clients: Mapping[int, Vectors] = field(default_factory=dict)
+    clients: ClientStates = field(default_factory=ClientStates)

@@ -1,7 +1,7 @@
 """The run directory: configuration, CSV tables and the final model.
 
-Tables are append-only and flushed after each round: CSV with LF line ends, shortest round-trip
-floats, empty for "not available".
+Tables are append-only and flushed after each round; all other files are written as a whole or not
+at all. CSV with LF line ends, shortest round-trip floats, empty for "not available".
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import datetime
 import hashlib
+import io
 import json
+import os
 import platform
 import secrets
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import save
 
+from fedsim import durable
 from fedsim.contracts import Layout, Vector
-from fedsim.errors import ConfigError, StoreError
+from fedsim.errors import ConfigError, DataError, StoreError
 from fedsim.vectors import named_tensors
 from fedsim.version import __version__
 
@@ -45,6 +47,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "errors": ("round", "client_id", "attempt", "node", "error"),
 }
 """The columns of each table; summary.csv also has one per hyperparameter."""
+
+GROWING = tuple(table for table in COLUMNS if table != "partition")
+"""The tables to which rounds add rows."""
 
 Row = Mapping[str, Any]
 
@@ -74,32 +79,69 @@ class RunStore:
             raise StoreError(f"--out {path}: cannot be created ({error.strerror})") from error
         return cls(path)
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: summary.csv is its last file."""
+        return (self.path / "summary.csv").exists()
+
     def write(self, name: str, text: str) -> None:
-        """Writes a whole text file."""
-        with _writing(self.path / name) as path:
-            path.write_text(text, encoding="utf-8", newline="\n")
+        """Writes a text file, as a whole or not at all.
+
+        Raises:
+            StoreError: it cannot be written, as in all methods that write.
+        """
+        durable.write(self.path / name, [text.encode()])
+
+    def write_partition(self, rows: Iterable[Row]) -> None:
+        """Writes partition.csv as a whole; one that is there must say the same.
+
+        Raises:
+            DataError: it says something else: the data are not those that the run began with.
+        """
+        path = self.path / "partition.csv"
+        text = _csv(COLUMNS["partition"], rows, header=True)
+        if not path.exists():
+            self.write(path.name, text)
+        elif path.read_bytes() != text.encode():
+            raise DataError(
+                f"{path}: the data now give another partition; they have changed since the run "
+                "began, which cannot go on with them"
+            )
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Appends rows to a table; the first call also writes the header."""
-        self._append(table, COLUMNS[table], rows)
+        with durable.writing(self.path / f"{table}.csv") as path:
+            new = not path.exists()
+            with path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_csv(COLUMNS[table], rows, header=new))
 
     def write_summary(self, row: Row) -> None:
         """Writes summary.csv, whose columns are the row's keys."""
-        self._append("summary", list(row), [row])
+        self.write("summary.csv", _csv(list(row), [row], header=True))
 
-    def _append(self, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
-        with _writing(self.path / f"{table}.csv") as path:
-            new = not path.exists()
-            with path.open("a", encoding="utf-8", newline="") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                if new:
-                    writer.writerow(columns)
-                writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
+    def lengths(self) -> dict[str, int]:
+        """Bytes of each table that grows with the rounds, as far as it is there."""
+        paths = [self.path / f"{table}.csv" for table in GROWING]
+        return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Takes the tables back to these lengths; one that was not there goes."""
+        for table in GROWING:
+            with durable.writing(self.path / f"{table}.csv") as path:
+                if path.name in lengths:
+                    os.truncate(path, lengths[path.name])
+                else:
+                    path.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Removes what a process that was killed had begun to write."""
+        for folder in (self.path, self.path / "checkpoints"):
+            for path in folder.glob(f"{durable.UNFINISHED}*"):
+                path.unlink()
 
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
-        with _writing(self.path / "model.safetensors") as path:
-            path.write_bytes(save(named_tensors(params, layout)))
+        durable.write(self.path / "model.safetensors", [save(named_tensors(params, layout))])
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.
@@ -116,13 +158,13 @@ class RunStore:
         return pd.read_csv(path, keep_default_na=False, na_values=[""])
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[Path]:
-    """Turns what the system says into a StoreError that names the file."""
-    try:
-        yield path
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+def _csv(columns: Sequence[str], rows: Iterable[Row], header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
+    return text.getvalue()
 
 
 def cell(value: Any) -> str:

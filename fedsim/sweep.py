@@ -1,7 +1,8 @@
 """Sweeps: a grid of settings, one run directory per combination, one table at the end.
 
 A run is complete when it has a summary.csv. A complete run is skipped when its configuration is
-the wanted one; one that was interrupted or failed is set aside under another name and run again.
+the wanted one. One that was interrupted or failed goes on after its newest checkpoint; with another
+configuration, or without a checkpoint, it is set aside under another name and run again.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fedsim.config import RunConfig, resolve
 from fedsim.errors import ConfigError, FedsimError
 from fedsim.experiments import Axis, Experiment, Point, Settings
 from fedsim.finished import is_complete, set_aside
+from fedsim.resuming import can_go_on
 
 METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 SHARED = ("address", "working_dir")
@@ -105,7 +107,7 @@ def run_all(
     Args:
         runs: from :func:`expand`.
         out: the sweep's directory; may hold finished runs.
-        start: runs one configuration into a directory.
+        start: runs one configuration into a directory, or goes on with the run that is there.
         tell: shows a line.
 
     Returns:
@@ -123,9 +125,12 @@ def run_all(
         if run not in todo:
             tell(f"[{position}/{len(runs)}] {run.name}: finished before")
             continue
-        tell(f"[{position}/{len(runs)}] {run.name}")
-        set_aside(out / run.name)
+        goes_on = can_go_on(run.config, out / run.name)
+        what = ": was interrupted, goes on" if goes_on else ""
+        tell(f"[{position}/{len(runs)}] {run.name}{what}")
         try:
+            if not goes_on:
+                set_aside(out / run.name)
             start(run.config, out / run.name)
         except FedsimError as error:
             tell(f"[{position}/{len(runs)}] {run.name}: failed: {' '.join(str(error).split())}")

@@ -6,6 +6,7 @@ one subtraction, whatever the number of tensors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -57,7 +58,8 @@ class FlatModel:
     """A model on a device whose parameters and float buffers are views of ``flat`` (D,) float32.
 
     Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
-    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules.
+    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules. The model
+    starts in training mode.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
@@ -76,13 +78,18 @@ class FlatModel:
         floats = {slot.name for slot in self.layout.slots}
         kept = [b for name, b in self.model.named_buffers() if name not in floats]
         self._counters = [(buffer, buffer.clone()) for buffer in kept]
+        self._modules = list(self.model.train().modules())
 
     def load(self, vector: Tensor) -> None:
         """Copies ``vector`` (D,) into the model and resets the integer buffers."""
-        with torch.no_grad():
-            self.flat.copy_(vector)
-            for buffer, initial in self._counters:
-                buffer.copy_(initial)
+        self.flat.copy_(vector)
+        for buffer, initial in self._counters:
+            buffer.copy_(initial)
+
+    def mode(self, train: bool) -> None:
+        """Training or evaluation mode; free where every module is in it already."""
+        if any(module.training != train for module in self._modules):
+            self.model.train(train)
 
     def vector(self) -> Vector:
         """A copy (D,) of the current values on the CPU."""
@@ -92,6 +99,23 @@ class FlatModel:
 def as_tensor(vector: Array) -> Tensor:
     """A CPU tensor that shares the memory of a NumPy array, read-only or not; never write to it."""
     return torch.utils.dlpack.from_dlpack(np.ascontiguousarray(vector))
+
+
+def subtract(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """``out = a - b`` for (D,) tensors; ``out`` lies on the CPU, ``a`` may be overwritten."""
+    if a.device == out.device:
+        torch.sub(a, b, out=out)
+    else:
+        out.copy_(a.sub_(b))
+
+
+def not_finite(vector: Vector, layout: Layout) -> list[str]:
+    """The names of the tensors of a vector (D,) in which a value is NaN or infinite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = np.dot(vector, vector)  # one fast read; may overflow
+    if math.isfinite(square):
+        return []
+    return [s.name for s in layout.slots if not np.isfinite(vector[s.where]).all()]
 
 
 def named_tensors(vector: Vector, layout: Layout) -> dict[str, Array]:

@@ -5,9 +5,9 @@ w <- w + sum_i p_i (w_i - w),   p_i = n_i / sum_S n_j  over the cohort S, or 1/m
 
 from __future__ import annotations
 
-from fedsim.gram import Mean, Weights
+from fedsim.gram import Weights
 from fedsim.plugin import Algorithm
-from fedsim.server import Gram, Server
+from fedsim.server import Average, Server
 
 
 def build(weights: Weights = "samples") -> Algorithm:
@@ -16,4 +16,4 @@ def build(weights: Weights = "samples") -> Algorithm:
     Args:
         weights: client weights by samples (the paper), or uniform (several official codes).
     """
-    return Algorithm(server=Server(Gram(Mean(weights))))
+    return Algorithm(server=Server(Average(weights)))

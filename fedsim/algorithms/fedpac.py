@@ -26,10 +26,9 @@ from torch import Tensor
 from fedsim.cohort import Cohort
 from fedsim.contracts import F64, Array, RoundContext, Slot, Vectors
 from fedsim.errors import ConfigError
-from fedsim.gram import Mean
 from fedsim.local import LocalEnv, LocalRule, Phase, Uplink
 from fedsim.plugin import Algorithm
-from fedsim.server import Exchanged, Gram, Server
+from fedsim.server import Average, Exchanged, Server
 
 
 def of_head(slot: Slot) -> bool:
@@ -185,6 +184,6 @@ def build(lam: float = 1.0, head_lr: float = 0.1, head_epochs: int = 1) -> Algor
         raise ConfigError(f"fedpac: {given}; all must be >= 0")
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
-        server=Server(Gram(Mean()), Collaborate()),
+        server=Server(Average(), Collaborate()),
         personal=of_head,
     )

@@ -1,7 +1,7 @@
 """The command line. Commands import what they need when they run, so that help is instant.
 
-Exit status: 0 done, 1 failed, 2 usage or configuration, 130 interrupted. Every error is one line on
-stderr; ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
+Exit status: 0 done, 1 failed, 2 usage or configuration, 130 or 143 interrupted (Ctrl-C, SIGTERM).
+Every error is one line on stderr; ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from fedsim.cli.doctor import doctor
 from fedsim.cli.failure import complain, said_by_the_system, show_traceback
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
+from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
 from fedsim.errors import FedsimError
@@ -26,6 +27,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
 \b
   fedsim run                                   FedLD on 50 clients, minutes on two cores
   fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
+  fedsim resume DIR                            goes on with an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim list presets                          the experiments of the papers
 
@@ -85,5 +87,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (run, sweep, listing, partition, doctor):
+for command in (run, resume, sweep, listing, partition, doctor):
     main.add_command(command)

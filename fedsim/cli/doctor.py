@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,8 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.config import RunConfig
+    from fedsim.engine.placement import Plan
+    from fedsim.engine.resources import Node
 
 
 @click.command(cls=GroupedCommand)
@@ -24,7 +28,8 @@ if TYPE_CHECKING:
 def doctor(preset: str | None, config: str | None, **values: Any) -> None:
     """Show what is here, and what placement a run would get.
 
-    Takes the options of 'fedsim run'. Starts nothing; with --address it asks that cluster.
+    Takes the options of 'fedsim run'. Starts nothing; with --address it asks that cluster. What
+    does not fit is refused as 'fedsim run' would, below the table of the machines.
 
     \b
       fedsim doctor
@@ -34,8 +39,20 @@ def doctor(preset: str | None, config: str | None, **values: Any) -> None:
     from fedsim.tables import show
 
     settings = configuration(preset, config, values)
-    rows = [*machine(), ("placement", placement(settings))]
-    show([{"": name, "here": value} for name, value in rows])
+    show([{"": name, "here": value} for name, value in machine()])
+    if settings.engine.kind == "serial":
+        rows = [("placement", "one process for all clients (--engine serial)")]
+    else:
+        from fedsim.engine.cluster import connect, machines, plan_for
+
+        if settings.engine.address is not None:
+            connect(settings.engine)
+        nodes = machines()
+        click.echo()
+        show([described(node) for node in nodes])
+        rows = planned(plan_for(settings.engine, nodes, *size(settings)))
+    click.echo()
+    show([{"": name, "plan": value} for name, value in rows])
 
 
 def machine() -> list[tuple[str, str]]:
@@ -58,29 +75,56 @@ def machine() -> list[tuple[str, str]]:
     ]
 
 
-def placement(settings: RunConfig) -> str:
-    """The line that describes where the clients of a run would be.
-
-    Raises:
-        ConfigError: the fractions do not fit, the cluster cannot be reached.
-    """
-    engine = settings.engine
-    if engine.kind == "serial":
-        return "one process for all clients (--engine serial)"
-    from fedsim.engine.cluster import connect, machines, plan_for
-
-    if engine.address is not None:
-        connect(engine)
-    return plan_for(engine, machines(), num_clients(settings)).describe()
+def described(node: Node) -> dict[str, str]:
+    """A machine as Ray would use it, a row of a table."""
+    known = math.isfinite(node.memory)
+    return {
+        "machine": node.name,
+        "CPUs": f"{node.cpus:g}",
+        "GPUs": f"{node.gpus:g}",
+        "type": node.accelerator or "-",
+        "GiB for actors": f"{node.memory / 2**30:.1f}" if known else "-",
+    }
 
 
-def num_clients(settings: RunConfig) -> int:
-    """K; reads the data only where files or sites decide it."""
-    if settings.decides_num_clients:
-        return settings.data.num_clients
-    from fedsim import setup
+def planned(plan: Plan) -> list[tuple[str, str]]:
+    """Name and value: who runs where, with what."""
+    need = plan.memory / 2**30
+    used = [(node, n) for node, n in zip(plan.nodes, plan.per_node, strict=True) if n]
+    return [
+        ("placement", plan.describe()),
+        (
+            "memory needed",
+            f"about {need:.2f} GiB for an actor, {plan.actors * need:.2f} GiB for all",
+        ),
+        *((f"on {node.name}", f"{n} actor{'s' * (n != 1)}") for node, n in used),
+        *((f"clients {few(group.clients)}", str(group)) for group in plan.groups),
+    ]
 
-    return setup.make_partition(settings, *setup.load_dataset(settings)).num_clients
+
+def few(clients: Sequence[int]) -> str:
+    """Some ids, the first of them where there are many."""
+    if len(clients) > 1 and clients[-1] - clients[0] == len(clients) - 1:
+        return f"{clients[0]} to {clients[-1]}"
+    return ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
+
+
+def size(settings: RunConfig) -> tuple[int, int]:
+    """K, and the bytes of the model; reads the data only where their files decide one of them."""
+    from fedsim import data, models, setup
+    from fedsim.contracts import ModelSpec
+
+    c = settings.model
+    info = {info.name: info for info in data.catalogue()}.get(settings.data.name)
+    pixels = settings.data.image_size or (info.image_size if info else 0)
+    if info and settings.decides_num_clients and info.num_classes and info.channels and pixels:
+        name = c.name or info.default_model
+        spec = ModelSpec(name, info.num_classes, info.channels, pixels, c.norm)
+        built = models.build(spec, settings.seed)
+        return settings.data.num_clients, sum(t.nbytes for t in built.state_dict().values())
+    random = c.model_copy(update={"pretrained": False, "weights": None})
+    ready = setup.prepare(settings.model_copy(update={"model": random}))
+    return ready.partition.num_clients, ready.initial.nbytes
 
 
 def memory() -> str:

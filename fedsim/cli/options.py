@@ -145,7 +145,7 @@ FLAGS = (
         ("--fast/--no-fast",),
         "engine.fast",
         "",
-        "Allow TF32; results then depend on the device type.",
+        "On a GPU: bfloat16, TF32, channels last, autotuned kernels; bits may differ.",
     ),
 )
 
@@ -173,16 +173,18 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-def _dest(key: str) -> str:
+def destination(key: str) -> str:
+    """The parameter's name for a dotted key."""
     return key.replace(".", "__")
 
 
-def _option(flag: Flag) -> Callable[[F], F]:
+def flag_option(flag: Flag) -> Callable[[F], F]:
+    """The option of a flag."""
     text = flag.help + (f"  [{flag.shown}]" if flag.shown else "")
     switch: dict[str, Any] = {} if flag.metavar else {"is_flag": True}
     return click.option(
         *flag.names,
-        _dest(flag.key),
+        destination(flag.key),
         cls=GroupedOption,
         group=flag.group,
         default=None,
@@ -194,7 +196,7 @@ def _option(flag: Flag) -> Callable[[F], F]:
 
 def settings_options(with_files: bool = True) -> Callable[[F], F]:
     """The flags that set keys, ``--set``, ``--verbose`` and, on request, --preset and --config."""
-    options = [_option(flag) for flag in FLAGS]
+    options = [flag_option(flag) for flag in FLAGS]
     if with_files:
         options.append(
             click.option(
@@ -264,5 +266,5 @@ def overrides(values: Mapping[str, Any]) -> Settings:
     """
     from fedsim.config import from_flags
 
-    flags = {f.key: (f.names[-1].partition("/")[0], values[_dest(f.key)]) for f in FLAGS}
+    flags = {f.key: (f.names[-1].partition("/")[0], values[destination(f.key)]) for f in FLAGS}
     return from_flags(flags, values["sets"])

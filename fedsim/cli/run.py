@@ -9,6 +9,7 @@ import click
 
 from fedsim.cli.configuration import configuration
 from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
+from fedsim.cli.watching import watched
 
 
 @click.command(cls=GroupedCommand)
@@ -31,6 +32,8 @@ def run(
       fedsim run -d retinamnist --data-dir data/ --rounds 50
       fedsim run --preset table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim run --config runs/digits/fedld/RUN/config.yaml      the same run again
+
+    Ctrl-C and SIGTERM leave a checkpoint: 'fedsim resume DIR' goes on.
     """
     from fedsim.progress import observer
 
@@ -38,11 +41,5 @@ def run(
     from fedsim import rounds
 
     watcher = observer()
-    try:
+    with watched(ctx, watcher):
         rounds.run(settings, Path(out) if out else None, watcher)
-    except KeyboardInterrupt:
-        watcher.close()
-        click.echo(watcher.interrupted(), err=True)
-        ctx.exit(130)
-    finally:
-        watcher.close()

@@ -52,7 +52,8 @@ def sweep(
 
     Each run has a directory of its own in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
     mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the
-    others. After an interruption or a failure the same command goes on with what is missing.
+    others. After an interruption or a failure the same command goes on with what is missing, each
+    run after its newest checkpoint.
     """
     from fedsim import sweep as sweeps
 
@@ -68,7 +69,7 @@ def sweep(
 
 
 def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
-    from fedsim import finished, rounds
+    from fedsim import finished, interrupts, resuming, rounds
     from fedsim import sweep as sweeps
     from fedsim.progress import observer
     from fedsim.tables import show
@@ -77,10 +78,17 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
     session = None
 
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
     def start(config: RunConfig, out: Path) -> None:
         watcher = observer(final_table=False)
+        ray = session if config.engine.kind == "ray" else None
         try:
-            rounds.run(config, out, watcher, session if config.engine.kind == "ray" else None)
+            if resuming.can_go_on(config, out):
+                rounds.resume(out, resuming.placement(config), watcher, ray, tell)
+            else:
+                rounds.run(config, out, watcher, ray)
         except FedsimError as error:
             show_traceback(ctx, error)
             raise
@@ -93,12 +101,11 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
                 from fedsim.engine.session import Session
 
                 session = sessions.enter_context(Session(on_ray[0]))
-            table, failed = sweeps.run_all(runs, folder, start, click.echo)
-    except KeyboardInterrupt:
-        click.echo(
-            f"interrupted; finished runs are in {folder}, the same command goes on", err=True
-        )
-        ctx.exit(130)
+            with interrupts.handled():
+                table, failed = sweeps.run_all(runs, folder, start, click.echo)
+    except KeyboardInterrupt as interrupt:
+        click.echo(f"interrupted; the runs are in {folder}, the same command goes on", err=True)
+        ctx.exit(interrupts.exit_status(interrupt))
     if len(failed) < len(runs):
         show(_rows(table))
         click.echo(f"+- is the 95 % interval; files: {folder}/summary.csv, {folder}/aggregate.csv")

@@ -25,15 +25,22 @@ class Transforms:
     Args:
         pipeline: sizes, normalisation and the augmentation's name.
         device: where the work is done and the result lies.
+        memory_format: how the result lies there, as in ``torch.Tensor.to``.
 
     Raises:
         ConfigError: the pipeline names an unknown augmentation.
     """
 
-    def __init__(self, pipeline: Pipeline, device: torch.device) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        device: torch.device,
+        memory_format: torch.memory_format = torch.preserve_format,
+    ) -> None:
         check_augment(pipeline.augment)
         self._size = pipeline.size
         self._device = device
+        self._format = memory_format
         self._augment = AUGMENTS[pipeline.augment]
         std = torch.tensor(pipeline.std, dtype=torch.float64).view(-1, 1, 1)
         mean = torch.tensor(pipeline.mean, dtype=torch.float64).view(-1, 1, 1)
@@ -50,7 +57,8 @@ class Transforms:
 
     def _normalised(self, x: Tensor) -> Tensor:
         """(x / 255 - mean) / std as one product and one sum in place."""
-        return x.to(torch.float32).mul_(self._scale).add_(self._shift)
+        x = x.to(torch.float32, memory_format=self._format)
+        return x.mul_(self._scale).add_(self._shift)
 
 
 def check_augment(name: str) -> None:
@@ -82,11 +90,9 @@ def _crop_flip(x: Tensor, size: int) -> Tensor:
     """Four black pixels around the image, a random crop of the image's size, a flip."""
     x = _flip(x, size)
     padded = torch.nn.functional.pad(x, (_PAD, _PAD, _PAD, _PAD))
-    offset = torch.randint(0, 2 * _PAD + 1, (2, len(x))).to(x.device)
-    row, column = (offset[:, :, None] + torch.arange(size, device=x.device)).unbind(0)
-    sample = torch.arange(len(x), device=x.device)[:, None, None, None]
-    channel = torch.arange(x.shape[1], device=x.device)[:, None, None]
-    return padded[sample, channel, row[:, None, :, None], column[:, None, None, :]]
+    windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # a view (B, C, 9, 9, size, size)
+    row, column = torch.randint(0, 2 * _PAD + 1, (2, len(x))).to(x.device)
+    return windows[torch.arange(len(x), device=x.device), :, row, column]
 
 
 def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:

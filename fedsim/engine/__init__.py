@@ -6,11 +6,20 @@ updates and new states come out. It alone may import ray.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
+
+for _name, _value in {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_worker_niceness": "0",  # its own 15 would make a run wait for everything else
+}.items():
+    os.environ.setdefault(_name, _value)  # Ray reads them when it is imported
 
 Model = tuple[Vector, Vectors]
 """A model to evaluate: the global vector (D,), and the state of the client it belongs to or {}."""
@@ -18,10 +27,14 @@ Model = tuple[Vector, Vectors]
 
 @dataclass(frozen=True)
 class Result:
-    """What a client's training gives: its update and its state for the next participation."""
+    """What a client's training gives: its update and its state for the next participation.
+
+    ``diverged`` says what is NaN or infinite in it, None if everything is finite.
+    """
 
     update: ClientUpdate
     state: Vectors
+    diverged: str | None = None
 
 
 @dataclass(frozen=True)

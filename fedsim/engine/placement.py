@@ -1,142 +1,203 @@
-"""How many client actors fit: a pure function of the nodes and the fractions asked for."""
+"""How many client actors fit, and whose they are: a pure function of machines and fractions."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fedsim.engine.advice import refusal, some
+from fedsim.engine.packing import Demand, pack
+from fedsim.engine.resources import GIB, Node, Share, check_share
 from fedsim.errors import ConfigError
 
-FINEST = 1e-4
-"""The smallest fraction of a resource that Ray hands out."""
+__all__ = ["Group", "Node", "Plan", "Share", "plan_placement"]
+
+FLAGS = {"cpus": "--cpus-per-client", "gpus": "--gpus-per-client"}
 
 
 @dataclass(frozen=True)
-class Node:
-    """A machine of the cluster: CPUs and GPUs that Ray may hand out, and the type of the GPUs."""
+class Group:
+    """The clients that ask for the same share, and the slots whose actors hold it.
 
-    cpus: float
-    gpus: float = 0.0
-    name: str = "this machine"
-    accelerator: str = ""
+    Args:
+        clients: ids, ascending.
+        slots: numbers, ascending; at most one per client.
+    """
+
+    share: Share
+    clients: Sequence[int]
+    slots: Sequence[int]
+
+    def __str__(self) -> str:
+        clients = f"{len(self.clients)} client" + "s" * (len(self.clients) != 1)
+        return f"{len(self.slots)} of {self.share} for {clients}"
 
 
 @dataclass(frozen=True)
 class Plan:
     """A placement of client actors.
 
+    Actors of several groups are to be made in the order of their slots: then they fit.
+
     Args:
-        slots: actors that can run at once, over all nodes; never across GPUs.
-        actors: actors that the run uses, at most one per client.
-        shared: whether clients take turns on the actors.
+        groups: the larger shares first; one, unless clients ask for different shares.
+        nodes: the machines.
+        node_of: per slot the index of a node that has room for it; Ray may choose another.
+        memory: bytes that each actor needs.
+        slots: actors that can run at once, at most one per client.
     """
 
+    groups: tuple[Group, ...]
+    nodes: tuple[Node, ...]
+    node_of: tuple[int, ...]
+    memory: int
     slots: int
-    actors: int
-    num_clients: int
-    cpus_per_client: float
-    gpus_per_client: float
+
+    @property
+    def actors(self) -> int:
+        """The number of actors that the run uses."""
+        return len(self.node_of)
+
+    @property
+    def num_clients(self) -> int:
+        """K."""
+        return sum(len(group.clients) for group in self.groups)
 
     @property
     def shared(self) -> bool:
         """Whether clients take turns on the actors."""
         return self.actors < self.num_clients
 
+    @property
+    def cpus_per_client(self) -> float:
+        """What an actor of the first group holds."""
+        return self.groups[0].share.cpus
+
+    @property
+    def gpus_per_client(self) -> float:
+        """What an actor of the first group holds."""
+        return self.groups[0].share.gpus
+
+    @property
+    def per_node(self) -> tuple[int, ...]:
+        """Actors on each node."""
+        count = Counter(self.node_of)
+        return tuple(count[i] for i in range(len(self.nodes)))
+
+    def options(self, slot: int) -> Share:
+        """What the actor of a slot holds."""
+        return next(group.share for group in self.groups if slot in group.slots)
+
+    def slots_for(self, client: int) -> Sequence[int]:
+        """The slots that may run a client: those of its group."""
+        return self._group(client).slots
+
+    def home(self, client: int) -> int | None:
+        """The slot that is a client's own, where its group has one for each."""
+        group = self._group(client)
+        if len(group.slots) < len(group.clients):
+            return None
+        return group.slots[group.clients.index(client)]
+
+    def _group(self, client: int) -> Group:
+        return next(group for group in self.groups if client in group.clients)
+
     def describe(self) -> str:
         """One line for the user."""
         count = f"{self.actors} actor" + "s" * (self.actors != 1)
         share = "shared by" if self.shared else "one for each of"
-        gpu = f" and {self.gpus_per_client:g} GPU" if self.gpus_per_client else ""
-        return f"{count} {share} {self.num_clients} clients, {self.cpus_per_client:g} CPU{gpu} each"
+        text = f"{count} {share} {self.num_clients} clients"
+        if len(self.groups) == 1:
+            return f"{text}, {self.groups[0].share} each"
+        return f"{text}: {some(map(str, self.groups))}"
+
+    def record(self) -> dict[str, object]:
+        """For env.json."""
+        return {
+            "slots": self.slots,
+            "actors": self.actors,
+            "memory_per_client": self.memory / GIB,
+            "groups": [
+                {
+                    "clients": len(group.clients),
+                    "actors": len(group.slots),
+                    "cpus_per_client": group.share.cpus,
+                    "gpus_per_client": group.share.gpus,
+                }
+                for group in self.groups
+            ],
+        }
 
 
-def plan(
+def plan_placement(
     nodes: Sequence[Node],
+    share: Share,
+    memory: int,
     num_clients: int,
-    cpus_per_client: float = 1.0,
-    gpus_per_client: float = 0.0,
     actors: str | int = "auto",
+    own: Mapping[int, Share] | None = None,
 ) -> Plan:
     """One actor per client while they fit, otherwise as many as fit.
 
-    A fraction of a GPU never spans GPUs: slots = sum over GPUs of floor(1/f).
+    Clients that ask for the same share form a group; each group gets at least one actor, and only
+    its actors run its clients. A fraction of a GPU never spans GPUs.
 
     Args:
         nodes: the machines.
+        share: what an actor holds.
+        memory: bytes of memory that an actor needs.
         num_clients: K.
-        cpus_per_client: what an actor holds.
-        gpus_per_client: what an actor holds, at most 1 or a whole number.
         actors: ``auto``, ``per-client`` or a number.
+        own: the shares of clients that ask for something else, by id.
 
     Raises:
-        ConfigError: a fraction that no node has room for, or more actors than fit; the message
-            names the nearest fraction that fits.
+        ConfigError: there is no machine; a share that no node has room for, or more actors than
+            fit: the message names the nearest amount that fits.
     """
-    _check(cpus_per_client, gpus_per_client, actors)
-    slots = _slots(nodes, num_clients, cpus_per_client, gpus_per_client)
-    if slots == 0:
-        raise ConfigError(_refusal(nodes, 1, cpus_per_client, gpus_per_client))
-    wanted = {"auto": min(num_clients, slots), "per-client": num_clients}.get(str(actors))
-    wanted = min(int(actors), num_clients) if wanted is None else wanted
-    if wanted > slots:
-        raise ConfigError(
-            f"--actors {actors}: {_refusal(nodes, wanted, cpus_per_client, gpus_per_client)}"
-        )
-    return Plan(slots, min(wanted, num_clients), num_clients, cpus_per_client, gpus_per_client)
-
-
-def _check(cpus: float, gpus: float, actors: str | int) -> None:
     if str(actors) not in ("auto", "per-client") and not str(actors).strip("0").isdecimal():
         raise ConfigError(f"--actors {actors}: must be auto, per-client or a number above 0")
-    if not (math.isfinite(cpus) and cpus >= FINEST):
-        raise ConfigError(f"--cpus-per-client {cpus:g}: must be {FINEST:g} or more")
-    if not (math.isfinite(gpus) and (gpus == 0 or gpus >= FINEST)):
-        raise ConfigError(f"--gpus-per-client {gpus:g}: must be {FINEST:g} or more, or 0")
-    if gpus > 1 and gpus != int(gpus):
+    check_share(share.cpus, share.gpus, FLAGS, ConfigError)
+    if not nodes:
+        raise ConfigError("no machine of the cluster is alive, so there is no place for actors")
+    clients = _grouped(share, num_clients, own or {})
+    demands = [Demand(s, len(ids)) for s, ids in clients.items()]
+    room = pack(nodes, demands, memory, num_clients)
+    least = {"auto": len(demands), "per-client": num_clients}.get(str(actors))
+    places = room
+    if least is None:
+        least = min(int(actors), num_clients)
+        places = pack(nodes, demands, memory, least)
+    given = "" if actors == "auto" else f"--actors {actors}: "
+    if least < len(demands):
         raise ConfigError(
-            f"--gpus-per-client {gpus:g}: above 1 it must be whole, such as {math.floor(gpus)}"
+            f"{given}clients ask for {len(demands)} different shares "
+            f"({some(str(d.share) for d in demands)}), so {len(demands)} is the least"
         )
+    if len(places) < least:
+        raise ConfigError(given + refusal(nodes, demands, memory, least))
+    groups = [
+        Group(s, ids, _slots_of(i, [place.demand for place in places]))
+        for i, (s, ids) in enumerate(clients.items())
+    ]
+    return Plan(
+        tuple(groups), tuple(nodes), tuple(place.node for place in places), memory, len(room)
+    )
 
 
-def _slots(nodes: Iterable[Node], most: int, cpus: float, gpus: float) -> int:
-    return sum(min(most, _node_slots(node, cpus, gpus)) for node in nodes)
+def _grouped(
+    share: Share, num_clients: int, own: Mapping[int, Share]
+) -> dict[Share, Sequence[int]]:
+    """The clients of each share, the larger shares first; a range where all ask for the same."""
+    if set(own.values()) <= {share}:
+        return {share: range(num_clients)}
+    groups: dict[Share, list[int]] = {}
+    for client in range(num_clients):
+        groups.setdefault(own.get(client, share), []).append(client)
+    return {s: tuple(groups[s]) for s in sorted(groups, key=lambda s: (-s.gpus, -s.cpus))}
 
 
-def _node_slots(node: Node, cpus: float, gpus: float) -> int:
-    by_cpu = math.floor(node.cpus / cpus + 1e-9)
-    if gpus == 0:
-        return by_cpu
-    whole = math.floor(node.gpus)
-    by_gpu = whole * math.floor(1 / gpus + 1e-9) if gpus <= 1 else whole // int(gpus)
-    return min(by_cpu, by_gpu)
-
-
-def _refusal(nodes: Sequence[Node], wanted: int, cpus: float, gpus: float) -> str:
-    """Why ``wanted`` actors do not fit, and the largest fractions with which they would."""
-    have = ", ".join(f"{n.name}: {n.cpus:g} CPUs, {n.gpus:g} GPUs" for n in nodes)
-    gpu = f" and {gpus:g} GPU" if gpus else ""
-    fits = _slots(nodes, wanted, cpus, gpus)
-    text = f"{wanted} actors of {cpus:g} CPU{gpu} do not fit, {fits} do ({have})"
-    cpu_fit = cpus
-    if _slots(nodes, wanted, cpus, 0) < wanted:
-        shares = {_down(n.cpus / k) for n in nodes for k in range(1, wanted + 1)} - {0.0}
-        fitting = [c for c in shares if _slots(nodes, wanted, c, 0) >= wanted]
-        if not fitting:
-            return text
-        cpu_fit = max(fitting)
-        text += f"; --cpus-per-client {cpu_fit:g} would"
-    if gpus and _slots(nodes, wanted, cpu_fit, gpus) < wanted:
-        most = math.floor(max(node.gpus for node in nodes)) + 1
-        fractions = [
-            *range(1, min(math.ceil(gpus), most)),
-            *(_down(1 / k) for k in range(1, wanted + 1)),
-        ]
-        fit = max((g for g in fractions if _slots(nodes, wanted, cpu_fit, g) >= wanted), default=0)
-        text += f"; --gpus-per-client {fit:g} would"
-    return text
-
-
-def _down(fraction: float) -> float:
-    """The fraction in whole steps of the finest."""
-    return math.floor(fraction / FINEST + 1e-9) * FINEST
+def _slots_of(demand: int, placed: Sequence[int]) -> Sequence[int]:
+    if set(placed) == {demand}:
+        return range(len(placed))
+    return tuple(slot for slot, of in enumerate(placed) if of == demand)

@@ -10,7 +10,8 @@ import torch
 
 from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Incident, Model, Result
-from fedsim.engine.worker import Report, Worker, WorkerSpec, torch_flags
+from fedsim.engine.flags import torch_flags
+from fedsim.engine.worker import Report, Worker, WorkerSpec
 from fedsim.errors import ConfigError, WorkerError
 from fedsim.sections import EngineConfig
 
@@ -89,6 +90,7 @@ def collect(reports: Sequence[Report], deltas: Array) -> list[Result]:
                 {"train_loss": r.train_loss},
             ),
             r.state,
+            r.diverged,
         )
         for r, delta in zip(reports, deltas, strict=True)
     ]

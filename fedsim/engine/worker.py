@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import hashlib
+import math
+import platform
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim import models
 from fedsim.contracts import (
     Array,
     Dataset,
+    Layout,
     ModelSpec,
     Partition,
     RoundContext,
@@ -23,12 +28,41 @@ from fedsim.contracts import (
     Vectors,
 )
 from fedsim.data.transforms import Transforms
-from fedsim.errors import FedsimError, WorkerError
-from fedsim.local import LocalEnv, train_local
+from fedsim.engine import gpu
+from fedsim.engine.flags import configure, precision
+from fedsim.errors import DataError, FedsimError, WorkerError
+from fedsim.local import LocalEnv, Trained, train_local
 from fedsim.metrics import score
 from fedsim.plugin import Algorithm
-from fedsim.rng import seed_for, torch_scope
-from fedsim.vectors import FlatModel, as_tensor, select
+from fedsim.rng import seed_for, seed_torch, torch_scope
+from fedsim.vectors import FlatModel, as_tensor, not_finite, select, subtract
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """Images that each node reads itself, instead of getting them from the driver.
+
+    Args:
+        read: gives (N, channels, H, W) uint8, on whatever machine it is called.
+        sha256: of the driver's.
+    """
+
+    read: Callable[[], Array]
+    sha256: str
+
+    def __call__(self) -> Array:
+        """The images of this machine.
+
+        Raises:
+            DataError: they are not the driver's.
+        """
+        found = self.read()
+        if array_sha256(found) != self.sha256:
+            raise DataError(
+                f"engine.data_from=node: {platform.node()} reads other images than the driver; "
+                "data.dir must hold the same files on every machine"
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -36,10 +70,12 @@ class WorkerSpec:
     """Everything a worker is made of; travels once per node.
 
     Args:
+        local_images: how a node gets the images itself; None where ``dataset`` brings them.
         seed: of the run, for the start weights.
         threads: torch threads on the CPU; part of the result's bits.
         batch_size: images per forward pass of an evaluation.
-        fast: TF32 and autotuned kernels, whose bits may differ between runs.
+        fast: on a GPU bfloat16 forward passes, TF32, autotuned kernels and images with channels
+            last; bits may differ between runs and from those of an exact run.
     """
 
     dataset: Dataset
@@ -51,11 +87,22 @@ class WorkerSpec:
     threads: int
     batch_size: int
     fast: bool
+    local_images: LocalImages | None = None
+
+    def to_send(self) -> WorkerSpec:
+        """What has to travel: without the images where nodes read them."""
+        if self.local_images is None:
+            return self
+        return replace(self, dataset=replace(self.dataset, x=self.dataset.x[:0]))
 
 
 @dataclass(frozen=True)
 class Report:
-    """The small part of a client's result; extras and state travel as arrays beside it."""
+    """The small part of a client's result; extras and state travel as arrays beside it.
+
+    ``diverged`` says what is NaN or infinite in the result: the first such array and the training
+    loss; None if everything is finite.
+    """
 
     client_id: int
     num_samples: int
@@ -63,22 +110,33 @@ class Report:
     train_loss: float
     extras: Vectors = field(default_factory=dict)
     state: Vectors = field(default_factory=dict)
+    diverged: str | None = None
 
 
 class Worker:
-    """A model on a device and the data; keeps nothing between tasks that could change a result."""
+    """A model on a device and the data; keeps nothing between tasks that could change a result.
 
-    def __init__(self, spec: WorkerSpec, device: torch.device) -> None:
-        _configure(spec, device)
+    Args:
+        spec: what it is made of.
+        device: where it trains.
+        share: the fraction of the GPU that is its own, for advice where memory runs out.
+    """
+
+    def __init__(self, spec: WorkerSpec, device: torch.device, share: float = 1.0) -> None:
+        configure(spec.threads, spec.fast, device)
         self.spec = spec
         self.device = device
+        self.share = share
         shape = replace(spec.model, pretrained=False, weights=None)
         self.flat = FlatModel(models.build(shape, spec.seed), device)
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
-        self.transforms = Transforms(spec.dataset.pipeline, device)
-        self.images = as_tensor(spec.dataset.x)
+        self.precision, layout = precision(spec.fast, device)
+        self.transforms = Transforms(spec.dataset.pipeline, device, layout)
+        images = spec.dataset.x if spec.local_images is None else spec.local_images()
+        self.images = as_tensor(images)
         self.labels = as_tensor(spec.dataset.y)
+        self.progress: tuple[int | None, float] = (None, time.monotonic())
 
     def train(
         self,
@@ -88,19 +146,33 @@ class Worker:
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> tuple[list[Report], Array]:
-        """Trains the clients one after the other: their reports, and their deltas (k, D)."""
+        """Trains the clients one after the other: their reports, and their deltas (k, D).
+
+        Args:
+            clients: whom to train, in this order.
+            params: (D,) the global vector.
+            downlink: what the server sent to everybody beside it.
+            states: by client what its rule kept, where it kept something.
+            ctx: the round.
+
+        Raises:
+            WorkerError: a client's work failed; the message names round and client.
+        """
         deltas = np.empty((len(clients), self.flat.layout.size), dtype=np.float32)
+        common = as_tensor(params).to(self.device)
         reports = []
-        for client, row in zip(clients, deltas, strict=True):
-            with named(f"round {ctx.round + 1}, client {client}"):
-                own = states.get(client, {})
-                reports.append(self._train(client, params, downlink, own, ctx, row))
+        with torch_scope(ctx.seed, self.device):
+            for client, row in zip(clients, deltas, strict=True):
+                self.progress = client, time.monotonic()
+                with self._named(f"round {ctx.round + 1}, client {client}"):
+                    own = states.get(client, {})
+                    reports.append(self._train(client, common, downlink, own, ctx, row))
         return reports, deltas
 
     def _train(
         self,
         client: int,
-        params: Vector,
+        params: Tensor,
         downlink: Vectors,
         state: Vectors,
         ctx: RoundContext,
@@ -111,8 +183,8 @@ class Worker:
         env = LocalEnv(
             flat=self.flat,
             start=start,
-            x=self.images[index].to(self.device),
-            y=self.labels[index].to(self.device),
+            x=self.images.index_select(0, index).to(self.device),
+            y=self.labels.index_select(0, index).to(self.device),
             train=self.transforms.train,
             test=self.transforms.test,
             criterion=self.spec.algorithm.criterion,
@@ -122,34 +194,41 @@ class Worker:
             client_id=client,
             downlink=downlink,
             state=state,
+            precision=self.precision,
         )
-        with torch_scope(seed_for(ctx.seed, "client", ctx.round, client), self.device):
-            trained = train_local(self.spec.algorithm.local, env)
+        seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
+        trained = train_local(self.spec.algorithm.local, env)
         kept = dict(trained.uplink.state)
-        with torch.no_grad():
-            if len(self.personal):
-                kept["personal"] = self.flat.flat[self.personal].cpu().numpy()
-            self.flat.flat.sub_(start)
-            self.flat.flat[self.personal] = 0.0
-            torch.from_numpy(delta).copy_(self.flat.flat)
+        if len(self.personal):
+            kept["personal"] = self.flat.flat[self.personal].cpu().numpy()
+            self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
+        subtract(self.flat.flat, start, torch.from_numpy(delta))
         return Report(
-            client, len(index), trained.num_steps, trained.train_loss, trained.uplink.extras, kept
+            client,
+            len(index),
+            trained.num_steps,
+            trained.train_loss,
+            trained.uplink.extras,
+            kept,
+            _diverged(trained, kept, delta, self.flat.layout),
         )
 
     def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
         """(n, C) float32 logits for the batches start..stop of a common part."""
-        with named(f"evaluation on the {part} part"), torch.no_grad():
+        self.progress = None, time.monotonic()
+        with self._named(f"evaluation on the {part} part"), torch.no_grad():
             return self._logits(params, state, part, start, stop)
 
     def _logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
-        self._load(params, state)
-        self.flat.model.eval()
+        self._load(as_tensor(params).to(self.device), state)
+        self.flat.mode(train=False)
         size = self.spec.batch_size
         index = torch.from_numpy(getattr(self.spec.dataset, part)[start * size : stop * size])
-        outputs = [
-            self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
-            for batch in index.split(size)
-        ]
+        with self.precision():
+            outputs = [
+                self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
+                for batch in index.split(size)
+            ]
         return torch.cat(outputs).float().cpu().numpy()
 
     def scores(self, params: Vector, state: Vectors, part: str) -> Scores:
@@ -157,9 +236,23 @@ class Worker:
         logits = self.logits(params, state, part, 0, num_batches(self.spec, part))
         return score_part(logits, self.spec, part)
 
-    def _load(self, params: Vector, state: Vectors) -> torch.Tensor:
+    @contextmanager
+    def _named(self, what: str) -> Iterator[None]:
+        """Turns an exception into a WorkerError that says what was going on.
+
+        Raises:
+            WorkerError: from the exception; errors of fedsim pass as they are.
+        """
+        try:
+            yield
+        except FedsimError:
+            raise
+        except Exception as error:
+            why = gpu.reason(error, self.share, self.device)
+            raise WorkerError(f"{what}: {why}") from error
+
+    def _load(self, start: Tensor, state: Vectors) -> Tensor:
         """Loads the global vector with the client's own slots; returns what was loaded (D,)."""
-        start = as_tensor(params).to(self.device)
         if "personal" in state:
             start = start.clone()
             start[self.personal] = as_tensor(state["personal"]).to(self.device)
@@ -167,19 +260,9 @@ class Worker:
         return start
 
 
-@contextmanager
-def named(what: str) -> Iterator[None]:
-    """Turns an exception into a WorkerError that says what was going on.
-
-    Raises:
-        WorkerError: from the exception; errors of fedsim pass as they are.
-    """
-    try:
-        yield
-    except FedsimError:
-        raise
-    except Exception as error:
-        raise WorkerError(f"{what}: {type(error).__name__}: {error}") from error
+def array_sha256(array: Array) -> str:
+    """The SHA-256 of an array's bytes, in hex."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 def num_batches(spec: WorkerSpec, part: str) -> int:
@@ -192,28 +275,13 @@ def score_part(logits: Array, spec: WorkerSpec, part: str) -> Scores:
     return score(logits, spec.dataset.y[getattr(spec.dataset, part)])
 
 
-def _configure(spec: WorkerSpec, device: torch.device) -> None:
-    """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU."""
-    torch.set_num_threads(spec.threads)
-    if device.type == "cuda":
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.backends.cuda.matmul.allow_tf32 = spec.fast
-        torch.backends.cudnn.allow_tf32 = spec.fast
-        torch.backends.cudnn.benchmark = spec.fast
-        torch.use_deterministic_algorithms(not spec.fast, warn_only=True)
-
-
-def torch_flags() -> Callable[[], None]:
-    """Remembers what a worker changes in this process; the result restores it."""
-    threads = torch.get_num_threads()
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    flags = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-
-    def restore() -> None:
-        torch.set_num_threads(threads)
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-
-    return restore
+def _diverged(trained: Trained, kept: Vectors, delta: Array, layout: Layout) -> str | None:
+    """See ``diverged`` of :class:`Report`; asked here, where the arrays are in the cache."""
+    arrays = {f"upload {name}": a for name, a in trained.uplink.extras.items()}
+    arrays |= {f"own {name}": a for name, a in kept.items()}
+    bad = [name for name, a in arrays.items() if not np.isfinite(a).all()]
+    bad += not_finite(delta, layout)
+    found = [f"tensor {name}" for name in bad[:1]]
+    if trained.num_steps and not math.isfinite(trained.train_loss):
+        found.append("the training loss")
+    return " and ".join(found) or None

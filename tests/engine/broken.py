@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
+
+import ray
 
 from fedsim.local import LocalEnv, LocalRule
 from fedsim.plugin import Algorithm
@@ -19,8 +23,28 @@ def build() -> Algorithm:
     return Algorithm(local=Broken())
 
 
+@dataclass(frozen=True)
+class Deadly(LocalRule):
+    """Ends its process wherever client 2 of the second round is trained."""
+
+    def begin(self, env: LocalEnv) -> None:
+        if env.ctx.round == 1 and env.client_id == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def build_deadly() -> Algorithm:
+    return Algorithm(local=Deadly())
+
+
 class Holder:
     """Holds resources of a Ray that others use too."""
 
     def ping(self) -> bool:
         return True
+
+
+class Owner:
+    """Owns an object, which is lost with it."""
+
+    def put(self, value: object) -> list[object]:
+        return [ray.put(value)]

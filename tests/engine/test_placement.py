@@ -7,10 +7,15 @@ import re
 
 import pytest
 
-from fedsim.engine.placement import Node, Plan, plan
+from fedsim.engine.placement import Node, Share, plan_placement
 from fedsim.errors import ConfigError
 
 GPU2 = [Node(64, 2)]
+
+
+def plan(nodes, num_clients, cpus_per_client=1.0, gpus_per_client=0.0, actors="auto", memory=0):
+    share = Share(cpus_per_client, gpus_per_client)
+    return plan_placement(nodes, share, memory, num_clients, actors)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +63,15 @@ def test_every_node_is_bounded_by_its_cores_too(nodes, cpus, gpus, slots):
 
 
 def test_one_actor_per_client_while_they_fit():
-    assert plan([Node(8)], 8) == Plan(8, 8, 8, 1.0, 0.0)
-    assert not plan([Node(8)], 8).shared
+    own = plan([Node(8)], 8)
+    assert (own.slots, own.actors, own.num_clients, own.shared) == (8, 8, 8, False)
+    assert [own.home(client) for client in range(8)] == list(range(8))
     assert plan([Node(8)], 3).actors == 3
-    assert plan([Node(8)], 50) == Plan(8, 8, 50, 1.0, 0.0)
-    assert plan([Node(8)], 50).shared
+    shared = plan([Node(8)], 50)
+    assert (shared.slots, shared.actors, shared.num_clients, shared.shared) == (8, 8, 50, True)
+    assert shared.home(3) is None
+    assert list(shared.slots_for(49)) == list(range(8))
+    assert shared.options(7) == Share(1.0, 0.0)
     assert plan([Node(8)], 8, actors="per-client").actors == 8
 
 
@@ -74,7 +83,9 @@ def test_a_number_of_actors():
 
 def test_the_order_of_nodes_does_not_matter():
     nodes = [Node(4, 2), Node(16), Node(1, 8)]
-    assert plan(nodes, 30, 0.5, 0.25) == plan(nodes[::-1], 30, 0.5, 0.25)
+    one, other = plan(nodes, 100, 0.5, 0.25), plan(nodes[::-1], 100, 0.5, 0.25)
+    assert one.actors == other.actors == 10
+    assert one.per_node == other.per_node[::-1] == (8, 0, 2)
 
 
 def advice(message):
@@ -86,7 +97,7 @@ def advice(message):
 REFUSED = [
     ([Node(2)], {"cpus_per_client": 3.0}, "auto", {"cpus_per_client": 2.0}),
     ([Node(2)], {"cpus_per_client": 1.0}, "per-client", {"cpus_per_client": 0.25}),
-    ([Node(3), Node(2)], {"cpus_per_client": 1.6}, 4, {"cpus_per_client": 1.0}),
+    ([Node(3), Node(2)], {"cpus_per_client": 2.0}, 4, {"cpus_per_client": 1.0}),
     ([Node(7)], {"cpus_per_client": 0.9}, "per-client", {"cpus_per_client": 0.875}),
     ([Node(64, 2)], {"gpus_per_client": 0.6}, "per-client", {"gpus_per_client": 0.25}),
     ([Node(64, 2)], {"gpus_per_client": 0.6}, 3, {"gpus_per_client": 0.5}),
@@ -136,16 +147,20 @@ def test_a_hopeless_number_of_actors_is_a_plain_refusal():
     assert advice(str(error.value)) == {}
 
 
-@pytest.mark.parametrize("nodes", [[], [Node(0)]])
-def test_no_machine_is_a_plain_refusal(nodes):
-    with pytest.raises(ConfigError, match="do not fit") as error:
-        plan(nodes, 3)
+def test_no_core_is_a_plain_refusal():
+    with pytest.raises(ConfigError, match=r"1 actor of 1 CPU does not fit, 0 do") as error:
+        plan([Node(0)], 3)
     assert advice(str(error.value)) == {}
+
+
+def test_a_cluster_that_is_gone():
+    with pytest.raises(ConfigError, match="no machine of the cluster is alive"):
+        plan([], 3)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf])
 def test_cores_must_be_positive_numbers(value):
-    with pytest.raises(ConfigError, match=r"--cpus-per-client .* 0.0001 or more"):
+    with pytest.raises(ConfigError, match=r"--cpus-per-client .* 0.0001 or more$"):
         plan([Node(8)], 3, value)
 
 
@@ -157,7 +172,7 @@ def test_gpus_must_be_numbers_from_zero(value):
 
 @pytest.mark.parametrize("value", [1.5, 2.25])
 def test_above_one_gpu_the_number_is_whole(value):
-    with pytest.raises(ConfigError, match=f"{value:g}.* whole, such as {int(value)}"):
+    with pytest.raises(ConfigError, match=f"{value:g}.* whole, such as {int(value)} or"):
         plan([Node(64, 8)], 3, 1.0, value)
 
 

@@ -58,6 +58,23 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
+@pytest.mark.parametrize("actors", ["auto", "per-client", 2])
+def test_clients_with_shares_of_their_own(actors, one_ray, tmp_path):
+    table = tmp_path / "shares.csv"
+    table.write_text("client_id,cpus,gpus\n1,0.5,0\n6,0.5,0\n")
+    engine = {"actors": actors, "cpus_per_client": 0.125, "client_resources": str(table)}
+    reference = run("fedbn", tmp_path / "serial", kind="serial")
+    assert run("fedbn", tmp_path / "run", one_ray, **engine) == reference
+
+
+def test_images_that_each_node_reads_itself(one_ray, tmp_path, monkeypatch):
+    reference = run("fedavg", tmp_path / "driver", one_ray)
+    assert run("fedavg", tmp_path / "node", one_ray, data_from="node") == reference
+    monkeypatch.setattr("fedsim.setup.array_sha256", lambda _: "another")
+    with pytest.raises(fedsim.errors.DataError, match=r"engine\.data_from=node: .* other images"):
+        run("fedavg", tmp_path / "other", one_ray, data_from="node")
+
+
 def test_large_updates_travel_one_by_one_with_the_same_bits(one_ray, tmp_path, monkeypatch):
     together = run("fedbn", tmp_path / "together", one_ray)
     monkeypatch.setattr("fedsim.engine.ray_engine.SMALL", 0)

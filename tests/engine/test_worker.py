@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +12,11 @@ from algorithms.training import context, dataset, train, worker
 from torch.nn import functional
 
 from fedsim.contracts import ModelSpec, Partition, Pipeline, Training
+from fedsim.engine.flags import torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
 from fedsim.errors import DivergedError, WorkerError
-from fedsim.local import LocalRule, Uplink
+from fedsim.local import LocalEnv, LocalRule, Uplink
 from fedsim.metrics import score
 from fedsim.plugin import Algorithm
 
@@ -130,6 +132,25 @@ def test_read_only_inputs_are_taken_and_left():
     assert np.all(own == 0.5)
 
 
+def test_the_global_vector_is_not_written_where_slots_are_personal():
+    w = worker("fedbn")
+    start = w.flat.vector()
+    before = start.copy()
+    train(w, params=start)
+    np.testing.assert_array_equal(start, before)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_any_grouping_of_clients_gives_the_same_bits(method):
+    w = worker(method)
+    start = w.flat.vector()
+    own = {1: {"personal": np.full(len(w.personal), 0.5, np.float32)}} if len(w.personal) else {}
+    (_, a), (_, b) = (train(w, group, params=start, states=own) for group in ((0, 1, 2), (2, 1)))
+    np.testing.assert_array_equal(a[[2, 1]], b)
+    alone = [train(w, (c,), params=start, states=own)[1][0] for c in (0, 1, 2)]
+    np.testing.assert_array_equal(a, alone)
+
+
 def test_personal_slots_stay_on_the_client():
     w = worker("fedbn")
     start = w.flat.vector()
@@ -225,6 +246,94 @@ def test_a_single_sample_client_trains():
     (report, _), deltas = train(w, (0, 1))
     assert (report.num_samples, report.num_steps) == (1, 1)
     assert np.isfinite(deltas).all()
+
+
+def nowhere(env):
+    """A result without anything bad."""
+    return Uplink()
+
+
+def in_upload(env):
+    return Uplink({"fine": np.zeros(2), "c": np.array([1.0, np.nan])}, {"h": np.array([np.inf])})
+
+
+def in_state(env):
+    env.flat.flat[0] = torch.inf
+    return Uplink(state={"h": np.array([np.inf])})
+
+
+def in_update(env):
+    env.flat.flat[-1] = torch.nan
+    env.flat.flat[env.flat.layout.slots[2].start] = torch.inf
+    return Uplink()
+
+
+@dataclass(frozen=True)
+class Spoils(LocalRule):
+    """Its ``finish`` writes something that is not finite."""
+
+    how: Callable[[LocalEnv], Uplink]
+    factor: float = 1.0
+
+    def loss(self, env, s, x, y):
+        objective, ce = super().loss(env, s, x, y)
+        return objective, ce * self.factor
+
+    def finish(self, env, s):
+        return self.how(env)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Spoils(nowhere), None),
+        (Spoils(in_upload), "tensor upload c"),
+        (Spoils(in_state), "tensor own h"),
+        (Spoils(in_update), "tensor features.1.bias"),
+        (Spoils(nowhere, torch.nan), "the training loss"),
+        (Spoils(in_update, torch.inf), "tensor features.1.bias and the training loss"),
+    ],
+)
+def test_a_report_says_what_diverged(rule, expected):
+    w = rebuilt(worker("fedavg"), algorithm=Algorithm(local=rule))
+    (report,), _ = train(w, (1,))
+    assert report.diverged == expected
+
+
+def test_a_client_without_a_step_has_not_diverged():
+    w = rebuilt(worker("fedavg"), training=Training(local_epochs=0))
+    (report,), deltas = train(w, (1,))
+    assert np.isnan(report.train_loss)
+    assert report.diverged is None
+    assert not deltas.any()
+
+
+def test_fast_is_for_gpus():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    assert bits(train(rebuilt(w, fast=True), params=start)) == bits(train(w, params=start))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["fedavg", "fedpac"])
+def test_fast_trains_about_the_same_on_a_gpu(method):
+    restore = torch_flags()
+    try:
+        spec, start = worker(method).spec, worker(method).flat.vector()
+        gpu = torch.device("cuda")
+        exact, fast = (
+            train(Worker(replace(spec, fast=fast), gpu), params=start) for fast in (False, True)
+        )
+    finally:
+        restore()
+    assert fast[1].tobytes() != exact[1].tobytes()
+    # bfloat16 has 8 bits: an update of a few steps agrees in direction, not in digits
+    for a, b in zip(exact[1], fast[1], strict=True):
+        assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b)
+    for a, b in zip(exact[0], fast[0], strict=True):
+        assert b.train_loss == pytest.approx(a.train_loss, rel=0.05)
+        assert b.diverged is None
 
 
 @pytest.fixture

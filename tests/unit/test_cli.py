@@ -14,6 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
+from fedsim.cli.configuration import configuration
+from fedsim.cli.doctor import doctor, size
 from fedsim.cli.options import FLAGS
 from fedsim.config import RunConfig
 
@@ -80,7 +82,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep table2 --algorithm fedbn", ["--algorithm", "axis method"]),
         ("partition --clients 5000", ["5000 clients", "1438"]),
         ("partition --set data.min_samples=100", ["100", "1438"]),
-        ("doctor --cpus-per-client 1000", ["--cpus-per-client"]),
+        ("doctor --cpus-per-client 0", ["--cpus-per-client"]),
     ],
 )
 def test_bad_input_is_one_line_exit_2_and_writes_nothing(
@@ -211,7 +213,7 @@ def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "interrupted before the first round\n"
 
 
-def test_ctrl_c_says_where_the_tables_are(tmp_path: Path) -> None:
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsim", "run", *QUICK, "--rounds", "100000", "--out", "r"]
     command += ["--set", "evaluation.every=100000"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -226,8 +228,8 @@ def test_ctrl_c_says_where_the_tables_are(tmp_path: Path) -> None:
         run.send_signal(signal.SIGINT)
         _, errors = run.communicate()
     assert run.returncode == 130
-    line = r"interrupted after \d+ of 100000 rounds; the tables so far are in r, the run cannot be "
-    assert re.fullmatch(line + "resumed\n", errors), errors
+    line = r"interrupted after \d+ of 100000 rounds; go on with: fedsim resume r\n"
+    assert re.fullmatch(line, errors), errors
 
 
 def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
@@ -299,7 +301,8 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     second = fedsim(*command)
     assert second.exit_code == 0, second.output
     assert second.stdout.count("finished before") == 3
-    assert (tmp_path / "s" / f"{names[3]}.interrupted-1").is_dir()
+    assert f"[4/4] {names[3]}: was interrupted, goes on" in second.stdout
+    assert not list((tmp_path / "s").glob("*interrupted*"))
     assert second.stdout.splitlines()[-4:] == table
     other = fedsim(*command, "--set", "train.lr=0.5")
     assert other.exit_code == 2
@@ -358,8 +361,50 @@ def test_doctor_says_what_is_here_and_the_placement() -> None:
     rows = {line.split("  ")[0].strip(): line for line in text.stdout.splitlines()}
     assert f"usable of {os.cpu_count()}" in rows["CPUs"]
     assert "10 clients" in rows["placement"]
+    assert rows["this machine"].split()[2] == str(len(os.sched_getaffinity(0)))
+    assert "actor" in rows["on this machine"]
+    assert "GiB for an actor" in rows["memory needed"]
+    assert "clients 0 to 9" in rows
     assert {"torch", "Ray", "memory", "Python"} <= set(rows)
     assert "one process" in fedsim("doctor", "--engine", "serial").stdout
+
+
+def test_doctor_shows_the_machines_where_nothing_fits() -> None:
+    refused = fedsim("doctor", "--cpus-per-client", "1000")
+    assert refused.exit_code == 2
+    assert refused.stdout.splitlines()[-1].split()[:2] == ["this", "machine"]
+    assert refused.stderr.startswith("error: 1 actor of 1000 CPU does not fit")
+    assert refused.stderr.count("\n") == 1
+
+
+def test_doctor_shows_the_classes_of_clients(tmp_path: Path) -> None:
+    (tmp_path / "shares.csv").write_text("client_id,cpus,gpus\n1,0.2,0\n4,0.2,0\n")
+    common = ["doctor", "--cpus-per-client", "0.1", "--gpus-per-client", "0"]
+    common += ["--sample-rate", "1", "--set", "engine.client_resources=shares.csv", "--clients"]
+    both = fedsim(*common, "6")
+    assert both.exit_code == 0, both.output
+    rows = [line.split("  ")[0] for line in both.stdout.splitlines()]
+    assert rows[-2:] == ["clients 1, 4", "clients 0, 2, 3, 5"]
+    assert " of 0.2 CPU for 2 clients" in both.stdout
+    few = fedsim(*common, "4")
+    assert (few.exit_code, few.stderr) == (
+        2,
+        "error: shares.csv, row 3: client_id 4, the 4 clients are 0 to 3\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "parameters"),
+    [
+        ("-d mnist --model mlp", 64 * 784 + 64 + 640 + 10),
+        ("-d digits --model logistic", 650),
+        ("-d digits --model logistic --partition iid --set data.image_size=4", 170),
+    ],
+)
+def test_doctor_knows_the_size_of_a_model_without_the_data(args: str, parameters: int) -> None:
+    with doctor.make_context("doctor", args.split()) as context:
+        settings = configuration(values=context.params, preset=None, config=None)
+    assert size(settings) == (50, 4 * parameters)
 
 
 def test_main_is_a_click_group_and_an_entry_point() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,16 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     assert "12/100" in err
     assert "1 failed" in err
     assert watcher.interrupted() == (
-        "interrupted after 12 of 100 rounds; the tables so far are in out, "
-        "the run cannot be resumed"
+        "interrupted after 12 of 100 rounds; go on with: fedsim resume out"
     )
+
+
+def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = progress.Lines()
+    watcher.started(replace(INFO, out=Path("my runs/a"), done=40))
+    assert capsys.readouterr().out.endswith("\ngoing on in my runs/a after round 40\n")
+    line = "interrupted after 40 of 100 rounds; go on with: fedsim resume 'my runs/a'"
+    assert watcher.interrupted() == line
 
 
 def test_the_last_ten_rounds_make_the_pace() -> None:

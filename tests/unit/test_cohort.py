@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from fedsim import cohort as module
-from fedsim.cohort import Cohort, combine, gram, single_threaded_blas
+from fedsim import columns as module
+from fedsim.cohort import Cohort, gram, single_threaded_blas
+from fedsim.columns import Local, cut
 from fedsim.contracts import ClientUpdate, Layout, Slot
 from fedsim.errors import ContractError
 
@@ -47,12 +48,18 @@ def assert_gram(got, g, tolerance=1e-13):
     assert np.all(np.abs(got - g @ g.T) <= tolerance * np.outer(norms, norms))
 
 
+def combine(rows, coefficients, where, out):
+    Local(tuple(rows)).combine([coefficients], [where], out)
+
+
 @pytest.fixture
 def small(monkeypatch):
-    """Boundaries at 1024 (block), 4096 (shard) and 100 (combine)."""
+    """Boundaries at 1024 (block), 4096 (shard), 100 (sums), 150 over a tile's rows (factors)."""
     monkeypatch.setattr(module, "SHARD", 4096)
     monkeypatch.setattr(module, "BUFFER", 1024)
-    monkeypatch.setattr(module, "COMBINE", 100)
+    monkeypatch.setattr(module, "NARROW", 1024)
+    monkeypatch.setattr(module, "WIDE", 100)
+    monkeypatch.setattr(module, "SPAN", 150)
 
 
 def test_by_hand():
@@ -117,16 +124,21 @@ def test_shards_are_added_in_the_order_of_the_columns(small):
     assert backwards.tobytes() != total.tobytes()
 
 
-def test_number_of_threads_changes_no_bit(small, monkeypatch):
+@pytest.mark.parametrize("m", [4, 30])
+def test_threads_and_order_of_arrival_change_no_bit(small, monkeypatch, m):
     d = 9 * 4096 + 77
-    rows = list(draw(4, d))
+    sent, c = updates(list(draw(m, d))), np.random.default_rng(m).normal(size=m)
+    vector, ranges = draw(1, d)[0], [slice(0, 5 * 4096 + 9), slice(5 * 4096 + 9, d)]
     results = set()
-    for threads in (1, 2, 5):
+    for threads in (1, 2, 4):
         with ThreadPoolExecutor(threads) as pool:
             monkeypatch.setattr(module, "_pool", lambda pool=pool: pool)
-            out = np.empty(d, np.float32)
-            combine(rows, np.array([0.3, -0.7, 1.1, 0.2]), slice(0, d), out)
-            results.add((gram(rows, slice(0, d)).tobytes(), out.tobytes()))
+            monkeypatch.setattr(module, "_cores", lambda threads=threads: threads)
+            order = np.random.default_rng(threads).permutation(m)
+            cohort = Cohort.of([sent[i] for i in order], layout(d))
+            products = cohort.columns.products(ranges, vector)
+            step = cohort.step([c, -c], ranges)
+            results.add((*(p.tobytes() for p in products), step.tobytes()))
     assert len(results) == 1
 
 
@@ -215,18 +227,80 @@ def test_empty_ranges():
     np.testing.assert_array_equal(out, 7.0)
 
 
-def test_each_range_is_computed_once(monkeypatch):
-    calls = []
+class Counting(Local):
+    """Writes down the ranges of each pass."""
 
-    def counted(rows, where):
-        calls.append((where.start, where.stop))
-        return np.zeros((len(rows), len(rows)))
+    def products(self, ranges, vector=None):
+        PASSES.append([(w.start, w.stop) for w in ranges])
+        return super().products(ranges, vector)
 
-    monkeypatch.setattr(module, "gram", counted)
+
+PASSES = []
+
+
+def test_each_range_is_computed_once_and_several_in_one_pass():
+    PASSES.clear()
+    sent = updates(list(draw(2, 6)))
+    cohort = Cohort.of(sent, layout(6), Counting(tuple(u.delta for u in sent)))
+    whole, left, right = slice(0, 6), slice(0, 3), slice(3, 6)
+    first = cohort.gram(whole)
+    second = cohort.grams([left, whole, right, left])
+    cohort.gram(right)
+    assert PASSES == [[(0, 6)], [(0, 3), (3, 6)]]
+    assert second[1] is first
+    np.testing.assert_allclose(second[0] + second[2], first, rtol=1e-14)
+
+
+def test_several_ranges_give_the_bits_of_one_by_one(small):
+    rows, vector = tuple(draw(4, 9000)), draw(1, 9000)[0]
+    ranges = [slice(0, 5000), slice(5000, 5000), slice(5000, 5001), slice(4000, 9000)]
+    together = Local(rows).products(ranges, vector)
+    for where, products in zip(ranges, together, strict=True):
+        assert products.tobytes() == Local(rows).products([where], vector)[0].tobytes()
+        without = Local(rows).products([where])[0]
+        assert without[:, :-1].tobytes() == products[:, :-1].tobytes()
+        assert not without[:, -1].any()
+    ranges[3] = slice(5001, 9000)
+    c = [np.array([1.0, -2.0, 0.5, i]) for i in range(4)]
+    one, each = np.full(9000, 7.0, np.float32), np.full(9000, 7.0, np.float32)
+    Local(rows).combine(c, ranges, one)
+    for weights, where in zip(c, ranges, strict=True):
+        Local(rows).combine([weights], [where], each)
+    assert one.tobytes() == each.tobytes()
+
+
+def test_pieces_end_at_fixed_columns(small):
+    pieces = cut([slice(4000, 9000), slice(5, 5), slice(8192, 8193)])
+    assert [tuple(p) for p in pieces] == [
+        (0, 4000, 4096),
+        (0, 4096, 8192),
+        (0, 8192, 9000),
+        (2, 8192, 8193),
+    ]
+
+
+def test_a_step_needs_coefficients_for_every_coordinate():
     cohort = Cohort.of(updates(list(draw(2, 6))), layout(6))
-    for where in (slice(0, 6), slice(0, 3), slice(0, 6)):
-        cohort.gram(where)
-    assert calls == [(0, 6), (0, 3)]
+    with pytest.raises(ContractError, match="a step of 6 entries was given coefficients for 5"):
+        cohort.step([np.ones(2), np.ones(2)], [slice(0, 2), slice(3, 6)])
+
+
+@pytest.mark.parametrize("m", [26, 50, 77])
+def test_several_tiles_of_rows(small, m):
+    g, v = draw(m, 5003), draw(1, 5003)[0]
+    cohort = Cohort.of(updates(list(g)), layout(5003))
+    ((k, dots),) = cohort.seen_from(v, [slice(0, 5003)])
+    assert_gram(k, g)
+    np.testing.assert_array_equal(k, cohort.gram(slice(0, 5003)))
+    np.testing.assert_allclose(dots, g.astype(np.float64) @ v, rtol=0, atol=1e-10)
+
+
+def test_nothing_is_left_in_the_buffer_from_the_piece_before(small):
+    # a block of NaN, then a shorter one: what fills up its factors must be 0
+    rows = tuple(np.concatenate([np.full(4096, np.nan), np.ones(1025)]) for _ in range(3))
+    first, second = Local(rows).products([slice(0, 4096), slice(4096, 5121)])
+    assert np.isnan(first).any()
+    np.testing.assert_array_equal(np.triu(second[:, :3]), np.triu(np.full((3, 3), 1025.0)))
 
 
 def test_read_only_and_strided_rows_are_left_alone(small):

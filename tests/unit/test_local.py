@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -136,7 +137,8 @@ def test_several_epochs_are_torch_sgd(momentum, weight_decay):
     result = train_local(spy, env)
     losses = reference(model, spy.batches, 0.1, momentum, weight_decay)
     expected = FlatModel(model, torch.device("cpu")).vector()
-    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-7)
+    # the fused step rounds once where separate operations round three times
+    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-6)
     assert np.abs(expected - env.start.numpy()).max() > 0.05
     # 23 samples in batches of 5: 5 5 5 5 3, three times
     assert (result.num_steps, len(spy.batches)) == (15, 15)
@@ -151,7 +153,8 @@ def test_momentum_starts_anew_in_every_phase():
     reference(model, spy.batches[:5], 0.1, 0.9, 0.01)
     reference(model, spy.batches[5:], 0.02, 0.9, 0.01)
     expected = FlatModel(model, torch.device("cpu")).vector()
-    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-7)
+    # the fused step rounds once where separate operations round three times
+    np.testing.assert_allclose(env.flat.vector(), expected, rtol=0, atol=1e-6)
 
 
 def test_the_reported_loss_is_plain_cross_entropy_whatever_is_minimised():
@@ -375,6 +378,33 @@ def test_begin_may_look_at_features_without_freezing_the_norms():
     train_local(looking, a)
     train_local(plain, b)
     np.testing.assert_array_equal(a.flat.vector(), b.flat.vector())
+
+
+def test_forward_passes_alone_run_in_the_given_precision():
+    inside, seen = [], []
+
+    @contextmanager
+    def precision():
+        inside.append(True)
+        with torch.autocast("cpu", torch.bfloat16):
+            yield
+        inside.pop()
+
+    @dataclass(frozen=True)
+    class Watches(Spy):
+        def loss(self, env, s, x, y):
+            seen.append((len(inside), env.model(x).dtype))
+            return super().loss(env, s, x, y)
+
+        def adjust_grads(self, env, s):
+            super().adjust_grads(env, s)
+            seen.append((len(inside), env.params[0].grad.dtype))
+
+    env = make_env(5, precision=precision)
+    result = train_local(Watches(), env)
+    assert seen == [(1, torch.bfloat16), (0, torch.float32)]
+    assert env.features().dtype == torch.float32
+    assert math.isfinite(result.train_loss)
 
 
 def test_anchors_are_the_start_values_of_what_is_trained():

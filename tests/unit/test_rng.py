@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.rng import generator, seed_for, torch_generator, torch_scope
+from fedsim.rng import generator, seed_for, seed_torch, torch_generator, torch_scope
 
 
 def test_seeds_are_the_same_for_ever():
@@ -79,6 +79,29 @@ def test_scope_restores_after_an_error_and_when_nested():
         b = torch.rand(1)
     with torch_scope(1):
         assert torch.equal(torch.rand(2), torch.cat([a, b]))
+
+
+def test_seeding_anew_inside_a_scope_is_a_scope_of_that_seed():
+    before = torch.random.get_rng_state()
+    with torch_scope(5):
+        expected = torch.rand(4)
+    with torch_scope(6):
+        torch.rand(9)
+        seed_torch(5)
+        assert torch.equal(torch.rand(4), expected)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_scope_seeds_and_restores_the_generator_of_a_gpu():
+    device = torch.device("cuda")
+    before = torch.cuda.get_rng_state()
+    with torch_scope(5, device):
+        first = torch.rand(4, device=device)
+        seed_torch(5, device)
+        assert torch.equal(torch.rand(4, device=device), first)
+    assert torch.equal(torch.cuda.get_rng_state(), before)
 
 
 def test_scope_takes_a_63_bit_seed():

@@ -11,8 +11,8 @@ import threadpoolctl
 
 from fedsim.cohort import Cohort
 from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.gram import Mean, conflict_ratio, cosines, harmonize_orders, shares
-from fedsim.server import Exchanged, Gram, HistoryGram, Server
+from fedsim.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
+from fedsim.server import Average, Exchanged, Gram, HistoryGram, Server
 
 CTX = RoundContext(3, 10, 20, 0.1, seed=7)
 LAYOUT = Layout(
@@ -23,6 +23,17 @@ LAYOUT = Layout(
         Slot("var", (1,), 7, 8, "stat"),
     )
 )
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean of the updates (FedAvg): c = p."""
+
+    weights: Weights = "samples"
+
+    def __call__(self, gram, n, ctx):
+        """Coefficients (m,); they sum to 1."""
+        return shares(n, self.weights)
 
 
 def cohort(dtype=np.float32, seed=0, ids=(2, 5, 9)):
@@ -73,6 +84,16 @@ def test_tensor_by_tensor_each_parameter_has_a_gram_of_its_own():
     np.testing.assert_allclose(step[5:], np.array([0.1, 0.3, 0.6]) @ g[:, 5:], rtol=1e-12)
 
 
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_the_average_is_the_mean_in_coefficient_space_without_a_gram_matrix(weights):
+    c = cohort()
+    step, state = Average(weights)(c, {}, CTX)
+    assert c._grams == {}
+    expected, _ = Gram(Mean(weights))(c, {}, CTX)
+    np.testing.assert_array_equal(step, expected)
+    assert state == {}
+
+
 @pytest.mark.parametrize("blocks", ["model", "tensor"])
 def test_a_model_without_statistics(blocks):
     layout = Layout((Slot("w", (2,), 0, 2),))
@@ -85,7 +106,12 @@ def test_a_model_without_statistics(blocks):
 def test_the_step_has_the_updates_precision_and_leaves_them_alone(dtype):
     c = cohort(dtype)
     before = matrix(c)
-    for reduce in (Gram(Mean()), Gram(Mean(), "tensor"), HistoryGram(lambda k, h, d, x: k[0])):
+    for reduce in (
+        Average(),
+        Gram(Mean()),
+        Gram(Mean(), "tensor"),
+        HistoryGram(lambda k, h, d, x: k[0]),
+    ):
         step, _ = reduce(c, {}, CTX)
         assert (step.shape, step.dtype) == ((8,), dtype)
         assert not any(np.shares_memory(step, row) for row in c.rows)

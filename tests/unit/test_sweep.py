@@ -8,11 +8,18 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedsim import experiments, finished, sweep
+from fedsim import experiments, finished, lock, sweep
 from fedsim.config import RunConfig, from_flags, resolve, to_yaml
 from fedsim.errors import ConfigError, DivergedError
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
+CLUSTERS = ("cluster_name", "apiVersion")
+"""Keys of files for Ray's launcher and Kubernetes, which lie beside the experiments."""
+EXPERIMENTS = [
+    p
+    for p in sorted(LAUNCH.glob("*.yaml"))
+    if not set(CLUSTERS) & set(yaml.safe_load(p.read_text()))
+]
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
 
 
@@ -257,6 +264,18 @@ def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
 
 
+def test_a_live_run_is_not_set_aside(tmp_path: Path) -> None:
+    runs, lines = runs_of(GRID, "seed=0"), []
+    folder = tmp_path / runs[0].name
+    folder.mkdir()
+    with lock.held(folder):
+        _, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
+    assert failed == [runs[0].name]
+    assert "failed: " in lines[1]
+    assert "another live run holds this directory" in lines[1]
+    assert folder.is_dir()
+
+
 def test_spread_of_one_seed_has_no_interval() -> None:
     import numpy as np
 
@@ -266,7 +285,7 @@ def test_spread_of_one_seed_has_no_interval() -> None:
     assert math.isnan(one["ci95"])
 
 
-@pytest.mark.parametrize("path", sorted(LAUNCH.glob("*.yaml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
     _, loaded = sweep.load(str(path))
     assert loaded.about

@@ -11,7 +11,15 @@ from torch import nn
 
 from fedsim import models
 from fedsim.contracts import Layout, ModelSpec
-from fedsim.vectors import FlatModel, as_tensor, layout_of, named_tensors, select
+from fedsim.vectors import (
+    FlatModel,
+    as_tensor,
+    layout_of,
+    named_tensors,
+    not_finite,
+    select,
+    subtract,
+)
 
 CPU = torch.device("cpu")
 
@@ -147,6 +155,47 @@ def test_load_copies_and_resets_what_is_not_federated(flat):
     assert flat.model.scratch.tolist() == [5.0]
     assert torch.equal(flat.flat, source)
     assert flat.flat.data_ptr() != source.data_ptr()
+
+
+def test_mode_reaches_every_module_even_one_that_was_set_by_hand(flat):
+    assert all(module.training for module in flat.model.modules())
+    for train in (False, True):
+        flat.mode(train)
+        assert {module.training for module in flat.model.modules()} == {train}
+    flat.model.norm.eval()
+    flat.mode(True)
+    assert flat.model.norm.training
+
+
+def test_mode_lets_a_model_decide_what_training_means():
+    class Frozen(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)
+            self[1].eval()
+            return self
+
+    flat = FlatModel(Frozen(nn.Linear(2, 3), nn.BatchNorm1d(3)), CPU)
+    assert [module.training for module in flat.model] == [True, False]
+    for train in (True, False, True):
+        flat.mode(train)
+        assert [module.training for module in flat.model] == [train, False]
+
+
+def test_subtract_writes_where_it_is_told():
+    out = np.empty(3, np.float32)
+    b = torch.tensor([1.0, 1.0, 5.0])
+    subtract(torch.tensor([3.0, 1.0, 2.0]), b, torch.from_numpy(out))
+    assert out.tolist() == [2.0, 0.0, -3.0]
+    assert b.tolist() == [1.0, 1.0, 5.0]
+
+
+def test_not_finite_names_the_tensors(flat):
+    vector = flat.vector()
+    assert not_finite(vector, flat.layout) == []
+    vector[0] = 3e38  # its square overflows
+    assert not_finite(vector, flat.layout) == []
+    vector[[7, 38, 39]] = np.nan, np.inf, -np.inf
+    assert not_finite(vector, flat.layout) == ["first.bias", "norm.running_var"]
 
 
 def test_vector_is_a_copy(flat):

@@ -95,6 +95,19 @@ def test_another_stored_size_is_resized():
     assert out[0, 0, :, 3].tolist() == [1.0] * 4
 
 
+def test_memory_format_changes_how_images_lie_and_nothing_else():
+    pipeline = Pipeline(12, (0.5,) * 3, (0.25,) * 3, "crop_flip")
+    outs = []
+    for memory_format in (torch.preserve_format, torch.channels_last):
+        made = Transforms(pipeline, CPU, memory_format)
+        with torch_scope(2):
+            outs += [made.train(pictures(4, 3, 12)), made.test(pictures(4, 3, 12))]
+    lies = [x.is_contiguous(memory_format=torch.channels_last) for x in outs]
+    assert lies == [False, False, True, True]
+    assert torch.equal(outs[0], outs[2])
+    assert torch.equal(outs[1], outs[3])
+
+
 def test_unknown_augmentation_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"'crop_flop' is unknown .*did you mean 'crop_flip'"):
         Transforms(Pipeline(4, (0.5,), (0.5,), "crop_flop"), CPU)

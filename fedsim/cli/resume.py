@@ -1,0 +1,65 @@
+"""``fedsim resume``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.cli.configuration import make_importable
+from fedsim.cli.options import FLAGS, F, GroupedCommand, destination, flag_option, verbose_option
+from fedsim.cli.watching import watched
+
+KEYS = (
+    *("engine.kind", "engine.actors", "engine.cpus_per_client", "engine.gpus_per_client"),
+    *("engine.address", "engine.checkpoint_every"),
+)
+"""What may be given anew: where the work is done cannot change a result."""
+SHOWN = [replace(flag, shown=None) for flag in FLAGS if flag.key in KEYS]  # no default: as it was
+
+
+def placement_options(function: F) -> F:
+    """The flags of :data:`KEYS`."""
+    for flag in reversed(SHOWN):
+        function = flag_option(flag)(function)
+    return function
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("directory", metavar="DIR")
+@placement_options
+@verbose_option
+@click.pass_context
+def resume(ctx: click.Context, /, directory: str, **values: Any) -> None:
+    """Go on with a run that was interrupted, killed or failed.
+
+    DIR is its directory. The tables are cut back to the newest checkpoint; when the run ends, its
+    files are those of a run that was never disturbed. Only where the work is done may be given
+    anew. A finished run shows its result.
+
+    \b
+      fedsim resume runs/digits/fedld/RUN
+      fedsim resume runs/digits/fedld/RUN --engine serial
+    """
+    from fedsim import experiments
+    from fedsim.config import from_flags
+    from fedsim.progress import observer, show_result
+    from fedsim.store import RunStore
+
+    store = RunStore(Path(directory))
+    flags = from_flags(
+        {flag.key: (flag.names[-1], values[destination(flag.key)]) for flag in SHOWN}
+    )
+    file = store.path / "config.yaml"
+    make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
+    if file.is_file() and store.finished:
+        click.echo(f"{directory} is finished; its result:")
+        show_result(store)
+        return
+    from fedsim import rounds
+
+    watcher = observer()
+    with watched(ctx, watcher):
+        rounds.resume(store.path, flags, watcher, tell=lambda text: click.echo(text, err=True))

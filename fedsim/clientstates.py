@@ -1,0 +1,250 @@
+"""The states of clients: a value for the rounds, and a shelf that keeps them within a budget.
+
+A state changes when its client takes part. The shelf holds the most recently changed states in
+memory and the others in segment files, each written once, with the states of several clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsim import tensorfile
+from fedsim.contracts import Array, Vectors
+from fedsim.tensorfile import Place
+
+
+@dataclass(frozen=True, eq=False)
+class ClientStates(Mapping[int, Vectors]):
+    """The state of each client that has one, by client id.
+
+    Args:
+        base: states that are shared with the values before this one.
+        fresh: what has changed since; an empty state means that the client has none any more.
+    """
+
+    base: Mapping[int, Vectors] = field(default_factory=dict)
+    fresh: Mapping[int, Vectors] = field(default_factory=dict)
+
+    def updated(self, changes: Mapping[int, Vectors]) -> ClientStates:
+        """With these clients' states instead; takes no time for all the others."""
+        real = {client: own for client, own in changes.items() if own or client in self}
+        return ClientStates(self.base, {**self.fresh, **real})
+
+    def __getitem__(self, client: int) -> Vectors:
+        if client not in self.fresh:
+            return self.base[client]
+        if not self.fresh[client]:
+            raise KeyError(client)
+        return self.fresh[client]
+
+    def __contains__(self, client: object) -> bool:
+        own = self.fresh.get(client)  # type: ignore[call-overload]
+        return client in self.base if own is None else bool(own)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (client for client in self.base if client not in self.fresh)
+        yield from (client for client, own in self.fresh.items() if own)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass
+class Segment:
+    """A file with the states of several clients.
+
+    Args:
+        path: of the file.
+        states: what is still to be written.
+        size: bytes of all states in it.
+        live: the clients whose newest saved state it holds.
+        live_size: bytes of their states.
+        places: where each client's arrays lie, once written.
+        sha256: of the file, once written.
+    """
+
+    path: Path
+    states: dict[int, Vectors] = field(default_factory=dict)
+    size: int = 0
+    live: set[int] = field(default_factory=set)
+    live_size: int = 0
+    places: dict[int, dict[str, Place]] = field(default_factory=dict)
+    sha256: str = ""
+
+    @property
+    def written(self) -> bool:
+        """Whether states can be read from it."""
+        return bool(self.sha256)
+
+    def write(self) -> None:
+        """Writes the file, unless it is there.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if self.written:
+            return
+        named = {f"{c}/{k}": a for c, own in self.states.items() for k, a in own.items()}
+        digest, places = tensorfile.write(self.path, named)
+        self.places = by_client(places)
+        self.states = {}
+        self.sha256 = digest
+
+    def read(self, client: int) -> Vectors:
+        """The state of a client.
+
+        Raises:
+            StoreError: the file cannot be read.
+        """
+        return tensorfile.read(self.path, self.places[client])
+
+
+def by_client(places: Mapping[str, Place]) -> dict[int, dict[str, Place]]:
+    """Sorts names such as ``12/personal`` by client."""
+    found: dict[int, dict[str, Place]] = {}
+    for name, place in places.items():
+        client, _, key = name.partition("/")
+        found.setdefault(int(client), {})[key] = place
+    return found
+
+
+class Shelf(Mapping[int, Vectors]):
+    """The base of the :class:`ClientStates` of a run; it alone is changed in place.
+
+    Reading a state from its file does not bring it back into memory: an evaluation of all clients
+    reads each of them once, and would only push out those that training needs.
+
+    Args:
+        folder: of the segment files.
+        budget: bytes of states that may stay in memory.
+    """
+
+    def __init__(self, folder: Path, budget: float) -> None:
+        self.folder, self.budget = folder, budget
+        self.segments: dict[str, Segment] = {}
+        self._memory: dict[int, Vectors] = {}  # the most recently changed last
+        self._bytes = 0
+        self._saved: dict[int, Segment] = {}
+        self._sizes: dict[int, int] = {}
+        self._unsaved: set[int] = set()
+
+    def __getitem__(self, client: int) -> Vectors:
+        if client in self._memory:
+            return self._memory[client]
+        return self._saved[client].read(client)
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._sizes
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def bytes_in_memory(self) -> int:
+        """Bytes of the states in memory."""
+        return self._bytes
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """Bytes of the states that no segment holds yet."""
+        return sum(self._sizes[client] for client in self._unsaved)
+
+    def put(self, changes: Mapping[int, Vectors]) -> None:
+        """Takes the newest states; an empty one means that the client has none any more."""
+        for client, own in changes.items():
+            self._forget(client)
+            if own:
+                self._memory[client] = {key: compact(array) for key, array in own.items()}
+                self._sizes[client] = size_of(own)
+                self._bytes += self._sizes[client]
+                self._unsaved.add(client)
+
+    def adopt(self, segment: Segment, clients: Iterable[int]) -> None:
+        """Takes these clients' states in a written file, as many into memory as fit."""
+        self.segments[segment.path.name] = segment
+        segment.size = sum(map(size_of, segment.places.values()))
+        for client in clients:
+            size = size_of(segment.places[client])
+            self._save(client, segment, size)
+            if self._bytes + size <= self.budget:
+                self._memory[client] = segment.read(client)
+                self._bytes += size
+
+    def collect(self, name: str) -> None:
+        """Adds a segment with all unsaved states, still to be written, if there are any.
+
+        It also takes the live states of files that hold mostly dead ones, about as many bytes
+        again at most, so that the files stay below about twice what lives in them.
+        """
+        self.segments = {n: s for n, s in self.segments.items() if s.live}
+        clients = sorted(self._unsaved | self._scattered())
+        if not clients:
+            return
+        segment = Segment(self.folder / name, {c: self[c] for c in clients})
+        for client in clients:
+            self._leave(client)
+            self._save(client, segment, self._sizes[client])
+        segment.size = segment.live_size
+        self._unsaved.clear()
+        self.segments[name] = segment
+
+    def evict(self) -> bool:
+        """Lets go of the states changed longest ago that are in files; True within the budget."""
+        if self._bytes > self.budget:
+            for client in list(self._memory):
+                segment = self._saved.get(client)
+                if segment is not None and segment.written:
+                    self._bytes -= self._sizes[client]
+                    del self._memory[client]
+                if self._bytes <= self.budget:
+                    break
+        return self._bytes <= self.budget
+
+    def _scattered(self) -> set[int]:
+        """The live clients of the emptiest files, while the files hold over twice what lives."""
+        excess = sum(s.size - 2 * s.live_size for s in self.segments.values())
+        left = self.unsaved_bytes
+        found: set[int] = set()
+        for segment in sorted(self.segments.values(), key=lambda s: s.live_size / max(1, s.size)):
+            if excess <= 0 or left <= 0:
+                break
+            found |= segment.live
+            left -= segment.live_size
+            excess -= segment.size - segment.live_size
+        return found
+
+    def _save(self, client: int, segment: Segment, size: int) -> None:
+        """Notes that the segment holds a client's newest state, or will."""
+        self._saved[client] = segment
+        self._sizes[client] = size
+        segment.live.add(client)
+        segment.live_size += size
+
+    def _leave(self, client: int) -> None:
+        """Notes that a client's saved state is no longer the newest, or has another place."""
+        segment = self._saved.pop(client, None)
+        if segment is not None:
+            segment.live.discard(client)
+            segment.live_size -= self._sizes[client]
+
+    def _forget(self, client: int) -> None:
+        self._leave(client)
+        self._unsaved.discard(client)
+        size = self._sizes.pop(client, 0)
+        if self._memory.pop(client, None) is not None:
+            self._bytes -= size
+
+
+def compact(array: Array) -> Array:
+    """The array in memory of its own: a view would keep alive what it is a view of."""
+    return array if array.flags.owndata else array.copy()
+
+
+def size_of(own: Mapping[str, Array | Place]) -> int:
+    """Bytes of a state, in memory or in a file."""
+    return sum(array.nbytes for array in own.values())

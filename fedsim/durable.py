@@ -1,0 +1,67 @@
+"""Files that are there whole or not at all, whatever ends the process or the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedsim.errors import StoreError
+
+UNFINISHED = ".writing-"
+"""Prefix of a file that is being written; one that is left after a kill is of no use."""
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Writes or replaces a file: under another name, flushed to the disk, then renamed.
+
+    Args:
+        path: of the file; nobody else may write it at the same time.
+        pieces: its content in order.
+
+    Returns:
+        The SHA-256 of the content, in hex.
+
+    Raises:
+        StoreError: it cannot be written; what was there before is still there.
+    """
+    digest = hashlib.sha256()
+    unfinished = path.with_name(UNFINISHED + path.name)
+    with writing(path):
+        try:
+            with unfinished.open("wb") as file:
+                for piece in pieces:
+                    digest.update(piece)
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Flushes a file or a folder's list of names to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Turns what the system says into a StoreError that names the file.
+
+    Raises:
+        StoreError: from the OSError.
+    """
+    try:
+        yield path
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,112 @@
+"""The remote calls that an executor makes, as values that can be made again."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedsim.contracts import RoundContext, Vector, Vectors
+from fedsim.engine import Model
+
+Send = Callable[[Any], Any]
+"""Makes a value an object that many calls can refer to."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainCall:
+    """Some clients' training in one round.
+
+    Args:
+        states: of all clients that have one; only those of ``clients`` are sent.
+        size: training samples of the largest of the clients.
+        slots: those whose actors may do it, None for all.
+        home: the slot that waits for this call, None for any.
+        attempt: from 1.
+    """
+
+    clients: tuple[int, ...]
+    params: Vector
+    downlink: Vectors
+    states: Mapping[int, Vectors]
+    ctx: RoundContext
+    sizes: Mapping[int, int]
+    slots: Collection[int] | None = None
+    home: int | None = None
+    attempt: int = 1
+    method: str = "train"
+
+    def args(self, send: Send) -> tuple[Any, ...]:
+        """What the actor's method gets."""
+        own = {c: self.states[c] for c in self.clients if c in self.states}
+        return self.clients, send(self.params), send(self.downlink), own, self.ctx
+
+    def again(self, lost: bool) -> list[TrainCall]:
+        """One call per client, so that one whose work cannot be done keeps no other from it."""
+        attempt = self.attempt + lost
+        return [replace(self, clients=(c,), home=None, attempt=attempt) for c in self.clients]
+
+    def size(self, client: int | None = None, /) -> float:
+        """Training samples of a client, or of all together."""
+        return float(sum(self.sizes[c] for c in self.clients if client in (None, c)))
+
+    def __str__(self) -> str:
+        """Whose work it is."""
+        alone = len(self.clients) == 1
+        return f"client {self.clients[0]}" if alone else f"clients {list(self.clients)}"
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluationCall:
+    """One model on a common part: its ``scores``, or its ``logits`` for a range of batches.
+
+    ``position`` says where the result belongs.
+    """
+
+    position: int
+    method: str
+    model: Model
+    part: str
+    batches: tuple[int, ...] = ()
+    attempt: int = 1
+    slots: Collection[int] | None = None
+    home: int | None = None
+    clients: tuple[int, ...] = ()
+
+    def args(self, send: Send) -> tuple[Any, ...]:
+        """What the actor's method gets."""
+        params, state = self.model
+        return send(params), state, self.part, *self.batches
+
+    def again(self, lost: bool) -> list[EvaluationCall]:
+        """The same call once more."""
+        return [replace(self, attempt=self.attempt + lost)]
+
+    def size(self, _: int | None = None, /) -> float:
+        """Every call counts alike."""
+        return 1.0
+
+    def __str__(self) -> str:
+        """What it is."""
+        return f"evaluation on the {self.part} part"
+
+
+Call = TrainCall | EvaluationCall
+
+
+def groups(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
+    """The clients in at most ``most`` groups of about equal size: the longest first, each to the
+    group that has least so far."""
+    longest_first = sorted(sizes, key=lambda c: (-sizes[c], c))
+    filled: list[tuple[int, int, list[int]]] = [(0, i, []) for i in range(min(most, len(sizes)))]
+    for client in longest_first:
+        total, i, members = filled[0]
+        members.append(client)
+        heapq.heapreplace(filled, (total + sizes[client], i, members))
+    return [tuple(members) for _, _, members in sorted(filled, key=lambda group: group[1])]
+
+
+def alone(sizes: Mapping[int, int]) -> Sequence[tuple[int, ...]]:
+    """A group per client, the longest first."""
+    return [(c,) for c in sorted(sizes, key=lambda c: (-sizes[c], c))]

@@ -1,0 +1,89 @@
+"""Ctrl-C and SIGTERM, which end a run between two rounds or within one, never between two rows."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(KeyboardInterrupt):
+    """The process was told to end.
+
+    Args:
+        number: of the signal.
+        again: whether it was told for the second time, and is to end at once.
+    """
+
+    def __init__(self, number: int, again: bool = False) -> None:
+        super().__init__(number)
+        self.number, self.again = number, again
+
+    @property
+    def exit_status(self) -> int:
+        """130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.number
+
+
+def exit_status(interrupt: KeyboardInterrupt) -> int:
+    """The exit status that an interrupt asks for; Python's own is a Ctrl-C."""
+    return interrupt.exit_status if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
+
+
+class Interrupts:
+    """Whether a signal came, and whether it has to wait."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._wait = False
+
+    @contextmanager
+    def later(self) -> Iterator[None]:
+        """Lets the first signal wait for the end of the block.
+
+        Raises:
+            Interrupted: one came.
+        """
+        self._wait = True
+        try:
+            yield
+        finally:
+            self._wait = False
+        if self._number:
+            raise Interrupted(self._number)
+
+    def received(self, number: int, _: FrameType | None) -> None:
+        """Handles a signal.
+
+        Raises:
+            Interrupted: at once, unless it can wait.
+        """
+        again = self._number != 0
+        self._number = number
+        if again or not self._wait:
+            raise Interrupted(number, again)
+
+
+@contextmanager
+def handled() -> Iterator[Interrupts]:
+    """Turns both signals into :class:`Interrupted` while the block runs.
+
+    Ray sets a handler of its own for SIGTERM when it starts: to be entered after that. Outside the
+    main thread, where Python allows no handlers, nothing is changed.
+    """
+    interrupts = Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number in SIGNALS:
+            signal.signal(number, interrupts.received)
+        yield interrupts
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,76 @@
+"""One round: a cohort is drawn and trained, the server takes one step, the model is evaluated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+
+from fedsim import aggregation, evaluation
+from fedsim.config import RunConfig
+from fedsim.contracts import RoundContext
+from fedsim.engine import Executor
+from fedsim.errors import DivergedError
+from fedsim.rng import generator
+from fedsim.roundlog import RoundLog
+from fedsim.setup import Setup
+from fedsim.state import ServerState
+
+
+def run_round(
+    setup: Setup, executor: Executor, state: ServerState, ctx: RoundContext, log: RoundLog
+) -> ServerState:
+    """One round: the state after it; its rows go to ``log``.
+
+    Raises:
+        DivergedError: a client diverged and the policy is ``raise``.
+        WorkerError: a client's work failed.
+    """
+    clients = draw_cohort(ctx, setup.cohort_size)
+    with _naming(ctx):
+        scores = evaluation.before_training(setup, executor, state, clients, ctx)
+    with log.timed("broadcast") as size:
+        shared = executor.broadcast(state.params, state.downlink)
+        size["bytes"] = state.params.nbytes
+    with log.timed("train") as size:
+        results = executor.train(clients, shared, state.clients, ctx)
+        size["bytes"] = sum(r.update.delta.nbytes for r in results)
+    with log.timed("aggregate"):
+        good = aggregation.finite(setup, results, ctx, log)
+        after = aggregation.aggregate(setup, state, good, ctx, clients, log)
+    if evaluation.is_due(setup.config, ctx):
+        with log.timed("evaluate"), _naming(ctx):
+            scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)
+            evaluation.write(scores, log)
+    for incident in executor.incidents():
+        log.add("errors", **asdict(incident))
+    return after
+
+
+@contextmanager
+def _naming(ctx: RoundContext) -> Iterator[None]:
+    """Adds the round to the message of a model whose outputs are not finite."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(
+            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, lower train.lr"
+        ) from error
+
+
+def draw_cohort(ctx: RoundContext, size: int) -> list[int]:
+    """``size`` distinct clients, uniformly, sorted; the same for every method of one seed."""
+    rng = generator(ctx.seed, "cohort", ctx.round)
+    return sorted(rng.choice(ctx.num_clients, size, replace=False).tolist())
+
+
+def lr_at(config: RunConfig, round: int) -> float:
+    """The learning rate of a round (from 0)."""
+    t = config.train
+    factor = {
+        "constant": 1.0,
+        "cosine": 0.5 * (1 + math.cos(math.pi * round / t.rounds)),
+        "warmup_round": min(1.0, t.local_epochs * round / 5),
+    }
+    return t.lr * factor[t.lr_schedule]

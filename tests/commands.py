@@ -1,0 +1,122 @@
+"""The command ``fedsim`` in processes of its own, in a place where all that it leaves is seen."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "FEDSIM_TEST_MARK"
+PARTS = ("home", "tmp", "ray", "cache", "work")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Folders for home, temporary files, Ray, caches and the user's work.
+
+    Every process that is started here inherits ``mark`` in its environment.
+    """
+
+    folder: Path
+    mark: str
+
+    @property
+    def work(self) -> Path:
+        return self.folder / "work"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        folders = dict(zip(PARTS, (str(self.folder / part) for part in PARTS), strict=True))
+        return os.environ | {
+            MARK: self.mark,
+            "HOME": folders["home"],
+            "TMPDIR": folders["tmp"],
+            "RAY_TMPDIR": folders["ray"],
+            "XDG_CACHE_HOME": folders["cache"],
+            "TORCHINDUCTOR_CACHE_DIR": folders["cache"],  # torch makes it when it is imported
+            "PYTHONPATH": str(ROOT),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """``fedsim ARGS`` in a process group of its own, as a shell would start it."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "fedsim", *args],
+            cwd=self.work,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def processes(self) -> dict[int, str]:
+        """The command lines of the living processes that were started here, by PID."""
+        wanted = f"{MARK}={self.mark}".encode()
+        found = {}
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                if wanted in (path / "environ").read_bytes().split(b"\0"):
+                    found[int(path.name)] = (path / "cmdline").read_text().replace("\0", " ")
+            except OSError:
+                continue  # ended meanwhile, or not ours
+        return found
+
+    def left(self, seconds: float = 60.0) -> dict[int, str]:
+        """The processes that are still there after some time; returns when there are none."""
+        end = time.monotonic() + seconds
+        while (left := self.processes()) and time.monotonic() < end:
+            time.sleep(0.2)
+        return left
+
+
+@contextmanager
+def somewhere() -> Iterator[Place]:
+    """A place with a short path, for Ray's sockets; at the end nothing of it remains."""
+    with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
+        place = Place(Path(folder), uuid.uuid4().hex)
+        for part in PARTS:
+            (place.folder / part).mkdir()
+        try:
+            yield place
+        finally:
+            for pid in place.processes():
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            place.left()
+
+
+def rows(table: Path) -> int:
+    """The complete rows of a table, 0 where there is none yet."""
+    return max(0, table.read_bytes().count(b"\n") - 1) if table.exists() else 0
+
+
+def wait_for(process: subprocess.Popen[str], table: Path, number: int) -> None:
+    """Returns when a table of a running process has so many rows."""
+    while rows(table) < number:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+
+
+def press_ctrl_c(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
+    """What a terminal does: the signal goes to the whole process group."""
+    os.killpg(process.pid, number)
+
+
+def ended(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
+    """What a process said, once it has ended with the given exit status."""
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == status, out + err
+    return out, err

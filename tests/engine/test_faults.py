@@ -1,0 +1,146 @@
+"""What each failure of Ray means, and how long work may take."""
+
+from __future__ import annotations
+
+import inspect
+import math
+
+import pytest
+from ray import exceptions
+
+from fedsim.engine.calls import alone, groups
+from fedsim.engine.faults import FINAL, LOST, failure, fault_of, one_line
+from fedsim.engine.patience import Patience
+from fedsim.errors import DivergedError, WorkerError
+
+NOT_OURS = {
+    "ActorAlreadyExistsError",  # named actors
+    "ActorHandleNotFoundError",  # named actors
+    "ActorPlacementGroupRemoved",
+    "AsyncioActorExit",
+    "CrossLanguageError",
+    "GetTimeoutError",  # nothing is fetched with a timeout
+    "ObjectRefStreamEndOfStreamError",
+    "OufOfBandObjectRefSerializationException",
+    "PendingCallsLimitExceeded",
+    "PlasmaObjectNotAvailable",
+    "RayCgraphCapacityExceeded",
+    "RayChannelError",
+    "RayChannelTimeoutError",
+    "RayDirectTransportError",
+    "RayError",
+    "RaySystemError",
+    "RayTaskError",  # an exception in our own code, told apart by its cause
+    "StreamingGeneratorReplayInconsistentError",
+    "TaskCancelledError",
+    "TaskPlacementGroupRemoved",
+    "TaskUnschedulableError",
+    "UnserializableException",
+    "UserCodeException",
+}
+"""Failures of parts of Ray that fedsim does not use; they count as lost work, with a bound."""
+
+
+def failures() -> dict[str, type[Exception]]:
+    return {
+        name: kind
+        for name, kind in vars(exceptions).items()
+        if inspect.isclass(kind) and issubclass(kind, exceptions.RayError)
+    }
+
+
+def test_every_failure_of_ray_is_known():
+    known = {kind.__name__ for kind, _ in (*LOST, *FINAL)}
+    assert set(failures()) - NOT_OURS <= known
+
+
+@pytest.mark.parametrize(("kind", "words"), LOST)
+def test_lost_work_is_done_again(kind, words):
+    fault = fault_of(made(kind))
+    assert (fault.lost, fault.alive, fault.raised) == (True, False, None)
+    assert fault.error.startswith(words)
+    assert kind.__name__ in fault.error
+
+
+@pytest.mark.parametrize(("kind", "words"), FINAL)
+def test_what_would_come_again_ends_the_run(kind, words):
+    fault = fault_of(made(kind))
+    assert not fault.lost
+    assert fault.error.startswith(words)
+
+
+def test_a_failure_nobody_knows_is_lost_work():
+    assert fault_of(exceptions.RaySystemError("client", "what")).lost
+
+
+def test_an_exception_in_a_client_is_final_and_keeps_its_words():
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", ValueError("bad")))
+    assert (fault.error, fault.lost, fault.alive) == ("ValueError: bad", False, True)
+    error = failure("round 2, client 3", fault)
+    assert isinstance(error, WorkerError)
+    assert str(error) == "round 2, client 3: ValueError: bad"
+
+
+def test_what_fedsim_raised_in_a_client_passes_as_it_is():
+    raised = DivergedError("round 1, client 2: ...")
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", raised))
+    assert failure("round 1, client 2", fault) is raised
+
+
+def test_a_lost_argument_is_sent_anew_to_the_same_actor():
+    cause = made(exceptions.ObjectLostError)
+    fault = fault_of(exceptions.RayTaskError("train", "traceback", cause))
+    assert (fault.lost, fault.alive, fault.objects) == (True, True, True)
+
+
+def test_an_actor_whose_class_cannot_be_made_is_final():
+    died = exceptions.ActorDiedError(
+        exceptions.RayTaskError("__init__", "traceback", ImportError("fedsim"), actor_id="ab")
+    )
+    assert fault_of(died).lost is False
+
+
+def test_long_texts_become_one_short_line():
+    text = one_line(ValueError("a\n" * 1000))
+    assert "\n" not in text
+    assert len(text) < 450
+    assert text.endswith("...")
+
+
+def made(kind):
+    if issubclass(kind, exceptions.ObjectLostError):
+        return kind("ab" * 14, None, "")
+    if kind is exceptions.ActorDiedError:
+        return kind()
+    if kind is exceptions.ActorUnavailableError:
+        return kind("gone", b"a" * 16)
+    return kind("gone")
+
+
+def test_patience_without_a_limit_learns_from_whole_rounds():
+    patience = Patience(None)
+    assert patience.limit(100) == math.inf
+    patience.finished(10, 20.0)
+    assert patience.limit(100) == math.inf, "a round's first client is no measure for the others"
+    patience.settled()
+    assert patience.limit(100) == 10 * 100 * 2.0
+    assert patience.limit(1) == 60.0, "never below a minute"
+
+
+def test_patience_with_a_limit():
+    patience = Patience(5.0)
+    patience.finished(1, 1000.0)
+    patience.settled()
+    assert patience.limit(10**6) == 5.0
+
+
+def test_groups_are_balanced_and_name_every_client_once():
+    sizes = {0: 10, 1: 9, 2: 1, 3: 8, 4: 2}
+    found = groups(sizes, 2)
+    assert found == [(0, 4, 2), (1, 3)] or sorted(sum(found, ())) == sorted(sizes)
+    assert {sum(sizes[c] for c in group) for group in found} == {13, 17}
+    assert groups({3: 1}, 5) == [(3,)]
+
+
+def test_alone_is_longest_first():
+    assert alone({0: 1, 1: 5, 2: 5}) == [(1,), (2,), (0,)]

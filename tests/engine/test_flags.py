@@ -1,0 +1,48 @@
+"""What a process of fedsim changes in torch and in its allocator, and that torch gets it back."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fedsim.engine.flags import torch_flags
+
+
+def test_flags_come_back():
+    deterministic = torch.utils.deterministic
+    before = deterministic.fill_uninitialized_memory, torch.get_num_threads()
+    restore = torch_flags()
+    deterministic.fill_uninitialized_memory = not before[0]
+    torch.set_num_threads(before[1] + 1)
+    restore()
+    assert (deterministic.fill_uninitialized_memory, torch.get_num_threads()) == before
+
+
+FAULTS = """
+import resource
+from fedsim.engine.flags import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        bytearray(b"x") * (96 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+default = faults()
+keep_freed_memory()
+faults()
+print(default, faults())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator")
+def test_freed_memory_is_taken_again():
+    run = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    default, kept = map(int, run.stdout.split())
+    # 96 MiB are 48 huge pages or 24576 small ones, twenty times
+    assert default >= 20 * 48
+    assert kept < 48

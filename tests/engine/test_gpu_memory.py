@@ -1,0 +1,140 @@
+"""Sharing the memory of a GPU: the cap, and what is said where it does not suffice."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from fedsim.engine import gpu
+from fedsim.engine.gpu import CONTEXT, Usage, asked, explain, is_out_of_memory, tensor_fraction
+from fedsim.engine.resources import GIB
+from fedsim.errors import ConfigError
+
+
+def test_tensors_get_the_share_less_what_the_process_itself_takes():
+    assert tensor_fraction(16 * GIB, 0.25) == 0.25 - 0.5 / 16
+    assert tensor_fraction(80 * GIB, 0.1) * 80 * GIB + CONTEXT == pytest.approx(8 * GIB)
+
+
+def test_a_share_that_no_process_fits_into_is_refused():
+    with pytest.raises(ConfigError) as error:
+        tensor_fraction(16 * GIB, 0.03)
+    message = str(error.value)
+    assert message.startswith("--gpus-per-client 0.03: that is 0.48 GiB of a GPU with 16.0 GiB")
+    least = float(message.rpartition(" ")[2])
+    assert tensor_fraction(16 * GIB, least + 1e-4) > 0
+    with pytest.raises(ConfigError):
+        tensor_fraction(16 * GIB, least - 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("device", "share", "fraction"),
+    [("cpu", 0.5, None), ("cuda", 1.0, None), ("cuda", 2.0, None), ("cuda", 0.5, 0.46875)],
+)
+def test_only_a_shared_gpu_is_capped(monkeypatch, device, share, fraction):
+    caps = []
+    properties = type("Properties", (), {"total_memory": 16 * GIB})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: caps.append(a))
+    gpu.cap(torch.device(device), share)
+    assert caps == ([] if fraction is None else [(fraction, torch.device(device))])
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total", 20 << 20),
+        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU", 3 << 29),
+        ("CUDA out of memory. Tried to allocate 512 bytes.", 512),
+        ("CUDA error: out of memory", 0),
+    ],
+)
+def test_what_was_asked_for(text, amount):
+    assert asked(text) == amount
+
+
+def test_what_counts_as_out_of_memory():
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
+    assert is_out_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might"))
+    assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))
+    assert not is_out_of_memory(ValueError("CUDA error: out of memory"))
+    assert not is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+
+
+def test_the_fraction_that_would_fit():
+    text = explain(Usage(80 * GIB, 40 * GIB, 9 * GIB, 3 * GIB), 0.125)
+    assert text == (
+        "out of GPU memory: 9 GiB in use and 3 GiB more asked for, on 0.125 of a GPU with 80 GiB; "
+        "--gpus-per-client 0.2 would fit: one client needs about 12.5 GiB"
+    )
+
+
+@pytest.mark.parametrize("total", [8, 24, 80])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.3333, 0.5, 0.9])
+@pytest.mark.parametrize("beyond", [0.01, 0.4, 3.0])
+def test_the_advice_is_a_larger_share_that_holds_the_need(total, share, beyond):
+    total *= GIB
+    held = max(0, int(share * total) - CONTEXT)
+    usage = Usage(total, total // 2, held, int(beyond * GIB))
+    text = explain(usage, share)
+    assert "\n" not in text
+    if usage.needed > total:
+        assert "too much for this GPU" in text
+        return
+    [advised] = map(float, re.findall(r"--gpus-per-client (\S+) would fit", text))
+    assert share < advised <= 1
+    assert usage.needed <= advised * total
+    clients = round(1 / advised)
+    assert clients * advised <= 1, "as many processes as that fit on the GPU"
+    assert clients == 1 or usage.needed * gpu.HEADROOM > total / (clients + 1)
+
+
+def test_a_model_that_is_too_large_for_the_gpu():
+    text = explain(Usage(16 * GIB, 0, 15 * GIB, 2 * GIB), 1.0)
+    assert (
+        "one client needs about 17.5 GiB, too much for this GPU: a smaller train.batch_size" in text
+    )
+    assert "--gpus-per-client" not in text
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
+def test_a_gpu_that_others_fill(share):
+    usage = Usage(80 * GIB, 1 * GIB, 8 * GIB, 2 * GIB)
+    text = explain(usage, share)
+    assert text.endswith("which the share holds, but other processes have 70.5 GiB")
+
+
+def test_the_reason_of_a_failure(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 * GIB)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has")
+    on_gpu, on_cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert gpu.reason(error, 0.125, on_gpu) == explain(
+        Usage(80 * GIB, 40 * GIB, 9 * GIB, 3 * GIB), 0.125
+    )
+    assert gpu.reason(ValueError("on purpose"), 0.125, on_gpu) == "ValueError: on purpose"
+    assert gpu.reason(RuntimeError("CUDA error: out of memory"), 1.0, on_cpu).startswith("Runtime")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_capped_process_runs_out_at_its_share():
+    device = torch.device("cuda", 0)
+    total = torch.cuda.get_device_properties(device).total_memory
+    share = 4 * GIB / total
+    gpu.cap(device, share)
+    held = []
+    try:
+        held += [torch.empty(GIB, dtype=torch.uint8, device=device) for _ in range(3)]
+        with pytest.raises(torch.OutOfMemoryError) as error:
+            torch.empty(GIB, dtype=torch.uint8, device=device)
+        text = gpu.out_of_memory(error.value, share, device)
+    finally:
+        held.clear()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    assert "3 GiB in use and 1 GiB more asked for" in text
+    assert "one client needs about 4.5 GiB" in text

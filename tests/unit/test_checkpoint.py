@@ -1,0 +1,288 @@
+"""Checkpoints as files: exact arrays, one writer, the last ones kept, errors never lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from fedsim import durable, tensorfile
+from fedsim.checkpoint import Checkpoints, Identity, Position, layout_hash, seal, unseal
+from fedsim.clientstates import Shelf
+from fedsim.contracts import Layout, Slot
+from fedsim.errors import StoreError
+from fedsim.restore import restore
+from fedsim.state import ServerState
+
+ARRAYS = {
+    "scalar": np.array(1.5, np.float32),
+    "empty": np.zeros((0, 3), np.float64),
+    "double": np.array([[1e-300, -0.0], [np.pi, np.inf]]),
+    "long": np.array([-(2**62), 3]),
+    "flags": np.array([True, False]),
+    "half": np.array([1.5], np.float16),
+    "bytes": np.arange(5, dtype=np.uint8),
+    "strided": np.arange(12, dtype=np.float32).reshape(3, 4).T[::2],
+    "unsigned": np.array([2**64 - 1], np.uint64),
+}
+IDENTITY = Identity("layout", {"seed": 0})
+
+
+def same(a, b) -> bool:
+    """Equal to the bit, with type and shape."""
+    return (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+
+
+def checkpoints(run, keep=2, budget=1e9, kept=()):
+    return Checkpoints(run, IDENTITY, Shelf(run / "checkpoints", budget), keep, kept)
+
+
+def state(number=0.0, clients=None):
+    params = np.full(4, number, np.float32)
+    fresh = ServerState(params, {"reduce.h": params * 2}, {"known": np.array([True])})
+    return ServerState(
+        fresh.params, fresh.server, fresh.downlink, fresh.clients.updated(clients or {})
+    )
+
+
+def advance(target, number, clients=None, tables=None):
+    position = Position(
+        number, target.take(state(number, clients)), number / 3, tables or {}, "cpu"
+    )
+    target.spill(number)
+    target.save(position)
+    return position
+
+
+def names(run):
+    return sorted(p.name for p in (run / "checkpoints").iterdir())
+
+
+def back(run, **options):
+    told = []
+    found, position = restore(run, IDENTITY, options.get("budget", 1e9), 2, told.append)
+    return found, position, told
+
+
+# arrays in files
+
+
+def test_arrays_come_back_to_the_bit(tmp_path):
+    path = tmp_path / "a.safetensors"
+    digest, places = tensorfile.write(path, ARRAYS)
+    assert tensorfile.places(path) == places
+    assert len(digest) == 64
+    found = tensorfile.read(path, places)
+    official = load_file(path)
+    for name, array in ARRAYS.items():
+        assert same(found[name], np.ascontiguousarray(array).reshape(array.shape)), name
+        assert found[name].flags.writeable
+        assert same(official[name], found[name]), name
+
+
+def test_one_array_is_read_without_the_others(tmp_path):
+    path = tmp_path / "a.safetensors"
+    _, places = tensorfile.write(path, ARRAYS)
+    found = tensorfile.read(path, {"long": places["long"]})
+    assert list(found) == ["long"]
+    assert same(found["long"], ARRAYS["long"])
+
+
+def test_what_has_no_code_is_refused(tmp_path):
+    with pytest.raises(StoreError, match=r"a\.safetensors: z has data type complex128"):
+        tensorfile.write(tmp_path / "a.safetensors", {"z": np.array([1j])})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_ends_too_early_or_is_gone(tmp_path):
+    path = tmp_path / "a.safetensors"
+    _, places = tensorfile.write(path, ARRAYS)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(StoreError, match="ends too early"):
+        tensorfile.read(path, places)
+    path.unlink()
+    with pytest.raises(StoreError, match="cannot be read"):
+        tensorfile.read(path, places)
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path):
+    path = tmp_path / "file"
+    durable.write(path, [b"old"])
+
+    def pieces():
+        yield b"new"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(StoreError, match=r"file: cannot be written \(No space left on device\)"):
+        durable.write(path, pieces())
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert path.read_bytes() == b"old"
+
+
+def test_files_have_the_usual_permissions(tmp_path):
+    durable.write(tmp_path / "a", [b""])
+    (tmp_path / "b").write_bytes(b"")
+    a, b = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab")
+    assert a == b
+
+
+# records
+
+
+def test_a_record_is_damaged_by_any_flipped_bit():
+    text = seal({"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}})
+    assert unseal(text) == {"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}}
+    for i in range(len(text) - 1):  # the last one is a line end
+        with pytest.raises(ValueError, match=r"it is damaged|its checksum is wrong"):
+            unseal(text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :])
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"3", b"{}", b'{"checkpoint":[],"sha256":""}'])
+def test_what_is_no_record(text):
+    with pytest.raises(ValueError, match=r"damaged|checksum"):
+        unseal(text)
+
+
+def test_the_layout_hash_sees_names_shapes_and_roles():
+    def layout(name="a", shape=(2, 3), role="param"):
+        return Layout((Slot(name, shape, 0, 6, role),))
+
+    hashes = {
+        layout_hash(one)
+        for one in (layout(), layout("b"), layout(shape=(3, 2)), layout(role="stat"), layout())
+    }
+    assert len(hashes) == 4
+
+
+# what a checkpoint holds
+
+
+@pytest.mark.parametrize("budget", [0, 1e9])
+def test_everything_comes_back(tmp_path, budget):
+    (tmp_path / "rounds.csv").write_text("round\n1\n")
+    own = {7: ARRAYS, 2: {"personal": np.ones(3, np.float32)}}
+    with checkpoints(tmp_path, budget=budget) as target:
+        advance(target, 1, own, {"rounds.csv": 8})
+        target.wait()
+    found, position, told = back(tmp_path, budget=budget)
+    assert told == []
+    assert (position.rounds, position.seconds, position.device) == (1, 1 / 3, "cpu")
+    assert position.tables == {"rounds.csv": 8}
+    got = position.state
+    assert same(got.params, np.ones(4, np.float32))
+    assert same(got.server["reduce.h"], np.full(4, 2, np.float32))
+    assert same(got.downlink["known"], np.array([True]))
+    assert set(got.clients) == {2, 7}
+    for client, arrays in own.items():
+        assert set(got.clients[client]) == set(arrays)
+        for key, array in arrays.items():
+            assert same(got.clients[client][key], np.ascontiguousarray(array).reshape(array.shape))
+    found.__exit__()
+
+
+def test_only_changed_states_are_written(tmp_path):
+    with checkpoints(tmp_path) as target:
+        advance(target, 1, {c: {"w": np.full(10, c)} for c in range(50)})
+        advance(target, 2, {3: {"w": np.full(10, -3)}})
+        target.wait()
+        arrays = load_file(tmp_path / "checkpoints" / "clients-000002.safetensors")
+        assert list(arrays) == ["3/w"]
+        advance(target, 3)
+        target.wait()
+    assert "clients-000003.safetensors" not in names(tmp_path)
+    found, position, _ = back(tmp_path)
+    assert position.state.clients[3]["w"][0] == -3
+    assert position.state.clients[4]["w"][0] == 4
+    found.__exit__()
+
+
+def test_the_last_ones_are_kept_and_nothing_else_is_deleted(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for mine in ("notes.txt", "round-1.json", "round-000001.json.bak"):
+        (tmp_path / "checkpoints" / mine).write_text("mine")
+    with checkpoints(tmp_path, keep=3) as target:
+        for number in range(1, 8):
+            advance(target, number, {number: {"w": np.zeros(2)}, 0: {"w": np.zeros(50)}})
+        target.wait()
+    here = [n for n in names(tmp_path) if n.startswith("round-0") and n.endswith("json")]
+    assert here == [f"round-{n:06d}.json" for n in (5, 6, 7)]
+    for mine in ("notes.txt", "round-1.json", "round-000001.json.bak"):
+        assert (tmp_path / "checkpoints" / mine).read_text() == "mine"
+    for record in here:  # every file that a kept one needs is there
+        content = json.loads((tmp_path / "checkpoints" / record).read_text())["checkpoint"]
+        assert {*content["segments"], *content["arrays"]} <= set(names(tmp_path))
+
+
+def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
+    rng = np.random.default_rng(0)
+    newest = {}
+    with checkpoints(tmp_path) as target:
+        for number in range(1, 120):
+            cohort = rng.choice(60, 6, replace=False).tolist()
+            changes = {c: {"w": np.full(500, 1000 * number + c)} for c in cohort}
+            newest |= changes
+            advance(target, number, changes)
+            target.wait()
+            sizes = [p.stat().st_size for p in (tmp_path / "checkpoints").glob("clients-*")]
+            # two checkpoints are kept, so that what the older one alone needs is there too
+            assert sum(sizes) < 2.7 * 4000 * len(newest) + 40_000
+    found, position, _ = back(tmp_path)
+    assert {c: int(own["w"][0]) for c, own in position.state.clients.items()} == {
+        c: int(own["w"][0]) for c, own in newest.items()
+    }
+    found.__exit__()
+
+
+# the thread
+
+
+def test_one_at_a_time_in_the_background(tmp_path, monkeypatch):
+    real, gate, begun = tensorfile.write, threading.Event(), threading.Event()
+
+    def slow(path, arrays):
+        begun.set()
+        assert gate.wait(30)
+        return real(path, arrays)
+
+    monkeypatch.setattr(tensorfile, "write", slow)
+    with checkpoints(tmp_path) as target:
+        advance(target, 1)
+        assert begun.wait(30)
+        assert not list(tmp_path.glob("checkpoints/*.json"))  # nobody waited for the disk
+        gate.set()
+        advance(target, 2)
+        assert (tmp_path / "checkpoints" / "round-000001.json").exists()
+        target.wait()
+    assert (tmp_path / "checkpoints" / "round-000002.json").exists()
+
+
+@pytest.mark.parametrize("how", ["save", "wait", "finish"])
+def test_an_error_in_the_thread_is_not_lost(tmp_path, how):
+    (tmp_path / "checkpoints").write_text("in the way")
+    with checkpoints(tmp_path) as target:
+        position = advance(target, 1)
+        with pytest.raises(StoreError, match="checkpoints: cannot be written"):
+            {
+                "save": lambda: target.save(position),
+                "wait": target.wait,
+                "finish": lambda: target.finish(position),
+            }[how]()
+
+
+def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
+    (tmp_path / "checkpoints").write_text("in the way")
+    with checkpoints(tmp_path) as target:
+        advance(target, 1, {1: {"w": np.ones(2)}})
+        with pytest.raises(StoreError):
+            target.wait()
+        (tmp_path / "checkpoints").unlink()
+        position = Position(2, target.take(state(2, {2: {"w": np.ones(2)}})))
+        target.finish(position)
+    found, position, told = back(tmp_path)
+    assert (position.rounds, set(position.state.clients), told) == (2, {1, 2}, [])
+    found.__exit__()

@@ -1,0 +1,637 @@
+"""A run that is ended in any way and goes on ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import fedsim
+from fedsim import durable, lock, resuming, rounds
+from fedsim.cli import main
+from fedsim.config import RunConfig
+from fedsim.drive import Drive
+from fedsim.engine import Incident
+from fedsim.engine.serial import SerialExecutor
+from fedsim.errors import ConfigError, DataError, DivergedError, StoreError, WorkerError
+from fedsim.interrupts import Interrupted
+from fedsim.store import RunStore
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = 6
+METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
+
+
+class Stop(Exception):
+    """An end that nobody expects."""
+
+
+class Stopper:
+    """Ends the run after some rounds; remembers what it was told."""
+
+    def __init__(self, after: int, error: type[BaseException] = Stop) -> None:
+        self.after, self.error = after, error
+        self.infos, self.rows = [], []
+
+    def started(self, info):
+        self.infos.append(info)
+
+    def round_done(self, row, seconds):
+        self.rows.append(row["round"])
+        if row["round"] == self.after:
+            raise self.error
+
+    def finished(self, store, summary):
+        self.infos.append(summary)
+
+
+def config(method="fedavg", rounds=ROUNDS, **engine):
+    return RunConfig(
+        algorithm=method,
+        data={"num_clients": 8, "alpha": 1.0, "test_fraction": 0.05},
+        model={"name": "cnn" if method == "fedbn" else "mlp"},
+        train={"rounds": rounds, "sample_rate": 0.375},
+        engine={"kind": "serial"} | engine,
+    )
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """What must be the same: all but times, environment, summary, placement and checkpoints."""
+    names = {p.name for p in run.iterdir() if p.is_file()}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", lock.NAME}
+    return {name: (run / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {m: contents(fedsim.run(config(m), folder / m).path) for m in METHODS}
+
+
+def stopped(path: Path, after: int, method="fedavg", error=Stop, **engine) -> Path:
+    with pytest.raises(error):
+        fedsim.run(config(method, **engine), path, Stopper(after, error))
+    return path
+
+
+def records(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").glob("*.json"))
+
+
+def silent(text: str) -> None:
+    raise AssertionError(f"told {text!r}")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undisturbed):
+    for after in range(1, ROUNDS + 1):
+        run = stopped(tmp_path / str(after), after, method)
+        watcher = Stopper(0)
+        store = rounds.resume(run, observer=watcher, tell=silent)
+        assert contents(store.path) == undisturbed[method], f"stopped after round {after}"
+        assert watcher.rows == list(range(after + 1, ROUNDS + 1))
+        assert watcher.infos[0].done == after
+        timings = store.read("timings")
+        assert not timings.duplicated(["round", "phase"]).any()
+        assert timings.loc[timings["phase"] == "checkpoint", "round"].max() == ROUNDS
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedld_released"])
+@pytest.mark.parametrize(("every", "after", "start"), [(2, 3, 3), (4, 6, 6), (0, 2, 2)])
+def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
+    method, every, after, start, tmp_path, undisturbed
+):
+    run = stopped(tmp_path / "run", after, method, checkpoint_every=every)
+    assert records(run)[-1] == f"round-{start:06d}.json"
+    assert contents(rounds.resume(run, tell=silent).path) == undisturbed[method]
+
+
+def test_stopped_again_and_again(tmp_path, undisturbed):
+    run = stopped(tmp_path / "run", 1, "fedpac")
+    for after in range(2, ROUNDS + 1):
+        with pytest.raises(Stop):
+            rounds.resume(run, observer=Stopper(after), tell=silent)
+    store = rounds.resume(run, tell=silent)
+    assert contents(store.path) == undisturbed["fedpac"]
+    resumed = json.loads((run / "env.json").read_text())["resumed"]
+    assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
+    assert {part["device"] for part in resumed} == {"cpu"}
+
+
+def test_the_seconds_of_all_parts_add_up(tmp_path):
+    run = stopped(tmp_path / "run", 3)
+    record = run / "checkpoints" / records(run)[-1]
+    before = json.loads(record.read_text())["checkpoint"]["seconds"]
+    begun = time.perf_counter()
+    store = rounds.resume(run)
+    after = time.perf_counter() - begun
+    (total,) = store.read("summary")["total_seconds"]
+    assert before < total <= before + after
+
+
+def test_client_states_on_disk_give_the_same_bytes(tmp_path, undisturbed):
+    for method in ("fedbn", "fedpac"):
+        for every in (0, 1, 4):
+            name = f"{method}{every}"
+            engine = {"state_memory": 0, "checkpoint_every": every}
+            store = fedsim.run(config(method, **engine), tmp_path / name)
+            assert contents(store.path) == undisturbed[method]
+            run = stopped(tmp_path / f"{name} stopped", 5, method, **engine)
+            assert contents(rounds.resume(run, tell=silent).path) == undisturbed[method]
+
+
+# damaged checkpoints
+
+
+@pytest.fixture(scope="module")
+def after_four(tmp_path_factory):
+    return stopped(tmp_path_factory.mktemp("after") / "four", 4, "fedbn")
+
+
+def newest_files(run: Path) -> list[Path]:
+    record = run / "checkpoints" / records(run)[-1]
+    content = json.loads(record.read_text())["checkpoint"]
+    newest = f"clients-{content['round']:06d}.safetensors"
+    names = [record.name, *content["arrays"], newest]
+    return [record.parent / name for name in names]
+
+
+def round_of(record: str) -> int:
+    return int(record.removeprefix("round-").removesuffix(".json"))
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped first": lambda path: flip(path, 0),
+    "flipped": lambda path: flip(path, 0.5),
+    "flipped late": lambda path: flip(path, 0.95),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 10),
+    "empty": lambda path: os.truncate(path, 0),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    which, damage, after_four, tmp_path, undisturbed
+):
+    if (which, damage) == (0, "missing"):
+        pytest.skip("a checkpoint without its record does not count")
+    run = shutil.copytree(after_four, tmp_path / "run")
+    DAMAGE[damage](newest_files(run)[which])
+    before = round_of(records(run)[0])
+    told, watcher = [], Stopper(0)
+    rounds.resume(run, observer=watcher, tell=told.append)
+    assert len(told) == 1
+    assert re.match(r".*round-000004\.json cannot be used: ", told[0])
+    assert watcher.infos[0].done == before < 4
+    assert contents(run) == undisturbed["fedbn"]
+    assert len(records(run)) == 2
+    assert round_of(records(run)[1]) == ROUNDS
+
+
+def test_without_a_whole_checkpoint_the_run_starts_again(after_four, tmp_path, undisturbed, capsys):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    for record in records(run):
+        flip(run / "checkpoints" / record, 0.5)
+    rounds.resume(run)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert lines[2].endswith("no checkpoint to go on from; starting again from round 1")
+    assert contents(run) == undisturbed["fedbn"]
+
+
+def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
+    told = []
+    rounds.resume(run, tell=told.append)
+    assert told[0].endswith("cannot be used: clients.csv is shorter than it was then")
+    assert contents(run) == undisturbed["fedbn"]
+
+
+def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    with (run / "rounds.csv").open("a") as file:
+        file.write("5,0.01,3")
+    (run / "errors.csv").write_text("round,client_id,attempt,node,error\n5,1,1,,lost\n")
+    for folder in (run, run / "checkpoints"):
+        (folder / f"{durable.UNFINISHED}x").write_text("half")
+    (run / "checkpoints" / "notes.txt").write_text("mine")
+    rounds.resume(run, tell=silent)
+    assert contents(run) == undisturbed["fedbn"]
+    assert not list(run.rglob(f"{durable.UNFINISHED}*"))
+    assert (run / "checkpoints" / "notes.txt").read_text() == "mine"
+
+
+def reseal(record: Path, **changes) -> None:
+    from fedsim.checkpoint import seal
+
+    content = json.loads(record.read_text())["checkpoint"]
+    record.write_bytes(seal(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"format": 2, "fedsim": "9.9"},
+            r"format 2, written by fedsim 9\.9; this one reads format 1",
+        ),
+        ({"layout": "other"}, "the model has other tensors"),
+        ({"device": "NVIDIA H200"}, "now train on cpu, in the rounds before on NVIDIA H200"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    reseal(run / "checkpoints" / records(run)[-1], **changes)
+    with pytest.raises(ConfigError, match=message):
+        rounds.resume(run, tell=silent)
+    assert contents(run) == contents(after_four)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("train", "lr", 0.02), ("train", "rounds", 9), ("fedbn", "bn_selection", "name"),
+     ("data", "alpha", 0.5), ("engine", "on_client_failure", "drop")],
+)  # fmt: skip
+def test_an_edited_configuration_is_refused_with_its_key(section, key, value, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values[section][key] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    before = contents(run)
+    with pytest.raises(ConfigError, match=rf"config\.yaml \({section}\.{key}\): {value!r} given"):
+        rounds.resume(run, tell=silent)
+    assert contents(run) == before
+
+
+def test_placement_may_change(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    changes = {"engine.cpus_per_client": 2, "engine.checkpoint_every": 5, "engine.actors": 7}
+    before = (run / "config.yaml").read_bytes()
+    rounds.resume(run, changes, tell=silent)
+    assert contents(run) == undisturbed["fedbn"]
+    assert (run / "config.yaml").read_bytes() == before
+    with pytest.raises(ConfigError, match=r"train\.lr: train\.lr cannot change when a run goes on"):
+        rounds.resume(run, {"train.lr": 1.0})
+
+
+def test_other_data_are_refused(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    flip(run / "partition.csv", 0.5)
+    with pytest.raises(DataError, match=r"partition\.csv: .*they have changed"):
+        rounds.resume(run, tell=silent)
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for name in ("absent", "."):
+        with pytest.raises(ConfigError, match=r"holds no run \(no config\.yaml\)$"):
+            rounds.resume(tmp_path / name)
+    (tmp_path / "seed=0").mkdir()
+    (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
+    with pytest.raises(ConfigError, match="a sweep goes on with"):
+        rounds.resume(tmp_path)
+
+
+def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["data"]["dir"] = "my data"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"config\.yaml:\d+ \(data\.dir\): 'my data' is not here"):
+        rounds.resume(run)
+
+
+def test_a_live_run_holds_its_directory(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    holder = f"pid {os.getpid()} on "
+    with (
+        lock.held(run),
+        pytest.raises(ConfigError, match=f"another live run holds this directory .{holder}"),
+    ):
+        rounds.resume(run)
+    assert (run / lock.NAME).read_text() == ""
+    rounds.resume(run, tell=silent)
+
+    class Again(Stopper):
+        def round_done(self, row, seconds):
+            with pytest.raises(ConfigError, match="another live run holds"):
+                rounds.resume(tmp_path / "new")
+            raise Stop
+
+    with pytest.raises(Stop):
+        fedsim.run(config(), tmp_path / "new", Again(1))
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    store = fedsim.run(config(rounds=1), tmp_path / "run")
+    times = {p: p.stat().st_mtime_ns for p in store.path.rglob("*")}
+    assert rounds.resume(store.path).path == store.path
+    assert {p: p.stat().st_mtime_ns for p in store.path.rglob("*")} == times
+
+
+@pytest.mark.parametrize("missing", [["summary.csv"], ["summary.csv", "model.safetensors"]])
+def test_killed_after_the_last_round(missing, tmp_path, undisturbed):
+    run = fedsim.run(config(), tmp_path / "run").path
+    wanted = pd.read_csv(run / "summary.csv").drop(columns="total_seconds")
+    for name in missing:
+        (run / name).unlink()
+    rounds.resume(run, tell=silent)
+    assert contents(run) == undisturbed["fedavg"]
+    pd.testing.assert_frame_equal(
+        pd.read_csv(run / "summary.csv").drop(columns="total_seconds"), wanted
+    )
+
+
+def test_killed_before_the_first_round(tmp_path, undisturbed):
+    run = stopped(tmp_path / "run", 1)
+    shutil.rmtree(run / "checkpoints")
+    for name in ("partition", "rounds", "clients", "classes", "timings"):
+        (run / f"{name}.csv").unlink()
+    told = []
+    rounds.resume(run, tell=told.append)
+    assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
+    assert contents(run) == undisturbed["fedavg"]
+
+
+# errors
+
+
+class Failing(SerialExecutor):
+    """Loses a client in round 3 and fails."""
+
+    def train(self, clients, shared, states, ctx):
+        if ctx.round == 2:
+            self._incidents.append(Incident(clients[0], 1, "node", "lost"))
+            raise WorkerError("round 3: no actor came up")
+        return super().train(clients, shared, states, ctx)
+
+
+def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "make_executor", lambda s, _: Failing(s.spec, s.config.engine))
+        with pytest.raises(WorkerError, match="no actor came up"):
+            fedsim.run(config(checkpoint_every=5), tmp_path / "run")
+    assert records(tmp_path / "run") == ["round-000002.json"]
+    (lost,) = RunStore(tmp_path / "run").read("errors").to_dict("records")
+    assert (lost["round"], lost["error"]) == (3, "lost")
+    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedavg"]
+
+
+def full_disk(monkeypatch, pattern: str, after: int) -> None:
+    """Lets the disk be full for files of a name, from a number of them on."""
+    real, count = durable.os.fsync, [0]
+
+    def fsync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        count[0] += re.search(pattern, name) is not None
+        if count[0] > after and re.search(pattern, name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"round-.*json", r"round-.*tensors", r"clients-", "rounds.csv"]
+)
+@pytest.mark.parametrize("memory", [0, 1])
+def test_a_full_disk_is_a_clear_error_and_tears_nothing(
+    pattern, memory, tmp_path, undisturbed, monkeypatch
+):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        full_disk(patch, pattern, 3)
+        with pytest.raises(StoreError, match=r"/(run|checkpoints)/.* \(No space left on device\)"):
+            fedsim.run(config("fedbn", state_memory=memory), run)
+    assert records(run)
+    rounds.resume(run, tell=silent)
+    assert contents(run) == undisturbed["fedbn"]
+
+
+def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch):
+    real = RunStore.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "clients" and rows[0]["round"] == 3:
+            with (self.path / "clients.csv").open("a") as file:
+                file.write("3,1,o")
+            raise StoreError(f"{self.path}/clients.csv: cannot be written (No space left)")
+        real(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append", append)
+        with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
+            fedsim.run(config("fedbn"), tmp_path / "run")
+    assert records(tmp_path / "run")[-1] == "round-000002.json"
+    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be created"):
+        fedsim.run(config(), tmp_path / "file" / "run")
+    run = stopped(tmp_path / "run", 2)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("in the way")
+    with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
+        rounds.resume(run, tell=lambda _: None)
+
+
+# signals
+
+
+def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monkeypatch):
+    real = RunStore.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "clients" and rows[0]["round"] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, table, rows)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append", append)
+        with pytest.raises(Interrupted) as caught:
+            fedsim.run(config("fedbn"), tmp_path / "run")
+    assert caught.value.exit_status == 143
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert records(tmp_path / "run")[-1] == "round-000003.json"
+    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+
+
+def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
+    def spill(self, number):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fedsim.checkpoint.Checkpoints.spill", spill)
+    with pytest.raises(Interrupted) as caught:
+        fedsim.run(config(checkpoint_every=9), tmp_path / "run")
+    assert caught.value.again
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "fedsim", *args]
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=cwd,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (9, -9)])
+def test_signals_to_a_process(number, status, tmp_path):
+    long = 400
+    args = ["run", "-a", "fedbn", "--rounds", str(long), "--clients", "8", "--sample-rate", "0.375"]
+    args += ["--engine", "serial", "--set", f"evaluation.every={long}", "--out", "r"]
+    with start(*args, cwd=tmp_path) as process:
+        while len(list((tmp_path / "r" / "checkpoints").glob("*.json"))) < 2:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == status, errors
+    if number != 9:
+        line = rf"interrupted after (\d+) of {long} rounds; go on with: fedsim resume r\n"
+        found = re.fullmatch(line, errors)
+        assert found, errors
+        assert records(tmp_path / "r")[-1] == f"round-{int(found[1]):06d}.json"
+    rows = len(pd.read_csv(tmp_path / "r" / "rounds.csv"))
+    assert rows < long
+    # it can go on: some rounds more, then compare with a run that was never disturbed
+    after = rows + 4
+    wanted = quit_after(tmp_path / "other", long, after)
+    with pytest.raises(Stop):
+        rounds.resume(tmp_path / "r", observer=Stopper(after), tell=silent)
+    assert contents(tmp_path / "r") == contents(wanted)
+
+
+def quit_after(path: Path, long: int, after: int) -> Path:
+    """A run of the same configuration, stopped after a round."""
+    settings = RunConfig(
+        algorithm="fedbn",
+        data={"num_clients": 8},
+        train={"rounds": long, "sample_rate": 0.375},
+        evaluation={"every": long},
+        engine={"kind": "serial"},
+    )
+    with pytest.raises(Stop):
+        fedsim.run(settings, path, Stopper(after))
+    return path
+
+
+# the command line
+
+
+def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    flip(newest_files(run)[1], 0.5)
+    first = CliRunner().invoke(main, ["resume", str(run), "--checkpoint-every", "2"])
+    assert first.exit_code == 0, first.output
+    assert re.search(rf"going on in {run} after round [123]\n", first.stdout)
+    assert first.stderr.count("\n") == 1
+    assert contents(run) == undisturbed["fedbn"]
+    again = CliRunner().invoke(main, ["resume", str(run)])
+    assert again.exit_code == 0, again.output
+    assert again.stdout.startswith(f"{run} is finished; its result:\n")
+    assert again.stdout.splitlines()[1:] == first.stdout.splitlines()[-7:]
+
+
+def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    for args in (["nowhere"], [str(run), "--actors", "-3"], [str(run), "--engine", "spark"]):
+        done = CliRunner().invoke(main, ["resume", *args])
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1
+    with lock.held(run):
+        done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+
+
+def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+
+    for error, hint in (
+        (WorkerError("round 5: lost"), f"error: round 5: lost; go on with: fedsim resume {run}\n"),
+        (StoreError("x: full"), f"error: x: full; go on with: fedsim resume {run}\n"),
+        (DivergedError("round 5: NaN"), "error: round 5: NaN\n"),
+    ):
+        monkeypatch.setattr(Drive, "_round", raising(error))
+        done = CliRunner().invoke(main, ["resume", str(run)])
+        assert (done.exit_code, done.stderr) == (1, hint)
+
+
+def raising(error):
+    def fail(self, position, log):
+        raise error
+
+    return fail
+
+
+def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0, 1]}\n")
+    args = ["sweep", "g.yaml", "--out", "s", "--engine", "serial", "--rounds", "4"]
+    args += ["--clients", "8", "--sample-rate", "0.375"]
+    wanted = CliRunner().invoke(main, [*args[:3], "t", *args[4:]])
+    real = RunStore.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "rounds" and rows[0]["round"] == 2:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunStore, "append", append)
+        first = CliRunner().invoke(main, args)
+    assert first.exit_code == 143
+    assert first.stderr == "interrupted; the runs are in s, the same command goes on\n"
+    again = CliRunner().invoke(main, args)
+    assert again.exit_code == 0, again.output
+    assert "[1/2] seed=0: was interrupted, goes on\n" in again.stdout
+    assert again.stdout.splitlines()[-2] == wanted.stdout.splitlines()[-2]
+    assert not list((tmp_path / "s").glob("*interrupted*"))
+    for seed in ("seed=0", "seed=1"):
+        assert contents(tmp_path / "s" / seed) == contents(tmp_path / "t" / seed)
+
+
+def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
+    wanted = config("fedbn")
+    run = stopped(tmp_path / "run", 2, "fedbn")
+    assert resuming.can_go_on(wanted, run)
+    assert resuming.can_go_on(config("fedbn", actors=3, checkpoint_every=7), run)
+    assert not resuming.can_go_on(config("fedbn", rounds=7), run)
+    assert not resuming.can_go_on(wanted, tmp_path / "nothing")
+    (run / "config.yaml").write_text("a: [")
+    assert not resuming.can_go_on(wanted, run)
+    run = stopped(tmp_path / "early", 1)
+    shutil.rmtree(run / "checkpoints")
+    assert not resuming.can_go_on(config(), run)
