@@ -66,12 +66,13 @@ pids_of() { # pids_of leaders|members: of our sessions, without those that wait 
 
 finish() {
   trap '' INT TERM HUP
-  pids_of leaders | xargs -r kill -TERM 2>/dev/null || true
+  # the jobs: a fedsim that was started, but is no driver yet
+  printf '%s\n' "$(pids_of leaders)" "$(jobs -rp)" | xargs -r kill -TERM 2>/dev/null || true
   for _ in {1..50}; do
     [ -n "$(pids_of members)" ] || break
     sleep 0.1
   done
-  pids_of members | xargs -r kill -KILL 2>/dev/null || true
+  printf '%s\n' "$(pids_of members)" "$(jobs -rp)" | xargs -r kill -KILL 2>/dev/null || true
   wait 2>/dev/null || true
   rm -rf "$base"
 }
@@ -108,6 +109,7 @@ start() { # start NUMBER OPTION...: a node with its share of CPUs, GPUs and memo
     --num-cpus "$share" --num-gpus ${#own[@]} --temp-dir "$base/$number" \
     --object-store-memory $((store << 20)) --memory $(((free * 6 / 10 / count) << 20)) \
     --dashboard-agent-listen-port 0
+  disown # else bash tells when it is killed
   echo "$number ${sessions[-1]}" >>"$pids"
 }
 

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import ray
 
@@ -26,6 +28,10 @@ METHOD = "tests.engine.test_nodes:build"
 EXPERIMENT = ("run", "-a", METHOD, "--clients", "8", "--sample-rate", "0.5")
 
 
+HOLD = "hold"
+"""The file that holds clients in round 3 while it is there."""
+
+
 @dataclass(frozen=True)
 class Traced(LocalRule):
     """SGD that leaves a file named after the Ray node, and then waits for the other node's."""
@@ -33,11 +39,23 @@ class Traced(LocalRule):
     def begin(self, env: LocalEnv) -> None:
         if not ray.is_initialized():
             return
-        trace = Path(os.environ[TRACE])
-        (trace / ray.get_runtime_context().get_node_id()).touch()
-        deadline = time.monotonic() + 60
-        while len(list(trace.iterdir())) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)  # else the first actor to come up may do all the work
+        trace, node = Path(os.environ[TRACE]), ray.get_runtime_context().get_node_id()
+        (trace / "seen" / node).touch()
+        until(lambda: number_in(trace / "seen") >= 2)  # else one actor may do all the work
+        if env.ctx.round == 2 and (trace / HOLD).exists():
+            (trace / "held" / node).touch()
+            until(lambda: not (trace / HOLD).exists())
+
+
+def until(there: Callable[[], bool]) -> None:
+    """Returns when it is so, or after a minute."""
+    deadline = time.monotonic() + 60
+    while not there() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def number_in(folder: Path) -> int:
+    return len(list(folder.iterdir()))
 
 
 def build() -> Algorithm:
@@ -56,8 +74,8 @@ def ray_folder():
 @pytest.fixture
 def environment(ray_folder, tmp_path):
     """What a shell in which fedsim is installed has; the program's own secrets are not in it."""
-    (tmp_path / "trace").mkdir()
-    (tmp_path / "home").mkdir()
+    for name in ("home", "trace/seen", "trace/held"):
+        (tmp_path / name).mkdir(parents=True)
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     added = {"RAY_TMPDIR": str(ray_folder), "HOME": str(tmp_path / "home"), "PATH": programs}
@@ -65,14 +83,14 @@ def environment(ray_folder, tmp_path):
 
 
 def processes_of(folder: str) -> list[str]:
-    """Command lines of the processes that work in the folder."""
+    """Command lines of the processes that name the folder, or one that begins so."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = path.read_text().replace("\0", " ")
         except OSError:  # ended in between
             continue
-        if f"{folder}/" in line:
+        if folder in line:
             found.append(line)
     return found
 
@@ -87,10 +105,11 @@ def tables(folder: Path) -> dict[str, bytes]:
     return {name: (folder / name).read_bytes() for name in TABLES}
 
 
-def serial(environment, folder: Path) -> dict[str, bytes]:
+def serial(environment, folder: Path, rounds: int = 3) -> dict[str, bytes]:
     """What the experiment gives in one process."""
-    command = [sys.executable, "-m", "fedsim", *EXPERIMENT, "--rounds", "3", "--engine", "serial"]
-    done = subprocess.run([*command, "--out", str(folder)], cwd=ROOT, env=environment)
+    command = [sys.executable, "-m", "fedsim", *EXPERIMENT, "--rounds", str(rounds)]
+    command += ["--engine", "serial", "--out", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environment)
     assert done.returncode == 0
     return tables(folder)
 
@@ -111,12 +130,70 @@ def test_a_run_on_two_nodes_has_the_bytes_of_one_process(environment, tmp_path):
     assert run.returncode == 0, problems
     assert problems.startswith("2 Ray nodes at "), problems
     assert "2 actors shared by 8 clients" in said
-    assert len(list((tmp_path / "trace").iterdir())) == 2, "both nodes trained clients"
+    assert number_in(tmp_path / "trace" / "seen") == 2, "both nodes trained clients"
     numbers, leaders = zip(*(line.split() for line in pids.read_text().splitlines()), strict=True)
     assert numbers == ("1", "2")
     assert not any(Path("/proc", pid).exists() for pid in leaders)
     assert not (tmp_path / "home" / ".ray").exists(), "the cluster's secret is its own"
     assert tables(out) == serial(environment, tmp_path / "serial")
+
+
+def held_in_round_3(environment, tmp_path: Path, *command: object) -> subprocess.Popen:
+    """A run of 8 rounds in which clients on both nodes are in the middle of round 3."""
+    trace = tmp_path / "trace"
+    (trace / HOLD).touch()
+    run = start(environment, *command, *EXPERIMENT, "--rounds", "8", "--out", tmp_path / "two")
+    while number_in(trace / "held") < 2:
+        assert run.poll() is None, run.communicate()
+        time.sleep(0.05)
+    return run
+
+
+def kill_node(pids: Path, number: int) -> None:
+    """Ends all processes of a node at once."""
+    leader = dict(line.split() for line in pids.read_text().splitlines())[str(number)]
+    members = subprocess.run(
+        ["ps", "-o", "pid=", "--sid", leader], capture_output=True, text=True, check=True
+    )
+    assert members.stdout.split()
+    for pid in members.stdout.split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+def test_a_node_killed_in_round_3_of_8(environment, tmp_path):
+    out, pids = tmp_path / "two", tmp_path / "pids"
+    run = held_in_round_3(environment, tmp_path, 2, "--cpus", "2", "--pids", pids, "--")
+    kill_node(pids, 2)
+    (tmp_path / "trace" / HOLD).unlink()
+    said, problems = run.communicate()
+    assert run.returncode == 0, problems
+    assert tables(out) == serial(environment, tmp_path / "serial", 8)
+    errors = pd.read_csv(out / "errors.csv")
+    assert errors["round"].unique().tolist() == [3]
+    assert errors["client_id"].notna().all()
+    assert problems.count("\n") == 1, "the terminal stays calm"
+    assert "(raylet" not in said
+
+
+def test_a_run_on_two_nodes_goes_on_on_two_others(environment, tmp_path):
+    out = tmp_path / "two"
+    run = held_in_round_3(environment, tmp_path, 2, "--cpus", "2", "--")
+    run.send_signal(signal.SIGTERM)
+    _, problems = run.communicate()
+    assert run.returncode == 143, problems
+    assert problems.splitlines()[1:] == [told_how_to_go_on(out, 8, 2)]
+    (tmp_path / "trace" / HOLD).unlink()
+    run = start(environment, 2, "--cpus", "2", "--", "resume", out)
+    said, problems = run.communicate()
+    assert run.returncode == 0, problems
+    assert f"going on in {out} after round 2\n" in said
+    assert tables(out) == serial(environment, tmp_path / "serial", 8)
+
+
+def told_how_to_go_on(out: Path, rounds: int, done: int | None = None) -> str:
+    """The last line of a run that was told to end."""
+    done = pd.read_csv(out / "rounds.csv")["round"].max() if done is None else done
+    return f"interrupted after {done} of {rounds} rounds; go on with: fedsim resume {out}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
@@ -127,8 +204,8 @@ def test_a_signal_ends_the_run_and_all_nodes(number, environment, tmp_path):
     wait_for_round(run, out, 2)
     run.send_signal(number)
     _, problems = run.communicate()
-    statuses = {signal.SIGINT: (130,), signal.SIGTERM: (130, 134, 143)}  # fedsim's own
-    assert run.returncode in statuses[number], problems
+    assert run.returncode == 128 + number, problems
+    assert problems.splitlines()[1:] == [told_how_to_go_on(out, 5000)]
 
 
 def test_a_signal_before_the_nodes_are_up(environment, ray_folder):
@@ -179,8 +256,8 @@ def test_the_slurm_script_with_a_stand_in_for_srun(environment, tmp_path):
     command = ["bash", "launch/slurm.sbatch", *EXPERIMENT, "--rounds", "3", "--out", str(out)]
     done = subprocess.run(command, cwd=ROOT, env=environment | job, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(list((tmp_path / "trace").iterdir())) == 2, "both nodes trained clients"
+    assert number_in(tmp_path / "trace" / "seen") == 2, "both nodes trained clients"
     assert tables(out) == serial(environment, tmp_path / "serial")
     assert not list(ROOT.glob(".ray-*"))
     assert not list(Path("/tmp").glob(f"fs-{os.getpid()}-*"))
-    assert processes_of(f"/tmp/fs-{os.getpid()}-0") + processes_of(f"/tmp/fs-{os.getpid()}-1") == []
+    assert processes_of(f"/tmp/fs-{os.getpid()}-") == []

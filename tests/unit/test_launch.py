@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import shlex
 import shutil
@@ -124,7 +125,15 @@ VOLUME = closed(
     persistentVolumeClaim=closed(claimName_=TEXT, readOnly=TRUTH),
     configMap=closed(name_=TEXT),
 )
-POD = closed(spec_=closed(containers_=several(CONTAINER), volumes=several(VOLUME)))
+POD = closed(
+    spec_=closed(
+        containers_=several(CONTAINER),
+        volumes=several(VOLUME),
+        securityContext=closed(
+            fsGroup=WHOLE, runAsUser=WHOLE, runAsGroup=WHOLE, runAsNonRoot=TRUTH
+        ),
+    )
+)
 WORKERS = closed(
     groupName_=TEXT,
     replicas=WHOLE,
@@ -174,6 +183,7 @@ def test_the_rayjob_has_the_structure_of_its_kind():
         (("spec", "rayClusterSpec"), "workerGroupSpec"),
         (("spec", "rayClusterSpec", "headGroupSpec"), "rayStartParam"),
         (("spec", "rayClusterSpec", "workerGroupSpecs", 0), "maxReplica"),
+        (("spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "securityContext"), "fsG"),
     ],
 )
 def test_a_misspelt_field_of_the_rayjob_is_refused(path, key):
@@ -194,6 +204,11 @@ def test_a_pod_mounts_what_it_declares_and_its_object_store_fits_into_its_memory
         shared = int(volumes["shm"]["emptyDir"]["sizeLimit"].removesuffix("Gi")) << 30
         memory = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) << 30
         assert int(params["object-store-memory"]) < shared < memory / 2
+
+
+def test_the_images_user_may_write_to_a_new_claim():
+    for _, pod in pods():
+        assert pod["securityContext"]["fsGroup"] == 100, "of the user ray in Ray's images"
 
 
 # Versions
@@ -276,6 +291,121 @@ def test_nodes_refuses_what_it_cannot_use(arguments, problem, tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {problem}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def programs(tmp_path):
+    """A folder of stand-ins for what the scripts start, and an environment that finds them first.
+
+    fedsim leaves a file ``fedsim.pid`` and sleeps, or ends at once with the status ``$STATUS``.
+    """
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    bodies = {
+        "ray": 'if [ "$1" = start ]; then mkdir "$RAY_TMPDIR/1"\n'
+        'echo 192.0.2.7:1 >"$RAY_TMPDIR/1/ray_current_cluster"; exec sleep 300; fi\n'
+        f"until [ -s {tmp_path}/srun ]; do sleep 0.01; done",
+        "python": "exit 0",
+        "fedsim": f'echo $$ >{tmp_path}/fedsim.pid\n[ -z "$STATUS" ] || exit "$STATUS"\n'
+        "exec sleep 300",
+        "hostname": '[ "$1" = -I ] && echo "192.0.2.7 fd00::7 " || echo 127.0.1.1',
+        "srun": f'echo "$HEAD $PORT $STORE $MEMORY" >{tmp_path}/srun\nexec sleep 300',
+    }
+    for name, body in bodies.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_", "BASH_"))}
+    added = {"PATH": f"{folder}:{os.environ['PATH']}", "RAY_TMPDIR": str(tmp_path)}
+    return kept | added
+
+
+@pytest.fixture
+def job(programs, tmp_path):
+    """The environment of a SLURM job of two nodes."""
+    (tmp_path / "bin" / "activate").touch()
+    return programs | {
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_ID": "20007",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_CPUS_PER_TASK": "4",
+        "FEDSIM_ENV": str(tmp_path),
+    }
+
+
+def bash(name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = ["bash", LAUNCH / name, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone, or waits to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_signal_just_after_fedsim_was_started_ends_it_too(name, programs, job, tmp_path):
+    hook = tmp_path / "hook"  # before the PID is noted, once fedsim is there
+    hook.write_text(
+        r"""trap 'if [ "$BASH_COMMAND" = "driver=\$!" ]; then """
+        f"""until [ -s {tmp_path}/fedsim.pid ]; do sleep 0.01; done; kill -TERM $$; fi' DEBUG"""
+    )
+    arguments = ("1", "--cpus", "1", "--", "run") if name == "nodes.sh" else ("run",)
+    done = bash(name, *arguments, env=programs | job | {"BASH_ENV": str(hook)})
+    assert done.returncode == 143, done.stderr
+    assert ended(int((tmp_path / "fedsim.pid").read_text()))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left <= {"bin", "hook", "fedsim.pid", "srun"}, "the cluster's folder and secret are gone"
+
+
+@pytest.mark.parametrize(
+    ("memory", "mib"),
+    [
+        ({"SLURM_MEM_PER_NODE": "65536"}, 65536),
+        ({"SLURM_MEM_PER_CPU": "4096"}, 4 * 4096),
+    ],
+)
+def test_a_slurm_node_gets_the_memory_of_its_job_and_the_head_an_address(
+    memory, mib, job, tmp_path
+):
+    done = bash("slurm.sbatch", "run", env=job | memory | {"STATUS": "7"})
+    assert done.returncode == 7, done.stderr
+    head, port, store, rest = (tmp_path / "srun").read_text().split()
+    assert (head, port) == ("192.0.2.7", "20007")
+    assert (int(store), int(rest)) == (8 << 30, (mib - 8 * 1024) << 20)
+
+
+def test_a_slurm_job_that_names_no_memory_gets_what_is_free(job, tmp_path):
+    done = bash("slurm.sbatch", "run", env=job | {"STATUS": "0", "FEDSIM_STORE_GIB": "0"})
+    assert done.returncode == 0, done.stderr
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < int((tmp_path / "srun").read_text().split()[3]) <= total
+
+
+def test_a_slurm_job_too_small_for_its_object_store_is_refused(job, tmp_path):
+    done = bash("slurm.sbatch", "run", env=job | {"SLURM_MEM_PER_NODE": "8192"})
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: FEDSIM_STORE_GIB 8: must be less than the node's memory, 8192 MiB\n"
+    )
+    assert not (tmp_path / "srun").exists()
+    assert not list(tmp_path.glob(".ray-*"))
+
+
+def test_waiting_for_a_cluster_without_its_token_says_so_in_one_line(tmp_path):
+    lacking = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
+    done = subprocess.run(
+        [sys.executable, LAUNCH / "wait_for_nodes.py", "1", "--address", "127.0.0.1:1"],
+        env=os.environ | lacking,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: --address 127.0.0.1:1: there is no cluster, or it does ")
+    assert str(tmp_path / "none") in done.stderr
     assert done.stderr.count("\n") == 1
 
 
