@@ -90,6 +90,9 @@ def _a1(options: Options) -> Iterator[Result]:
     sizes = serverstep.SIZES[:1] if options.quick else serverstep.SIZES
     for step in serverstep.measure(options.repeats, sizes=sizes):
         yield of_step(step, 2.0 if step.method == "fedavg" else 3.0)
+        if step.tables:
+            case = f"K for the tables, m = {step.m}, d = {step.d / 1e6:.1f} M"
+            yield Result("A1", case, "ms", 1e3 * Spread.of(step.tables).median)
 
 
 def _memory(options: Options) -> Iterator[Result]:

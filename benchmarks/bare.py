@@ -125,12 +125,15 @@ class Bare:
         Raises:
             WorkerError: a process has ended.
         """
-        for pipe in self._pipes:
-            pipe.send((first, count))
-        while not self._pipes[0].poll(1.0):
-            if not all(process.is_alive() for process in self._processes):
-                raise WorkerError(f"the bare loop ({self.label}): a process has ended")
-        seconds: list[float] = self._pipes[0].recv()
+        try:
+            for pipe in self._pipes:
+                pipe.send((first, count))
+            while not self._pipes[0].poll(1.0):
+                if not all(process.is_alive() for process in self._processes):
+                    raise EOFError
+            seconds: list[float] = self._pipes[0].recv()
+        except (EOFError, ConnectionError) as error:
+            raise WorkerError(f"the bare loop ({self.label}): a process has ended") from error
         return seconds
 
     def world(self) -> Array:

@@ -24,6 +24,8 @@ from fedsim.errors import FedsimError
 T = TypeVar("T")
 INTERVAL = 0.05
 """Seconds between two looks at the processes."""
+PATIENCE = 60.0
+"""Seconds in which a run ends that is told to; then it is killed."""
 PLASMA = re.compile(r"/dev/shm/|/ray_spilled|plasma")
 """Mappings that belong to Ray's object store."""
 
@@ -98,7 +100,7 @@ def peak_memory(arguments: Sequence[str], *, tree: bool) -> Memory:
 
 @contextmanager
 def _running(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """``fedsim run`` and its run directory; interrupted at the end if it still runs."""
+    """``fedsim run`` and its run directory; if it still runs at the end it is told to end."""
     with tempfile.TemporaryDirectory(prefix="fedsim-benchmark-") as name:
         out = Path(name) / "run"
         command = [sys.executable, "-m", "fedsim", "run", *arguments, "--out", str(out)]
@@ -108,7 +110,11 @@ def _running(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes]
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
-            process.wait()
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _environment() -> Mapping[str, str]:

@@ -97,7 +97,7 @@ def of_step(step: Step, target: float) -> Result:
     if step.skipped:
         return Result("A1", case, skipped=f"skipped: {step.skipped}")
     median = Spread.of(step.seconds).median
-    details = {"seconds": step.seconds, "floors": step.floors}
+    details = {"seconds": step.seconds, "floors": step.floors, "tables": step.tables}
     return Result(
         "A1", case, "ms", 1e3 * median, 1e3 * Spread.of(step.floors).median, "floor", step.ratio,
         target, details=details,

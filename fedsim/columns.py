@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -24,19 +24,20 @@ from fedsim.contracts import F64, Array
 
 SHARD = 1 << 18
 """Pieces end at multiples of so many columns; a piece is the unit of parallel work."""
-BUFFER = 3 << 15
-"""Entries of a thread's float64 buffer, for a block of all m vectors (768 KiB; more for many)."""
+BUFFER = 1 << 17
+"""Entries of a block at most (1 MiB, half a second-level cache), unless ``NARROW`` says more."""
 NARROW = 4096
 """Columns of a block at least: shorter copies cost more in calls than in bytes."""
-TILE = 25
-"""Rows of a factor at most: OpenBLAS multiplies small matrices without repacking them, which for
-few rows takes longer than the product."""
-SPAN = 4096
-"""Entries of a factor (32 KiB, the fastest cache)."""
+FEW = 10
+"""Rows that a weighted sum converts at a time at most, so that blocks stay wide."""
+TILE = 20
+"""Rows of a factor at most: OpenBLAS multiplies small matrices without repacking them."""
+SPAN = 5 << 10
+"""Entries of a factor at most (40 KiB, the fastest cache)."""
 WIDE = 2048
 """Columns that are summed up at a time."""
 LINE = 8
-"""Float64 numbers in a line of cache; rows of the buffer start an odd number of lines apart, since
+"""Float64 numbers in a line of cache: loads across lines cost products up to half their speed, and
 rows a power of two apart would share the same few places of the cache."""
 
 T = TypeVar("T")
@@ -119,27 +120,28 @@ def partial_products(
 ) -> list[F64]:
     """(m, m + 1) for each piece, see :meth:`Columns.products`."""
     m = len(rows)
-    tile = -(-m // -(-m // TILE))
+    tile = _even(m, TILE)
+    span = _power(SPAN // tile)
     loaded = [*rows] if vector is None else [*rows, vector]
 
     def work(piece: Piece, buffer: F64) -> F64:
         total, part = np.zeros((m, m + 1)), np.zeros((m, m + 1))
         buffer[m] = 0.0
         for start, stop in _blocks(piece, m):
-            factors = _factors(_load(loaded, start, stop, buffer), stop - start, SPAN // tile)
+            factors = _factors(_load(loaded, start, stop, buffer), stop - start, span)
             for i in range(0, m, tile):
                 left = factors[:, i : min(i + tile, m)]
                 for j in range(i, m, tile):
                     # One row more than the tile has: the vector beside the last tile; and numpy
                     # would hand A @ A.T to dsyrk, which repacks.
                     end = min(j + tile, m) + 1
-                    right = factors[:, j:end].transpose(0, 2, 1)
-                    part[i : i + tile, j:end] = (left @ right).sum(axis=0)
+                    each = left @ factors[:, j:end].transpose(0, 2, 1)
+                    part[i : i + tile, j:end] = each.sum(axis=0)
             total += part
         return total
 
     with single_threaded_blas():
-        return _each(work, pieces, m)
+        return _each(work, pieces, m, span)
 
 
 def combine_pieces(
@@ -149,27 +151,40 @@ def combine_pieces(
 
     Summed in float64 and rounded once: coefficients may be large and cancel (``fedgh_released``).
     """
-    m = len(rows)
+    few = _even(len(rows), FEW)
 
     def work(piece: Piece, buffer: F64) -> None:
         c = weights[piece.of]
-        for start, stop in _blocks(piece, m):
-            factors = _factors(_load(rows, start, stop, buffer), stop - start, WIDE)
-            out[start:stop] = (c @ factors[:, :m]).ravel()[: stop - start]
+        for start, stop in _blocks(piece, few):
+            sums = []
+            for i in range(0, len(rows), few):
+                some = rows[i : i + few]
+                factors = _factors(_load(some, start, stop, buffer), stop - start, WIDE)
+                sums.append(c[i : i + few] @ factors[:, : len(some)])
+            out[start:stop] = reduce(np.add, sums).ravel()[: stop - start]
 
     with single_threaded_blas():
-        _each(work, pieces, m)
+        _each(work, pieces, few, WIDE)
+
+
+def _even(m: int, most: int) -> int:
+    """Rows of a part when m rows are cut into parts of nearly equal size, none above ``most``."""
+    return -(-m // -(-m // most))
+
+
+def _power(n: int) -> int:
+    """The largest power of two up to n."""
+    return 1 << (n.bit_length() - 1)
 
 
 def _width(m: int) -> int:
-    """Columns of a block."""
-    return max(NARROW, BUFFER // m)
+    """Columns of a block of m rows, a power of two as spans are, so that factors fill it."""
+    return _power(max(NARROW, BUFFER // m))
 
 
 def _blocks(piece: Piece, m: int) -> Iterator[tuple[int, int]]:
-    width = _width(m)
-    for start in range(piece.start, piece.stop, width):
-        yield start, min(start + width, piece.stop)
+    for start in range(piece.start, piece.stop, _width(m)):
+        yield start, min(start + _width(m), piece.stop)
 
 
 def _load(rows: Sequence[Array], start: int, stop: int, buffer: F64) -> F64:
@@ -182,30 +197,36 @@ def _load(rows: Sequence[Array], start: int, stop: int, buffer: F64) -> F64:
 def _factors(buffer: F64, width: int, span: int) -> F64:
     """The block as (n, rows, at most span) views; columns that fill up the last one are 0."""
     n = -(-width // span)
-    each = -(-width // n)
+    each = -(-width // (n * LINE)) * LINE
     buffer[:, width : n * each] = 0.0
     return buffer[:, : n * each].reshape(len(buffer), n, each).transpose(1, 0, 2)
 
 
-def _each(work: Callable[[Piece, F64], T], pieces: Sequence[Piece], m: int) -> list[T]:
-    """The results for all pieces, in order; every thread has a buffer of its own."""
+def _each(work: Callable[[Piece, F64], T], pieces: Sequence[Piece], m: int, span: int) -> list[T]:
+    """The results for all pieces, in order; every thread has a buffer for m + 1 rows of its own."""
     widest = min(_width(m), max((p.stop - p.start for p in pieces), default=0))
-    lines = (widest + widest // (SPAN // TILE) + LINE) // LINE | 1  # with what fills up factors
+    lines = -(-widest // span) * span // LINE | 1
     waiting = iter(list(enumerate(pieces)))
     results: dict[int, T] = {}
 
     def drain() -> None:
-        buffer = np.empty((m + 1, LINE * lines))
+        buffer = _aligned(m + 1, LINE * lines)
         for number, piece in waiting:
             results[number] = work(piece, buffer)
 
     if len(pieces) < 2:
         drain()
     else:
-        threads = min(_cores(), len(pieces))
-        for done in [_pool().submit(drain) for _ in range(threads)]:
+        for done in [_pool().submit(drain) for _ in range(min(_cores(), len(pieces)))]:
             done.result()
     return [results[number] for number in range(len(pieces))]
+
+
+def _aligned(rows: int, columns: int) -> F64:
+    """An empty matrix that starts at a line of cache, which numpy's own need not."""
+    entries = np.empty(rows * columns + LINE)
+    start = -entries.ctypes.data // entries.itemsize % LINE
+    return entries[start : start + rows * columns].reshape(rows, columns)
 
 
 def _cores() -> int:

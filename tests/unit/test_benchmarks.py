@@ -24,7 +24,7 @@ from benchmarks.processes import below, own_memory, peak_memory, proportional, s
 from benchmarks.report import Result, of_pairs, of_step, save
 from benchmarks.serverstep import Machine, Step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
-from fedsim.errors import FedsimError
+from fedsim.errors import FedsimError, WorkerError
 from fedsim.setup import prepare
 from fedsim.vectors import FlatModel
 
@@ -71,6 +71,11 @@ def test_the_bare_loop_does_the_same_work(key, processes, threads, method, tmp_p
     with Bare("bare", job_of(setup, method, threads, 2), processes) as bare:
         seconds = bare.rounds(0, 2) + bare.rounds(2, 1)
         theirs = bare.world()
+        for process in bare._processes:
+            process.kill()
+            process.join()
+        with pytest.raises(WorkerError, match=r"the bare loop \(bare\): a process has ended"):
+            bare.rounds(3, 1)
     assert len(seconds) == 3
     moved = np.linalg.norm(ours - setup.initial)
     assert np.linalg.norm(theirs - setup.initial) == pytest.approx(moved, rel=1e-4)
@@ -179,6 +184,7 @@ def test_processes_below():
         child.stdin.close()
 
 
+@pytest.mark.slow
 def test_a_run_is_watched_from_outside():
     arguments = ["--engine", "serial", "--rounds", "1", "--sample-rate", "0.02"]
     peak = peak_memory(arguments, tree=True)

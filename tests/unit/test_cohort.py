@@ -54,12 +54,12 @@ def combine(rows, coefficients, where, out):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Boundaries at 1024 (block), 4096 (shard), 100 (sums), 150 over a tile's rows (factors)."""
+    """Boundaries at 1024 (block), 4096 (shard), 104 (sums), 8 to 128 (factors)."""
     monkeypatch.setattr(module, "SHARD", 4096)
     monkeypatch.setattr(module, "BUFFER", 1024)
     monkeypatch.setattr(module, "NARROW", 1024)
-    monkeypatch.setattr(module, "WIDE", 100)
-    monkeypatch.setattr(module, "SPAN", 150)
+    monkeypatch.setattr(module, "WIDE", 104)
+    monkeypatch.setattr(module, "SPAN", 200)
 
 
 def test_by_hand():
@@ -201,6 +201,46 @@ def test_combine_writes_its_range_alone(small, dtype):
     np.testing.assert_allclose(out[123:4321], expected[123:4321], rtol=0, atol=8 * tolerance)
     assert np.all(out[:123] == 7.0)
     assert np.all(out[4321:] == 7.0)
+
+
+@pytest.mark.parametrize("m", [9, 10, 11, 20, 33])
+@pytest.mark.parametrize("d", [1, 1025, 4096 + 1023])
+def test_combine_adds_few_rows_at_a_time(small, m, d):
+    # integers, whose sums are exact in any order
+    rng = np.random.default_rng([m, d])
+    g, c = rng.integers(-99, 99, (m, d)).astype(np.float32), rng.integers(-99, 99, m).astype(float)
+    out = np.empty(d, np.float32)
+    combine(list(g), c, slice(0, d), out)
+    np.testing.assert_array_equal(out, c @ g)
+
+
+def test_large_coefficients_cancel_across_the_parts_of_a_sum():
+    # 1e8 + 1 - 1e8, the terms in three parts: a part that were rounded to float32 would give 0.
+    g = np.zeros((3 * module.FEW, 2), np.float32)
+    g[[0, module.FEW, 2 * module.FEW]] = 1.0
+    c = np.zeros(len(g))
+    c[[0, module.FEW, 2 * module.FEW]] = 1e8, 1.0, -1e8
+    out = np.empty(2, np.float32)
+    combine(list(g), c, slice(0, 2), out)
+    np.testing.assert_array_equal(out, [1.0, 1.0])
+
+
+def test_factors_start_at_a_line_of_cache(small, monkeypatch):
+    seen, original = [], module._factors
+
+    def factors(*args):
+        seen.append(original(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "_factors", factors)
+    for m in (1, 5, 23):
+        rows = list(draw(m, 3000))
+        gram(rows, slice(7, 2990))
+        combine(rows, np.ones(m), slice(7, 2990), np.empty(3000, np.float32))
+    line = 8 * module.LINE
+    assert len(seen) > 10
+    assert all(f.ctypes.data % line == 0 for f in seen)
+    assert all(stride % line == 0 for f in seen for stride in f.strides[:2])
 
 
 def test_combine_sums_in_float64_and_rounds_once():
