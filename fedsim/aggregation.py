@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from fedsim.cohort import Cohort, gram
+from fedsim.columns import Columns
 from fedsim.contracts import RoundContext
 from fedsim.engine import Result
 from fedsim.errors import DivergedError
@@ -37,11 +38,22 @@ def aggregate(
     setup: Setup,
     state: ServerState,
     results: list[Result],
+    columns: Columns | None,
     ctx: RoundContext,
     clients: list[int],
     log: RoundLog,
 ) -> ServerState:
-    """The server step and the rows of rounds.csv and clients.csv."""
+    """The server step and the rows of rounds.csv and clients.csv.
+
+    Args:
+        setup: the run.
+        state: before the round.
+        results: those that count.
+        columns: their updates where these are on the nodes.
+        ctx: the round.
+        clients: the cohort, those that failed included.
+        log: gets the rows.
+    """
     row: dict[str, float | None] = {
         "lr": ctx.lr,
         "cohort_size": len(clients),
@@ -51,7 +63,7 @@ def aggregate(
         _client_rows(setup, clients, {}, {}, log)
         log.add("rounds", **row)
         return state
-    cohort = Cohort.of([r.update for r in results], setup.layout)
+    cohort = Cohort.of([r.update for r in results], setup.layout, columns)
     params = slice(0, setup.layout.num_params)
     k = cohort.gram(params)
     step = setup.algorithm.server.step(state.server, cohort, ctx)

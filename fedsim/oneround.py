@@ -35,10 +35,11 @@ def run_round(
         size["bytes"] = state.params.nbytes
     with log.timed("train") as size:
         results = executor.train(clients, shared, state.clients, ctx)
-        size["bytes"] = sum(r.update.delta.nbytes for r in results)
+        size["bytes"] = len(results) * state.params.nbytes
     with log.timed("aggregate"):
         good = aggregation.finite(setup, results, ctx, log)
-        after = aggregation.aggregate(setup, state, good, ctx, clients, log)
+        columns = executor.columns(good, shared, state.clients, ctx)
+        after = aggregation.aggregate(setup, state, good, columns, ctx, clients, log)
     if evaluation.is_due(setup.config, ctx):
         with log.timed("evaluate"), _naming(ctx):
             scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)

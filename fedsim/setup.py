@@ -184,4 +184,5 @@ def make_executor(setup: Setup, session: Session | None = None) -> Executor:
         return SerialExecutor(setup.spec, engine)
     from fedsim.engine.ray_engine import RayExecutor
 
-    return RayExecutor(setup.spec, engine, setup.initial.nbytes, session)
+    whole = setup.personalised and setup.config.evaluation.personal == "cohort_after"
+    return RayExecutor(setup.spec, engine, setup.initial.nbytes, session, whole)

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
+
+if TYPE_CHECKING:
+    from fedsim.columns import Columns
+    from fedsim.engine.shards import Held
 
 for _name, _value in {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
@@ -29,12 +33,14 @@ Model = tuple[Vector, Vectors]
 class Result:
     """What a client's training gives: its update and its state for the next participation.
 
-    ``diverged`` says what is NaN or infinite in it, None if everything is finite.
+    ``diverged`` says what is NaN or infinite in it, None if everything is finite. ``held`` says
+    where the vector is if it was left on the nodes; ``update.delta`` is empty then.
     """
 
     update: ClientUpdate
     state: Vectors
     diverged: str | None = None
+    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,19 @@ class Executor(Protocol):
 
         Raises:
             WorkerError: a client's work failed; the message names round and client.
+        """
+
+    def columns(
+        self,
+        results: Sequence[Result],
+        shared: Any,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+    ) -> Columns | None:
+        """The updates of some results of :meth:`train` where they are on the nodes, else None.
+
+        What follows the results is what :meth:`train` was given: updates that are lost with their
+        node while they are summed up are computed again.
         """
 
     def incidents(self) -> list[Incident]:

@@ -7,11 +7,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import ray
+
 from fedsim.contracts import RoundContext, Vector, Vectors
-from fedsim.engine import Model
+from fedsim.engine import Model, Result
+from fedsim.engine.serial import collect
+from fedsim.engine.shards import Held
 
 Send = Callable[[Any], Any]
 """Makes a value an object that many calls can refer to."""
+ELSEWHERE = np.empty(0, np.float32)
+"""What stands for an update that is left on the nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +27,8 @@ class TrainCall:
 
     Args:
         states: of all clients that have one; only those of ``clients`` are sent.
-        size: training samples of the largest of the clients.
+        sizes: training samples by client.
+        ranges: what the updates are cut into, to be left on the nodes; none if they are fetched.
         slots: those whose actors may do it, None for all.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
@@ -32,15 +40,29 @@ class TrainCall:
     states: Mapping[int, Vectors]
     ctx: RoundContext
     sizes: Mapping[int, int]
+    ranges: tuple[slice, ...] = ()
     slots: Collection[int] | None = None
     home: int | None = None
     attempt: int = 1
     method: str = "train"
 
-    def args(self, send: Send) -> tuple[Any, ...]:
-        """What the actor's method gets."""
+    def begin(self, actor: Any, send: Send) -> list[Any]:
+        """Hands the work to an actor; the objects of its answer, the first of which says that it
+        is done."""
         own = {c: self.states[c] for c in self.clients if c in self.states}
-        return self.clients, send(self.params), send(self.downlink), own, self.ctx
+        args = self.clients, send(self.params), send(self.downlink), own, self.ctx
+        if not self.ranges:
+            return list(actor.train.remote(*args))
+        method = actor.train_split.options(num_returns=1 + len(self.ranges))
+        return list(method.remote(self.ranges, *args))
+
+    def fetch(self, refs: Sequence[Any]) -> list[Result]:
+        """The results from the objects of :meth:`begin`; updates in ranges stay where they are."""
+        if not self.ranges:
+            return collect(*ray.get(list(refs)))
+        reports, parts = ray.get(refs[0]), tuple(refs[1:])
+        results = collect(reports, [ELSEWHERE] * len(reports))
+        return [replace(result, held=Held(parts, row)) for row, result in enumerate(results)]
 
     def again(self, lost: bool) -> list[TrainCall]:
         """One call per client, so that one whose work cannot be done keeps no other from it."""
@@ -61,31 +83,37 @@ class TrainCall:
 class EvaluationCall:
     """One model on a common part: its ``scores``, or its ``logits`` for a range of batches.
 
-    ``position`` says where the result belongs.
+    ``position`` says where the result belongs, ``length`` how many batches it is of.
     """
 
     position: int
     method: str
     model: Model
     part: str
+    length: int
     batches: tuple[int, ...] = ()
     attempt: int = 1
     slots: Collection[int] | None = None
     home: int | None = None
     clients: tuple[int, ...] = ()
 
-    def args(self, send: Send) -> tuple[Any, ...]:
-        """What the actor's method gets."""
+    def begin(self, actor: Any, send: Send) -> list[Any]:
+        """Hands the work to an actor; the object of its answer."""
         params, state = self.model
-        return send(params), state, self.part, *self.batches
+        method = getattr(actor, self.method)
+        return [method.remote(send(params), state, self.part, *self.batches)]
+
+    def fetch(self, refs: Sequence[Any]) -> Any:
+        """The scores or logits."""
+        return ray.get(refs[0])
 
     def again(self, lost: bool) -> list[EvaluationCall]:
         """The same call once more."""
         return [replace(self, attempt=self.attempt + lost)]
 
     def size(self, _: int | None = None, /) -> float:
-        """Every call counts alike."""
-        return 1.0
+        """Batches."""
+        return float(self.length)
 
     def __str__(self) -> str:
         """What it is."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 import ray
@@ -14,10 +15,11 @@ from ray.exceptions import RayError
 
 from fedsim.engine import Incident
 from fedsim.engine.calls import Call
-from fedsim.engine.faults import Fault, failure, fault_of
+from fedsim.engine.faults import Fault, failure, fault_of, put
 from fedsim.engine.patience import LEAST, Patience
 from fedsim.engine.pool import ActorPool
 from fedsim.engine.session import Options
+from fedsim.errors import WorkerError
 from fedsim.sections import EngineConfig
 
 INLINE = 64 << 10
@@ -64,7 +66,7 @@ class Sent:
         for known, ref in self._newest:
             if known is value:
                 return ref
-        self._newest = [(value, ray.put(value)), *self._newest[:1]]
+        self._newest = [(value, put(value)), *self._newest[:1]]
         return self._newest[0][1]
 
     def forget(self) -> None:
@@ -93,7 +95,9 @@ class Dispatcher:
         self._spec: Any = None
         self._ask = min(ASK, engine.client_timeout or ASK)
         self._patience = {
-            method: Patience(engine.client_timeout) for method in ("train", "scores", "logits")
+            "train": Patience(engine.client_timeout),
+            "scores": Patience(None),
+            "logits": Patience(None),
         }
 
     def run(self, calls: Sequence[Call], doing: str) -> Iterator[tuple[Call, Any]]:
@@ -115,7 +119,7 @@ class Dispatcher:
                     continue
                 work = running.pop(ref)
                 try:
-                    value = ray.get(work.refs if len(work.refs) > 1 else work.refs[0])
+                    value = work.call.fetch(work.refs)
                 except RayError as error:
                     waiting.extendleft(self._failed(work, fault_of(error), doing))
                     continue
@@ -126,6 +130,7 @@ class Dispatcher:
             for work, fault in self._overdue(running):
                 del running[work.refs[0]]
                 waiting.extendleft(self._failed(work, fault, doing))
+        self._pool.settle()
         for patience in self._patience.values():
             patience.settled()
 
@@ -144,8 +149,7 @@ class Dispatcher:
             slot = call.home if call.home in able else min(able)
             waiting.remove(call)
             actor = self._pool.take(slot)
-            refs = getattr(actor, call.method).remote(*call.args(self.sent))
-            refs = refs if isinstance(refs, list) else [refs]
+            refs = call.begin(actor, self.sent)
             now = time.monotonic()
             running[refs[0]] = Work(call, slot, actor, refs, now, now)
 
@@ -163,7 +167,8 @@ class Dispatcher:
             self._pool.done(work.slot)
         else:
             self._pool.lose(work.slot, fault.hung)
-        drop = self._engine.on_client_failure == "drop" and bool(call.clients)
+        blamed = not fault.final and isinstance(fault.raised, WorkerError | NoneType)
+        drop = self._engine.on_client_failure == "drop" and bool(call.clients) and blamed
         several = len(call.clients) > 1
         if (fault.lost and (several or call.attempt <= self._engine.max_retries)) or (
             drop and several
@@ -171,7 +176,10 @@ class Dispatcher:
             if fault.lost:
                 self._record(call, node, fault.error)
             return list(call.again(fault.lost))
-        self._record(call, node, fault.error)
+        if fault.lost or not several:
+            self._record(call, node, fault.error)
+        else:  # the error itself says who it was
+            self._pool.incidents.append(Incident(None, call.attempt, node, fault.error))
         if drop:
             return []
         what = f"{doing}, {call}" if doing else str(call)
@@ -201,10 +209,13 @@ class Dispatcher:
                     text = f"its process has not answered for {silent:.0f} s"
                     late.append((work, Fault(text, lost=True, hung=True)))
                 continue
-            client, seconds = None, 0.0
+            doing = None
             with contextlib.suppress(RayError):  # the call itself will say what has happened
-                client, seconds = ray.get(work.question)
+                doing = ray.get(work.question)
             work.question, work.sign = None, now
+            if doing is None:  # its arguments or its results are on their way
+                continue
+            client, seconds = doing
             if seconds > patience.limit(work.call.size(client)):
                 text = f"no result after {seconds:.0f} s, which is beyond the client timeout"
                 late.append((work, Fault(text, lost=True, hung=True)))

@@ -17,21 +17,28 @@ from typing import Any, cast
 import numpy as np
 import ray
 
+from fedsim.columns import Columns
 from fedsim.contracts import RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Incident, Model, Result
 from fedsim.engine.calls import Call, EvaluationCall, TrainCall, alone, groups
 from fedsim.engine.cluster import machines, plan_for
 from fedsim.engine.dispatch import Dispatcher
+from fedsim.engine.faults import put
 from fedsim.engine.placement import Node, Plan
 from fedsim.engine.pool import ActorPool
-from fedsim.engine.serial import collect
 from fedsim.engine.session import Options, Session
+from fedsim.engine.shards import Aggregators, allowed_shards, plan_shards
+from fedsim.engine.spread import Sharded, held_of
 from fedsim.engine.worker import WorkerSpec, num_batches, score_part
 from fedsim.errors import ConfigError
 from fedsim.sections import EngineConfig
 
 SMALL = 4 << 20
 """Updates of at most this many bytes travel several to a call; larger ones one by one."""
+MOST = 256 << 20
+"""A call carries updates of about so many bytes at most."""
+FLOAT = np.dtype(np.float32).itemsize
+"""Bytes of an entry of an update."""
 REPLAN = 10.0
 """Seconds after which a round looks whether machines came or went."""
 
@@ -44,9 +51,11 @@ class RayExecutor:
         engine: section ``engine`` of the configuration.
         update_bytes: size of one client's update.
         session: where the actors come from; None for one of its own.
+        whole: the driver needs every client's whole update, so that it also sums them up.
 
     Raises:
-        ConfigError: the placement does not fit, or there is no cluster at the address.
+        ConfigError: the placement does not fit, there is no cluster at the address, or the updates
+            are to be spread over nodes and needed whole.
     """
 
     def __init__(
@@ -55,7 +64,9 @@ class RayExecutor:
         engine: EngineConfig,
         update_bytes: int,
         session: Session | None = None,
+        whole: bool = False,
     ) -> None:
+        self._shards = allowed_shards(engine.aggregation_shards, whole)
         self._spec = spec
         self._engine = engine
         self._update_bytes = update_bytes
@@ -65,14 +76,18 @@ class RayExecutor:
         self._session = session or Session(engine)
         self._shares_session = session is not None
         self._pool = ActorPool(self._session, engine.max_retries, engine.allow_mixed_devices)
-        self._dispatcher = Dispatcher(
-            self._pool, engine, self._wanted, lambda: ray.put(spec.to_send())
-        )
+        self._dispatcher = Dispatcher(self._pool, engine, self._wanted, lambda: put(spec.to_send()))
+        self._aggregators = Aggregators(())
         try:
             self._nodes = machines()
             self._plan = self._plan_for(self._nodes)
             self._planned = time.monotonic()
+            share = {
+                "gpus_per_client": self._plan.gpus_per_client
+            }  # machines that join change none
+            self._engine = engine.model_copy(update=share)
             self._session.prepare(map(self._options, range(self._plan.actors)))
+            self._spread()
         except BaseException:
             self.close()
             raise
@@ -104,39 +119,68 @@ class RayExecutor:
     ) -> list[Result]:
         """See :class:`~fedsim.engine.Executor`."""
         self._replan()
+        return self._train(clients, shared, states, ctx)
+
+    def _train(
+        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+    ) -> list[Result]:
         calls = self._train_calls(clients, shared, states, ctx)
         results: list[Result] = []
-        for _, (reports, deltas) in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
-            results += collect(reports, deltas)
+        for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
+            results += found
         return sorted(results, key=lambda r: r.update.client_id)
+
+    def columns(
+        self,
+        results: Sequence[Result],
+        shared: Any,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+    ) -> Columns | None:
+        """See :class:`~fedsim.engine.Executor`."""
+
+        def again(incidents: Sequence[Incident]) -> list[Result]:
+            self._pool.incidents += incidents
+            lost = [i.client_id for i in incidents if i.client_id is not None]
+            return self._train(lost, shared, states, ctx)
+
+        held = held_of(results)
+        return Sharded(self._aggregators, held, again, self._engine.max_retries) if held else None
 
     def _train_calls(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[TrainCall]:
         """Clients of one group whose updates are small share a call, where they share actors."""
-        params, downlink = shared
+        (params, downlink), ranges = shared, self._aggregators.ranges
         calls = []
         for group in self._plan.groups:
             sizes = {c: self._sizes[c] for c in clients if c in group.clients}
             apart = len(group.slots) == len(group.clients) or self._update_bytes > SMALL
             slots = group.slots if len(self._plan.groups) > 1 else None
-            for members in alone(sizes) if apart else groups(sizes, len(group.slots)):
+            fewest = -(-len(sizes) * self._update_bytes // MOST)
+            together = groups(sizes, max(len(group.slots), fewest))
+            for members in alone(sizes) if apart else together:
                 home = self._plan.home(members[0])
-                calls.append(TrainCall(members, params, downlink, states, ctx, sizes, slots, home))
+                given = states, ctx, sizes, ranges, slots, home
+                calls.append(TrainCall(members, params, downlink, *given))
         return calls
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`; few models are cut into ranges of batches."""
         actors = max(1, len(self._pool.slots))
-        if len(models) >= actors:
-            calls = [EvaluationCall(i, "scores", model, part) for i, model in enumerate(models)]
-            return self._in_order(calls)
         batches = num_batches(self._spec, part)
+        if len(models) >= actors:
+            return self._in_order(
+                [EvaluationCall(i, "scores", m, part, batches) for i, m in enumerate(models)]
+            )
         cuts = [batches * i // actors for i in range(actors + 1)]
         ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
         pieces = [(model, piece) for model in models for piece in ranges]
         outputs = self._in_order(
-            [EvaluationCall(i, "logits", m, part, piece) for i, (m, piece) in enumerate(pieces)]
+            [
+                EvaluationCall(i, "logits", model, part, piece[1] - piece[0], piece)
+                for i, (model, piece) in enumerate(pieces)
+            ]
         )
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
@@ -153,9 +197,12 @@ class RayExecutor:
 
     def close(self) -> None:
         """Gives the actors back, and ends the session if it is the executor's own."""
-        self._pool.close()
-        if not self._shares_session:
-            self._session.close()
+        try:
+            self._pool.close()
+            self._aggregators.close()
+        finally:
+            if not self._shares_session:
+                self._session.close()
 
     def _wanted(self, waiting: Iterable[Call], at_work: int) -> dict[int, Options]:
         """The slots that should have an actor, for what waits and what is at work.
@@ -184,6 +231,14 @@ class RayExecutor:
         self._pool.forgive()
         with contextlib.suppress(ConfigError):
             self._plan = self._plan_for(nodes)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Has an aggregator for each range of the updates that the nodes sum up."""
+        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(self._nodes))
+        if ranges != self._aggregators.ranges:
+            self._aggregators.close()
+            self._aggregators = Aggregators(ranges)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Plan:
         return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)

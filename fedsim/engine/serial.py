@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,6 +67,15 @@ class SerialExecutor:
         """See :class:`~fedsim.engine.Executor`."""
         return [self._worker.scores(params, state, part) for params, state in models]
 
+    def columns(
+        self,
+        results: Sequence[Result],
+        shared: Any,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+    ) -> None:
+        """See :class:`~fedsim.engine.Executor`; the updates are here."""
+
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.Executor`."""
         found, self._incidents = self._incidents, []
@@ -77,7 +86,7 @@ class SerialExecutor:
         self._restore()
 
 
-def collect(reports: Sequence[Report], deltas: Array) -> list[Result]:
+def collect(reports: Sequence[Report], deltas: Iterable[Array]) -> list[Result]:
     """The results of one call of :meth:`Worker.train`; the deltas stay views."""
     return [
         Result(

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,14 +26,15 @@ from fedsim.engine import gpu
 from fedsim.engine.cluster import connect
 from fedsim.engine.flags import keep_freed_memory
 from fedsim.engine.serial import device_name
+from fedsim.engine.shards import split
 from fedsim.engine.worker import Report, Worker, WorkerSpec
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, FedsimError, WorkerError
 from fedsim.sections import EngineConfig
 
 Options = tuple[tuple[str, float], ...]
 """What an actor holds, as Ray's options in a fixed order: actors of equal options are alike."""
-CLEAR_TIMEOUT = 10.0
-"""Seconds that an idle actor has to answer at the end of a run."""
+ANSWER = 10.0
+"""Seconds that an idle actor has to answer."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,13 @@ class ClientActor:
         share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1.0)
         gpu.cap(device, share)
         keep_freed_memory()
-        self._worker = Worker(spec, device, share)
+        try:
+            self._worker = Worker(spec, device, share)
+        except FedsimError:
+            raise
+        except Exception as error:
+            why = gpu.reason(error, share, device)
+            raise WorkerError(f"a client actor failed to start: {why}") from error
         here = ray.get_runtime_context()
         return Place(
             device_name(self._worker.device),
@@ -79,10 +87,11 @@ class ClientActor:
         )
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
-    def progress(self) -> tuple[int | None, float]:
-        """The client that is being trained, if any, and for how many seconds."""
-        client, since = self._worker.progress
-        return client, time.monotonic() - since
+    def progress(self) -> tuple[int | None, float] | None:
+        """The client that is being trained, if any, and for how many seconds; None at rest."""
+        worker = getattr(self, "_worker", None)
+        doing = None if worker is None else worker.progress
+        return None if doing is None else (doing[0], time.monotonic() - doing[1])
 
     def clear(self) -> None:
         """Lets go of the run's data."""
@@ -99,6 +108,11 @@ class ClientActor:
     ) -> tuple[list[Report], Array]:
         """See :meth:`Worker.train`; two objects, so that reports do not pin updates."""
         return self._worker.train(clients, params, downlink, states, ctx)
+
+    def train_split(self, ranges: Sequence[slice], *args: Any) -> tuple[list[Report] | Array, ...]:
+        """As :meth:`train`, with the updates cut into ranges: reports, and an object per range."""
+        reports, deltas = self._worker.train(*args)
+        return reports, *split(deltas, ranges)
 
     def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
         """See :meth:`Worker.logits`."""
@@ -125,9 +139,12 @@ class Session:
         self._idle: dict[Options, list[Any]] = {}
 
     def prepare(self, kinds: Iterable[Options]) -> None:
-        """Ends the idle actors of other kinds, which hold resources that a run may need."""
+        """Ends the idle actors of other kinds, which hold resources that a run may need, and those
+        that were lost since."""
         for kind in set(self._idle) - set(kinds):
-            self._end(self._idle.pop(kind))
+            self.end(self._idle.pop(kind))
+        for kind, actors in self._idle.items():
+            self._idle[kind] = self._answering({a: a.progress.remote() for a in actors})
 
     def acquire(self, kind: Options) -> Any:
         """An actor with these resources, warm if one is left from the run before."""
@@ -140,20 +157,24 @@ class Session:
 
     def release(self, resting: Iterable[Any], others: Iterable[Any]) -> None:
         """Takes a run's idle actors back; ``others`` are busy or not up yet, and are ended."""
-        self._end(others)
-        cleared = {actor.clear.remote(): actor for actor in resting}
-        if not cleared:
-            return
-        answered, silent = ray.wait(list(cleared), num_returns=len(cleared), timeout=CLEAR_TIMEOUT)
-        self._end(cleared[ref] for ref in silent)
-        for ref in answered:
-            actor = cleared[ref]
+        self.end(others)
+        for actor in self._answering({actor: actor.clear.remote() for actor in resting}):
+            self._idle.setdefault(self._kinds[actor], []).append(actor)
+
+    def _answering(self, asked: Mapping[Any, Any]) -> list[Any]:
+        """The actors whose answer comes; the others are ended."""
+        refs = list(asked.values())
+        answered = set(ray.wait(refs, num_returns=len(refs), timeout=ANSWER)[0]) if refs else set()
+        alive = []
+        for actor, ref in asked.items():
             try:
-                ray.get(ref)
+                if ref in answered:
+                    ray.get(ref)
+                    alive.append(actor)
             except RayError:  # it died while it was idle: nobody is waiting for it
-                self._end([actor])
-            else:
-                self._idle.setdefault(self._kinds[actor], []).append(actor)
+                answered.discard(ref)
+        self.end(set(asked) - set(alive))
+        return alive
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
@@ -166,7 +187,8 @@ class Session:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _end(self, actors: Iterable[Any]) -> None:
+    def end(self, actors: Iterable[Any]) -> None:
+        """Ends actors, whatever they do."""
         for actor in actors:
             self._kinds.pop(actor, None)
             ray.kill(actor)
@@ -185,5 +207,6 @@ def end_process(place: Place) -> None:
 
 
 def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::"):
+            os.kill(pid, signal.SIGKILL)

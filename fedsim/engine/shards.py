@@ -1,30 +1,30 @@
-"""Summing up where the updates are: each node takes a range of the parameters.
+"""Aggregators: actors on the nodes that sum up ranges of the updates.
 
 Clients return their update cut into ranges, which stay in the object stores. An aggregator on each
-node gets one range of every update and gives its share of what the server needs: the partial
-products of its pieces, and its range of the step. Pieces are the driver's own
-(:func:`fedsim.columns.cut`) and are added in the same order, so the bits are those of the driver;
-what reaches it is one vector, not one per client.
+node gets one range of every update; see :mod:`fedsim.engine.spread`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.columns import SHARD, Piece, combine_pieces, cut, partial_products, summed
+from fedsim.columns import SHARD, Piece, combine_pieces, partial_products
 from fedsim.contracts import F64, Array
-from fedsim.errors import WorkerError
+from fedsim.engine.faults import fault_of
+from fedsim.errors import ConfigError
 
 LEAST = 4 * SHARD
 """Columns below which a range is not worth a call to another process."""
+SOME = 1 << 20
+"""Bytes of memory that an aggregator asks for: Ray puts an actor that asks for nothing anywhere."""
 
 
 def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[slice, ...]:
@@ -41,6 +41,24 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
     units = -(-size // SHARD)
     edges = [min(units * i // wanted * SHARD, size) for i in range(wanted + 1)]
     return tuple(slice(a, b) for a, b in pairwise(edges))
+
+
+def allowed_shards(asked: Literal["auto"] | int, whole: bool) -> Literal["auto"] | int:
+    """How many ranges :func:`plan_shards` is asked for.
+
+    Args:
+        asked: ``engine.aggregation_shards``.
+        whole: the driver needs whole updates, for ``evaluation.personal=cohort_after``.
+
+    Raises:
+        ConfigError: both are asked for.
+    """
+    if whole and asked not in ("auto", 1):
+        raise ConfigError(
+            f"engine.aggregation_shards={asked} leaves the updates on the nodes, but "
+            "evaluation.personal=cohort_after needs them whole; allowed with it are auto and 1"
+        )
+    return 1 if whole else asked
 
 
 def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
@@ -62,7 +80,7 @@ class Held:
 
 
 class Aggregator:
-    """Sums up one range of the updates. Keeps nothing, so a lost one can be asked again."""
+    """Sums up one range of the updates. Keeps nothing, so a lost one can be replaced."""
 
     def products(
         self, pieces: Sequence[Piece], vector: Array | None, rows: Sequence[int], *parts: Array
@@ -79,94 +97,70 @@ class Aggregator:
         combine_pieces(updates, pieces, weights, out)
         return out
 
+    def fetch(self, part: Array) -> None:
+        """Fails where the part is lost."""
+
 
 def _rows(rows: Sequence[int], parts: Sequence[Array]) -> list[Array]:
     return [part[row] for row, part in zip(rows, parts, strict=True)]
 
 
-@dataclass(frozen=True)
-class Sharded:
-    """Updates that are spread over nodes; a :class:`~fedsim.columns.Columns`.
+class Aggregators:
+    """An actor per range, spread over the alive nodes; they hold no CPU.
 
     Args:
-        aggregators: actors, one per range.
-        ranges: as of :func:`plan_shards`.
-        held: the updates in order of client id.
+        ranges: as of :func:`plan_shards`; no actor for none.
     """
 
-    aggregators: Sequence[Any]
-    ranges: Sequence[slice]
-    held: Sequence[Held]
+    def __init__(self, ranges: Sequence[slice]) -> None:
+        self.ranges = tuple(ranges)
+        self.actors: list[Any] = []
+        self.start()
 
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        """Precision of the updates that clients send."""
-        return np.dtype(np.float32)
+    def start(self) -> None:
+        """Replaces the actors by new ones, on the nodes that are alive now."""
+        self.close()
+        if not self.ranges:
+            return
+        nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        options = {"num_cpus": 0, "memory": SOME, "max_restarts": 0, "max_task_retries": 0}
+        made = ray.remote(**options)(Aggregator)
+        for number, _ in enumerate(self.ranges):
+            place = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)
+            self.actors.append(made.options(scheduling_strategy=place).remote())
 
-    def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`fedsim.columns.Columns.products`.
-
-        Raises:
-            WorkerError: an aggregator or an update was lost.
-        """
-        calls = []
-        for number, own in enumerate(self.ranges):
-            part = None if vector is None else vector[own]
-            calls.append(self._call("products", number, self._pieces(ranges, own), part))
-        found = {
-            (piece.of, piece.start): partial
-            for own, partials in zip(self.ranges, _get(calls), strict=True)
-            for piece, partial in zip(_within(ranges, own), partials, strict=True)
-        }
-        pieces = cut(ranges)
-        partials = [found[piece.of, piece.start] for piece in pieces]
-        return summed(pieces, partials, len(ranges), len(self.held))
-
-    def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`fedsim.columns.Columns.combine`.
+    def ask(self, method: str, args: Sequence[tuple[Any, ...]], held: Sequence[Held]) -> list[Any]:
+        """What the method of each actor gives for its own arguments and its range of the updates.
 
         Raises:
-            WorkerError: an aggregator or an update was lost.
+            RayError: an actor or an update was lost.
         """
+        rows = [where.row for where in held]
         calls = [
-            self._call("combine", number, self._pieces(ranges, own), weights)
-            for number, own in enumerate(self.ranges)
+            getattr(actor, method).remote(*own, rows, *(where.parts[number] for where in held))
+            for number, (actor, own) in enumerate(zip(self.actors, args, strict=True))
         ]
-        for own, sums in zip(self.ranges, _get(calls), strict=True):
-            for piece in _within(ranges, own):
-                at = slice(piece.start - own.start, piece.stop - own.start)
-                out[piece.start : piece.stop] = sums[at]
+        return cast(list[Any], ray.get(calls))
 
-    def _pieces(self, ranges: Sequence[slice], own: slice) -> list[Piece]:
-        """The pieces of an aggregator in its own columns."""
-        return [Piece(p.of, p.start - own.start, p.stop - own.start) for p in _within(ranges, own)]
+    def missing(self, held: Mapping[int, Held]) -> dict[int, str]:
+        """The clients of whose updates a part is lost, and why."""
+        asked = [
+            (client, actor.fetch.remote(part))
+            for client, where in held.items()
+            for actor, part in zip(self.actors, where.parts, strict=True)
+        ]
+        lost = {}
+        for client, ref in asked:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                fault = fault_of(error)
+                if fault.objects:  # else it is the actor: whoever asks it next will see that
+                    lost[client] = fault.error
+        return lost
 
-    def _call(self, method: str, number: int, *args: Any) -> Any:
-        parts = [held.parts[number] for held in self.held]
-        rows = [held.row for held in self.held]
-        return getattr(self.aggregators[number], method).remote(*args, rows, *parts)
-
-
-def _within(ranges: Sequence[slice], own: slice) -> list[Piece]:
-    """The pieces of an aggregator; none crosses its edges, which are multiples of ``SHARD``."""
-    return [piece for piece in cut(ranges) if own.start <= piece.start < own.stop]
-
-
-def _get(calls: Sequence[Any]) -> list[Any]:
-    try:
-        return ray.get(list(calls))
-    except RayError as error:
-        raise WorkerError(f"aggregation over the nodes: {type(error).__name__}: {error}") from error
-
-
-def start_aggregators(count: int) -> list[Any]:
-    """Actors without resources of their own, spread over the alive nodes.
-
-    One that dies is started again, on another node if its own is gone, and asked again.
-    """
-    nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-    aggregator = ray.remote(num_cpus=0, max_restarts=3, max_task_retries=3)(Aggregator)
-    places = [
-        NodeAffinitySchedulingStrategy(nodes[i % len(nodes)], soft=True) for i in range(count)
-    ]
-    return [aggregator.options(scheduling_strategy=place).remote() for place in places]
+    def close(self) -> None:
+        """Ends the actors."""
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,21 +13,29 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from torch import nn
 
+import fedsim
 from fedsim import algorithms
 from fedsim.cohort import Cohort
 from fedsim.columns import SHARD, Local, Piece
+from fedsim.config import EngineConfig, RunConfig
 from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine import Result
+from fedsim.engine.ray_engine import RayExecutor
 from fedsim.engine.shards import (
     LEAST,
     Aggregator,
+    Aggregators,
     Held,
-    Sharded,
+    allowed_shards,
     plan_shards,
     split,
-    start_aggregators,
 )
-from fedsim.errors import ContractError, WorkerError
+from fedsim.engine.spread import Sharded
+from fedsim.errors import ConfigError, ContractError, WorkerError
+from fedsim.models.nets import SplitModel
+from tests.engine.broken import Holder
 
 M, SIZE, STATS = 5, 3_300_000, 1001
 EMPTY = np.empty(0, np.float32)
@@ -74,47 +84,75 @@ def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
 
 
 def test_whole_updates_are_not_to_be_had():
-    spread = Sharded([], plan_shards(SIZE, 2, 2), [Held((), 0)] * M)
     with pytest.raises(ContractError, match=r"engine\.aggregation_shards=1"):
-        cohort(draw(M, 10), spread).rows  # noqa: B018
+        cohort(draw(M, 10), Sharded(Aggregators(()), {}, no_other, 0)).rows  # noqa: B018
 
 
-@pytest.fixture(scope="module")
-def two_nodes():
-    """The ids of two nodes of a cluster that this process has joined."""
+def test_updates_that_are_needed_whole_stay_with_the_driver():
+    assert allowed_shards("auto", whole=True) == allowed_shards(1, whole=True) == 1
+    assert allowed_shards(4, whole=False) == 4
+    assert allowed_shards("auto", whole=False) == "auto"
+    with pytest.raises(ConfigError) as refused:
+        RayExecutor(None, EngineConfig(aggregation_shards=2), 0, whole=True)
+    assert "engine.aggregation_shards=2" in str(refused.value)
+    assert "evaluation.personal=cohort_after" in str(refused.value)
+    assert not ray.is_initialized()
+
+
+@contextmanager
+def cluster_of_two(head_cpus=1):
+    """A cluster of two nodes, and what exchanges the second for another."""
     patch = pytest.MonkeyPatch()
     with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
         patch.setenv("RAY_TMPDIR", folder)
         (Path(folder) / "ray").mkdir()
-        common = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 300 << 20}
-        cluster = Cluster(
-            initialize_head=True, head_node_args={**common, "temp_dir": f"{folder}/h"}
-        )
+        store = {"object_store_memory": 300 << 20}
+        head = {**store, "num_cpus": head_cpus, "include_dashboard": False}
+        head["temp_dir"] = f"{folder}/h"
+        cluster = Cluster(initialize_head=True, head_node_args=head)
         try:
-            del common["include_dashboard"]
-            cluster.add_node(**common, temp_dir=f"{folder}/n")
+            nodes = [cluster.add_node(**store, num_cpus=1, temp_dir=f"{folder}/n1")]
+
+            def exchange():
+                """Another node instead of the second."""
+                cluster.remove_node(nodes.pop(), allow_graceful=False)
+                nodes.append(cluster.add_node(**store, num_cpus=1, temp_dir=f"{folder}/n2"))
+
             ray.init(address=cluster.address, log_to_driver=False)
             cluster.wait_for_nodes()
-            yield [node["NodeID"] for node in ray.nodes()]
+            yield exchange
         finally:
             ray.shutdown()
             cluster.shutdown()
             patch.undo()
 
 
-def trained(node, rows, ranges):
+@pytest.fixture(scope="module")
+def two_nodes():
+    """The ids of two nodes of a cluster that this process has joined."""
+    with cluster_of_two():
+        yield [node["NodeID"] for node in ray.nodes()]
+
+
+def trained(node, rows, ranges, first=0):
     """Updates as a call on a node leaves them there: by client what holds them."""
     place = NodeAffinitySchedulingStrategy(node, soft=False)
-    task = ray.remote(num_cpus=0, num_returns=len(ranges))(split)
+    task = ray.remote(num_cpus=0, num_returns=len(ranges), max_retries=0)(split)
     refs = task.options(scheduling_strategy=place).remote(rows, ranges)
-    return [Held(tuple(refs), i) for i in range(len(rows))]
+    return {3 * (first + i): Held(tuple(refs), i) for i in range(len(rows))}
+
+
+def no_other(incidents):
+    """Nothing is lost, or an aggregator at most."""
+    assert [i.client_id for i in incidents] == [None]
+    return []
 
 
 @pytest.mark.ray
 def test_the_bits_of_the_driver_for_every_rule(two_nodes):
     ranges = plan_shards(SIZE, "auto", 2)
     assert len(ranges) == 2
-    actors = start_aggregators(2)
+    aggregators = Aggregators(ranges)
     methods = {
         "fedavg": {},
         "fedld": {},
@@ -127,10 +165,12 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
         for round in range(2):
             ctx = RoundContext(round, 2, 20, 0.1, seed=3)
             rows = draw(round=round)
-            held = trained(two_nodes[0], rows[:2], ranges) + trained(two_nodes[1], rows[2:], ranges)
+            one, other = two_nodes
+            held = trained(one, rows[:2], ranges) | trained(other, rows[2:], ranges, 2)
             for name, options in methods.items():
                 server = algorithms.load(name.split()[0], options).server
-                here, there = cohort(list(rows)), cohort(rows, Sharded(actors, ranges, held))
+                spread = Sharded(aggregators, held, no_other, 0)
+                here, there = cohort(list(rows)), cohort(rows, spread)
                 params = slice(0, SIZE - STATS)
                 assert here.gram(params).tobytes() == there.gram(params).tobytes()
                 local = server.step(states[name][0], here, ctx)
@@ -140,25 +180,126 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
                 assert np.abs(local.step).max() > 0
                 states[name] = local.state, spread.state
     finally:
-        for actor in actors:
-            ray.kill(actor)
+        aggregators.close()
 
 
 @pytest.mark.ray
-def test_aggregators_are_spread_and_a_dead_one_is_replaced(two_nodes):
+def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_times(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
-    actors = start_aggregators(2)
+    aggregators, incidents = Aggregators(ranges), []
+
+    def told(new):
+        incidents.extend(new)
+        return []
+
     try:
-        rows = draw()
+        rows, where = draw(), slice(0, SIZE)
         held = trained(two_nodes[1], rows, ranges)
-        where = slice(0, SIZE)
         expected = cohort(list(rows)).gram(where).tobytes()
-        assert cohort(rows, Sharded(actors, ranges, held)).gram(where).tobytes() == expected
-        ray.kill(actors[0], no_restart=False)
-        assert cohort(rows, Sharded(actors, ranges, held)).gram(where).tobytes() == expected
-        ray.kill(actors[1])
-        with pytest.raises(WorkerError, match="aggregation over the nodes: ActorDiedError"):
-            cohort(rows, Sharded(actors, ranges, held)).gram(where)
+        ask = lambda _: ray.get_runtime_context().get_node_id()  # noqa: E731 - travels by value
+        places = [actor.__ray_call__.remote(ask) for actor in aggregators.actors]
+        assert sorted(ray.get(places)) == sorted(two_nodes), "one on each node"
+        ray.kill(aggregators.actors[0])
+        assert cohort(rows, Sharded(aggregators, held, told, 1)).gram(where).tobytes() == expected
+        (incident,) = incidents
+        assert (incident.client_id, incident.attempt) == (None, 1)
+        assert "its process died" in incident.error
+        ray.kill(aggregators.actors[1])
+        with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
+            cohort(rows, Sharded(aggregators, held, told, 0)).gram(where)
     finally:
-        for actor in actors:
-            ray.kill(actor)
+        aggregators.close()
+
+
+@pytest.mark.ray
+def test_lost_updates_are_computed_again_and_no_others(two_nodes):
+    ranges = plan_shards(SIZE, 2, 2)
+    aggregators, incidents = Aggregators(ranges), []
+    rows, where = draw(), slice(0, SIZE)
+    held = {}
+    for i, row in enumerate(rows):
+        held |= trained(two_nodes[i % 2], row[None], ranges, i)
+
+    def again(new):
+        incidents.extend(new)
+        made = {}
+        for incident in new:
+            i = incident.client_id // 3
+            made |= trained(two_nodes[0], rows[i][None], ranges, i)
+        return [Result(ClientUpdate(c, 1, 1, EMPTY), {}, None, h) for c, h in made.items()]
+
+    dead = ray.remote(num_cpus=0)(Holder).remote()
+    ray.kill(dead)
+
+    def lose(client):
+        one, _ = held[client].parts
+        gone = dead.ping.remote()
+        held[client] = Held((one, gone), 0)
+
+    try:
+        expected = cohort(list(rows))
+        there = cohort(rows, Sharded(aggregators, held, again, 1))
+        lose(3)
+        lose(9)
+        assert there.gram(where).tobytes() == expected.gram(where).tobytes()
+        assert [(i.client_id, i.attempt) for i in incidents] == [(3, 1), (9, 1)]
+        weights = [np.arange(1.0, M + 1)]
+        lose(12)
+        step = there.step(weights, [where])
+        assert step.tobytes() == expected.step(weights, [where]).tobytes()
+        assert incidents[2].client_id == 12
+        lose(0)
+        given_up = cohort(rows, Sharded(aggregators, held, lambda _: [], 2))
+        with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
+            given_up.gram(where)
+    finally:
+        aggregators.close()
+
+
+def wide(num_classes, in_channels, image_size):
+    """A network of 2.6 M entries with BatchNorm: enough for two ranges."""
+    d, width = in_channels * image_size**2, 33_000
+    hidden = [nn.Linear(d, width), nn.BatchNorm1d(width), nn.ReLU()]
+    return SplitModel(nn.Sequential(nn.Flatten(), *hidden), nn.Linear(width, num_classes))
+
+
+def config(method, shards="auto", **engine):
+    return RunConfig(
+        algorithm=method,
+        data={"num_clients": 8},
+        model={"name": "tests.engine.test_shards:wide"},
+        train={"rounds": 3, "sample_rate": 0.5},
+        evaluation={"every": 2},
+        engine={"aggregation_shards": shards, **engine},
+    )
+
+
+def bytes_of(store):
+    tables = ("rounds.csv", "clients.csv", "classes.csv", "model.safetensors")
+    return {name: (store.path / name).read_bytes() for name in tables}
+
+
+@cache
+def in_one_process(method):
+    """The bytes of a method's run in one process, computed when first asked for."""
+    with tempfile.TemporaryDirectory() as folder:
+        return bytes_of(fedsim.run(config(method, kind="serial"), Path(folder) / "run"))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedld", "fedbn", "fedld_released"])
+def test_whole_runs_have_the_bytes_of_one_process(method, two_nodes, tmp_path, monkeypatch):
+    asked, ask = [], Aggregators.ask
+
+    def watched(self, what, args, held):
+        asked.append((what, len(args), len(held)))
+        return ask(self, what, args, held)
+
+    monkeypatch.setattr(Aggregators, "ask", watched)
+    for shards in ("auto", 2):
+        asked.clear()
+        store = fedsim.run(config(method, shards), tmp_path / str(shards))
+        assert bytes_of(store) == in_one_process(method)
+        assert {("products", 2, 4), ("combine", 2, 4)} == set(asked)
+        assert not (store.path / "errors.csv").exists()
