@@ -5,6 +5,10 @@ with the arrays and their hashes: ``round-000012.safetensors`` with the global v
 server's state, and the segments ``clients-*.safetensors`` with the states of the clients, of which
 each checkpoint adds one with those that changed.
 
+Damage to what a checkpoint alone has (record, vector and server state, the segment that it adds)
+leaves the one before usable. Older segments are shared: damage to one of them may leave no
+checkpoint that is whole; going on is then refused, and nothing is changed.
+
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
 that nobody changes. A round waits for the disk only after the last one, and where client states
 exceed their memory; a checkpoint that falls due while another is being written follows the first
@@ -13,26 +17,17 @@ round that ends after that.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from concurrent import futures
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from fedsim import durable, tensorfile
-from fedsim.clientstates import ClientStates, Segment, Shelf, size_of
-from fedsim.contracts import Layout
+from fedsim.clientstates import ClientStates, Shelf
+from fedsim.record import FOLDER, FORMAT, OWN, Identity, files_of, seal
+from fedsim.segments import Segment, size_of
 from fedsim.state import ServerState
 from fedsim.version import __version__
-
-FORMAT = 1
-"""Number of the format; a checkpoint with another one is refused."""
-FOLDER = "checkpoints"
-OWN = re.compile(r"(round|clients)-(\d{6,})\.(json|safetensors)")
-"""Names of the files that are written here; no others are ever deleted."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +47,6 @@ class Position:
     seconds: float = 0.0
     tables: Mapping[str, int] = field(default_factory=dict)
     device: str = ""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What a checkpoint must agree with: the model's layout, and settings that change results."""
-
-    layout: str
-    settings: Mapping[str, Any]
-
-
-def layout_hash(layout: Layout) -> str:
-    """SHA-256 of the names, shapes, places and roles of a model's tensors."""
-    return _sha256(_canonical([asdict(slot) for slot in layout.slots]))
 
 
 class Checkpoints:
@@ -90,13 +72,14 @@ class Checkpoints:
         self.identity, self.shelf, self.keep = identity, shelf, keep
         self._kept = list(kept)
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
-        self._pool = ThreadPoolExecutor(1, "checkpoint")
-        self._writing: Future[None] | None = None
+        self._pool = futures.ThreadPoolExecutor(1, "checkpoint")
+        self._writing: futures.Future[None] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Waits for the checkpoint that is being written, also after a second Ctrl-C."""
         self._pool.shutdown()
 
     @property
@@ -128,6 +111,7 @@ class Checkpoints:
         for segment in self.shelf.segments.values():
             segment.write()
         self.shelf.evict()
+        self._prune({s.path.name for s in self.shelf.segments.values() if s.live})
 
     def size(self, state: ServerState) -> int:
         """Bytes of the arrays that a checkpoint of the state adds."""
@@ -152,8 +136,9 @@ class Checkpoints:
         Raises:
             StoreError: what was being written could not be.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
+        if self._writing is not None:
+            futures.wait([self._writing])  # an interrupt here leaves it to the next call
+            writing, self._writing = self._writing, None
             writing.result()
 
     def finish(self, position: Position) -> None:
@@ -213,37 +198,3 @@ class Checkpoints:
             for path in sorted(self.folder.iterdir(), key=lambda p: p.suffix != ".json"):
                 if OWN.fullmatch(path.name) and path.name not in needed:
                     path.unlink()
-
-
-def seal(content: Mapping[str, Any]) -> bytes:
-    """The text of a record: its content with a checksum of it."""
-    return _canonical({"checkpoint": content, "sha256": _sha256(_canonical(content))}) + b"\n"
-
-
-def unseal(text: bytes) -> dict[str, Any]:
-    """The content of a record.
-
-    Raises:
-        ValueError: it is damaged.
-    """
-    try:
-        record = json.loads(text)
-        content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError("it is damaged") from error
-    if not isinstance(content, dict) or _sha256(_canonical(content)) != digest:
-        raise ValueError("its checksum is wrong")
-    return content
-
-
-def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
-    """The names of all files of a checkpoint."""
-    return frozenset({record, *content["arrays"], *content["segments"]})
-
-
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -6,13 +6,15 @@ memory and the others in segment files, each written once, with the states of se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar, overload
 
-from fedsim import tensorfile
 from fedsim.contracts import Array, Vectors
-from fedsim.tensorfile import Place
+from fedsim.segments import Segment, size_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +41,17 @@ class ClientStates(Mapping[int, Vectors]):
             raise KeyError(client)
         return self.fresh[client]
 
+    @overload
+    def get(self, client: int, /) -> Vectors | None: ...
+    @overload
+    def get(self, client: int, /, default: Vectors | T) -> Vectors | T: ...
+    def get(self, client: int, /, default: Vectors | T | None = None) -> Vectors | T | None:
+        """The state of a client that has one, else the default.
+
+        Mapping's own would take any KeyError on the way to a state for a client that has none.
+        """
+        return self[client] if client in self else default  # noqa: SIM401
+
     def __contains__(self, client: object) -> bool:
         own = self.fresh.get(client)  # type: ignore[call-overload]
         return client in self.base if own is None else bool(own)
@@ -49,65 +62,6 @@ class ClientStates(Mapping[int, Vectors]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-
-@dataclass
-class Segment:
-    """A file with the states of several clients.
-
-    Args:
-        path: of the file.
-        states: what is still to be written.
-        size: bytes of all states in it.
-        live: the clients whose newest saved state it holds.
-        live_size: bytes of their states.
-        places: where each client's arrays lie, once written.
-        sha256: of the file, once written.
-    """
-
-    path: Path
-    states: dict[int, Vectors] = field(default_factory=dict)
-    size: int = 0
-    live: set[int] = field(default_factory=set)
-    live_size: int = 0
-    places: dict[int, dict[str, Place]] = field(default_factory=dict)
-    sha256: str = ""
-
-    @property
-    def written(self) -> bool:
-        """Whether states can be read from it."""
-        return bool(self.sha256)
-
-    def write(self) -> None:
-        """Writes the file, unless it is there.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        if self.written:
-            return
-        named = {f"{c}/{k}": a for c, own in self.states.items() for k, a in own.items()}
-        digest, places = tensorfile.write(self.path, named)
-        self.places = by_client(places)
-        self.states = {}
-        self.sha256 = digest
-
-    def read(self, client: int) -> Vectors:
-        """The state of a client.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
-        return tensorfile.read(self.path, self.places[client])
-
-
-def by_client(places: Mapping[str, Place]) -> dict[int, dict[str, Place]]:
-    """Sorts names such as ``12/personal`` by client."""
-    found: dict[int, dict[str, Place]] = {}
-    for name, place in places.items():
-        client, _, key = name.partition("/")
-        found.setdefault(int(client), {})[key] = place
-    return found
 
 
 class Shelf(Mapping[int, Vectors]):
@@ -155,25 +109,37 @@ class Shelf(Mapping[int, Vectors]):
         return sum(self._sizes[client] for client in self._unsaved)
 
     def put(self, changes: Mapping[int, Vectors]) -> None:
-        """Takes the newest states; an empty one means that the client has none any more."""
-        for client, own in changes.items():
+        """Takes the newest states, all or none; an empty one: the client has none any more."""
+        own = {c: {k: compact(a) for k, a in state.items()} for c, state in changes.items()}
+        for client, state in own.items():  # nothing can fail from here on
             self._forget(client)
-            if own:
-                self._memory[client] = {key: compact(array) for key, array in own.items()}
-                self._sizes[client] = size_of(own)
+            if state:
+                self._memory[client] = state
+                self._sizes[client] = size_of(state)
                 self._bytes += self._sizes[client]
                 self._unsaved.add(client)
 
-    def adopt(self, segment: Segment, clients: Iterable[int]) -> None:
-        """Takes these clients' states in a written file, as many into memory as fit."""
-        self.segments[segment.path.name] = segment
-        segment.size = sum(map(size_of, segment.places.values()))
-        for client in clients:
-            size = size_of(segment.places[client])
-            self._save(client, segment, size)
-            if self._bytes + size <= self.budget:
-                self._memory[client] = segment.read(client)
-                self._bytes += size
+    def adopt(self, files: Sequence[tuple[Segment, Sequence[int]]]) -> None:
+        """Takes some clients' states in written files, the newest into memory as far as they fit.
+
+        Args:
+            files: and the clients whose newest states they hold, oldest first.
+
+        Raises:
+            StoreError: a file cannot be read.
+        """
+        for segment, clients in files:
+            self.segments[segment.path.name] = segment
+            segment.size = sum(map(size_of, segment.places.values()))
+            for client in clients:
+                self._save(client, segment, size_of(segment.places[client]))
+        fitting: list[int] = []
+        for client in reversed(self._saved):
+            if self._bytes + self._sizes[client] > self.budget:
+                break
+            self._bytes += self._sizes[client]
+            fitting.append(client)
+        self._memory = {client: self[client] for client in reversed(fitting)}
 
     def collect(self, name: str) -> None:
         """Adds a segment with all unsaved states, still to be written, if there are any.
@@ -213,6 +179,8 @@ class Shelf(Mapping[int, Vectors]):
         for segment in sorted(self.segments.values(), key=lambda s: s.live_size / max(1, s.size)):
             if excess <= 0 or left <= 0:
                 break
+            if segment.live_size > left:
+                continue
             found |= segment.live
             left -= segment.live_size
             excess -= segment.size - segment.live_size
@@ -243,8 +211,3 @@ class Shelf(Mapping[int, Vectors]):
 def compact(array: Array) -> Array:
     """The array in memory of its own: a view would keep alive what it is a view of."""
     return array if array.flags.owndata else array.copy()
-
-
-def size_of(own: Mapping[str, Array | Place]) -> int:
-    """Bytes of a state, in memory or in a file."""
-    return sum(array.nbytes for array in own.values())

@@ -110,19 +110,16 @@ class Drive:
                 due = self._is_due(log.round)
                 with interrupts.later():
                     self._write_down(after, log, begun, due)
-                    position = Position(
-                        log.round,
-                        self.checkpoints.take(after),
-                        self._seconds(),
-                        self.store.lengths(),
-                        device,
-                    )
+                    seconds, lengths = self._seconds(), self.store.lengths()
+                    # from here on there is no way back to the position before
+                    state = self.checkpoints.take(after)
+                    position = Position(log.round, state, seconds, lengths, device)
                     self.checkpoints.spill(position.rounds)
                     if due:
                         self.checkpoints.save(position)
-                if self.observer is not None:
-                    row = log.tables["rounds"][0]
-                    self.observer.round_done(row, time.perf_counter() - begun)
+                    if self.observer is not None:
+                        row = log.tables["rounds"][0]
+                        self.observer.round_done(row, time.perf_counter() - begun)
             self.checkpoints.wait()
         except BaseException as error:
             self._leave_checkpoint(position, error)
@@ -143,7 +140,7 @@ class Drive:
             try:
                 self.store.append("errors", log.tables.get("errors", []))
             except StoreError as another:
-                error.add_note(str(another))
+                error.add_note(f"what was lost on the way is not written down: {another}")
             raise
 
     def _write_down(self, after: ServerState, log: RoundLog, begun: float, due: bool) -> None:
@@ -156,14 +153,17 @@ class Drive:
             self.store.append(table, rows)
 
     def _leave_checkpoint(self, position: Position, error: BaseException) -> None:
-        """Writes a checkpoint of the newest complete round, unless there is one or no time left."""
+        """Writes a checkpoint of the newest complete round, unless there is one or no time left.
+
+        After a second Ctrl-C none is begun; one that is being written is still waited for.
+        """
         if isinstance(error, Interrupted) and error.again:
             return
         try:
             self.checkpoints.finish(position)
         except StoreError as another:
             if another is not error:
-                error.add_note(str(another))
+                error.add_note(f"no checkpoint of round {position.rounds}: {another}")
 
     def _is_due(self, rounds: int) -> bool:
         """Whether a checkpoint follows the round: not before the one before is written."""

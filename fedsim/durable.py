@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,8 @@ from fedsim.errors import StoreError
 
 UNFINISHED = ".writing-"
 """Prefix of a file that is being written; one that is left after a kill is of no use."""
+ONLY_FILES = (errno.EINVAL, errno.ENOTSUP)
+"""What a file system says that cannot flush folders."""
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
@@ -46,10 +49,17 @@ def write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file or a folder's list of names to the disk."""
+    """Flushes a file or a folder's list of names to the disk, a folder where the system can.
+
+    Raises:
+        OSError: it cannot be flushed.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in ONLY_FILES or not path.is_dir():
+            raise
     finally:
         os.close(descriptor)
 
@@ -65,3 +75,16 @@ def writing(path: Path) -> Iterator[Path]:
         yield path
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[Path]:
+    """Likewise, for a file that is read.
+
+    Raises:
+        StoreError: from the OSError.
+    """
+    try:
+        yield path
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error

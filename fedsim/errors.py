@@ -44,6 +44,11 @@ class StoreError(FedsimError):
     """A run directory that cannot be written or read."""
 
 
+def notes(error: BaseException) -> list[str]:
+    """What was added to an error on its way: what else went wrong because of it."""
+    return list(getattr(error, "__notes__", []))
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """``" (did you mean 'x'?)"`` for the allowed name nearest to ``given``, else ``""``."""
     match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from fedsim import experiments, lock
+from fedsim import durable, experiments, lock
 from fedsim.config import RunConfig, to_yaml
 from fedsim.data.info import catalogue
 from fedsim.errors import ConfigError
@@ -92,12 +92,13 @@ def set_aside(folder: Path) -> None:
 
     Raises:
         ConfigError: a live run holds the directory.
+        StoreError: it cannot be renamed.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return
     count = itertools.count(1)
     free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
-    with lock.held(folder):
+    with lock.held(folder), durable.writing(folder):
         folder.rename(next(path for path in free if not path.exists()))
 
 

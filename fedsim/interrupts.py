@@ -35,10 +35,10 @@ def exit_status(interrupt: KeyboardInterrupt) -> int:
 
 
 class Interrupts:
-    """Whether a signal came, and whether it has to wait."""
+    """Which signal came last, 0 for none, and whether it has to wait."""
 
     def __init__(self) -> None:
-        self._number = 0
+        self.number = 0
         self._wait = False
 
     @contextmanager
@@ -53,8 +53,8 @@ class Interrupts:
             yield
         finally:
             self._wait = False
-        if self._number:
-            raise Interrupted(self._number)
+        if self.number:
+            raise Interrupted(self.number)
 
     def received(self, number: int, _: FrameType | None) -> None:
         """Handles a signal.
@@ -62,8 +62,8 @@ class Interrupts:
         Raises:
             Interrupted: at once, unless it can wait.
         """
-        again = self._number != 0
-        self._number = number
+        again = self.number != 0
+        self.number = number
         if again or not self._wait:
             raise Interrupted(number, again)
 
@@ -72,8 +72,11 @@ class Interrupts:
 def handled() -> Iterator[Interrupts]:
     """Turns both signals into :class:`Interrupted` while the block runs.
 
-    Ray sets a handler of its own for SIGTERM when it starts: to be entered after that. Outside the
-    main thread, where Python allows no handlers, nothing is changed.
+    Blocks may be nested: the innermost is in charge. Outside the main thread, where Python allows
+    no handlers, nothing is changed.
+
+    Raises:
+        Interrupted: one came.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -84,6 +87,10 @@ def handled() -> Iterator[Interrupts]:
         for number in SIGNALS:
             signal.signal(number, interrupts.received)
         yield interrupts
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as interrupt:  # Ray's, for whatever a handler raises in its calls
+        raise Interrupted(interrupts.number or signal.SIGINT) from interrupt
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

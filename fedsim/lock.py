@@ -8,8 +8,8 @@ import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from fedsim import durable
 from fedsim.errors import ConfigError
@@ -29,30 +29,30 @@ def held(folder: Path) -> Iterator[None]:
         StoreError: the file cannot be written.
     """
     with durable.writing(folder / NAME) as path:
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+b", buffering=0)
     with file:
-        _take(file, folder)
         with durable.writing(path):
+            _take(file, folder)
             _say(file, f"pid {os.getpid()} on {platform.node()}\n")
         try:
             yield
         finally:
-            _say(file, "")
+            with durable.writing(path):
+                _say(file, "")
 
 
-def _take(file: TextIO, folder: Path) -> None:
+def _take(file: FileIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        holder = file.read().strip() or "it does not say which"
+        holder = file.read().decode().strip() or "it does not say which"
         raise ConfigError(f"{folder}: another live run holds this directory ({holder})") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
 
 
-def _say(file: TextIO, text: str) -> None:
+def _say(file: FileIO, text: str) -> None:
     file.truncate(0)
-    file.write(text)
-    file.flush()
+    file.write(text.encode())

@@ -1,4 +1,9 @@
-"""Reads the newest checkpoint of a run that can be used."""
+"""Reads the newest checkpoint of a run that can be used.
+
+A checkpoint that is damaged, or whose files are, is passed over for the one before. Where there are
+checkpoints and none can be used nothing begins again by itself: that would cost all rounds so far,
+and the user may still have the damaged file elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +11,30 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedsim import tensorfile
-from fedsim.checkpoint import FOLDER, FORMAT, OWN, Checkpoints, Identity, Position, files_of, unseal
-from fedsim.clientstates import ClientStates, Segment, Shelf, by_client
+from fedsim import durable, tensorfile
+from fedsim.checkpoint import Checkpoints, Position
+from fedsim.clientstates import ClientStates, Shelf
 from fedsim.errors import ConfigError, StoreError
+from fedsim.record import FOLDER, FORMAT, OWN, Identity, files_of, unseal
+from fedsim.segments import Segment, by_client
 from fedsim.state import ServerState
-from fedsim.store import file_sha256
+from fedsim.store import DIAGNOSTIC, GROWING, file_sha256
+from fedsim.tensorfile import Place
+from fedsim.version import __version__
 
 Kept = list[tuple[int, frozenset[str]]]
+TABLES = frozenset(f"{table}.csv" for table in GROWING)
 
 
 def records(run: Path) -> list[Path]:
-    """The records of a run's checkpoints, newest first."""
-    found = [p for p in (run / FOLDER).glob("round-*.json") if OWN.fullmatch(p.name)]
+    """The records of a run's checkpoints, newest first.
+
+    Raises:
+        StoreError: their folder cannot be read.
+    """
+    with durable.reading(run / FOLDER) as folder:
+        files = list(folder.iterdir()) if folder.is_dir() else []
+    found = [path for path in files if OWN.fullmatch(path.name) and path.suffix == ".json"]
     return sorted(found, key=_round, reverse=True)
 
 
@@ -37,41 +53,69 @@ def restore(
         tell: shows a line.
 
     Returns:
-        The position is None where no checkpoint can be used.
+        The position is None where there is no checkpoint.
 
     Raises:
         ConfigError: the newest whole one is of another format, model or configuration.
+        StoreError: there are checkpoints, and none of them is whole.
     """
     found = records(run)
+    damaged: dict[Path, Exception] = {}
     for number, record in enumerate(found):
         shelf = Shelf(run / FOLDER, budget)
         try:
-            content = unseal(record.read_bytes())
+            content = _read(record)
             _check(record, content, identity, run)
             position = _load(run, content, shelf)
-        except (ValueError, OSError, StoreError) as error:
-            tell(f"{record} cannot be used: {_reason(error)}")
+        except (ValueError, StoreError) as error:
+            damaged[record] = error
             continue
+        for path, reason in damaged.items():
+            tell(f"{path} cannot be used: {reason}")
+        if content["fedsim"] != __version__:
+            tell(f"{record}: written by fedsim {content['fedsim']}, goes on with {__version__}")
         kept = [*_kept(found[number + 1 :]), (position.rounds, files_of(record.name, content))]
         return Checkpoints(run, identity, shelf, keep, kept), position
+    if damaged:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+        raise StoreError(
+            f"none of {len(damaged)} checkpoints of {run} can be used: {reasons}; "
+            f"remove {run / FOLDER} to start again from round 1"
+        )
     return Checkpoints(run, identity, Shelf(run / FOLDER, budget), keep, []), None
 
 
+def _read(record: Path) -> dict[str, Any]:
+    with durable.reading(record):
+        return unseal(record.read_bytes())
+
+
 def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:
-    """Refuses a checkpoint that is whole but belongs to something else."""
+    """Refuses a checkpoint that is whole but belongs to something else.
+
+    The names and shapes of the server's and the clients' arrays follow from the layout and the
+    settings, and are not compared on their own.
+
+    Raises:
+        ConfigError: says in what it differs.
+    """
     if content.get("format") != FORMAT:
         raise ConfigError(
             f"{record}: format {content.get('format')}, written by fedsim {content.get('fedsim')}; "
             f"this one reads format {FORMAT}"
         )
-    began = content["settings"]
-    for key in sorted(began.keys() | identity.settings.keys()):
-        now = identity.settings.get(key)
-        if began.get(key) != now:
+    began, now = content["settings"], identity.settings
+    for key in sorted(began.keys() & now.keys()):
+        if began[key] != now[key]:
             raise ConfigError(
-                f"{run / 'config.yaml'} ({key}): {now!r} given, but the run began with "
-                f"{began.get(key)!r}; put that back, or start another run"
+                f"{run / 'config.yaml'} ({key}): {now[key]!r} given, but the run began with "
+                f"{began[key]!r}; put that back, or start another run"
             )
+    for key in sorted(began.keys() ^ now.keys()):
+        raise ConfigError(
+            f"{record}: {key} is a setting in only one of fedsim {content['fedsim']}, with which "
+            f"the run began, and fedsim {__version__}; go on with the former, or start another run"
+        )
     if content["layout"] != identity.layout:
         raise ConfigError(
             f"{record}: the model has other tensors than those that the run began with; its code "
@@ -83,23 +127,23 @@ def _load(run: Path, content: Mapping[str, Any], shelf: Shelf) -> Position:
     """Reads all files of a checkpoint, which must be those that it was written with.
 
     Raises:
-        ValueError, OSError, StoreError: one is not; says which.
+        ValueError, StoreError: one is not; says which.
     """
     for table, length in content["tables"].items():
-        if (run / table).stat().st_size < length:
-            raise ValueError(f"{table} is shorter than it was then")
+        _check_table(run, table, length)
     ((name, digest),) = content["arrays"].items()
-    path = _verified(run / FOLDER / name, digest)
+    arrays = tensorfile.read(*_opened(run, name, digest))
     parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}}
-    arrays = tensorfile.read(path, tensorfile.places(path))
     params = arrays.pop("params")
     for key, array in arrays.items():
         part, _, own = key.partition("/")
         parts[part][own] = array
-    for name, entry in content["segments"].items():
-        path = _verified(run / FOLDER / name, entry["sha256"])
-        segment = Segment(path, places=by_client(tensorfile.places(path)), sha256=entry["sha256"])
-        shelf.adopt(segment, entry["clients"])
+    files = []
+    for name, entry in sorted(content["segments"].items(), key=lambda item: _round(Path(item[0]))):
+        path, places = _opened(run, name, entry["sha256"])
+        segment = Segment(path, places=by_client(places), sha256=entry["sha256"])
+        files.append((segment, entry["clients"]))
+    shelf.adopt(files)
     return Position(
         content["round"],
         ServerState(params, parts["server"], parts["downlink"], ClientStates(shelf)),
@@ -109,10 +153,23 @@ def _load(run: Path, content: Mapping[str, Any], shelf: Shelf) -> Position:
     )
 
 
-def _verified(path: Path, digest: str) -> Path:
-    if file_sha256(path) != digest:
-        raise ValueError(f"{path.name} is damaged")
-    return path
+def _check_table(run: Path, table: str, length: int) -> None:
+    """Refuses a table that lost rows; those that say nothing of the results may."""
+    if table not in TABLES:
+        raise ValueError(f"it names {table!r}, which is no table of a run")
+    with durable.reading(run / table) as path:
+        if path.stem not in DIAGNOSTIC and path.stat().st_size < length:
+            raise ValueError(f"{table} is shorter than it was then")
+
+
+def _opened(run: Path, name: str, digest: str) -> tuple[Path, dict[str, Place]]:
+    """A file of a checkpoint, once its content has been compared, and where its arrays lie."""
+    if not OWN.fullmatch(name):
+        raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
+    with durable.reading(run / FOLDER / name) as path:
+        if file_sha256(path) != digest:
+            raise ValueError(f"{name} is damaged")
+        return path, tensorfile.places(path)
 
 
 def _kept(older: list[Path]) -> Kept:
@@ -120,17 +177,12 @@ def _kept(older: list[Path]) -> Kept:
     kept = []
     for record in reversed(older):
         try:
-            kept.append((_round(record), files_of(record.name, unseal(record.read_bytes()))))
-        except ValueError:
+            kept.append((_round(record), files_of(record.name, _read(record))))
+        except (ValueError, StoreError):
             continue  # goes with the next checkpoint
     return kept
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return f"{Path(error.filename).name}: {error.strerror}"
-    return str(error)
-
-
-def _round(record: Path) -> int:
-    return int(record.stem.removeprefix("round-"))
+def _round(file: Path) -> int:
+    """The number in the name of a record or a segment."""
+    return int(file.stem.partition("-")[2])

@@ -41,12 +41,16 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
                 f"{given[key].origin}: {key} cannot change when a run goes on"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
-    _check_paths(written)
+    _check_paths({**written, **given})
     return resolve(written, given)
 
 
 def can_go_on(wanted: RunConfig, run: Path) -> bool:
-    """Whether the directory holds an unfinished run of this configuration with checkpoints."""
+    """Whether the directory holds an unfinished run of this configuration with checkpoints.
+
+    Raises:
+        StoreError: the folder of the checkpoints cannot be read.
+    """
     if (run / "summary.csv").exists() or not restore.records(run):
         return False
     try:
@@ -76,6 +80,6 @@ def _check_paths(written: Settings) -> None:
         if key == "data.partition_file" and path.suffix.lower() != ".csv":
             continue
         raise ConfigError(
-            f"{given.origin if given else key}: {str(path)!r} is not here; relative paths are as "
-            "the first start of the run had them: resume it from the same directory"
+            f"{given.origin if given else key}: {str(path)!r} is not here; relative paths start "
+            "where the command is given: resume the run from the directory of its first start"
         )

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedsim import lock, resuming
-from fedsim.checkpoint import FOLDER, Checkpoints, Identity, Position, layout_hash
+from fedsim.checkpoint import Checkpoints, Position
 from fedsim.clientstates import Shelf
 from fedsim.config import RunConfig, to_yaml
 from fedsim.drive import Drive, Observer, RunInfo
 from fedsim.finished import decisive
 from fedsim.oneround import draw_cohort, lr_at, run_round
+from fedsim.record import FOLDER, Identity, layout_hash
 from fedsim.restore import restore
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup, make_executor, prepare
@@ -94,8 +95,8 @@ def resume(
 ) -> RunStore:
     """Goes on with a run that was ended; its files are then those of an undisturbed run.
 
-    Tables are cut back to the newest checkpoint that is whole; without one the run begins again in
-    its directory. A finished run is returned as it is.
+    Tables are cut back to the newest checkpoint that is whole. Where there is none at all the run
+    begins again in its directory. A finished run is returned as it is.
 
     Args:
         path: the run directory.
@@ -107,7 +108,8 @@ def resume(
     Raises:
         ConfigError: no run is there, another process has it, or its configuration was changed.
         DataError: the data cannot be read, or have changed.
-        DivergedError, WorkerError, StoreError: the run cannot go on.
+        DivergedError, WorkerError, StoreError: the run cannot go on; where the reason is that all
+            its checkpoints are damaged nothing has been changed.
         Interrupted: the process was told to end.
     """
     store = RunStore(Path(path))
@@ -139,7 +141,7 @@ def resume(
 def _position(
     setup: Setup, store: RunStore, tell: Callable[[str], None]
 ) -> tuple[Checkpoints, Position]:
-    """Where a run goes on: after its newest checkpoint that is whole, else before round 1."""
+    """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
     engine = setup.config.engine
     checkpoints, position = restore(
         store.path,

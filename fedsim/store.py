@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from safetensors.numpy import save
 
-from fedsim import durable
+from fedsim import durable, lock
 from fedsim.contracts import Layout, Vector
 from fedsim.errors import ConfigError, DataError, StoreError
 from fedsim.vectors import named_tensors
@@ -50,6 +50,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 GROWING = tuple(table for table in COLUMNS if table != "partition")
 """The tables to which rounds add rows."""
+
+DIAGNOSTIC = ("timings", "errors")
+"""Those that say nothing of the results: a run can go on where they lost rows."""
 
 Row = Mapping[str, Any]
 
@@ -110,34 +113,48 @@ class RunStore:
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Appends rows to a table; the first call also writes the header."""
-        with durable.writing(self.path / f"{table}.csv") as path:
-            new = not path.exists()
-            with path.open("a", encoding="utf-8", newline="") as file:
-                file.write(_csv(COLUMNS[table], rows, header=new))
+        with (
+            durable.writing(self.path / f"{table}.csv") as path,
+            path.open("a", encoding="utf-8", newline="") as file,
+        ):
+            file.write(_csv(COLUMNS[table], rows, header=file.tell() == 0))
 
     def write_summary(self, row: Row) -> None:
         """Writes summary.csv, whose columns are the row's keys."""
         self.write("summary.csv", _csv(list(row), [row], header=True))
 
     def lengths(self) -> dict[str, int]:
-        """Bytes of each table that grows with the rounds, as far as it is there."""
-        paths = [self.path / f"{table}.csv" for table in GROWING]
-        return {path.name: path.stat().st_size for path in paths if path.exists()}
+        """Bytes of each table that grows with the rounds, as far as it is there.
+
+        Raises:
+            StoreError: the system does not say.
+        """
+        with durable.reading(self.path):
+            paths = [self.path / f"{table}.csv" for table in GROWING]
+            return {path.name: path.stat().st_size for path in paths if path.exists()}
 
     def cut(self, lengths: Mapping[str, int]) -> None:
-        """Takes the tables back to these lengths; one that was not there goes."""
+        """Takes the tables back to these lengths; one that was not there goes.
+
+        One that is shorter is taken back to its last whole row.
+        """
+        here = self.lengths()
         for table in GROWING:
             with durable.writing(self.path / f"{table}.csv") as path:
-                if path.name in lengths:
-                    os.truncate(path, lengths[path.name])
+                wanted, size = lengths.get(path.name, 0), here.get(path.name, 0)
+                if size < wanted:
+                    wanted = path.read_bytes().rfind(b"\n") + 1 if size else 0
+                if wanted:
+                    os.truncate(path, wanted)
                 else:
                     path.unlink(missing_ok=True)
 
     def clean(self) -> None:
         """Removes what a process that was killed had begun to write."""
         for folder in (self.path, self.path / "checkpoints"):
-            for path in folder.glob(f"{durable.UNFINISHED}*"):
-                path.unlink()
+            with durable.writing(folder):
+                for path in folder.glob(f"{durable.UNFINISHED}*"):
+                    path.unlink()
 
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
@@ -177,13 +194,20 @@ def cell(value: Any) -> str:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a path that holds something.
+    """Refuses a path that holds more than what a start leaves that failed right away.
 
     Raises:
         ConfigError: it is a file or a directory that is not empty.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or any(map(_counts, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
+
+
+def _counts(path: Path) -> bool:
+    """False for the lock, which the run takes anew, and for an empty folder of checkpoints."""
+    if path.name == "checkpoints" and path.is_dir():
+        return any(path.iterdir())
+    return path.name != lock.NAME
 
 
 def default_path(dataset: str, algorithm: str) -> Path:

@@ -19,7 +19,7 @@ from scipy import stats
 
 from fedsim import experiments, presets
 from fedsim.config import RunConfig, resolve
-from fedsim.errors import ConfigError, FedsimError
+from fedsim.errors import ConfigError, FedsimError, notes
 from fedsim.experiments import Axis, Experiment, Point, Settings
 from fedsim.finished import is_complete, set_aside
 from fedsim.resuming import can_go_on
@@ -125,15 +125,16 @@ def run_all(
         if run not in todo:
             tell(f"[{position}/{len(runs)}] {run.name}: finished before")
             continue
-        goes_on = can_go_on(run.config, out / run.name)
-        what = ": was interrupted, goes on" if goes_on else ""
-        tell(f"[{position}/{len(runs)}] {run.name}{what}")
         try:
+            goes_on = can_go_on(run.config, out / run.name)
+            what = ": was interrupted, goes on" if goes_on else ""
+            tell(f"[{position}/{len(runs)}] {run.name}{what}")
             if not goes_on:
                 set_aside(out / run.name)
             start(run.config, out / run.name)
         except FedsimError as error:
-            tell(f"[{position}/{len(runs)}] {run.name}: failed: {' '.join(str(error).split())}")
+            reason = " ".join("; ".join([str(error), *notes(error)]).split())
+            tell(f"[{position}/{len(runs)}] {run.name}: failed: {reason}")
             failed.append(run.name)
     finished = [run for run in runs if run.name not in failed]
     if not finished:

@@ -81,8 +81,10 @@ class FlatModel:
         self._modules = list(self.model.train().modules())
 
     def load(self, vector: Tensor) -> None:
-        """Copies ``vector`` (D,) into the model and resets the integer buffers."""
+        """Copies ``vector`` (D,) into the model; resets integer buffers and forgets gradients."""
         self.flat.copy_(vector)
+        for _, parameter in self.params:
+            parameter.grad = None
         for buffer, initial in self._counters:
             buffer.copy_(initial)
 

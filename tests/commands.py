@@ -110,8 +110,8 @@ def wait_for(process: subprocess.Popen[str], table: Path, number: int) -> None:
         time.sleep(0.02)
 
 
-def press_ctrl_c(process: subprocess.Popen[str], number: int = signal.SIGINT) -> None:
-    """What a terminal does: the signal goes to the whole process group."""
+def to_all_its_processes(process: subprocess.Popen[str], number: int) -> None:
+    """Sends a signal as a terminal does: to the whole process group."""
     os.killpg(process.pid, number)
 
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.commands import Place, ended, press_ctrl_c, rows, somewhere, wait_for
+from tests.commands import Place, ended, rows, somewhere, to_all_its_processes, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -51,34 +51,41 @@ def test_after_a_refusal(place):
     nothing_is_left(place)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+SIGNALS = pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+
+
+@SIGNALS
 def test_after_a_signal_to_all_its_processes(number, status, place):
     """As a terminal sends Ctrl-C, and batch systems SIGTERM."""
     process = place.start(*ARGS, "--rounds", "100000")
     wait_for(process, place.work / "run" / "rounds.csv", 1)
-    press_ctrl_c(process, number)
+    to_all_its_processes(process, number)
     _, err = ended(process, status)
     assert re.fullmatch(r"interrupted after \d+ of .* go on with: fedsim resume run\n", err), err
     nothing_is_left(place)
 
 
-def test_after_ctrl_c_while_ray_starts(place):
+@SIGNALS
+def test_after_a_signal_while_ray_starts(number, status, place):
     process = place.start(*ARGS, "--rounds", "100000")
     while not any("raylet" in line for line in place.processes().values()):
         assert process.poll() is None, process.communicate()
-    press_ctrl_c(process)
-    ended(process, 130)
+    to_all_its_processes(process, number)
+    _, err = ended(process, status)
+    assert err == "interrupted before the first round\n"
     nothing_is_left(place)
 
 
 def test_after_a_kill_and_a_resume(place):
     table = place.work / "run" / "rounds.csv"
-    process = place.start(*ARGS, "--rounds", "30", "--set", "train.local_epochs=20")
-    wait_for(process, table, 3)
+    process = place.start(*ARGS, "--rounds", "12", "--set", "train.local_epochs=5")
+    wait_for(process, table, 2)
     process.kill()
     process.communicate()
-    assert rows(table) < 30
+    assert rows(table) < 12
     assert place.left(120) == {}, "Ray ends itself when its driver is gone"
-    ended(place.start("resume", "run"))
+    ended(place.start("resume", "run", "--address", "local"))
     nothing_is_left(place)
-    assert rows(table) == 30
+    assert rows(table) == 12

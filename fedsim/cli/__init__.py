@@ -1,7 +1,8 @@
 """The command line. Commands import what they need when they run, so that help is instant.
 
 Exit status: 0 done, 1 failed, 2 usage or configuration, 130 or 143 interrupted (Ctrl-C, SIGTERM).
-Every error is one line on stderr; ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
+Every error is one line on stderr, with a line for each thing that went wrong because of it, such as
+a checkpoint that could not be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from fedsim.cli.doctor import doctor
-from fedsim.cli.failure import complain, said_by_the_system, show_traceback
+from fedsim.cli.failure import complain, said_by_the_system, show_notes, show_traceback
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
 from fedsim.cli.resume import resume
@@ -66,10 +67,12 @@ class Commands(click.Group):
         except FedsimError as error:
             show_traceback(ctx, error)
             complain(str(error))
+            show_notes(error)
             ctx.exit(error.exit_status)
         except OSError as error:
             show_traceback(ctx, error)
             complain(said_by_the_system(error))
+            show_notes(error)
             ctx.exit(1)
 
 

@@ -8,11 +8,18 @@ import traceback
 import click
 
 from fedsim.cli.options import VERBOSE
+from fedsim.errors import notes
 
 
 def complain(message: str) -> None:
     """``error: ...`` in one line."""
     click.echo(f"error: {' '.join(message.split())}", err=True)
+
+
+def show_notes(error: BaseException) -> None:
+    """``note: ...``, a line for each thing that went wrong beside the error."""
+    for note in notes(error):
+        click.echo(f"note: {' '.join(note.split())}", err=True)
 
 
 def show_traceback(ctx: click.Context, error: BaseException) -> None:

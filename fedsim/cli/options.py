@@ -100,7 +100,7 @@ FLAGS = (
         "CPU cores for each client.",
         "1",
     ),
-    Flag("Engine", ("--address",), "engine.address", "ADDR", "Join this Ray cluster."),
+    Flag("Engine", ("--address",), "engine.address", "ADDR", "Join this Ray cluster, or local."),
     Flag(
         "Engine",
         ("--client-timeout",),

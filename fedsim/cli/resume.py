@@ -9,19 +9,38 @@ from typing import Any
 import click
 
 from fedsim.cli.configuration import make_importable
-from fedsim.cli.options import FLAGS, F, GroupedCommand, destination, flag_option, verbose_option
+from fedsim.cli.options import (
+    FLAGS,
+    F,
+    GroupedCommand,
+    GroupedOption,
+    destination,
+    flag_option,
+    verbose_option,
+)
 from fedsim.cli.watching import watched
 
-KEYS = (
-    *("engine.kind", "engine.actors", "engine.cpus_per_client", "engine.gpus_per_client"),
-    *("engine.address", "engine.checkpoint_every"),
-)
-"""What may be given anew: where the work is done cannot change a result."""
-SHOWN = [replace(flag, shown=None) for flag in FLAGS if flag.key in KEYS]  # no default: as it was
+DECISIVE = ("engine.on_client_failure", "engine.fast")
+"""Keys of section engine that can change a result and stay as they are."""
+SHOWN = [
+    replace(flag, shown=None)  # no default: as it was
+    for flag in FLAGS
+    if flag.group == "Engine" and flag.key not in DECISIVE
+]
+"""The flags that may be given anew: where the work is done cannot change a result."""
 
 
 def placement_options(function: F) -> F:
-    """The flags of :data:`KEYS`."""
+    """The flags of :data:`SHOWN`, and ``--set`` for keys of their kind without a flag."""
+    function = click.option(
+        "--set",
+        "sets",
+        cls=GroupedOption,
+        group="Engine",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="Another key of section engine: engine.memory_per_client=4. Repeatable.",
+    )(function)
     for flag in reversed(SHOWN):
         function = flag_option(flag)(function)
     return function
@@ -49,9 +68,8 @@ def resume(ctx: click.Context, /, directory: str, **values: Any) -> None:
     from fedsim.store import RunStore
 
     store = RunStore(Path(directory))
-    flags = from_flags(
-        {flag.key: (flag.names[-1], values[destination(flag.key)]) for flag in SHOWN}
-    )
+    given = {flag.key: (flag.names[-1], values[destination(flag.key)]) for flag in SHOWN}
+    flags = from_flags(given, values["sets"])
     file = store.path / "config.yaml"
     make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
     if file.is_file() and store.finished:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedsim.cli.configuration import make_importable
-from fedsim.cli.failure import show_traceback
+from fedsim.cli.failure import show_notes, show_traceback
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -96,15 +96,15 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
             watcher.close()
 
     try:
-        with ExitStack() as sessions:
+        with interrupts.handled(), ExitStack() as sessions:
             if on_ray:
                 from fedsim.engine.session import Session
 
                 session = sessions.enter_context(Session(on_ray[0]))
-            with interrupts.handled():
-                table, failed = sweeps.run_all(runs, folder, start, click.echo)
+            table, failed = sweeps.run_all(runs, folder, start, click.echo)
     except KeyboardInterrupt as interrupt:
         click.echo(f"interrupted; the runs are in {folder}, the same command goes on", err=True)
+        show_notes(interrupt)
         ctx.exit(interrupts.exit_status(interrupt))
     if len(failed) < len(runs):
         show(_rows(table))

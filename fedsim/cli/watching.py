@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fedsim.cli.failure import show_notes
 from fedsim.errors import StoreError, WorkerError
-from fedsim.interrupts import exit_status
+from fedsim.interrupts import exit_status, handled
 
 if TYPE_CHECKING:
     from fedsim.progress import Watcher
@@ -24,10 +25,12 @@ def watched(ctx: click.Context, watcher: Watcher) -> Iterator[None]:
             diverge again.
     """
     try:
-        yield
+        with handled():
+            yield
     except KeyboardInterrupt as interrupt:
         watcher.close()
         click.echo(watcher.interrupted(), err=True)
+        show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     except (WorkerError, StoreError) as error:
         if watcher.how_to_resume:

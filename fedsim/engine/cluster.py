@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
+import signal
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
 import torch
+from ray._private import ray_constants
+from ray.exceptions import RayError
 
 from fedsim.engine.placement import Plan, plan_placement
 from fedsim.engine.resources import GIB, Node, Share, read_shares
 from fedsim.errors import ConfigError
+from fedsim.interrupts import Interrupted
 from fedsim.sections import EngineConfig
 
+LOCAL = "local"
+"""The address of a Ray that starts and ends with the run, as without any."""
+NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable for whether its processes can be reached from other machines, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
 PROCESS = 460 << 20
@@ -37,6 +47,7 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
 
     Raises:
         ConfigError: there is no cluster at the address, no such working_dir, or Ray cannot start.
+        Interrupted: the process was told to end while Ray started.
     """
     if ray.is_initialized():
         given = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
@@ -48,19 +59,60 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         if not Path(engine.working_dir).is_dir():
             raise ConfigError(f"--working-dir {engine.working_dir}: there is no such folder")
         options["runtime_env"] = {"working_dir": engine.working_dir}
-    if engine.address is None:
+    if engine.address in (None, LOCAL):
         here = local_node()
         options |= {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus)}
         options |= {"include_dashboard": False}
         os.environ.update(_token())
+        listening: contextlib.AbstractContextManager[None] = _this_machine_alone()
     else:
         _reach(engine.address)
+        listening = contextlib.nullcontext()
     try:
-        ray.init(address=engine.address or "local", **options)
-    except (OSError, ValueError, RuntimeError) as error:
+        with _own_sigterm(), listening:
+            ray.init(address=engine.address or LOCAL, **options)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
         where = f"--address {engine.address}: cannot join the cluster"
         raise ConfigError(f"{where if engine.address else 'Ray cannot start'} ({error})") from error
     return ray.shutdown
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Puts back the handler of SIGTERM that Ray replaces when it starts, where there was one.
+
+    Its own leaves Python with status 15.
+
+    Raises:
+        Interrupted: SIGTERM came while Ray started.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as end:
+        raise Interrupted(signal.SIGTERM) from end
+    finally:
+        if before is not signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _this_machine_alone() -> Iterator[None]:
+    """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
+
+    This process has read the variable when it imported Ray, those that Ray starts will read it.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    given = os.environ.get(NETWORK)
+    os.environ[NETWORK] = "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[NETWORK]
+        if given is not None:
+            os.environ[NETWORK] = given
 
 
 def _token() -> dict[str, str]:
@@ -83,7 +135,10 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
-        raise ConfigError(f"--address {address}: nothing answers there ({error})") from error
+        raise ConfigError(
+            f"--address {address}: nothing answers there ({error}); "
+            f"--address {LOCAL} starts Ray on this machine"
+        ) from error
 
 
 def machines() -> list[Node]:

@@ -7,7 +7,9 @@ done again, the driver's, whatever was lost.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import ray
 from ray import exceptions as e
 
 from fedsim.errors import FedsimError, WorkerError
@@ -39,6 +41,9 @@ FINAL: tuple[tuple[type[e.RayError], str], ...] = (
 )
 """Failures that would come again."""
 
+SPOILT = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
+"""Words of exceptions after which a process cannot use its GPU any more."""
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -50,6 +55,7 @@ class Fault:
         objects: whether what was sent may be gone too and must be sent anew.
         alive: whether the actor itself can go on.
         hung: whether its process no longer listens.
+        final: whether nothing can go on, whoever is left out.
         raised: the error of fedsim that the client's code raised on purpose, if any.
     """
 
@@ -58,6 +64,7 @@ class Fault:
     objects: bool = False
     alive: bool = False
     hung: bool = False
+    final: bool = False
     raised: FedsimError | None = None
 
 
@@ -65,21 +72,34 @@ def fault_of(error: e.RayError) -> Fault:
     """What a failed ``ray.get`` means."""
     if isinstance(error, e.RayTaskError):
         cause = error.cause
+        usable = not any(library in str(cause) for library in SPOILT)
         if isinstance(cause, FedsimError):
-            return Fault(str(cause), lost=False, alive=True, raised=cause)
+            return Fault(str(cause), lost=False, alive=usable, raised=cause)
         if isinstance(cause, e.RayError):  # an argument of the call was lost
             found = fault_of(cause)
             return Fault(found.error, found.lost, objects=True, alive=True)
-        return Fault(one_line(cause), lost=False, alive=True)
+        return Fault(one_line(cause), lost=False, alive=usable)
     text = one_line(error)
     if "creation task" in text:  # its class cannot be imported there, say
-        return Fault(f"a client actor cannot be created ({text})", lost=False)
+        return Fault(f"a client actor cannot be created ({text})", lost=False, final=True)
     for kind, words in FINAL:
         if isinstance(error, kind):
-            return Fault(f"{words} ({text})", lost=False)
+            return Fault(f"{words} ({text})", lost=False, final=True)
     words = next((w for kind, w in LOST if isinstance(error, kind)), "its work was lost")
     gone = isinstance(error, e.ObjectLostError)
     return Fault(f"{words} ({text})", lost=True, objects=gone)
+
+
+def put(value: Any) -> Any:
+    """The value as an object.
+
+    Raises:
+        WorkerError: Ray cannot take it.
+    """
+    try:
+        return ray.put(value)
+    except e.RayError as error:
+        raise failure("sending to the client actors failed", fault_of(error)) from error
 
 
 def one_line(error: BaseException, most: int = 400) -> str:

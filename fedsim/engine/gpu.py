@@ -5,6 +5,7 @@ Ray counts fractions of a GPU but enforces none of them.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from dataclasses import dataclass
@@ -107,7 +108,8 @@ def out_of_memory(error: BaseException, share: float, device: torch.device) -> s
 def reason(error: BaseException, share: float, device: torch.device) -> str:
     """What an exception in a client's work says: its type and text, or :func:`out_of_memory`."""
     if device.type == "cuda" and is_out_of_memory(error):
-        return out_of_memory(error, share, device)
+        with contextlib.suppress(RuntimeError):  # where even the question fails
+            return out_of_memory(error, share, device)
     return f"{type(error).__name__}: {error}"
 
 

@@ -21,7 +21,9 @@ from fedsim.engine.session import Options, Place, Session, end_process
 from fedsim.errors import WorkerError
 
 START_TIMEOUT = 120.0
-"""Seconds after which a run gives up on actors that do not come up."""
+"""Seconds after which a run gives up on actors that have no place to start in."""
+BUILD_TIMEOUT = 1800.0
+"""Seconds after which it gives up on actors that are there, but not ready."""
 
 
 class ActorPool:
@@ -47,6 +49,8 @@ class ActorPool:
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
         self._asked: dict[int, Options] = {}
+        self._signs: dict[int, Any] = {}
+        self._settled = False
         self._alive = time.monotonic()
 
     @property
@@ -77,6 +81,7 @@ class ActorPool:
                 handle = self._session.acquire(options[slot])
                 self._handles[slot] = handle
                 self.starting[handle.build.remote(spec)] = slot
+                self._signs[slot] = handle.progress.remote()  # answered while it builds
 
     def forgive(self) -> None:
         """Gives slots that were given up another chance: the cluster has changed."""
@@ -101,10 +106,17 @@ class ActorPool:
             self.lose(slot)
             return fault.objects
         self._places[slot] = place
-        self._devices.add(place.device)
+        devices = self._devices | {place.device}
+        if len(devices) > 1 and not self._allow_mixed:
+            if not self._settled:
+                refuse_mixed(devices)
+            self._last_failure = f"its device, {place.device}, is not that of the run"
+            self.incidents.append(Incident(None, 1, place.node, self._last_failure))
+            self._failures[slot] = self._max_retries + 1  # until the cluster changes
+            self.lose(slot)
+            return False
+        self._devices = devices
         self._nodes.add(place.node)
-        if len(self._devices) > 1 and not self._allow_mixed:
-            refuse_mixed(self._devices)
         self._failures[slot] = 0
         self.done(slot)
         return False
@@ -125,12 +137,16 @@ class ActorPool:
 
     def lose(self, slot: int, hung: bool = False) -> None:
         """Ends a slot's actor; a process that no longer listens is ended by its node."""
-        ray.kill(self._handles.pop(slot))
+        self._session.end([self._handles.pop(slot)])
         place = self._places.pop(slot, None)
         if hung and place is not None:
             end_process(place)
         self.idle.discard(slot)
         self.starting = {ref: s for ref, s in self.starting.items() if s != slot}
+
+    def settle(self) -> None:
+        """The kind of device of the run is fixed: actors elsewhere are given up from now on."""
+        self._settled = True
 
     def sign(self) -> None:
         """Something has happened, or begins: what does not come up is waited for from now on."""
@@ -144,12 +160,21 @@ class ActorPool:
         """
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
-        if time.monotonic() - self._alive > START_TIMEOUT:
+        waited = time.monotonic() - self._alive
+        if waited <= START_TIMEOUT:
+            return
+        signs = [self._signs[slot] for slot in self.starting.values()]
+        if not ray.wait(signs, timeout=0)[0]:
             free = ray.available_resources()
             asked = " or ".join(sorted({_resources(kind) for kind in self._asked.values()}))
             raise WorkerError(
                 f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for {asked}, "
                 f"free are {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
+            )
+        if waited > BUILD_TIMEOUT:
+            raise WorkerError(
+                f"client actors have loaded data and built the model for {waited:.0f} s "
+                "and are not ready"
             )
 
     def close(self) -> None:

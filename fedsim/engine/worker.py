@@ -120,6 +120,8 @@ class Worker:
         spec: what it is made of.
         device: where it trains.
         share: the fraction of the GPU that is its own, for advice where memory runs out.
+
+    ``progress`` is the client at work, None in an evaluation, and when that began; None at rest.
     """
 
     def __init__(self, spec: WorkerSpec, device: torch.device, share: float = 1.0) -> None:
@@ -136,7 +138,7 @@ class Worker:
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
         self.images = as_tensor(images)
         self.labels = as_tensor(spec.dataset.y)
-        self.progress: tuple[int | None, float] = (None, time.monotonic())
+        self.progress: tuple[int | None, float] | None = None
 
     def train(
         self,
@@ -163,8 +165,7 @@ class Worker:
         reports = []
         with torch_scope(ctx.seed, self.device):
             for client, row in zip(clients, deltas, strict=True):
-                self.progress = client, time.monotonic()
-                with self._named(f"round {ctx.round + 1}, client {client}"):
+                with self._named(f"round {ctx.round + 1}, client {client}", client):
                     own = states.get(client, {})
                     reports.append(self._train(client, common, downlink, own, ctx, row))
         return reports, deltas
@@ -215,7 +216,6 @@ class Worker:
 
     def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
         """(n, C) float32 logits for the batches start..stop of a common part."""
-        self.progress = None, time.monotonic()
         with self._named(f"evaluation on the {part} part"), torch.no_grad():
             return self._logits(params, state, part, start, stop)
 
@@ -237,12 +237,13 @@ class Worker:
         return score_part(logits, self.spec, part)
 
     @contextmanager
-    def _named(self, what: str) -> Iterator[None]:
-        """Turns an exception into a WorkerError that says what was going on.
+    def _named(self, what: str, client: int | None = None) -> Iterator[None]:
+        """Shows the work in ``progress``; turns an exception into a WorkerError that names it.
 
         Raises:
             WorkerError: from the exception; errors of fedsim pass as they are.
         """
+        self.progress = client, time.monotonic()
         try:
             yield
         except FedsimError:
@@ -250,6 +251,8 @@ class Worker:
         except Exception as error:
             why = gpu.reason(error, self.share, self.device)
             raise WorkerError(f"{what}: {why}") from error
+        finally:
+            self.progress = None
 
     def _load(self, start: Tensor, state: Vectors) -> Tensor:
         """Loads the global vector with the client's own slots; returns what was loaded (D,)."""

@@ -24,6 +24,19 @@ def build() -> Algorithm:
 
 
 @dataclass(frozen=True)
+class BrokenLate(LocalRule):
+    """Fails when the gradients are there, and leaves them behind."""
+
+    def adjust_grads(self, env: LocalEnv, s: None) -> None:
+        if env.ctx.round == 1 and env.client_id == 2:
+            raise ValueError("on purpose")
+
+
+def build_late() -> Algorithm:
+    return Algorithm(local=BrokenLate())
+
+
+@dataclass(frozen=True)
 class Deadly(LocalRule):
     """Ends its process wherever client 2 of the second round is trained."""
 

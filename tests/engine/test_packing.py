@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import tempfile
 from collections import Counter
@@ -327,8 +328,11 @@ def test_a_machine_as_ray_describes_it():
     assert node_of({}, "head") == Node(0.0, 0.0, "head", "", math.inf)
 
 
-def test_this_machine():
-    assert 0 < local_node().memory < available_memory() * 1.2
+def test_this_machine(monkeypatch):
+    assert GIB // 8 < available_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr("fedsim.engine.cluster.available_memory", lambda: 10.0 * GIB)
+    assert local_node().memory == pytest.approx(7 * GIB), "Ray's object store takes 30 %"
+    assert local_node().cpus == len(os.sched_getaffinity(0))
 
 
 def test_a_message_lists_a_few_machines_and_classes():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -70,6 +71,16 @@ def test_on_a_ray_that_others_use_too(ray_folder, tmp_path, monkeypatch):
     assert rounds_of(ours) == rounds_of(serial)
     vectors = [value for value in puts if hasattr(value, "nbytes")]
     assert len(vectors) == 3, "the start and the result of each of two rounds, once each"
+
+
+def test_the_ray_of_a_run_listens_on_this_machine_alone(ray_folder):
+    end = connect(EngineConfig())
+    try:
+        assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+        token = (Path.home() / ".ray" / "auth_token").exists()
+        assert token or os.environ["RAY_AUTH_TOKEN"] or os.environ["RAY_AUTH_MODE"]
+    finally:
+        end()
 
 
 def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):

@@ -128,9 +128,14 @@ def test_work_that_is_lost_again_and_again(policy, actors, one_ray, orders, tmp_
     assert store.read("errors").query("client_id == 2")["attempt"].tolist() == [1, 2]
 
 
-def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(one_ray, orders, tmp_path):
+@pytest.mark.parametrize("build", ["build", "build_late"])
+def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
+    build, one_ray, orders, tmp_path
+):
     def run(name: str, session=None, **engine: object) -> dict[str, bytes]:
-        settings = config("tests.engine.broken:build", rate=1.0, on_client_failure="drop", **engine)
+        settings = config(
+            f"tests.engine.broken:{build}", rate=1.0, on_client_failure="drop", **engine
+        )
         store = fedsim.run(settings, tmp_path / name, session=session)
         errors = store.read("errors")
         assert errors["client_id"].tolist() == [2]

@@ -300,6 +300,15 @@ def test_a_report_says_what_diverged(rule, expected):
     assert report.diverged == expected
 
 
+def test_gradients_that_a_failed_client_left_behind_are_forgotten():
+    w = worker("fedavg")
+    start = w.flat.vector()
+    expected = bits(train(w, (1,), params=start))
+    for _, parameter in w.flat.params:
+        parameter.grad = torch.ones_like(parameter)
+    assert bits(train(w, (1,), params=start)) == expected
+
+
 def test_a_client_without_a_step_has_not_diverged():
     w = rebuilt(worker("fedavg"), training=Training(local_epochs=0))
     (report,), deltas = train(w, (1,))

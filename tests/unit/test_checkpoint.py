@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import signal
 import stat
 import threading
 
@@ -12,10 +14,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsim import durable, tensorfile
-from fedsim.checkpoint import Checkpoints, Identity, Position, layout_hash, seal, unseal
+from fedsim import restore as restoring
+from fedsim.checkpoint import Checkpoints, Position
 from fedsim.clientstates import Shelf
 from fedsim.contracts import Layout, Slot
 from fedsim.errors import StoreError
+from fedsim.record import Identity, layout_hash, seal, unseal
 from fedsim.restore import restore
 from fedsim.state import ServerState
 
@@ -131,6 +135,21 @@ def test_files_have_the_usual_permissions(tmp_path):
     assert a == b
 
 
+def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    durable.write(tmp_path / "file", [b"old"])
+    monkeypatch.setattr(durable.os, "fsync", fsync)
+    for number in (errno.EINVAL, errno.ENOTSUP):
+        durable.sync(tmp_path)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            durable.sync(tmp_path / "file")
+    number = errno.EIO
+    with pytest.raises(OSError, match="Input/output error"):
+        durable.sync(tmp_path)
+
+
 # records
 
 
@@ -238,6 +257,35 @@ def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
     found.__exit__()
 
 
+def test_without_checkpoints_the_files_of_states_stay_as_small(tmp_path):
+    rng = np.random.default_rng(0)
+    newest = {}
+    with checkpoints(tmp_path, budget=12 * 4000) as target:
+        for number in range(1, 120):
+            cohort = rng.choice(60, 6, replace=False).tolist()
+            changes = {c: {"w": np.full(500, 1000 * number + c)} for c in cohort}
+            newest |= changes
+            clients = target.take(state(number, changes)).clients
+            target.spill(number)
+            sizes = [p.stat().st_size for p in tmp_path.glob("checkpoints/clients-*")]
+            assert sum(sizes) < 2.2 * 4000 * len(newest) + 60_000
+    assert {c: own["w"][0] for c, own in clients.items()} == {
+        c: own["w"][0] for c, own in newest.items()
+    }
+
+
+def test_spilling_leaves_what_the_last_checkpoint_needs(tmp_path):
+    with checkpoints(tmp_path, budget=0) as target:
+        advance(target, 1, {c: {"w": np.full(5, c)} for c in range(6)})
+        for number in range(2, 9):
+            target.take(state(number, {c: {"w": np.full(5, -number)} for c in range(6)}))
+            target.spill(number)
+    found, position, told = back(tmp_path)
+    assert (position.rounds, told) == (1, [])
+    assert [position.state.clients[c]["w"][0] for c in range(6)] == [0, 1, 2, 3, 4, 5]
+    found.__exit__()
+
+
 # the thread
 
 
@@ -259,6 +307,61 @@ def test_one_at_a_time_in_the_background(tmp_path, monkeypatch):
         assert (tmp_path / "checkpoints" / "round-000001.json").exists()
         target.wait()
     assert (tmp_path / "checkpoints" / "round-000002.json").exists()
+
+
+def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch):
+    real, gate = tensorfile.write, threading.Event()
+
+    def slow(path, arrays):
+        assert gate.wait(30)
+        return real(path, arrays)
+
+    monkeypatch.setattr(tensorfile, "write", slow)
+    rng, newest, moved = np.random.default_rng(0), {}, set()
+    with checkpoints(tmp_path, budget=30 * 80) as target:  # of 60 clients
+        for number in range(1, 60):
+            cohort = rng.choice(60, 6, replace=False).tolist()
+            changes = {c: {"w": np.full(10, 1000 * number + c)} for c in cohort}
+            newest |= changes
+            gate.set()
+            clients = target.take(state(number, changes)).clients
+            target.spill(number)
+            gate.clear()
+            target.save(Position(number, ServerState(np.zeros(4, np.float32), clients=clients)))
+            for segment in target.shelf.segments.values():
+                moved |= segment.states.keys() - changes.keys()
+            found = {c: clients.get(c, {"w": [None]})["w"][0] for c in newest}
+            assert found == {c: own["w"][0] for c, own in newest.items()}
+            gate.set()
+            target.wait()
+    assert moved, "files with few newest states were written anew"
+
+
+def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
+    real, gate, written = tensorfile.write, threading.Event(), []
+
+    def slow(path, arrays):
+        written.append(path.name)
+        assert gate.wait(30)
+        return real(path, arrays)
+
+    monkeypatch.setattr(tensorfile, "write", slow)
+    main = threading.main_thread().ident
+    with checkpoints(tmp_path) as target:
+        position = advance(target, 1)
+        timer = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
+
+        def wait():
+            timer.start()
+            target.wait()
+
+        with pytest.raises(KeyboardInterrupt):  # the gate is closed: it comes while we wait
+            wait()
+        timer.join()
+        assert target.busy
+        gate.set()
+        target.finish(position)
+    assert written == ["round-000001.safetensors"]
 
 
 @pytest.mark.parametrize("how", ["save", "wait", "finish"])
@@ -286,3 +389,74 @@ def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
     found, position, told = back(tmp_path)
     assert (position.rounds, set(position.state.clients), told) == (2, {1, 2}, [])
     found.__exit__()
+
+
+# what cannot be read
+
+
+def damaged(run, **changes):
+    """The newest record of a run with other content, but a right checksum."""
+    record = max((run / "checkpoints").glob("*.json"))
+    record.write_bytes(seal(unseal(record.read_bytes()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arrays": {"../rounds.csv": ""}}, r"names '\.\./rounds\.csv', which is no file of a che"),
+        ({"segments": {"../clients-000001.safetensors": {"sha256": "", "clients": []}}}, "no file"),
+        ({"tables": {"../rounds.csv": 0}}, "which is no table of a run"),
+        ({"tables": {"notes.csv": 0}}, "which is no table of a run"),
+        ({"tables": {"rounds.csv": 3}}, r"rounds\.csv: cannot be read \(No such file"),
+    ],
+)
+def test_a_record_names_only_files_of_the_run(changes, message, tmp_path):
+    with checkpoints(tmp_path) as target:
+        advance(target, 1)
+        target.wait()
+    damaged(tmp_path, **changes)
+    with pytest.raises(StoreError, match=rf"^none of 1 checkpoints of .*{message}"):
+        back(tmp_path)
+
+
+def test_a_disk_that_fails_to_read_is_a_damaged_checkpoint(tmp_path, monkeypatch):
+    with checkpoints(tmp_path) as target:
+        for number in (1, 2):
+            advance(target, number)
+            target.wait()
+    real = restoring.file_sha256
+
+    def broken(path):
+        if path.name == "round-000002.safetensors":
+            raise OSError(errno.EIO, "Input/output error")  # as read(2) says it: without a name
+        return real(path)
+
+    monkeypatch.setattr(restoring, "file_sha256", broken)
+    found, position, told = back(tmp_path)
+    assert position.rounds == 1
+    assert told[0].endswith("round-000002.safetensors: cannot be read (Input/output error)")
+    found.__exit__()
+
+
+def test_an_older_record_that_cannot_be_read_does_not_matter(tmp_path):
+    with checkpoints(tmp_path) as target:
+        for number in (1, 2):
+            advance(target, number)
+            target.wait()
+    older = tmp_path / "checkpoints" / "round-000001.json"
+    older.unlink()
+    older.mkdir()
+    found, position, told = back(tmp_path)
+    assert (position.rounds, told) == (2, [])
+    found.__exit__()
+
+
+def test_checkpoints_in_a_folder_that_cannot_be_read_are_not_none(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+
+    def iterdir(self):
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr("pathlib.Path.iterdir", iterdir)
+    with pytest.raises(StoreError, match=r"checkpoints: cannot be read \(Permission denied\)"):
+        back(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim import evaluation
+from fedsim import clientstates, evaluation
 from fedsim.clientstates import ClientStates, Shelf, compact
 from fedsim.errors import StoreError
 
@@ -47,6 +47,38 @@ def test_over_a_shelf_the_fresh_ones_count(tmp_path):
     assert dict(ClientStates(shelf)) == dict(states)
 
 
+def test_an_error_on_the_way_to_a_state_is_not_a_client_without_one():
+    class Broken(dict):
+        def __getitem__(self, client):
+            raise KeyError("a defect")
+
+    states = ClientStates(Broken({1: own(1)}))
+    assert states.get(2) is None
+    assert states.get(2, {}) == {}
+    with pytest.raises(KeyError, match="a defect"):
+        states.get(1, {})
+
+
+def test_new_states_are_taken_all_or_none(tmp_path, monkeypatch):
+    shelf = Shelf(tmp_path, 1e9)
+    shelf.put({1: own(1), 2: own(2)})
+    write(shelf, "a")
+    before = vars(shelf) | {"segments": {n: set(s.live) for n, s in shelf.segments.items()}}
+    before = {name: repr(value) for name, value in before.items()}
+    room = iter([True, True])
+
+    def full(array):
+        if next(room, None) is None:
+            raise MemoryError
+        return compact(array)
+
+    monkeypatch.setattr(clientstates, "compact", full)
+    with pytest.raises(MemoryError):
+        shelf.put({1: {}, 2: own(-2), 3: own(3), 4: own(4)})
+    after = vars(shelf) | {"segments": {n: set(s.live) for n, s in shelf.segments.items()}}
+    assert {name: repr(value) for name, value in after.items()} == before
+
+
 def test_those_changed_longest_ago_leave_memory_first(tmp_path):
     shelf = Shelf(tmp_path, 240)  # three states of 80 bytes
     shelf.put({c: own(c) for c in range(3)})
@@ -83,6 +115,40 @@ def test_memory_is_bounded_for_many_clients(tmp_path):
     assert len(shelf) == len(newest) > 800
     for client, state in newest.items():
         np.testing.assert_array_equal(shelf[client]["w"], state["w"])
+
+
+def test_no_more_old_states_are_moved_than_new_ones_are_written(tmp_path):
+    shelf = Shelf(tmp_path, 0)
+    shelf.put({c: own(c) for c in range(100)})
+    write(shelf, "a")
+    shelf.put({c: {} for c in range(60)} | {99: own(-99)})
+    write(shelf, "b")  # 39 of 100 states in the first file live: too many for a file of one
+    assert list(shelf.segments["b"].live) == [99]
+    shelf.put({c: own(c) for c in range(100, 140)})
+    write(shelf, "c")
+    assert shelf.segments["c"].live == {*range(60, 99), *range(100, 140)}
+    assert not shelf.segments["a"].live
+    assert [shelf[c]["w"][0] for c in (60, 98, 99, 139)] == [60, 98, -99, 139]
+
+
+def test_of_written_files_the_newest_states_come_into_memory(tmp_path):
+    shelf = Shelf(tmp_path, 0)
+    for number in range(3):
+        shelf.put({c: own(c) for c in range(4 * number, 4 * number + 4)})
+        write(shelf, str(number))
+    other = Shelf(tmp_path, 6 * 80)
+    other.adopt([(segment, sorted(segment.live)) for segment in shelf.segments.values()])
+    assert other.bytes_in_memory == 6 * 80
+    assert other.evict()
+    (tmp_path / "0").unlink()
+    (tmp_path / "2").unlink()
+    assert [other[c]["w"][0] for c in (4, 5, 6, 7, 8, 11)] == [4, 5, 6, 7, 8, 11]
+    other.put({0: own(0)})
+    other.evict()
+    (tmp_path / "1").unlink()
+    assert other[7]["w"][0] == 7
+    with pytest.raises(StoreError):
+        other[6]  # of those in memory the one changed longest ago
 
 
 def test_a_state_without_values_needs_no_room(tmp_path):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,14 +20,21 @@ import yaml
 from click.testing import CliRunner
 
 import fedsim
-from fedsim import durable, lock, resuming, rounds
+from fedsim import clientstates, durable, lock, resuming, rounds, tensorfile
+from fedsim.checkpoint import Checkpoints
 from fedsim.cli import main
+from fedsim.cli.options import FLAGS
+from fedsim.cli.resume import SHOWN
+from fedsim.clientstates import Shelf
 from fedsim.config import RunConfig
 from fedsim.drive import Drive
 from fedsim.engine import Incident
 from fedsim.engine.serial import SerialExecutor
 from fedsim.errors import ConfigError, DataError, DivergedError, StoreError, WorkerError
+from fedsim.experiments import Given
+from fedsim.finished import FREE
 from fedsim.interrupts import Interrupted
+from fedsim.segments import Segment, by_client, size_of
 from fedsim.store import RunStore
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,6 +160,45 @@ def test_client_states_on_disk_give_the_same_bytes(tmp_path, undisturbed):
             assert contents(rounds.resume(run, tell=silent).path) == undisturbed[method]
 
 
+def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
+    """With a slow disk and memory for half of them, rounds need states that lie in no file yet."""
+    long = 15
+    wanted = contents(fedsim.run(config("fedbn", long), tmp_path / "wanted").path)
+    file = next((tmp_path / "wanted" / "checkpoints").glob("clients-*"))
+    size = size_of(by_client(tensorfile.places(file)).popitem()[1])
+    write, read, save, wait = tensorfile.write, Segment.read, Checkpoints.save, Checkpoints.wait
+    asked, early = threading.Event(), []
+
+    def late(path, arrays):
+        """Writes in the background when a state is read, or when the run waits."""
+        assert threading.current_thread() is threading.main_thread() or asked.wait(60)
+        return write(path, arrays)
+
+    def watched_read(self, client):
+        if not self.written:
+            early.append(client)
+            asked.set()
+        return read(self, client)
+
+    def watched_save(self, position):
+        self.wait()
+        asked.clear()
+        save(self, position)
+
+    def watched_wait(self):
+        if self.busy:
+            asked.set()
+        wait(self)
+
+    monkeypatch.setattr(tensorfile, "write", late)
+    monkeypatch.setattr(Segment, "read", watched_read)
+    monkeypatch.setattr(Checkpoints, "save", watched_save)
+    monkeypatch.setattr(Checkpoints, "wait", watched_wait)
+    engine = {"state_memory": 4 * size / 2**30}
+    assert contents(fedsim.run(config("fedbn", long, **engine), tmp_path / "run").path) == wanted
+    assert early
+
+
 # damaged checkpoints
 
 
@@ -208,15 +255,49 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     assert round_of(records(run)[1]) == ROUNDS
 
 
-def test_without_a_whole_checkpoint_the_run_starts_again(after_four, tmp_path, undisturbed, capsys):
+def shared_segment(run: Path) -> str:
+    """A file of client states that all checkpoints of a run need."""
+    contents = [json.loads((run / "checkpoints" / record).read_text()) for record in records(run)]
+    return min(set.intersection(*(set(c["checkpoint"]["segments"]) for c in contents)))
+
+
+@pytest.mark.parametrize("what", ["records", "segment"])
+def test_where_no_checkpoint_is_whole_nothing_is_changed(what, after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
-    for record in records(run):
-        flip(run / "checkpoints" / record, 0.5)
-    rounds.resume(run)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    assert lines[2].endswith("no checkpoint to go on from; starting again from round 1")
+    for name in records(run) if what == "records" else [shared_segment(run)]:
+        flip(run / "checkpoints" / name, 0.9)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    damage = r"its checksum is wrong" if what == "records" else r"clients-\S+ is damaged"
+    both = rf"round-000004\.json: {damage}; round-00000\d\.json: {damage}"
+    end = rf"remove {run}/checkpoints to start again from round 1"
+    with pytest.raises(
+        StoreError, match=rf"^none of 2 checkpoints of {run} can be .*{both}; {end}$"
+    ):
+        rounds.resume(run, tell=silent)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    shutil.rmtree(run / "checkpoints")
+    told = []
+    rounds.resume(run, tell=told.append)
+    assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
     assert contents(run) == undisturbed["fedbn"]
+
+
+@pytest.mark.parametrize("left", [0, 60, 500, None])
+def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    timings = run / "timings.csv"
+    if left is None:
+        timings.unlink()
+    else:
+        os.truncate(timings, left)
+    kept = timings.read_text().count("\n") - 1 if left else 0
+    rounds.resume(run, tell=silent)
+    assert contents(run) == undisturbed["fedbn"]
+    table = RunStore(run).read("timings")
+    new = (table["round"] > 4).sum()
+    assert len(table) == kept + new
+    assert new > 0
+    assert table["seconds"].dtype == float
 
 
 def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed):
@@ -243,7 +324,7 @@ def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, u
 
 
 def reseal(record: Path, **changes) -> None:
-    from fedsim.checkpoint import seal
+    from fedsim.record import seal
 
     content = json.loads(record.read_text())["checkpoint"]
     record.write_bytes(seal(content | changes))
@@ -257,6 +338,10 @@ def reseal(record: Path, **changes) -> None:
             r"format 2, written by fedsim 9\.9; this one reads format 1",
         ),
         ({"layout": "other"}, "the model has other tensors"),
+        (
+            {"settings": {"seed": 0}, "fedsim": "9.9"},
+            r"algorithm is a setting in only one of fedsim 9\.9, with which the run began, and",
+        ),
         ({"device": "NVIDIA H200"}, "now train on cpu, in the rounds before on NVIDIA H200"),
     ],
 )
@@ -266,6 +351,16 @@ def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp
     with pytest.raises(ConfigError, match=message):
         rounds.resume(run, tell=silent)
     assert contents(run) == contents(after_four)
+
+
+def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9")
+    told = []
+    rounds.resume(run, tell=told.append)
+    (line,) = told
+    assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
+    assert contents(run) == undisturbed["fedbn"]
 
 
 # what is refused
@@ -322,6 +417,22 @@ def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatc
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=r"config\.yaml:\d+ \(data\.dir\): 'my data' is not here"):
         rounds.resume(run)
+
+
+def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["engine"]["working_dir"] = "as it was"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:\d+ \(engine\.working_dir\): 'as it was' is"
+    ):
+        resuming.configuration(run)
+    key = "engine.working_dir"
+    assert resuming.configuration(run, {key: Given(".", "--working-dir")}).engine.working_dir == "."
+    with pytest.raises(ConfigError, match=r"--working-dir: 'nowhere' is not here"):
+        resuming.configuration(run, {key: Given("nowhere", "--working-dir")})
 
 
 def test_a_live_run_holds_its_directory(after_four, tmp_path):
@@ -400,6 +511,50 @@ def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, m
     assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedavg"]
 
 
+def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
+    tmp_path, undisturbed, monkeypatch
+):
+    """Memory that ends while states are taken, a disk that fails before they are."""
+
+    def out_of_memory(self, changes):
+        count.append(None)
+        with monkeypatch.context() as patch:
+            if len(count) == 3:
+                *first, _ = changes.values()
+                patch.setattr(clientstates, "compact", for_so_many(sum(map(len, first))))
+            put(self, changes)
+
+    def for_so_many(arrays):
+        room = iter(range(arrays))
+
+        def compact(array):
+            if next(room, None) is None:
+                raise MemoryError
+            return array
+
+        return compact
+
+    def unreadable(self):
+        count.append(None)
+        if len(count) == 3:
+            raise StoreError("lengths: cannot be read")
+        return lengths(self)
+
+    put, lengths = Shelf.put, RunStore.lengths
+    cases = [
+        (Shelf, "put", out_of_memory, MemoryError),
+        (RunStore, "lengths", unreadable, StoreError),
+    ]
+    for owner, name, failing, error in cases:
+        run, count = tmp_path / name, []
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing)
+            with pytest.raises(error):
+                fedsim.run(config("fedbn", checkpoint_every=9), run)
+        assert records(run) == ["round-000002.json"]
+        assert contents(rounds.resume(run, tell=silent).path) == undisturbed["fedbn"]
+
+
 def full_disk(monkeypatch, pattern: str, after: int) -> None:
     """Lets the disk be full for files of a name, from a number of them on."""
     real, count = durable.os.fsync, [0]
@@ -476,9 +631,11 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
         patch.setattr(RunStore, "append", append)
+        watcher = Stopper(0)
         with pytest.raises(Interrupted) as caught:
-            fedsim.run(config("fedbn"), tmp_path / "run")
+            fedsim.run(config("fedbn"), tmp_path / "run", watcher)
     assert caught.value.exit_status == 143
+    assert watcher.rows == [1, 2, 3]  # what is written down is told
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert records(tmp_path / "run")[-1] == "round-000003.json"
     assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
@@ -588,8 +745,69 @@ def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path,
         assert (done.exit_code, done.stderr) == (1, hint)
 
 
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkeypatch):
+    """After Ctrl-C, an error, and in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    Path("g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0]}\n")
+    common = ["--engine", "serial", "--rounds", "3", "--clients", "8", "--sample-rate", "0.375"]
+    monkeypatch.setattr(Checkpoints, "finish", raising(StoreError("r/checkpoints: full")))
+    note = "note: no checkpoint of round {}: r/checkpoints: full\n"
+    for error, ended in (
+        (
+            Interrupted(signal.SIGINT),
+            "interrupted after 0 of 3 rounds; go on with: fedsim resume {}",
+        ),
+        (WorkerError("lost"), "error: lost; go on with: fedsim resume {}"),
+        (OSError(errno.EIO, "bad"), "error: bad"),
+    ):
+        out = type(error).__name__
+        monkeypatch.setattr(Drive, "_round", raising(error))
+        done = CliRunner().invoke(main, ["run", *common, "--out", out])
+        assert done.stderr == ended.format(out) + "\n" + note.format(0)
+    monkeypatch.setattr(Drive, "_round", raising(Interrupted(signal.SIGINT)))
+    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "s", *common])
+    assert done.stderr.splitlines(keepends=True)[1:] == [note.format(0)]
+    monkeypatch.setattr(Drive, "_round", raising(WorkerError("lost")))
+    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "t", *common])
+    told = "seed=0: failed: lost; no checkpoint of round 0: r/checkpoints: full\n"
+    assert told in done.stdout
+
+
+def test_what_resume_takes_is_what_may_change():
+    assert {flag.key for flag in SHOWN} == {flag.key for flag in FLAGS} & FREE
+
+
+def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    args = ["resume", str(run), "--client-timeout", "500", "--max-retries", "1"]
+    args += ["--aggregation-shards", "2", "--set", "engine.keep_checkpoints=1"]
+    done = CliRunner().invoke(main, [*args, "--set", "engine.memory_per_client=0.5"])
+    assert done.exit_code == 0, done.output
+    assert contents(run) == undisturbed["fedbn"]
+    assert len(records(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ("--set train.lr=1", r"error: --set train\.lr: train\.lr cannot change when a run goes on"),
+        ("--set engine.fast=true", r"error: --set engine\.fast: engine\.fast cannot change"),
+        ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
+        ("--set engine.client_resources=no.csv", r"error: --set \S+: 'no\.csv' is not here"),
+        ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
+    ],
+)
+def test_the_command_refuses_the_rest(args, message, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    done = CliRunner().invoke(main, ["resume", str(run), *args.split()])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match(message, done.stderr), done.stderr
+    assert contents(run) == contents(after_four)
+
+
 def raising(error):
-    def fail(self, position, log):
+    def fail(*_):
         raise error
 
     return fail

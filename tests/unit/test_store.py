@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import json
 import re
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
+from fedsim import lock
 from fedsim import store as module
 from fedsim.contracts import Layout, Slot
 from fedsim.errors import ConfigError, StoreError
@@ -60,6 +62,64 @@ def test_what_holds_something_is_refused_and_left(tmp_path):
                 refuse(tmp_path / name)
     assert (tmp_path / "full" / ".hidden").read_text() == "mine"
     assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_a_start_leaves_that_failed_right_away_is_no_obstacle(tmp_path):
+    with lock.held(tmp_path):
+        pass
+    (tmp_path / "checkpoints").mkdir()
+    assert RunStore.create(tmp_path).path == tmp_path
+    (tmp_path / "checkpoints" / "round-000001.json").write_text("")
+    with pytest.raises(ConfigError, match="exists and is not an empty"):
+        check_free(tmp_path)
+
+
+def test_a_lock_that_the_system_cannot_take_is_a_clear_error(tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(numbers.pop(0), "no")
+
+    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    numbers = [*lock.NO_LOCKS, errno.EIO]
+    while len(numbers) > 1:
+        with lock.held(tmp_path):
+            assert (tmp_path / lock.NAME).read_text().startswith("pid ")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), lock.held(tmp_path):
+        pass
+
+
+def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path):
+    (tmp_path / lock.NAME).symlink_to("/dev/full")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), lock.held(tmp_path):
+        pass
+
+
+def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):
+    (tmp_path / ".writing-x").mkdir()
+    with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Is a directory\)"):
+        RunStore(tmp_path).clean()
+
+    def stat(self, **_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("pathlib.Path.exists", lambda self: True)
+    monkeypatch.setattr("pathlib.Path.stat", stat)
+    with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be read \(Input/output error\)"):
+        RunStore(tmp_path).lengths()
+
+
+@pytest.mark.parametrize(
+    ("length", "left"), [(0, None), (30, "round,phase,seconds,bytes\n1,a,"), (99, None)]
+)
+def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_path):
+    text = "round,phase,seconds,bytes\n1,a,0.5,0\n2,a,0."
+    (tmp_path / "timings.csv").write_text(text)
+    (tmp_path / "errors.csv").write_text("round,cli")
+    RunStore(tmp_path).cut({"timings.csv": length, "errors.csv": 50} if length else {})
+    if length == 99:
+        left = "round,phase,seconds,bytes\n1,a,0.5,0\n"
+    assert not (tmp_path / "errors.csv").exists()
+    assert ((tmp_path / "timings.csv").read_text() if left else None) == left
+    assert (tmp_path / "timings.csv").exists() == bool(left)
 
 
 def test_a_path_below_a_file_cannot_be_created(tmp_path):

@@ -10,7 +10,7 @@ import yaml
 
 from fedsim import experiments, finished, lock, sweep
 from fedsim.config import RunConfig, from_flags, resolve, to_yaml
-from fedsim.errors import ConfigError, DivergedError
+from fedsim.errors import ConfigError, DivergedError, StoreError
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 CLUSTERS = ("cluster_name", "apiVersion")
@@ -274,6 +274,31 @@ def test_a_live_run_is_not_set_aside(tmp_path: Path) -> None:
     assert "failed: " in lines[1]
     assert "another live run holds this directory" in lines[1]
     assert folder.is_dir()
+
+
+def test_what_went_wrong_beside_a_failure_is_told(tmp_path: Path) -> None:
+    def start(_: RunConfig, __: Path) -> None:
+        error = DivergedError("NaN")
+        error.add_note("no checkpoint:\nfull")
+        raise error
+
+    lines: list[str] = []
+    sweep.run_all(runs_of(GRID, "seed=0"), tmp_path, start, lines.append)
+    assert lines[1].endswith(": failed: NaN; no checkpoint: full")
+
+
+def test_what_cannot_be_set_aside_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(self: Path, target: Path) -> Path:
+        raise PermissionError(1, "Operation not permitted", str(self))
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rounds.csv").write_text("")
+    monkeypatch.setattr("pathlib.Path.rename", rename)
+    with pytest.raises(StoreError, match=r"run: cannot be written \(Operation not permitted\)"):
+        finished.set_aside(folder)
 
 
 def test_spread_of_one_seed_has_no_interval() -> None:

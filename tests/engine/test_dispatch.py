@@ -1,0 +1,412 @@
+"""What becomes of work that is lost, late or never begun, on stand-ins for Ray and its actors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from fedsim.config import EngineConfig
+from fedsim.contracts import RoundContext
+from fedsim.engine import cluster, dispatch, pool, ray_engine
+from fedsim.engine.calls import EvaluationCall, TrainCall
+from fedsim.engine.dispatch import Dispatcher, Work
+from fedsim.engine.faults import Fault
+from fedsim.engine.pool import ActorPool
+from fedsim.engine.ray_engine import RayExecutor
+from fedsim.engine.resources import Node
+from fedsim.engine.session import Place
+from fedsim.engine.shards import Aggregators
+from fedsim.errors import ConfigError, WorkerError
+
+CTX = RoundContext(0, 5, 8, 0.1, 0)
+LOST = Fault("its process died", lost=True)
+BROKEN = Fault("ValueError: on purpose", lost=False, alive=True)
+OPTIONS = (("num_cpus", 1.0), ("num_gpus", 0.5))
+
+
+@dataclass
+class Ray:
+    """Ray's calls, for refs that are keys of ``values``; a value that is an error is raised."""
+
+    values: dict = field(default_factory=dict)
+    now: float = 1000.0
+    killed: list = field(default_factory=list)
+
+    def wait(self, refs, num_returns=1, timeout=None):
+        ready = [ref for ref in refs if ref in self.values][:num_returns]
+        return ready, [ref for ref in refs if ref not in ready]
+
+    def get(self, ref):
+        if isinstance(self.values[ref], Exception):
+            raise self.values[ref]
+        return self.values[ref]
+
+    def available_resources(self):
+        return {"CPU": 2.0, "memory": 1e9}
+
+    def kill(self, actor):
+        self.killed.append(actor)
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Ray and the clock of the modules under test."""
+    stand_in = Ray()
+    for module in (dispatch, pool):
+        monkeypatch.setattr(module, "ray", stand_in)
+        monkeypatch.setattr(module, "time", stand_in)
+    monkeypatch.setattr(ray_engine, "time", stand_in)
+    monkeypatch.setattr(pool, "end_process", lambda place: stand_in.killed.append(place.pid))
+    return stand_in
+
+
+class Remote:
+    """A method of an actor; its refs are ``actor.method.number``."""
+
+    def __init__(self, name):
+        self.name, self.calls = name, 0
+
+    def remote(self, *_):
+        self.calls += 1
+        return f"{self.name}.{self.calls}"
+
+
+class Actor:
+    def __init__(self, name):
+        self.name = name
+        self.build, self.progress = Remote(f"{name}.build"), Remote(f"{name}.progress")
+
+    def __repr__(self):
+        return self.name
+
+
+class Actors:
+    """Stands in for a session: its actors are a0, a1, ..."""
+
+    def __init__(self):
+        self.made, self.ended = [], []
+
+    def acquire(self, kind):
+        self.made.append(Actor(f"a{len(self.made)}"))
+        return self.made[-1]
+
+    def end(self, actors):
+        self.ended += map(str, actors)
+
+
+def a_pool(fake, slots=2, up=True, max_retries=1):
+    actors = Actors()
+    made = ActorPool(actors, max_retries, allow_mixed=False)
+    made.start(dict.fromkeys(range(slots), OPTIONS), "spec")
+    if up:
+        for ref, slot in list(made.starting.items()):
+            fake.values[ref] = Place("CPU", f"node{slot}", "id", 100 + slot)
+            made.came_up(ref)
+    return made, actors
+
+
+def dispatcher(fake, **engine):
+    made, actors = a_pool(fake)
+    return Dispatcher(made, EngineConfig(**engine), lambda *_: {}, lambda: "spec"), made, actors
+
+
+def train(*clients, attempt=1):
+    return TrainCall(clients, None, {}, {}, CTX, dict.fromkeys(range(8), 10), attempt=attempt)
+
+
+def evaluation(attempt=1):
+    return EvaluationCall(0, "scores", (None, {}), "test", 4, attempt=attempt)
+
+
+def working(made, call, slot=0, at=1000.0):
+    """The work of an actor that was given a call."""
+    return Work(call, slot, made.take(slot), [f"work{slot}"], at, at)
+
+
+def rows(made):
+    return [(i.client_id, i.attempt, i.node, i.error) for i in made.incidents]
+
+
+# Work that fails
+
+
+def test_lost_work_is_done_again_and_its_actor_is_replaced(fake):
+    ours, made, actors = dispatcher(fake, max_retries=2)
+    [again] = ours._failed(working(made, train(3)), LOST, "round 1")
+    assert (again.clients, again.attempt) == ((3,), 2)
+    assert rows(made) == [(3, 1, "node0", "its process died")]
+    assert (actors.ended, made.slots) == (["a0"], {1})
+
+
+def test_an_actor_that_hangs_is_ended_by_its_node(fake):
+    ours, made, actors = dispatcher(fake)
+    ours._failed(working(made, train(3)), Fault("silent", lost=True, hung=True), "round 1")
+    assert (actors.ended, fake.killed) == (["a0"], [100])
+
+
+def test_a_lost_call_of_several_clients_is_cut_up_and_each_has_used_an_attempt(fake):
+    ours, made, _ = dispatcher(fake, max_retries=0)
+    again = ours._failed(working(made, train(1, 4)), LOST, "round 1")
+    assert [(call.clients, call.attempt) for call in again] == [((1,), 2), ((4,), 2)]
+    assert [row[0] for row in rows(made)] == [1, 4]
+
+
+def test_after_the_last_retry_the_run_ends_with_client_and_cause(fake):
+    ours, made, _ = dispatcher(fake, max_retries=2)
+    assert ours._failed(working(made, train(3, attempt=2)), LOST, "round 1")
+    with pytest.raises(WorkerError) as error:
+        ours._failed(working(made, train(3, attempt=3), 1), LOST, "round 1")
+    assert str(error.value) == ("round 1, client 3 lost 3 times, the last time: its process died")
+    assert rows(made)[-1][:2] == (3, 3)
+
+
+@pytest.mark.parametrize("fault", [LOST, BROKEN], ids=["lost", "broken"])
+def test_a_client_is_dropped_where_that_is_the_policy(fault, fake):
+    ours, made, actors = dispatcher(fake, max_retries=0, on_client_failure="drop")
+    assert ours._failed(working(made, train(3)), fault, "round 1") == []
+    assert rows(made) == [(3, 1, "node0", fault.error)]
+    assert actors.ended == ([] if fault.alive else ["a0"])
+    assert (0 in made.idle) == fault.alive
+
+
+def test_an_evaluation_is_never_dropped(fake):
+    ours, made, _ = dispatcher(fake, max_retries=0, on_client_failure="drop")
+    with pytest.raises(WorkerError, match=r"^evaluation on the test part lost 1 times.*died$"):
+        ours._failed(working(made, evaluation()), LOST, "")
+    assert rows(made) == [(None, 1, "node0", "its process died")]
+
+
+def test_with_drop_a_failing_client_takes_no_other_with_it(fake):
+    ours, made, _ = dispatcher(fake, on_client_failure="drop")
+    again = ours._failed(working(made, train(1, 4)), BROKEN, "round 1")
+    assert [(call.clients, call.attempt) for call in again] == [((1,), 1), ((4,), 1)]
+    assert rows(made) == [], "who it was is not known yet"
+
+
+def test_what_fedsim_itself_refuses_ends_the_run_as_it_is(fake):
+    ours, made, _ = dispatcher(fake, on_client_failure="drop")
+    refused = ConfigError("model.name: no such layer")
+    fault = Fault(str(refused), lost=False, alive=True, raised=refused)
+    with pytest.raises(ConfigError, match=r"^model\.name: no such layer$"):
+        ours._failed(working(made, train(3)), fault, "round 1")
+
+
+def test_a_lost_object_is_sent_anew(fake):
+    ours, made, _ = dispatcher(fake)
+    ours.sent._newest = [("value", "ref")]
+    ours._failed(working(made, train(3)), LOST, "round 1")
+    assert ours.sent._newest == [("value", "ref")]
+    gone = Fault("an object was lost", lost=True, objects=True, alive=True)
+    ours._failed(working(made, train(3), 1), gone, "round 1")
+    assert ours.sent._newest == []
+
+
+# Work that is late
+
+
+def overdue(ours, fake, work, at):
+    fake.now = at
+    return [(late.slot, fault.error, fault.hung) for late, fault in ours._overdue({"w": work})]
+
+
+def test_an_actor_is_asked_after_a_while_and_once(fake):
+    ours, made, actors = dispatcher(fake)
+    work = working(made, train(3))
+    before = actors.made[0].progress.calls
+    assert overdue(ours, fake, work, 1000 + dispatch.ASK - 0.1) == []
+    assert actors.made[0].progress.calls == before
+    for later in (0.0, 1.0, 2.0):
+        assert overdue(ours, fake, work, 1000 + dispatch.ASK + later) == []
+    assert actors.made[0].progress.calls == before + 1
+
+
+def test_an_actor_that_does_not_answer_is_given_up(fake):
+    ours, made, _ = dispatcher(fake, client_timeout=30)
+    work = working(made, train(3))
+    assert overdue(ours, fake, work, 1010) == []
+    assert overdue(ours, fake, work, 1040) == [], "30 s after the question is the limit"
+    said = "its process has not answered for 31 s"
+    assert overdue(ours, fake, work, 1041) == [(0, said, True)]
+
+
+def test_an_actor_that_answers_has_as_long_as_a_client_may_take(fake):
+    ours, made, _ = dispatcher(fake, client_timeout=30)
+    work = working(made, train(3, 4))
+    for at, seconds in ((1010, 10.0), (1030, 30.0), (1050, 5.0)):
+        assert overdue(ours, fake, work, at) == []
+        fake.values[work.question] = (3, seconds)
+        assert overdue(ours, fake, work, at) == []
+        assert (work.question, work.sign) == (None, at)
+    assert overdue(ours, fake, work, 1090) == []
+    fake.values[work.question] = (4, 30.5)
+    said = "no result after 30 s, which is beyond the client timeout"
+    assert overdue(ours, fake, work, 1090) == [(0, said, True)]
+
+
+def test_an_actor_at_rest_or_gone_is_not_late(fake):
+    ours, made, _ = dispatcher(fake, client_timeout=30)
+    work = working(made, train(3))
+    for at, answer in ((1100, None), (1200, ActorDiedError())):
+        assert overdue(ours, fake, work, at) == []
+        fake.values[work.question] = answer
+        assert overdue(ours, fake, work, at) == []
+        assert work.question is None
+
+
+def test_before_anything_is_known_training_may_take_any_time_but_not_silence(fake):
+    ours, made, _ = dispatcher(fake)
+    work = working(made, train(3))
+    assert overdue(ours, fake, work, 1010) == []
+    fake.values[work.question] = (3, 86400.0)
+    assert overdue(ours, fake, work, 1010) == []
+    assert overdue(ours, fake, work, 1020) == []
+    assert overdue(ours, fake, work, 1080) == []
+    assert overdue(ours, fake, work, 1081) == [(0, "its process has not answered for 61 s", True)]
+
+
+# Actors that do not come up
+
+
+def test_a_pool_waits_for_actors_that_have_no_place_and_then_says_what_they_ask_for(fake):
+    made, _ = a_pool(fake, up=False)
+    fake.now += pool.START_TIMEOUT
+    made.check()
+    fake.now += 0.1
+    with pytest.raises(WorkerError) as error:
+        made.check()
+    assert str(error.value) == (
+        "no client actor came up in 120 s; an actor asks for 1 CPU and 0.5 GPU, "
+        "free are 2 CPU and 0 GPU"
+    )
+
+
+def test_whatever_happens_sets_the_clock_of_a_pool_back(fake):
+    made, _ = a_pool(fake, up=False)
+    fake.now += pool.START_TIMEOUT
+    made.sign()
+    fake.now += pool.START_TIMEOUT
+    made.check()
+
+
+def test_a_pool_waits_longer_for_an_actor_that_builds(fake):
+    made, _ = a_pool(fake, up=False)
+    fake.values["a1.progress.1"] = None
+    fake.now += pool.BUILD_TIMEOUT
+    made.check()
+    fake.now += 1
+    with pytest.raises(WorkerError, match=r"built the model for 1801 s and are not ready$"):
+        made.check()
+
+
+def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
+    made, actors = a_pool(fake, slots=1, up=False, max_retries=1)
+    for attempt in (1, 2):
+        [ref] = made.starting
+        fake.values[ref] = ActorDiedError()
+        made.came_up(ref)
+        assert made.incidents[-1].attempt == attempt
+        made.start({0: OPTIONS}, "spec")
+    assert (len(actors.made), made.starting) == (2, {})
+    with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
+        made.check()
+    made.forgive()
+    made.start({0: OPTIONS}, "spec")
+    assert len(actors.made) == 3
+
+
+# Machines that come and go
+
+
+class Session(Actors):
+    """A session on machines that a test changes."""
+
+    def prepare(self, kinds):
+        pass
+
+    def release(self, resting, others):
+        pass
+
+
+@pytest.fixture
+def executor(fake, monkeypatch):
+    """A function of the machines and settings that gives an executor, and changes its machines."""
+    now = SimpleNamespace(nodes=[])
+    for module in (cluster, ray_engine):
+        monkeypatch.setattr(module, "machines", lambda: list(now.nodes))
+    monkeypatch.setattr(Aggregators, "close", lambda self: None)
+
+    def made(*nodes, clients=8, **engine):
+        now.nodes = nodes
+        spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * clients))
+        return RayExecutor(spec, EngineConfig(**engine), 4000, Session())
+
+    def replan(executor, *nodes, after=ray_engine.REPLAN):
+        now.nodes = nodes
+        fake.now += after
+        executor._replan()
+        return executor._plan
+
+    made.replan = replan
+    return made
+
+
+def test_a_node_that_joins_or_leaves_changes_the_number_of_actors(executor):
+    ours = executor(Node(2), clients=8)
+    assert ours._plan.actors == 2
+    assert executor.replan(ours, Node(2), Node(3)).actors == 5
+    assert executor.replan(ours, Node(3)).actors == 3
+
+
+def test_machines_are_looked_for_now_and_then(executor):
+    ours = executor(Node(2))
+    assert executor.replan(ours, Node(2), Node(3), after=ray_engine.REPLAN - 0.1).actors == 2
+    assert executor.replan(ours, Node(2), Node(3), after=0.1).actors == 5
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "gpus", "actors"),
+    [
+        ((Node(4),), (Node(4), Node(8, 2)), 0.0, 8),
+        ((Node(4, 1),), (Node(4, 1), Node(8, 2)), 0.5, 6),
+        ((Node(4, 1), Node(4)), (Node(4), Node(4)), 0.5, 2),
+    ],
+    ids=["a GPU joins CPUs", "more GPUs", "the only GPU leaves"],
+)
+def test_machines_never_change_what_an_actor_holds(before, after, gpus, actors, executor):
+    ours = executor(*before)
+    assert ours._plan.gpus_per_client == gpus
+    plan = executor.replan(ours, *after)
+    assert {ours._options(slot) for slot in range(plan.actors)} == {
+        (("num_cpus", 1.0), ("num_gpus", gpus))
+    }
+    assert plan.actors == actors
+
+
+def test_where_nothing_is_left_that_fits_the_plan_stays_until_something_is(executor):
+    ours = executor(Node(2, 1))
+    before = ours._plan
+    assert executor.replan(ours) is before
+    assert executor.replan(ours, Node(8)) is before
+    assert executor.replan(ours, Node(8, 2)).actors == 4
+
+
+def test_slots_that_were_given_up_get_another_chance_where_the_machines_changed(executor):
+    ours = executor(Node(2))
+    ours._pool._failures[0] = 4
+    executor.replan(ours, Node(2))
+    assert ours._pool._failures[0] == 4
+    executor.replan(ours, Node(2), Node(2))
+    assert ours._pool._failures[0] == 0
+
+
+def test_with_shares_of_several_kinds_the_plan_stays(executor, tmp_path):
+    shares = tmp_path / "shares.csv"
+    shares.write_text("client_id,cpus,gpus\n0,2,0\n")
+    ours = executor(Node(4), client_resources=str(shares))
+    assert executor.replan(ours, Node(4), Node(8)).actors == 3

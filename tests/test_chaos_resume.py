@@ -1,0 +1,214 @@
+"""Runs on Ray that are killed, told to end or out of disk, and go on to the same bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fedsim
+from fedsim import lock
+from fedsim.config import RunConfig
+from tests.commands import ROOT, ended, rows, somewhere, to_all_its_processes, wait_for
+from tests.engine.chaos import STATEFUL
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROUNDS = 20
+EPOCHS = 3
+"""Makes a round long enough for a kill to come in the middle of it."""
+KILLS = {"fedld": 4, "fedbn": 3, "fedpac": 3}
+CONTRACT = ROOT.parent / "shared" / "tools" / "check_contract.py"
+
+
+@pytest.fixture
+def place():
+    with somewhere() as found:
+        yield found
+
+
+def config(method: str) -> RunConfig:
+    return RunConfig(
+        algorithm=method,
+        data={"num_clients": 8},
+        train={"rounds": ROUNDS, "sample_rate": 0.5, "local_epochs": EPOCHS},
+        engine={"kind": "serial"},
+    )
+
+
+def run(place: Path, method: str, *more: str) -> subprocess.Popen[str]:
+    """The same experiment on Ray, in the directory ``run``."""
+    args = ["run", "-a", method, "--clients", "8", "--sample-rate", "0.5", "--rounds", str(ROUNDS)]
+    args += ["--set", f"train.local_epochs={EPOCHS}", "--actors", "2", "--out", "run"]
+    return place.start(*args, *more)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The files of each method's run in one process, computed when first asked for."""
+    known: dict[str, dict[str, object]] = {}
+
+    def of(method: str) -> dict[str, object]:
+        if method not in known:
+            out = tmp_path_factory.mktemp(method) / "run"
+            known[method] = contents(fedsim.run(config(method), out).path)
+        return known[method]
+
+    return of
+
+
+def contents(run: Path) -> dict[str, object]:
+    """All files of a run but times, places and checkpoints; of its summary what they leave."""
+    names = {path.name for path in run.iterdir() if path.is_file()}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", lock.NAME}
+    summary = pd.read_csv(run / "summary.csv").drop(columns=["run_id", "total_seconds"])
+    return {name: (run / name).read_bytes() for name in names} | {"": summary.to_csv()}
+
+
+def flip_a_byte_of_the_newest_checkpoint(run: Path) -> str:
+    """Damages the arrays of the newest checkpoint; gives the name of its record."""
+    record = max((run / "checkpoints").glob("round-*.json"))
+    arrays = record.with_suffix(".safetensors")
+    data = bytearray(arrays.read_bytes())
+    data[len(data) // 2] ^= 1
+    arrays.write_bytes(data)
+    return record.name
+
+
+@pytest.mark.parametrize("method", STATEFUL)
+def test_killed_again_and_again(method, place, undisturbed):
+    """At random moments; each time another process goes on, while the last one's Ray still ends."""
+    draw = random.Random(method)
+    table = place.work / "run" / "rounds.csv"
+    process, done = run(place, method), 0
+    for _ in range(KILLS[method]):
+        kill_in_a_round(process, table, done, draw.random())
+        done = rows(table)
+        process = place.start("resume", "run")
+    out, err = ended(process)
+    assert re.search(r"going on in run after round [1-9]", out)
+    assert err == ""
+    assert contents(table.parent) == undisturbed(method)
+    resumed = json.loads((table.parent / "env.json").read_text())["resumed"]
+    assert len(resumed) == KILLS[method]
+
+
+def kill_in_a_round(process: subprocess.Popen[str], table: Path, done: int, part: float) -> None:
+    """Kills a run some rounds after the first ``done``, when about this part of one is over."""
+    wait_for(process, table, done + 1)
+    begun = time.monotonic()
+    wait_for(process, table, done + 2)
+    time.sleep(part * (time.monotonic() - begun))
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL, "it was killed while it ran"
+
+
+def test_a_run_that_goes_on_without_ray_keeps_the_contract(place, undisturbed):
+    if not CONTRACT.exists():
+        pytest.skip(f"needs {CONTRACT}, which is not here")
+    folder = place.work / "run"
+    process = run(place, "fedld")
+    wait_for(process, folder / "rounds.csv", 2)
+    process.kill()
+    process.communicate()
+    ended(place.start("resume", "run", "--engine", "serial"))
+    assert contents(folder) == undisturbed("fedld")
+    args = ("--rounds", str(ROUNDS), "--clients", "8", "--cohort", "4")
+    done = subprocess.run([sys.executable, CONTRACT, folder, *args], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_killed_before_the_first_checkpoint(place, undisturbed):
+    process = run(place, "fedbn", "--set", "engine.checkpoint_every=0")
+    wait_for(process, place.work / "run" / "rounds.csv", 2)
+    process.kill()
+    process.communicate()
+    _, err = ended(place.start("resume", "run"))
+    assert err == "run: there is no checkpoint to go on from; starting again from round 1\n"
+    assert contents(place.work / "run") == undisturbed("fedbn")
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["int", "term"]
+)
+def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
+    number, status, place, undisturbed
+):
+    folder = place.work / "run"
+    process = run(place, "fedpac")
+    wait_for(process, folder / "rounds.csv", 3)
+    to_all_its_processes(process, number)
+    _, err = ended(process, status)
+    line = rf"interrupted after (\d+) of {ROUNDS} rounds; go on with: fedsim resume run\n"
+    done = re.fullmatch(line, err)
+    assert done, err
+    assert rows(folder / "rounds.csv") == int(done[1])
+    damaged = flip_a_byte_of_the_newest_checkpoint(folder)
+    assert damaged == f"round-{int(done[1]):06d}.json"
+    out, err = ended(place.start("resume", "run"))
+    arrays = damaged.replace("json", "safetensors")
+    assert err == f"run/checkpoints/{damaged} cannot be used: {arrays} is damaged\n"
+    assert f"going on in run after round {int(done[1]) - 1}\n" in out
+    assert contents(folder) == undisturbed("fedpac")
+
+
+IN_A_SMALL_FILE_SYSTEM = """
+set -eu
+mount -t tmpfs -o size=2m tmpfs small
+head -c 1800000 /dev/zero >small/others
+set +e
+"$@"
+echo "status $?"
+rm small/others
+"$1" "$2" "$3" resume small/run && cp -r small/run .
+"""
+
+
+def test_a_disk_that_is_really_full(place, undisturbed):
+    """In a mount namespace of its own; there is room for two checkpoints, which is not enough."""
+    alone = ["unshare", "--map-root-user", "--mount"]
+    if shutil.which("unshare") is None or subprocess.run([*alone, "true"]).returncode:
+        pytest.skip("this system does not let a test mount a file system")
+    (place.work / "small").mkdir()
+    settings = ["-a", "fedbn", "--clients", "8", "--sample-rate", "0.5", "--rounds", str(ROUNDS)]
+    settings += ["--set", f"train.local_epochs={EPOCHS}", "--actors", "2", "--out", "small/run"]
+    command = [sys.executable, "-m", "fedsim", "run", *settings]
+    done = subprocess.run(
+        [*alone, "bash", "-c", IN_A_SMALL_FILE_SYSTEM, "bash", *command],
+        cwd=place.work, env=place.environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "status 1\n" in done.stdout
+    error = r"error: small/run/\S+: cannot be written \(No space left on device\)"
+    assert re.match(error + "; go on with: fedsim resume small/run\n", done.stderr), done.stderr
+    assert contents(place.work / "run") == undisturbed("fedbn")
+
+
+def test_ctrl_c_in_a_sweep(place, undisturbed):
+    grid = "algorithm: fedavg\ngrid: {algorithm: [fedbn, fedpac]}\n"
+    (place.work / "grid.yaml").write_text(grid)
+    args = ["sweep", "grid.yaml", "--clients", "8", "--sample-rate", "0.5", "--actors", "2"]
+    args += ["--rounds", str(ROUNDS), "--set", f"train.local_epochs={EPOCHS}", "--out", "sweep"]
+    runs = {method: place.work / "sweep" / f"algorithm={method}" for method in ("fedbn", "fedpac")}
+    process = place.start(*args)
+    wait_for(process, runs["fedpac"] / "rounds.csv", 3)
+    to_all_its_processes(process, signal.SIGINT)
+    _, err = ended(process, 130)
+    assert err == "interrupted; the runs are in sweep, the same command goes on\n"
+    out, err = ended(place.start(*args))
+    assert err == ""
+    assert "[1/2] algorithm=fedbn: finished before\n" in out
+    assert "[2/2] algorithm=fedpac: was interrupted, goes on\n" in out
+    assert not list((place.work / "sweep").glob("*interrupted*"))
+    for method, folder in runs.items():
+        assert contents(folder) == undisturbed(method)
