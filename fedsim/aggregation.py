@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import numpy as np
+
 from fedsim.cohort import Cohort, gram
 from fedsim.columns import Columns
-from fedsim.contracts import RoundContext
+from fedsim.contracts import RoundContext, ServerStep, Vector
 from fedsim.engine import Result
 from fedsim.errors import DivergedError
 from fedsim.gram import conflict_ratio
@@ -77,8 +79,18 @@ def aggregate(
     log.add("rounds", **row)
     states = state.clients.updated({r.update.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
-    after = state.params + step.step
-    return ServerState(after, step.state, step.downlink, states.updated(private))
+    return ServerState(
+        _advanced(state.params, step, results), step.state, step.downlink, states.updated(private)
+    )
+
+
+def _advanced(params: Vector, step: ServerStep, results: list[Result]) -> Vector:
+    """The global vector after the step, in the step's own memory unless something else needs it."""
+    kept = [*step.state.values(), *step.downlink.values(), *(r.update.delta for r in results)]
+    kept += [array for own in step.private.values() for array in own.values()]
+    alone = step.step.flags.owndata and step.step.flags.writeable
+    free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
+    return np.add(params, step.step, out=step.step if free else None)
 
 
 def _client_rows(

@@ -52,9 +52,9 @@ class Observer(Protocol):
         """After the last round, with the row of summary.csv."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Drive:
-    """What takes a run from a position to its end.
+    """What takes a run from a position to its end; only ``position`` changes.
 
     Args:
         setup: what is run.
@@ -65,6 +65,7 @@ class Drive:
         observer: is told of the progress.
         begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
             it lay still.
+        position: where the run stands. Nothing else should hold its state: models may be large.
     """
 
     setup: Setup
@@ -74,8 +75,9 @@ class Drive:
     environment: Callable[[Mapping[str, object]], Mapping[str, object]]
     observer: Observer | None
     begun: float
+    position: Position
 
-    def to_the_end(self, start: Position) -> RunStore:
+    def to_the_end(self) -> RunStore:
         """Does the rounds that are left and writes what follows the last one.
 
         Raises:
@@ -88,43 +90,43 @@ class Drive:
         self._write_environment()
         store.write_partition(partitions.table(setup.dataset, setup.partition))
         if self.observer is not None:
-            self.observer.started(self._info(start.rounds))
+            self.observer.started(self._info(self.position.rounds))
         with handled() as interrupts:
-            state = self._rounds(start, interrupts)
+            self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
-            store.save_model(state.params, setup.layout)
+            store.save_model(self.position.state.params, setup.layout)
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)
         if self.observer is not None:
             self.observer.finished(store, summary)
         return store
 
-    def _rounds(self, start: Position, interrupts: Interrupts) -> ServerState:
-        """The state after the last round; every way out leaves a checkpoint of what is complete."""
-        position = start
+    def _rounds(self, interrupts: Interrupts) -> None:
+        """Does what is left; every way out leaves a checkpoint of what is complete."""
+        first = self.position.rounds
         try:
-            while position.rounds < self.setup.config.train.rounds:
-                begun, log = time.perf_counter(), RoundLog(position.rounds + 1)
-                after = self._round(position, log)
-                device = self._device(start, position)
+            while self.position.rounds < self.setup.config.train.rounds:
+                begun, log = time.perf_counter(), RoundLog(self.position.rounds + 1)
+                after = self._round(self.position, log)
+                known = self.position.device
+                device = self._device(known) if self.position.rounds == first else known
                 due = self._is_due(log.round)
                 with interrupts.later():
                     self._write_down(after, log, begun, due)
                     seconds, lengths = self._seconds(), self.store.lengths()
                     # from here on there is no way back to the position before
                     state = self.checkpoints.take(after)
-                    position = Position(log.round, state, seconds, lengths, device)
-                    self.checkpoints.spill(position.rounds)
+                    self.position = Position(log.round, state, seconds, lengths, device)
+                    self.checkpoints.spill(log.round)
                     if due:
-                        self.checkpoints.save(position)
+                        self.checkpoints.save(self.position)
                     if self.observer is not None:
                         row = log.tables["rounds"][0]
                         self.observer.round_done(row, time.perf_counter() - begun)
             self.checkpoints.wait()
         except BaseException as error:
-            self._leave_checkpoint(position, error)
+            self._leave_checkpoint(self.position, error)
             raise
-        return position.state
 
     def _round(self, position: Position, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
@@ -171,20 +173,21 @@ class Drive:
         waited = rounds - self.checkpoints.newest >= every and not self.checkpoints.busy
         return every > 0 and (waited or rounds == self.setup.config.train.rounds)
 
-    def _device(self, start: Position, position: Position) -> str:
-        """The device of the run, asked for once it is known.
+    def _device(self, before: str) -> str:
+        """The device of the clients, known after the first round that this process does.
+
+        Args:
+            before: that of the rounds before, empty where there were none.
 
         Raises:
-            ConfigError: it is another one than that of the rounds before.
+            ConfigError: it is another one than that.
         """
-        if position.rounds > start.rounds:
-            return position.device
         device = str(self.executor.environment.get("device", ""))
         mixed = self.setup.config.engine.allow_mixed_devices
-        if start.device and device != start.device and not mixed:
+        if before and device != before and not mixed:
             raise ConfigError(
                 f"{self.store.path}: the clients now train on {device}, in the rounds before on "
-                f"{start.device}; the results would be those of neither"
+                f"{before}; the results would be those of neither"
             )
         return device
 

@@ -19,7 +19,7 @@ from fedsim.oneround import draw_cohort, lr_at, run_round
 from fedsim.record import FOLDER, Identity, layout_hash
 from fedsim.restore import restore
 from fedsim.roundlog import RoundLog
-from fedsim.setup import Setup, make_executor, prepare
+from fedsim.setup import Setup, make_executor, prepare, start_of
 from fedsim.state import ServerState
 from fedsim.store import RunStore, check_free, default_path, environment, file_sha256
 
@@ -63,7 +63,7 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup = prepare(config)
+    setup, start = start_of(prepare(config))
     executor = make_executor(setup, session)
     try:
         store = RunStore.create(path)
@@ -73,7 +73,7 @@ def run(
             shelf = Shelf(path / FOLDER, engine.state_memory * 2**30)
             known = _environment(setup)
             with Checkpoints(path, _identity(setup), shelf, engine.keep_checkpoints) as checkpoints:
-                return Drive(
+                drive = Drive(
                     setup,
                     executor,
                     store,
@@ -81,7 +81,10 @@ def run(
                     lambda found: known | dict(found),
                     observer,
                     begun,
-                ).to_the_end(Position(0, ServerState(setup.initial)))
+                    Position(0, start),
+                )
+                del start
+                return drive.to_the_end()
     finally:
         executor.close()
 
@@ -118,14 +121,14 @@ def resume(
         return store
     begun = time.perf_counter()
     with lock.held(store.path):
-        setup = prepare(config)
-        checkpoints, position = _position(setup, store, tell or _on_stderr)
+        setup, start = start_of(prepare(config))
+        checkpoints, position = _position(setup, start, store, tell or _on_stderr)
         with checkpoints:
             executor = make_executor(setup, session)
             try:
                 store.clean()
                 store.cut(position.tables)
-                return Drive(
+                drive = Drive(
                     setup,
                     executor,
                     store,
@@ -133,13 +136,16 @@ def resume(
                     _environments(setup, store, position.rounds),
                     observer,
                     begun - position.seconds,
-                ).to_the_end(position)
+                    position,
+                )
+                del start, position
+                return drive.to_the_end()
             finally:
                 executor.close()
 
 
 def _position(
-    setup: Setup, store: RunStore, tell: Callable[[str], None]
+    setup: Setup, start: ServerState, store: RunStore, tell: Callable[[str], None]
 ) -> tuple[Checkpoints, Position]:
     """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
     engine = setup.config.engine
@@ -152,7 +158,7 @@ def _position(
     )
     if position is None:
         tell(f"{store.path}: there is no checkpoint to go on from; starting again from round 1")
-        return checkpoints, Position(0, ServerState(setup.initial))
+        return checkpoints, Position(0, start)
     return checkpoints, position
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from fedsim import algorithms, data, models
@@ -18,6 +19,7 @@ from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
 from fedsim.settings import FIXED_PARTITIONS
+from fedsim.state import ServerState
 from fedsim.vectors import FlatModel
 
 if TYPE_CHECKING:
@@ -42,6 +44,11 @@ class Setup:
     def personalised(self) -> bool:
         """Whether clients have models of their own, so that there is no one model to evaluate."""
         return any(map(self.algorithm.personal, self.layout.slots))
+
+    @property
+    def vector_bytes(self) -> int:
+        """Size of a vector (D,) of the model."""
+        return self.layout.size * np.dtype(np.float32).itemsize
 
     @property
     def spec(self) -> WorkerSpec:
@@ -69,6 +76,14 @@ class Setup:
         absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
         config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
         return LocalImages(partial(read_images, config), array_sha256(self.dataset.x))
+
+
+def start_of(setup: Setup) -> tuple[Setup, ServerState]:
+    """The state before the first round, and the setup without the start vector.
+
+    A run lets go of it with its first step, which matters where models are large.
+    """
+    return replace(setup, initial=setup.initial[:0].copy()), ServerState(setup.initial)
 
 
 def prepare(config: RunConfig) -> Setup:
@@ -185,4 +200,4 @@ def make_executor(setup: Setup, session: Session | None = None) -> Executor:
     from fedsim.engine.ray_engine import RayExecutor
 
     whole = setup.personalised and setup.config.evaluation.personal == "cohort_after"
-    return RayExecutor(setup.spec, engine, setup.initial.nbytes, session, whole)
+    return RayExecutor(setup.spec, engine, setup.vector_bytes, session, whole)

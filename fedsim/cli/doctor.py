@@ -124,7 +124,7 @@ def size(settings: RunConfig) -> tuple[int, int]:
         return settings.data.num_clients, sum(t.nbytes for t in built.state_dict().values())
     random = c.model_copy(update={"pretrained": False, "weights": None})
     ready = setup.prepare(settings.model_copy(update={"model": random}))
-    return ready.partition.num_clients, ready.initial.nbytes
+    return ready.partition.num_clients, ready.vector_bytes
 
 
 def memory() -> str:

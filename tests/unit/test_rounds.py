@@ -15,8 +15,9 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim import evaluation
+from fedsim.aggregation import _advanced
 from fedsim.config import RunConfig, load_config
-from fedsim.contracts import Dataset, Pipeline, RoundContext
+from fedsim.contracts import Dataset, Pipeline, RoundContext, ServerStep
 from fedsim.data import partitions
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
@@ -744,3 +745,14 @@ def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ConfigError, match=r"data\.partition_file .* goes with data\.partition"):
         prepare(config(data=given | {"partition": "iid"}))
+
+
+def test_a_step_that_a_rule_keeps_is_not_overwritten():
+    params, step = np.array([1.0, 2.0], np.float32), np.array([0.5, 0.5], np.float32)
+    kept = _advanced(params, ServerStep(step, {"momentum": step[:1]}), [])
+    assert kept.tolist() == [1.5, 2.5]
+    assert step.tolist() == [0.5, 0.5]
+    alone = _advanced(params, ServerStep(step), [])
+    assert alone is step, "no memory for a third vector"
+    assert alone.tolist() == [1.5, 2.5]
+    assert params.tolist() == [1.0, 2.0]
