@@ -8,8 +8,6 @@ import zlib
 from http.client import HTTPException
 from pathlib import Path
 
-from torchvision.datasets.utils import download_url
-
 from fedsim.data.cache import cache_dir, workspace
 from fedsim.data.files import reason
 from fedsim.errors import DataError
@@ -35,11 +33,13 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
     target = cache_dir() / folder / file
     if target.exists():
         return target
+    from torchvision.datasets import utils  # two seconds to import
+
     causes = []
     with workspace(target.parent) as temporary:
         for url in urls:
             try:
-                download_url(url, temporary, file, md5)
+                utils.download_url(url, temporary, file, md5)
                 os.replace(temporary / file, target)
             except (OSError, RuntimeError, ValueError, HTTPException) as error:
                 causes.append(f"{url}: {reason(error)}")

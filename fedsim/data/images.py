@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from torchvision.transforms.v2 import functional as tv
 
 from fedsim.contracts import Array
 from fedsim.data.files import BROKEN_ARRAY, reason
@@ -40,7 +39,7 @@ def resize(x: Array, size: int) -> Array:
     out = np.empty((*x.shape[:2], size, size), dtype=np.uint8)
     for start in range(0, len(x), _CHUNK):
         block = torch.from_numpy(x[start : start + _CHUNK].astype(np.float32))
-        out[start : start + _CHUNK] = _rounded(tv.resize(block, [size, size], antialias=True))
+        out[start : start + _CHUNK] = _rounded(_resized(block, [size, size]))
     return out
 
 
@@ -60,7 +59,9 @@ def decode(path: Path, size: int) -> Array:
     except _BROKEN as error:
         raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
     x = torch.from_numpy(pixels).permute(2, 0, 1)
-    return _rounded(tv.center_crop(tv.resize(x, [size], antialias=True), [size]))
+    from torchvision.transforms.v2.functional import center_crop
+
+    return _rounded(center_crop(_resized(x, [size]), [size]))
 
 
 def load_array(path: Path, size: int) -> Array:
@@ -89,7 +90,14 @@ def load_array(path: Path, size: int) -> Array:
     if x.shape[0] == 2:
         raise DataError(f"{path}: two channels, needed are one, three or more")
     rgb = x[:3].expand(3, -1, -1)
-    return _rounded(tv.resize(rgb, [size, size], antialias=True))
+    return _rounded(_resized(rgb, [size, size]))
+
+
+def _resized(x: torch.Tensor, size: list[int]) -> torch.Tensor:
+    """Bilinear, anti-aliased, as float32."""
+    from torchvision.transforms.v2.functional import resize as scaled  # two seconds to import
+
+    return scaled(x, size, antialias=True)
 
 
 def _rounded(x: torch.Tensor) -> Array:

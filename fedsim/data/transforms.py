@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
 from fedsim.contracts import Pipeline
 from fedsim.errors import ConfigError, nearest
@@ -76,7 +75,11 @@ def check_augment(name: str) -> None:
 
 def _fitted(x: Tensor, size: int) -> Tensor:
     """Resize(size), CenterCrop(size): one resize, since stored images are square."""
-    return x if x.shape[-1] == size else v2.functional.resize(x, [size, size], antialias=True)
+    if x.shape[-1] == size:
+        return x
+    from torchvision.transforms import v2  # two seconds to import
+
+    return v2.functional.resize(x, [size, size], antialias=True)
 
 
 def _flip(x: Tensor, size: int) -> Tensor:
@@ -103,6 +106,8 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
     """
 
     def augment(x: Tensor, size: int) -> Tensor:
+        from torchvision.transforms import v2  # two seconds to import
+
         pipeline = v2.Compose(
             [
                 v2.RandomResizedCrop(size, scale=scale, antialias=True),

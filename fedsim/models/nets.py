@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torchvision
 from torch import Tensor, nn
 
 
@@ -73,12 +72,16 @@ def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel
 
 def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-18 of torchvision, randomly initialised, with a head of its own."""
-    return _resnet(torchvision.models.resnet18, num_classes, in_channels)
+    from torchvision.models import resnet18 as make  # two seconds to import
+
+    return _resnet(make, num_classes, in_channels)
 
 
 def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-50 of torchvision, randomly initialised, with a head of its own."""
-    return _resnet(torchvision.models.resnet50, num_classes, in_channels)
+    from torchvision.models import resnet50 as make  # two seconds to import
+
+    return _resnet(make, num_classes, in_channels)
 
 
 def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> SplitModel:

@@ -9,16 +9,16 @@ from pathlib import Path
 import safetensors
 import safetensors.torch
 import torch
-import torchvision
 from torch import Tensor, nn
 
 from fedsim.contracts import ModelSpec
 from fedsim.errors import ConfigError
 
 _IMAGENET = {
-    "resnet18": torchvision.models.ResNet18_Weights.IMAGENET1K_V1,
-    "resnet50": torchvision.models.ResNet50_Weights.IMAGENET1K_V1,
+    "resnet18": "ResNet18_Weights.IMAGENET1K_V1",
+    "resnet50": "ResNet50_Weights.IMAGENET1K_V1",
 }
+"""Names of torchvision's weights."""
 
 
 def load(model: nn.Module, spec: ModelSpec) -> None:
@@ -79,13 +79,14 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
             f"model.norm=batch, not for {spec.name} with {spec.norm}; "
             "use model.weights=FILE or model.pretrained=false"
         )
+    from torchvision.models import get_weight  # two seconds to import
+
+    published = get_weight(_IMAGENET[spec.name])
     try:
-        state: dict[str, Tensor] = _IMAGENET[spec.name].get_state_dict(
-            progress=False, check_hash=True
-        )
+        state: dict[str, Tensor] = published.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
-            f"model.pretrained=true: the weights {_IMAGENET[spec.name].url} cannot be had "
+            f"model.pretrained=true: the weights {published.url} cannot be had "
             f"({error}); fetch that file elsewhere and give it as model.weights=FILE"
         ) from error
     return state

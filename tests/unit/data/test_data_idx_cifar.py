@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torchvision.datasets import utils as torchvision_utils
 
 from fedsim import data
-from fedsim.data import fetch as downloads
 from fedsim.data.fetch import fetch, unpacked
 from fedsim.errors import DataError
 
@@ -243,7 +243,7 @@ def test_truncated_archive_is_refused(tmp_path: Path, cache: Path):
 
 def test_two_processes_may_download_at_once(tmp_path: Path, cache: Path, monkeypatch, web):
     (tmp_path / "file").write_bytes(b"content")
-    md5, download, calls = hashlib.md5(b"content").hexdigest(), downloads.download_url, []
+    md5, download, calls = hashlib.md5(b"content").hexdigest(), torchvision_utils.download_url, []
 
     def meanwhile(*args: object) -> None:
         download(*args)
@@ -251,7 +251,7 @@ def test_two_processes_may_download_at_once(tmp_path: Path, cache: Path, monkeyp
         if len(calls) == 1:  # the other process begins and ends before this one's file is in place
             fetch((f"{web}/file",), md5, "here", "file")
 
-    monkeypatch.setattr(downloads, "download_url", meanwhile)
+    monkeypatch.setattr(torchvision_utils, "download_url", meanwhile)
     path = fetch((f"{web}/file",), md5, "here", "file")
     assert len(calls) == 2
     assert path.read_bytes() == b"content"
@@ -263,7 +263,7 @@ def test_a_file_of_another_process_does_for_a_failed_download(cache: Path, monke
         (cache / "here" / "file").write_bytes(b"content")
         raise RuntimeError("File not found or corrupted.")
 
-    monkeypatch.setattr(downloads, "download_url", fail)
+    monkeypatch.setattr(torchvision_utils, "download_url", fail)
     assert fetch(("gone",), "0", "here", "file").read_bytes() == b"content"
 
 
