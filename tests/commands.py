@@ -110,9 +110,15 @@ def wait_for(process: subprocess.Popen[str], table: Path, number: int) -> None:
         time.sleep(0.02)
 
 
-def to_all_its_processes(process: subprocess.Popen[str], number: int) -> None:
-    """Sends a signal as a terminal does: to the whole process group."""
-    os.killpg(process.pid, number)
+def tell_to_end(process: subprocess.Popen[str], number: int) -> None:
+    """As a terminal sends Ctrl-C to all processes, and ``kill`` sends SIGTERM to one.
+
+    SIGTERM to all of them ends Ray's own first, and Ray may then end its driver with status 1.
+    """
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
 
 
 def ended(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:

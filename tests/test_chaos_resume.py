@@ -18,7 +18,7 @@ import pytest
 import fedsim
 from fedsim import lock
 from fedsim.config import RunConfig
-from tests.commands import ROOT, ended, rows, somewhere, to_all_its_processes, wait_for
+from tests.commands import ROOT, ended, rows, somewhere, tell_to_end, wait_for
 from tests.engine.chaos import STATEFUL
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -147,7 +147,7 @@ def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
     folder = place.work / "run"
     process = run(place, "fedpac")
     wait_for(process, folder / "rounds.csv", 3)
-    to_all_its_processes(process, number)
+    tell_to_end(process, number)
     _, err = ended(process, status)
     line = rf"interrupted after (\d+) of {ROUNDS} rounds; go on with: fedsim resume run\n"
     done = re.fullmatch(line, err)
@@ -202,7 +202,7 @@ def test_ctrl_c_in_a_sweep(place, undisturbed):
     runs = {method: place.work / "sweep" / f"algorithm={method}" for method in ("fedbn", "fedpac")}
     process = place.start(*args)
     wait_for(process, runs["fedpac"] / "rounds.csv", 3)
-    to_all_its_processes(process, signal.SIGINT)
+    tell_to_end(process, signal.SIGINT)
     _, err = ended(process, 130)
     assert err == "interrupted; the runs are in sweep, the same command goes on\n"
     out, err = ended(place.start(*args))

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.commands import Place, ended, rows, somewhere, to_all_its_processes, wait_for
+from tests.commands import Place, ended, rows, somewhere, tell_to_end, wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -57,11 +57,10 @@ SIGNALS = pytest.mark.parametrize(
 
 
 @SIGNALS
-def test_after_a_signal_to_all_its_processes(number, status, place):
-    """As a terminal sends Ctrl-C, and batch systems SIGTERM."""
+def test_after_a_signal(number, status, place):
     process = place.start(*ARGS, "--rounds", "100000")
     wait_for(process, place.work / "run" / "rounds.csv", 1)
-    to_all_its_processes(process, number)
+    tell_to_end(process, number)
     _, err = ended(process, status)
     assert re.fullmatch(r"interrupted after \d+ of .* go on with: fedsim resume run\n", err), err
     nothing_is_left(place)
@@ -72,7 +71,7 @@ def test_after_a_signal_while_ray_starts(number, status, place):
     process = place.start(*ARGS, "--rounds", "100000")
     while not any("raylet" in line for line in place.processes().values()):
         assert process.poll() is None, process.communicate()
-    to_all_its_processes(process, number)
+    tell_to_end(process, number)
     _, err = ended(process, status)
     assert err == "interrupted before the first round\n"
     nothing_is_left(place)
