@@ -74,7 +74,7 @@ def test_after_a_signal_while_ray_starts(number, status, place):
     tell_to_end(process, number)
     _, err = ended(process, status)
     assert err == "interrupted before the first round\n"
-    nothing_is_left(place)
+    nothing_is_left(place, 180)  # Ray's agents, half started, look for their parent now and then
 
 
 def test_after_a_kill_and_a_resume(place):
