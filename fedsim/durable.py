@@ -6,7 +6,7 @@ import errno
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from fedsim.errors import StoreError
@@ -64,27 +64,27 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def writing(path: Path) -> AbstractContextManager[Path]:
     """Turns what the system says into a StoreError that names the file.
 
     Raises:
         StoreError: from the OSError.
     """
-    try:
-        yield path
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror})") from error
+    return _named(path, "written")
 
 
-@contextmanager
-def reading(path: Path) -> Iterator[Path]:
+def reading(path: Path) -> AbstractContextManager[Path]:
     """Likewise, for a file that is read.
 
     Raises:
         StoreError: from the OSError.
     """
+    return _named(path, "read")
+
+
+@contextmanager
+def _named(path: Path, done: str) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror})") from error
+        raise StoreError(f"{path}: cannot be {done} ({error.strerror})") from error

@@ -158,8 +158,8 @@ class RayExecutor:
             apart = len(group.slots) == len(group.clients) or self._update_bytes > SMALL
             slots = group.slots if len(self._plan.groups) > 1 else None
             fewest = -(-len(sizes) * self._update_bytes // MOST)
-            together = groups(sizes, max(len(group.slots), fewest))
-            for members in alone(sizes) if apart else together:
+            most = max(len(group.slots), fewest)
+            for members in alone(sizes) if apart else groups(sizes, most):
                 home = self._plan.home(members[0])
                 given = states, ctx, sizes, ranges, slots, home
                 calls.append(TrainCall(members, params, downlink, *given))

@@ -64,16 +64,23 @@ def shares_of(plan):
     return [plan.options(slot) for slot in range(plan.actors)]
 
 
+def some_nodes(rng, cpus, memory):
+    """One or two, with CPUs below ``cpus``, up to two GPUs, and at least ``memory``."""
+    return [
+        Node(
+            float(rng.integers(0, cpus)),
+            float(rng.integers(0, 3)),
+            memory=int(rng.integers(memory, 9)),
+        )
+        for _ in range(rng.integers(1, 3))
+    ]
+
+
 def test_equal_shares_get_every_actor_that_can_fit():
     rng = np.random.default_rng(0)
     found = Counter()
     for _ in range(150):
-        nodes = [
-            Node(
-                float(rng.integers(0, 4)), float(rng.integers(0, 3)), memory=int(rng.integers(1, 9))
-            )
-            for _ in range(rng.integers(1, 3))
-        ]
+        nodes = some_nodes(rng, cpus=4, memory=1)
         gpus = rng.choice([0, 0, 0.3, 0.5, 0.6, 1, 2])
         share = Share(float(rng.choice([0.5, 0.7, 1, 2])), float(gpus))
         memory = int(rng.integers(1, 5))
@@ -92,12 +99,7 @@ def test_different_shares_are_packed_so_that_they_fit_and_nobody_is_left_out():
     rng = np.random.default_rng(1)
     made = Counter()
     for _ in range(200):
-        nodes = [
-            Node(
-                float(rng.integers(0, 6)), float(rng.integers(0, 3)), memory=int(rng.integers(2, 9))
-            )
-            for _ in range(rng.integers(1, 3))
-        ]
+        nodes = some_nodes(rng, cpus=6, memory=2)
         kinds = [(1, 0.5), (1, 0.3), (0.5, 0.6), (2, 1), (1, 0.25), (0.5, 0)]
         asked = [Share(*map(float, kinds[i])) for i in rng.integers(0, len(kinds), 5)]
         try:
