@@ -315,7 +315,7 @@ def test_a_parameter_that_the_loss_does_not_reach_only_decays():
     # w <- w - lr wd w, once: 3 (1 - 0.1 * 0.5) = 2.85
     env = make_env(5, Net(unused=True), Training(1, 5, 0.0, 0.5))
     train_local(LocalRule(), env)
-    np.testing.assert_allclose(env.model.unused.detach().numpy(), 2.85, rtol=1e-6)
+    np.testing.assert_allclose(env.model.unused.detach().numpy(), 2.85, rtol=1e-5)
     env = make_env(5, Net(unused=True), Training(1, 5, 0.9, 0.0))
     train_local(LocalRule(), env)
     assert env.model.unused.tolist() == [3.0, 3.0]
@@ -360,7 +360,7 @@ def test_features_are_those_of_eval_mode_without_augmentation():
     got = env.features(batch_size=4)
     with torch.no_grad():
         expected = env.model.eval().features(preprocess(env.x))
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
     assert (got.shape, got.requires_grad) == ((23, 6), False)
     assert torch.equal(env.flat.flat, env.start)
 
