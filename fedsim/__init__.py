@@ -1,7 +1,7 @@
 """fedsim: federated learning under data heterogeneity, simulated on Ray.
 
-``run`` runs an experiment, ``resume`` goes on with one, ``aggregate`` is the server step of any
-method on NumPy arrays.
+``run`` runs an experiment, ``resume`` goes on with one; ``aggregate`` is the server step of any
+method and ``decompose`` the loss decomposition, both on NumPy arrays.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.api import aggregate
+    from fedsim.api import aggregate, decompose
     from fedsim.config import RunConfig
     from fedsim.rounds import resume, run
 
-__all__ = ["RunConfig", "__version__", "aggregate", "resume", "run"]
+__all__ = ["RunConfig", "__version__", "aggregate", "decompose", "resume", "run"]
 
 _HOME = {
     "aggregate": "fedsim.api",
+    "decompose": "fedsim.api",
     "RunConfig": "fedsim.config",
     "resume": "fedsim.rounds",
     "run": "fedsim.rounds",

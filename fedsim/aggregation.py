@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import combinations
 
 import numpy as np
 
 from fedsim.cohort import Cohort, gram
 from fedsim.columns import Columns
-from fedsim.contracts import RoundContext, ServerStep, Vector
+from fedsim.contracts import F64, RoundContext, ServerStep, Vector
 from fedsim.engine import Result
 from fedsim.errors import DivergedError
-from fedsim.gram import conflict_ratio
+from fedsim.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup
 from fedsim.state import ServerState
@@ -75,13 +76,26 @@ def aggregate(
         "train_loss": _train_loss(results),
         "conflict_ratio": conflict_ratio(k),
         "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
+        "gradient_diversity": gradient_diversity(k, shares(cohort.num_samples, "samples")),
+        "top_axis_share": spectrum(k)[0],
     }
     log.add("rounds", **row)
+    if setup.config.evaluation.cosines:
+        _geometry_rows([u.client_id for u in cohort.updates], k, log)
     states = state.clients.updated({r.update.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
     return ServerState(
         _advanced(state.params, step, results), step.state, step.downlink, states.updated(private)
     )
+
+
+def _geometry_rows(clients: list[int], k: F64, log: RoundLog) -> None:
+    """The rows of cosines.csv and spectrum.csv."""
+    cosine = cosines(k)
+    for a, b in combinations(range(len(clients)), 2):
+        log.add("cosines", client_a=clients[a], client_b=clients[b], cosine=cosine[a, b])
+    for axis, share in enumerate(spectrum(k), start=1):
+        log.add("spectrum", axis=axis, share=share)
 
 
 def _advanced(params: Vector, step: ServerStep, results: list[Result]) -> Vector:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import ArrayLike
 from fedsim import algorithms
 from fedsim.cohort import Cohort
 from fedsim.contracts import Array, ClientUpdate, Layout, RoundContext, Slot
+from fedsim.decomposition import terms
 from fedsim.errors import ContractError
 from fedsim.server import HistoryGram
 
@@ -76,6 +78,62 @@ def aggregate(
     if isinstance(server.reduce, HistoryGram):
         state = _history(algorithm, history, len(rows[0]), round)
     return server.step(state, cohort, ctx).step
+
+
+def decompose(
+    client_losses: ArrayLike,
+    global_losses: ArrayLike,
+    num_samples: ArrayLike,
+    owner_samples: ArrayLike | None = None,
+    owners: ArrayLike | None = None,
+) -> dict[str, float]:
+    """Local, distribution-shift and aggregation loss of a round (Zeng et al., MICCAI 2024, Eq. 2).
+
+    The three add up to the global loss, whatever the weights; they are signed.
+
+    Args:
+        client_losses: (m, K) mean loss of each client's local model on the data of each owner.
+        global_losses: (K,) mean loss of the model after aggregation on the data of each owner, or
+            (m, K) of each client's own model in personalised methods.
+        num_samples: (m,) training samples of each client.
+        owner_samples: (K,) samples of each owner; by default ``num_samples``.
+        owners: (m,) the column of each client's own data; by default column i is client i's.
+
+    Returns:
+        ``local_loss``, ``shift_loss``, ``aggregation_loss`` and ``global_loss``.
+
+    Raises:
+        ContractError: shapes that do not fit, weights that are no counts, NaN or infinity.
+    """
+    local = np.asarray(client_losses, dtype=np.float64)
+    after = np.asarray(global_losses, dtype=np.float64)
+    n = np.asarray(num_samples, dtype=np.float64)
+    weights = n if owner_samples is None else np.asarray(owner_samples, dtype=np.float64)
+    own = np.arange(len(n)) if owners is None else np.asarray(owners)
+    if local.ndim != 2 or 0 in local.shape or after.shape not in (local.shape, local.shape[1:]):
+        raise ContractError(
+            f"client_losses must be (m, K) and global_losses (K,) or (m, K), got {local.shape} "
+            f"and {after.shape}"
+        )
+    m, k = local.shape
+    if n.shape != (m,) or weights.shape != (k,) or own.shape != (m,):
+        raise ContractError(
+            f"client_losses are {local.shape}, so num_samples and owners must be ({m},) and "
+            f"owner_samples ({k},); got {n.shape}, {own.shape} and {weights.shape}"
+        )
+    if not (own.dtype.kind in "iu" and own.min() >= 0 and own.max() < k):
+        raise ContractError(f"owners must be columns 0..{k - 1}, got {own.tolist()}")
+    for name, counts in (("num_samples", n), ("owner_samples", weights)):
+        if not (np.isfinite(counts).all() and (counts >= 0).all() and counts.sum() > 0):
+            raise ContractError(f"{name} must be counts, some of them above 0: {counts.tolist()}")
+    if not (np.isfinite(local).all() and np.isfinite(after).all()):
+        raise ContractError("client_losses and global_losses must be finite")
+    p, q = n / n.sum(), weights / weights.sum()
+    found = asdict(terms(local, np.broadcast_to(after, local.shape), p, q, own))
+    return {
+        name: found[name]
+        for name in ("local_loss", "shift_loss", "aggregation_loss", "global_loss")
+    }
 
 
 def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:

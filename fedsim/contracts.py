@@ -131,6 +131,7 @@ class Dataset:
         site: (N,) int64 index into ``site_names``, or None where images have no site.
         site_names: names of the sites.
         clients: training indices per client where the files bring client lists, by client name.
+        groups: indices of test images by the name of a group, whose accuracies are also reported.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Dataset:
     site: I64 | None = None
     site_names: tuple[str, ...] = ()
     clients: Mapping[str, I64] | None = None
+    groups: Mapping[str, I64] = field(default_factory=dict)
 
     @property
     def num_classes(self) -> int:
@@ -153,18 +155,40 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Partition:
-    """Which training samples each client owns: K index arrays into ``Dataset.x``.
+    """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
-    ``names`` holds the site's, file's or user's name of each client where they have one.
+    ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
+    and ``test`` are empty where clients have no such parts of their own.
     """
 
     train: tuple[I64, ...]
     names: tuple[str, ...] = ()
+    val: tuple[I64, ...] = ()
+    test: tuple[I64, ...] = ()
 
     @property
     def num_clients(self) -> int:
         """K, the number of clients."""
         return len(self.train)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The samples of some clients, one client after the other, to evaluate models on.
+
+    Args:
+        split: which of the clients' own parts.
+        owners: the clients.
+        most: samples of a client at most, drawn once for a run; None for all.
+    """
+
+    split: Literal["train", "val", "test"]
+    owners: tuple[int, ...]
+    most: int | None = None
+
+
+Part = str | Owned
+"""``"val"`` or ``"test"`` for a common part, or what clients own."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +226,16 @@ class ClassScore:
 
 
 @dataclass(frozen=True)
+class GroupScore:
+    """One group of an evaluation's samples; accuracy in 0..1."""
+
+    group: str
+    num_samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
 class Scores:
     """An evaluation of one model on one part; accuracies in 0..1, None where undefined."""
 
@@ -212,3 +246,4 @@ class Scores:
     macro_f1: float
     auc: float | None
     classes: tuple[ClassScore, ...]
+    groups: tuple[GroupScore, ...] = ()

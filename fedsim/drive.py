@@ -95,6 +95,8 @@ class Drive:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
             store.save_model(self.position.state.params, setup.layout)
+            if setup.config.evaluation.decompose_every and setup.config.evaluation.loss_matrix:
+                store.save_loss_matrix()
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)
         if self.observer is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from typing import TypeVar
 
 from fedsim.config import RunConfig
 from fedsim.contracts import RoundContext, Scores
@@ -17,6 +18,7 @@ from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup
 from fedsim.state import ServerState
 
+Key = TypeVar("Key")
 Evaluated = Mapping[str, Mapping[int | None, Scores]]
 """Per part (``val``, ``test``) the scores of each client's own model, or of the only one (None)."""
 MEMORY = 256 << 20
@@ -96,9 +98,9 @@ def _scores(
     return {part: {c: found[part][m.owner] for c, m in models.items()} for part in parts}
 
 
-def batches(candidates: Mapping[int | None, Candidate]) -> Iterator[dict[int | None, Model]]:
-    """The models by owner, as many at a time as fit into :data:`MEMORY`, but at least one."""
-    some: dict[int | None, Model] = {}
+def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
+    """The models by key, as many at a time as fit into :data:`MEMORY`, but at least one."""
+    some: dict[Key, Model] = {}
     seen: dict[int, int] = {}
     size = 0
     for owner, candidate in candidates.items():
@@ -127,4 +129,6 @@ def write(evaluated: Evaluated, log: RoundLog) -> None:
     row["test_auc"] = mean.auc
     for c in mean.classes:
         log.add("classes", **asdict(c))
+    for g in mean.groups:
+        log.add("evaluations", split="test", **asdict(g))
     log.tables["rounds"] = [row]

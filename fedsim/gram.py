@@ -50,6 +50,27 @@ def conflict_ratio(gram: F64) -> float | None:
     return float(np.mean(pairs < 0)) if len(pairs) else None
 
 
+def gradient_diversity(gram: F64, p: F64) -> float | None:
+    """``sum_i p_i ||g_i||^2 / ||sum_i p_i g_i||^2`` >= 1 (Yin et al. 2018, weighted by p).
+
+    1 for equal updates; None where the mean update is zero.
+    """
+    mean = float(p @ gram @ p)
+    return float(p @ np.diag(gram)) / mean if mean > 0 else None
+
+
+def spectrum(gram: F64) -> F64:
+    """(m,) shares of the principal axes in the updates' squared length, descending, sum 1.
+
+    All 0 where every update is zero.
+    """
+    largest = gram.diagonal().max()
+    if largest == 0:
+        return np.zeros(len(gram))
+    mu = np.maximum(np.linalg.eigvalsh(gram / largest)[::-1], 0.0)
+    return mu / mu.sum()
+
+
 @dataclass(frozen=True)
 class Principal:
     """Principal gradient aggregation of FedLD (Zeng et al., MICCAI 2024, Eqs. 4-7).

@@ -7,15 +7,47 @@ them in one place, so the number of actors and their batches cannot change a dig
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedsim.contracts import F64, I64, Array, ClassScore, Scores
+from fedsim.contracts import F64, I64, Array, ClassScore, GroupScore, Scores
 from fedsim.errors import ContractError, DivergedError
 
 
-def score(logits: Array, labels: I64) -> Scores:
+@dataclass(frozen=True)
+class SampleScores:
+    """Of n samples the cross-entropy (n,) float64, and whether each was classified right (n,)."""
+
+    loss: F64
+    correct: NDArray[np.bool_]
+
+
+def per_sample(logits: Array, labels: I64) -> SampleScores:
+    """The cross-entropy of each sample, and whether the prediction of :func:`score` is right.
+
+    Args:
+        logits: (n, C) float32, n >= 1.
+        labels: (n,) int64 in 0..C-1.
+
+    Raises:
+        ContractError, DivergedError: as :func:`score`.
+    """
+    losses, predicted, _ = _outcome(logits, labels)
+    return SampleScores(losses, predicted == labels)
+
+
+def joined(parts: Sequence[SampleScores]) -> SampleScores:
+    """Those of several runs of samples as one."""
+    return SampleScores(
+        np.concatenate([part.loss for part in parts]),
+        np.concatenate([part.correct for part in parts]),
+    )
+
+
+def score(logits: Array, labels: I64, groups: Mapping[str, I64] | None = None) -> Scores:
     """Loss, accuracies, macro-F1, AUC and the classes' recall and precision of one model.
 
     The loss is the mean cross-entropy, its sum correctly rounded; the prediction is the lowest of
@@ -26,6 +58,7 @@ def score(logits: Array, labels: I64) -> Scores:
     Args:
         logits: (N, C) float32, N >= 1.
         labels: (N,) int64 in 0..C-1.
+        groups: positions of samples whose loss and accuracy are wanted apart, by name.
 
     Returns:
         The scores, with one entry of ``classes`` for each of the C labels.
@@ -34,14 +67,8 @@ def score(logits: Array, labels: I64) -> Scores:
         ContractError: shapes that do not fit, no sample, or a label outside 0..C-1.
         DivergedError: a logit is NaN or infinite.
     """
-    _check(logits, labels)
-    z = logits.astype(np.float64)
-    num_samples, num_classes = z.shape
-    shifted = z - z.max(axis=1, keepdims=True)
-    odds = np.exp(shifted)
-    total = odds.sum(axis=1, keepdims=True)
-    losses = np.log(total[:, 0]) - shifted[np.arange(num_samples), labels]
-    predicted = z.argmax(axis=1)
+    losses, predicted, chances = _outcome(logits, labels)
+    num_samples, num_classes = chances.shape
     hits = np.bincount(labels[predicted == labels], minlength=num_classes)
     support = np.bincount(labels, minlength=num_classes)
     claimed = np.bincount(predicted, minlength=num_classes)
@@ -52,14 +79,29 @@ def score(logits: Array, labels: I64) -> Scores:
         accuracy=int(hits.sum()) / num_samples,
         balanced_accuracy=_mean((hits[seen] / support[seen]).tolist()),
         macro_f1=_mean((2 * hits[seen] / (support[seen] + claimed[seen])).tolist()),
-        auc=_macro_auc(odds / total, labels) if seen.all() and num_classes > 1 else None,
+        auc=_macro_auc(chances, labels) if seen.all() and num_classes > 1 else None,
         classes=tuple(
             ClassScore(label, s, h / s if s else None, h / c if c else 0.0)
             for label, (s, h, c) in enumerate(
                 zip(support.tolist(), hits.tolist(), claimed.tolist(), strict=True)
             )
         ),
+        groups=tuple(
+            group_score(name, SampleScores(losses[where], (predicted == labels)[where]))
+            for name, where in (groups or {}).items()
+        ),
     )
+
+
+def group_score(name: str, samples: SampleScores) -> GroupScore:
+    """The mean loss, its sum correctly rounded, and the accuracy of at least one sample."""
+    n = len(samples.loss)
+    return GroupScore(name, n, mean_loss(samples), int(samples.correct.sum()) / n)
+
+
+def mean_loss(samples: SampleScores) -> float:
+    """The mean cross-entropy of at least one sample, the sum correctly rounded."""
+    return math.fsum(samples.loss.tolist()) / len(samples.loss)
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
@@ -94,6 +136,15 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
             )
             for rows in zip(*(s.classes for s in scores), strict=True)
         ),
+        groups=tuple(
+            GroupScore(
+                rows[0].group,
+                rows[0].num_samples,
+                _mean([row.loss for row in rows]),
+                _mean([row.accuracy for row in rows]),
+            )
+            for rows in zip(*(s.groups for s in scores), strict=True)
+        ),
     )
 
 
@@ -111,6 +162,17 @@ def auc(values: F64, positive: Array) -> float:
     p = int(positive.sum())
     q = len(positive) - p
     return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * q))
+
+
+def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:
+    """Cross-entropy (N,), predicted class (N,) and softmax (N, C) of each sample, in float64."""
+    _check(logits, labels)
+    z = logits.astype(np.float64)
+    shifted = z - z.max(axis=1, keepdims=True)
+    odds = np.exp(shifted)
+    total = odds.sum(axis=1, keepdims=True)
+    losses = np.log(total[:, 0]) - shifted[np.arange(len(z)), labels]
+    return losses, z.argmax(axis=1), odds / total
 
 
 def _check(logits: Array, labels: I64) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from fedsim import aggregation, evaluation
+from fedsim import aggregation, clientscores, evaluation, lossmatrix
 from fedsim.config import RunConfig
 from fedsim.contracts import RoundContext
 from fedsim.engine import Executor
@@ -40,10 +40,17 @@ def run_round(
         good = aggregation.finite(setup, results, ctx, log)
         columns = executor.columns(good, shared, state.clients, ctx)
         after = aggregation.aggregate(setup, state, good, columns, ctx, clients, log)
-    if evaluation.is_due(setup.config, ctx):
+    due, clients_due = evaluation.is_due(setup.config, ctx), clientscores.is_due(setup, ctx)
+    if due or clients_due:
         with log.timed("evaluate"), _naming(ctx):
-            scores = scores or evaluation.after_round(setup, executor, state, after, clients, good)
-            evaluation.write(scores, log)
+            if due:
+                whose = state, after, clients, good
+                evaluation.write(scores or evaluation.after_round(setup, executor, *whose), log)
+            if clients_due:
+                clientscores.write(setup, executor, after, log)
+    if good and lossmatrix.is_due(setup, ctx):
+        with log.timed("decompose") as size, _naming(ctx):
+            size["bytes"] = lossmatrix.decompose(setup, executor, state, after, good, log)
     for incident in executor.incidents():
         log.add("errors", **asdict(incident))
     return after

@@ -35,7 +35,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "rounds": (
         *("round", "lr", "cohort_size", "dropped", "train_loss", "val_loss", "val_accuracy"),
         *("test_loss", "test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"),
-        *("conflict_ratio", "update_norm"),
+        *("conflict_ratio", "update_norm", "gradient_diversity", "top_axis_share"),
+        "client_test_accuracy",
     ),
     "clients": (
         *("round", "client_id", "status", "num_samples", "num_steps"),
@@ -43,6 +44,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
     "classes": ("round", "label", "support", "recall", "precision"),
     "evaluations": ("round", "client_id", "group", "split", "num_samples", "loss", "accuracy"),
+    "decomposition": (
+        *("round", "split", "scope", "local_loss", "shift_loss", "aggregation_loss"),
+        *("global_loss", "shift_spread", "aggregation_spread"),
+    ),
+    "loss_matrix": ("round", "model", "owner", "loss"),
+    "cosines": ("round", "client_a", "client_b", "cosine"),
+    "spectrum": ("round", "axis", "share"),
     "timings": ("round", "phase", "seconds", "bytes"),
     "errors": ("round", "client_id", "attempt", "node", "error"),
 }
@@ -159,6 +167,20 @@ class RunStore:
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
         durable.write(self.path / "model.safetensors", [save(named_tensors(params, layout))])
+
+    def save_loss_matrix(self) -> None:
+        """Writes loss_matrix.npz from loss_matrix.csv: for each decomposed round r the arrays
+        ``r/models``, ``r/owners`` and ``r/losses`` (models, owners)."""
+        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        table = self.read("loss_matrix").astype({"model": str, "owner": str})
+        for number, rows in table.groupby("round"):
+            models, owners = rows["model"].unique().tolist(), rows["owner"].unique().tolist()
+            arrays[f"{number}/models"] = np.array(models)
+            arrays[f"{number}/owners"] = np.array(owners)
+            arrays[f"{number}/losses"] = rows["loss"].to_numpy().reshape(len(models), len(owners))
+        data = io.BytesIO()
+        np.savez(data, allow_pickle=False, **arrays)
+        durable.write(self.path / "loss_matrix.npz", [data.getvalue()])
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.

@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("version", "errors", "contracts", "names", "rng"),
     ("vectors", "columns", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "metrics"),
+    ("local", "server", "metrics", "decomposition"),
     ("plugin",),
     ("algorithms",),
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),
@@ -25,6 +25,7 @@ LAYERS = (
     ("record", "checkpoint", "restore"),
     ("setup",),
     ("summary", "evaluation", "aggregation", "finished"),
+    ("clientscores", "lossmatrix"),
     ("oneround", "resuming"),
     ("drive",),
     ("rounds",),

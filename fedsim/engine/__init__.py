@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsim.contracts import ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
 
 if TYPE_CHECKING:
     from fedsim.columns import Columns
     from fedsim.engine.shards import Held
+    from fedsim.metrics import SampleScores
 
 for _name, _value in {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
@@ -27,6 +28,9 @@ for _name, _value in {
 
 Model = tuple[Vector, Vectors]
 """A model to evaluate: the global vector (D,), and the state of the client it belongs to or {}."""
+
+Job = tuple[Model, Part]
+"""A model and the samples it is to be evaluated on."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,9 @@ class Executor(Protocol):
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """The scores of each model on the common part ``"val"`` or ``"test"``."""
+
+    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
+        """Loss and hit of every sample of each job's part, in the part's order."""
 
     def close(self) -> None:
         """Ends whatever the executor started."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import ray
 
-from fedsim.contracts import RoundContext, Vector, Vectors
+from fedsim.contracts import Part, RoundContext, Vector, Vectors
 from fedsim.engine import Model, Result
+from fedsim.engine.parts import name
 from fedsim.engine.serial import collect
 from fedsim.engine.shards import Held
 
@@ -79,32 +81,48 @@ class TrainCall:
         return f"client {self.clients[0]}" if alone else f"clients {list(self.clients)}"
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A question about a model that a worker's method ``ask`` answers.
+
+    ``batches`` of the part are concerned; all of them where the method wants no range.
+    """
+
+    ask: str
+    model: Model
+    part: Part
+    batches: tuple[int, int]
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """What the method is given beside the model."""
+        return (self.part,) if self.ask == "scores" else (self.part, *self.batches)
+
+
 @dataclass(frozen=True, eq=False)
 class EvaluationCall:
-    """One model on a common part: its ``scores``, or its ``logits`` for a range of batches.
+    """Some models on some parts; the answer is a list, an entry for each piece.
 
-    ``position`` says where the result belongs, ``length`` how many batches it is of.
+    ``position`` says where the answer belongs.
     """
 
     position: int
-    method: str
-    model: Model
-    part: str
-    length: int
-    batches: tuple[int, ...] = ()
+    pieces: tuple[Piece, ...]
     attempt: int = 1
     slots: Collection[int] | None = None
     home: int | None = None
     clients: tuple[int, ...] = ()
+    method: str = "evaluate"
 
     def begin(self, actor: Any, send: Send) -> list[Any]:
         """Hands the work to an actor; the object of its answer."""
-        params, state = self.model
-        method = getattr(actor, self.method)
-        return [method.remote(send(params), state, self.part, *self.batches)]
+        different = {id(piece.model[0]): piece.model[0] for piece in self.pieces}
+        place = {key: i for i, key in enumerate(different)}
+        tasks = [(p.ask, place[id(p.model[0])], p.model[1], p.args) for p in self.pieces]
+        return [actor.evaluate.remote(tasks, *map(send, different.values()))]
 
     def fetch(self, refs: Sequence[Any]) -> Any:
-        """The scores or logits."""
+        """The answers."""
         return ray.get(refs[0])
 
     def again(self, lost: bool) -> list[EvaluationCall]:
@@ -113,11 +131,11 @@ class EvaluationCall:
 
     def size(self, _: int | None = None, /) -> float:
         """Batches."""
-        return float(self.length)
+        return float(sum(stop - start for start, stop in (p.batches for p in self.pieces)))
 
     def __str__(self) -> str:
         """What it is."""
-        return f"evaluation on the {self.part} part"
+        return f"evaluation on the {' and the '.join({name(p.part): '' for p in self.pieces})} part"
 
 
 Call = TrainCall | EvaluationCall
@@ -133,6 +151,26 @@ def groups(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
         members.append(client)
         heapq.heapreplace(filled, (total + sizes[client], i, members))
     return [tuple(members) for _, _, members in sorted(filled, key=lambda group: group[1])]
+
+
+def cut(sizes: Sequence[int], parts: int) -> list[list[tuple[int, tuple[int, int]]]]:
+    """Jobs of so many batches each, dealt out in order to ``parts`` workers, about equally.
+
+    Returns:
+        Per worker that gets any, the jobs and the range of batches of each.
+    """
+    stops = np.cumsum(sizes).tolist()
+    edges = [stops[-1] * i // parts for i in range(parts + 1)]
+    dealt = []
+    for low, high in pairwise(edges):
+        own = [
+            (job, (max(low, stop - size) - (stop - size), min(high, stop) - (stop - size)))
+            for job, (size, stop) in enumerate(zip(sizes, stops, strict=True))
+            if low < stop and stop - size < high
+        ]
+        if own:
+            dealt.append(own)
+    return dealt
 
 
 def alone(sizes: Mapping[int, int]) -> Sequence[tuple[int, ...]]:

@@ -53,9 +53,13 @@ class Work:
 
 class Sent:
     """Values that are objects already; the newest are kept, since rounds evaluate what they send
-    on."""
+    on.
+
+    ``room`` says how many are kept.
+    """
 
     def __init__(self) -> None:
+        self.room = 2
         self._newest: list[tuple[Any, Any]] = []
 
     def __call__(self, value: Any) -> Any:
@@ -66,8 +70,12 @@ class Sent:
         for known, ref in self._newest:
             if known is value:
                 return ref
-        self._newest = [(value, put(value)), *self._newest[:1]]
+        self._newest = [(value, put(value)), *self._newest[: self.room - 1]]
         return self._newest[0][1]
+
+    def limit(self, room: int) -> None:
+        """Only so many are kept from now on."""
+        self.room, self._newest = room, self._newest[:room]
 
     def forget(self) -> None:
         """Everything is sent anew."""
@@ -96,8 +104,7 @@ class Dispatcher:
         self._ask = min(ASK, engine.client_timeout or ASK)
         self._patience = {
             "train": Patience(engine.client_timeout),
-            "scores": Patience(None),
-            "logits": Patience(None),
+            "evaluate": Patience(None),
         }
 
     def run(self, calls: Sequence[Call], doing: str) -> Iterator[tuple[Call, Any]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -19,8 +19,8 @@ import ray
 
 from fedsim.columns import Columns
 from fedsim.contracts import RoundContext, Scores, Vector, Vectors
-from fedsim.engine import Incident, Model, Result
-from fedsim.engine.calls import Call, EvaluationCall, TrainCall, alone, groups
+from fedsim.engine import Incident, Job, Model, Result
+from fedsim.engine.calls import Call, EvaluationCall, Piece, TrainCall, alone, cut, groups
 from fedsim.engine.cluster import machines, plan_for
 from fedsim.engine.dispatch import Dispatcher
 from fedsim.engine.faults import put
@@ -31,6 +31,7 @@ from fedsim.engine.shards import Aggregators, allowed_shards, plan_shards
 from fedsim.engine.spread import Sharded, held_of
 from fedsim.engine.worker import WorkerSpec, num_batches, score_part
 from fedsim.errors import ConfigError
+from fedsim.metrics import SampleScores, joined
 from fedsim.sections import EngineConfig
 
 SMALL = 4 << 20
@@ -51,7 +52,7 @@ class RayExecutor:
         engine: section ``engine`` of the configuration.
         update_bytes: size of one client's update.
         session: where the actors come from; None for one of its own.
-        whole: the driver needs every client's whole update, so that it also sums them up.
+        whole: the setting for which the driver needs whole updates, so that it also sums them up.
 
     Raises:
         ConfigError: the placement does not fit, there is no cluster at the address, or the updates
@@ -64,7 +65,7 @@ class RayExecutor:
         engine: EngineConfig,
         update_bytes: int,
         session: Session | None = None,
-        whole: bool = False,
+        whole: str | None = None,
     ) -> None:
         self._shards = allowed_shards(engine.aggregation_shards, whole)
         self._spec = spec
@@ -170,25 +171,42 @@ class RayExecutor:
         actors = max(1, len(self._pool.slots))
         batches = num_batches(self._spec, part)
         if len(models) >= actors:
-            return self._in_order(
-                [EvaluationCall(i, "scores", m, part, batches) for i, m in enumerate(models)]
-            )
+            return self._answers([[Piece("scores", m, part, (0, batches))] for m in models])
         cuts = [batches * i // actors for i in range(actors + 1)]
         ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
-        pieces = [(model, piece) for model in models for piece in ranges]
-        outputs = self._in_order(
-            [
-                EvaluationCall(i, "logits", model, part, piece[1] - piece[0], piece)
-                for i, (model, piece) in enumerate(pieces)
-            ]
-        )
+        outputs = self._answers([[Piece("logits", m, part, r)] for m in models for r in ranges])
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
 
-    def _in_order(self, calls: Sequence[EvaluationCall]) -> list[Any]:
-        run = self._dispatcher.run(calls, "")
-        found = {cast(EvaluationCall, call).position: value for call, value in run}
-        return [found[call.position] for call in calls]
+    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
+        """See :class:`~fedsim.engine.Executor`; one call per actor, and a model only to those that
+        have a share of it."""
+        sizes = [num_batches(self._spec, part) for _, part in jobs]
+        shares = cut(sizes, max(1, len(self._pool.slots)))
+        calls = [[Piece("samples", *jobs[job], batches) for job, batches in own] for own in shares]
+        with self._room_for(len({id(params) for (params, _), _ in jobs})):
+            answers = self._answers(calls)
+        found: list[list[SampleScores]] = [[] for _ in jobs]
+        owners = [job for own in shares for job, _ in own]
+        for job, answer in zip(owners, answers, strict=True):
+            found[job].append(answer)
+        return [joined(parts) for parts in found]
+
+    @contextlib.contextmanager
+    def _room_for(self, models: int) -> Iterator[None]:
+        """So many models are objects at a time, so that none is sent to a node twice."""
+        usual, self._dispatcher.sent.room = self._dispatcher.sent.room, models + 2
+        try:
+            yield
+        finally:
+            self._dispatcher.sent.limit(usual)
+
+    def _answers(self, calls: Sequence[Sequence[Piece]]) -> list[Any]:
+        """The answers to the pieces of all calls, in their order."""
+        work = [EvaluationCall(i, tuple(pieces)) for i, pieces in enumerate(calls)]
+        run = self._dispatcher.run(work, "")
+        found = {cast(EvaluationCall, call).position: answers for call, answers in run}
+        return [answer for i in range(len(work)) for answer in found[i]]
 
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.Executor`."""

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine import Incident, Model, Result
+from fedsim.engine import Incident, Job, Model, Result
 from fedsim.engine.flags import torch_flags
-from fedsim.engine.worker import Report, Worker, WorkerSpec
+from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches
 from fedsim.errors import ConfigError, WorkerError
+from fedsim.metrics import SampleScores
 from fedsim.sections import EngineConfig
 
 
@@ -66,6 +67,13 @@ class SerialExecutor:
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.Executor`."""
         return [self._worker.scores(params, state, part) for params, state in models]
+
+    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
+        """See :class:`~fedsim.engine.Executor`."""
+        spec = self._worker.spec
+        return [
+            self._worker.samples(*model, part, 0, num_batches(spec, part)) for model, part in jobs
+        ]
 
     def columns(
         self,

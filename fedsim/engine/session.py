@@ -21,7 +21,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import Array, RoundContext, Vector, Vectors
 from fedsim.engine import gpu
 from fedsim.engine.cluster import connect
 from fedsim.engine.flags import keep_freed_memory
@@ -114,13 +114,12 @@ class ClientActor:
         reports, deltas = self._worker.train(*args)
         return reports, *split(deltas, ranges)
 
-    def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
-        """See :meth:`Worker.logits`."""
-        return self._worker.logits(params, state, part, start, stop)
-
-    def scores(self, params: Vector, state: Vectors, part: str) -> Scores:
-        """See :meth:`Worker.scores`."""
-        return self._worker.scores(params, state, part)
+    def evaluate(
+        self, tasks: Sequence[tuple[str, int, Vectors, Sequence[Any]]], *params: Vector
+    ) -> list[Any]:
+        """What the worker says to each task: a method of its, which of ``params`` and what state
+        make the model, and the method's further arguments."""
+        return [getattr(self._worker, ask)(params[i], own, *args) for ask, i, own, args in tasks]
 
 
 class Session:

@@ -43,22 +43,22 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
     return tuple(slice(a, b) for a, b in pairwise(edges))
 
 
-def allowed_shards(asked: Literal["auto"] | int, whole: bool) -> Literal["auto"] | int:
+def allowed_shards(asked: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
     """How many ranges :func:`plan_shards` is asked for.
 
     Args:
         asked: ``engine.aggregation_shards``.
-        whole: the driver needs whole updates, for ``evaluation.personal=cohort_after``.
+        whole: the setting for which the driver needs whole updates, None where none does.
 
     Raises:
         ConfigError: both are asked for.
     """
-    if whole and asked not in ("auto", 1):
+    if whole is not None and asked not in ("auto", 1):
         raise ConfigError(
             f"engine.aggregation_shards={asked} leaves the updates on the nodes, but "
-            "evaluation.personal=cohort_after needs them whole; allowed with it are auto and 1"
+            f"{whole} needs them whole; allowed with it are auto and 1"
         )
-    return 1 if whole else asked
+    return asked if whole is None else 1
 
 
 def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:

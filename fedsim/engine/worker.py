@@ -20,6 +20,7 @@ from fedsim.contracts import (
     Dataset,
     Layout,
     ModelSpec,
+    Part,
     Partition,
     RoundContext,
     Scores,
@@ -30,9 +31,10 @@ from fedsim.contracts import (
 from fedsim.data.transforms import Transforms
 from fedsim.engine import gpu
 from fedsim.engine.flags import configure, precision
+from fedsim.engine.parts import groups, indices, name
 from fedsim.errors import DataError, FedsimError, WorkerError
 from fedsim.local import LocalEnv, Trained, train_local
-from fedsim.metrics import score
+from fedsim.metrics import SampleScores, per_sample, score
 from fedsim.plugin import Algorithm
 from fedsim.rng import seed_for, seed_torch, torch_scope
 from fedsim.vectors import FlatModel, as_tensor, not_finite, select, subtract
@@ -214,16 +216,16 @@ class Worker:
             _diverged(trained, kept, delta, self.flat.layout),
         )
 
-    def logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
-        """(n, C) float32 logits for the batches start..stop of a common part."""
-        with self._named(f"evaluation on the {part} part"), torch.no_grad():
+    def logits(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Array:
+        """(n, C) float32 logits for the batches start..stop of a part."""
+        with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
             return self._logits(params, state, part, start, stop)
 
-    def _logits(self, params: Vector, state: Vectors, part: str, start: int, stop: int) -> Array:
+    def _logits(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Array:
         self._load(as_tensor(params).to(self.device), state)
         self.flat.mode(train=False)
         size = self.spec.batch_size
-        index = torch.from_numpy(getattr(self.spec.dataset, part)[start * size : stop * size])
+        index = torch.from_numpy(indices(self.spec, part)[start * size : stop * size])
         with self.precision():
             outputs = [
                 self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
@@ -231,10 +233,19 @@ class Worker:
             ]
         return torch.cat(outputs).float().cpu().numpy()
 
-    def scores(self, params: Vector, state: Vectors, part: str) -> Scores:
-        """The scores of one model on a whole common part."""
+    def scores(self, params: Vector, state: Vectors, part: Part) -> Scores:
+        """The scores of one model on a whole part."""
         logits = self.logits(params, state, part, 0, num_batches(self.spec, part))
         return score_part(logits, self.spec, part)
+
+    def samples(
+        self, params: Vector, state: Vectors, part: Part, start: int, stop: int
+    ) -> SampleScores:
+        """Loss and hit of each sample in the batches start..stop of a part."""
+        logits = self.logits(params, state, part, start, stop)
+        size = self.spec.batch_size
+        index = indices(self.spec, part)[start * size : stop * size]
+        return per_sample(logits, self.spec.dataset.y[index])
 
     @contextmanager
     def _named(self, what: str, client: int | None = None) -> Iterator[None]:
@@ -268,14 +279,14 @@ def array_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def num_batches(spec: WorkerSpec, part: str) -> int:
-    """Batches of fixed size in a common part."""
-    return -(-len(getattr(spec.dataset, part)) // spec.batch_size)
+def num_batches(spec: WorkerSpec, part: Part) -> int:
+    """Batches of fixed size in a part."""
+    return -(-len(indices(spec, part)) // spec.batch_size)
 
 
-def score_part(logits: Array, spec: WorkerSpec, part: str) -> Scores:
-    """The scores of the logits (N, C) of a whole common part."""
-    return score(logits, spec.dataset.y[getattr(spec.dataset, part)])
+def score_part(logits: Array, spec: WorkerSpec, part: Part) -> Scores:
+    """The scores of the logits (N, C) of a whole part."""
+    return score(logits, spec.dataset.y[indices(spec, part)], groups(spec, part))
 
 
 def _diverged(trained: Trained, kept: Vectors, delta: Array, layout: Layout) -> str | None:

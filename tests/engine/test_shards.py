@@ -89,11 +89,13 @@ def test_whole_updates_are_not_to_be_had():
 
 
 def test_updates_that_are_needed_whole_stay_with_the_driver():
-    assert allowed_shards("auto", whole=True) == allowed_shards(1, whole=True) == 1
-    assert allowed_shards(4, whole=False) == 4
-    assert allowed_shards("auto", whole=False) == "auto"
+    assert allowed_shards("auto", whole="a") == allowed_shards(1, whole="a") == 1
+    assert allowed_shards(4, whole=None) == 4
+    assert allowed_shards("auto", whole=None) == "auto"
     with pytest.raises(ConfigError) as refused:
-        RayExecutor(None, EngineConfig(aggregation_shards=2), 0, whole=True)
+        RayExecutor(
+            None, EngineConfig(aggregation_shards=2), 0, whole="evaluation.personal=cohort_after"
+        )
     assert "engine.aggregation_shards=2" in str(refused.value)
     assert "evaluation.personal=cohort_after" in str(refused.value)
     assert not ray.is_initialized()

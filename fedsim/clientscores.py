@@ -1,0 +1,61 @@
+"""How well models do on the clients' own data: rows of evaluations.csv, a client each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Literal
+
+from fedsim.contracts import GroupScore, Owned, RoundContext
+from fedsim.engine import Executor
+from fedsim.engine.parts import by_owner
+from fedsim.evaluation import batches, own_model
+from fedsim.metrics import group_score
+from fedsim.roundlog import RoundLog
+from fedsim.setup import Setup
+from fedsim.state import ServerState
+
+SPLITS: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
+
+
+def is_due(setup: Setup, ctx: RoundContext) -> bool:
+    """Whether the round's model is evaluated on the clients' own data."""
+    every, done = setup.config.evaluation.clients_every, ctx.round + 1
+    return every > 0 and (done % every == 0 or done == ctx.num_rounds)
+
+
+def write(setup: Setup, executor: Executor, state: ServerState, log: RoundLog) -> None:
+    """Adds a row per client and part that clients own: ``own_train``, ``own_val``, ``own_test``.
+
+    Of the global model, in personalised methods of the client's own. The unweighted mean over the
+    clients' test parts goes to ``client_test_accuracy`` of rounds.csv.
+
+    Raises:
+        DivergedError: a model's outputs are not finite.
+    """
+    for split in SPLITS:
+        if not getattr(setup.partition, split):
+            continue
+        found = scores(setup, executor, state, split)
+        for client, score in enumerate(found):
+            values = {key: value for key, value in asdict(score).items() if key != "group"}
+            log.add("evaluations", client_id=client, split=score.group, **values)
+        if split == "test":
+            mean = math.fsum(score.accuracy for score in found) / len(found)
+            log.tables["rounds"] = [{**log.tables["rounds"][0], "client_test_accuracy": mean}]
+
+
+def scores(
+    setup: Setup, executor: Executor, state: ServerState, split: Literal["train", "val", "test"]
+) -> list[GroupScore]:
+    """Of each client, on its own part."""
+    everybody = tuple(range(setup.partition.num_clients))
+    if not setup.personalised:
+        part = Owned(split, everybody)
+        (together,) = executor.samples([((state.params, {}), part)])
+        samples = by_owner(together, setup.partition, part)
+    else:
+        samples = []
+        for some in batches({c: own_model(state, c) for c in everybody}):
+            samples += executor.samples([(m, Owned(split, (c,))) for c, m in some.items()])
+    return [group_score(f"own_{split}", own) for own in samples]

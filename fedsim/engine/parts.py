@@ -1,0 +1,53 @@
+"""What models are evaluated on: a common part, or samples that clients own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsim.contracts import I64, Owned, Part, Partition
+from fedsim.metrics import SampleScores
+from fedsim.rng import generator
+
+if TYPE_CHECKING:
+    from fedsim.engine.worker import WorkerSpec
+
+
+def name(part: Part) -> str:
+    """A part's name for people."""
+    return part if isinstance(part, str) else f"clients' own {part.split}"
+
+
+def indices(spec: WorkerSpec, part: Part) -> I64:
+    """(n,) indices into ``Dataset.x`` of a part, in its order."""
+    if isinstance(part, str):
+        common: I64 = getattr(spec.dataset, part)
+        return common
+    return np.concatenate([drawn(spec.partition, spec.seed, part, c) for c in part.owners])
+
+
+def drawn(partition: Partition, seed: int, part: Owned, client: int) -> I64:
+    """(n,) indices of one client's samples in a part: the same in every round of a run."""
+    everything: I64 = getattr(partition, part.split)[client]
+    if part.most is None or len(everything) <= part.most:
+        return everything
+    rng = generator(seed, f"decompose.{part.split}", client)
+    return everything[np.sort(rng.choice(len(everything), part.most, replace=False))]
+
+
+def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
+    """The samples of a whole part as those of each owner, in its order."""
+    sizes = [len(getattr(partition, part.split)[c]) for c in part.owners]
+    stops = np.cumsum(np.minimum(sizes, part.most or max(sizes)))
+    pieces = (np.split(values, stops[:-1]) for values in (samples.loss, samples.correct))
+    return [SampleScores(loss, correct) for loss, correct in zip(*pieces, strict=True)]
+
+
+def groups(spec: WorkerSpec, part: Part) -> Mapping[str, I64]:
+    """Positions in a part of the data set's groups; none but in the common test part."""
+    if part != "test":
+        return {}
+    return {name: np.flatnonzero(np.isin(spec.dataset.test, group))
+            for name, group in spec.dataset.groups.items()}  # fmt: skip
