@@ -57,6 +57,11 @@ class Experiment:
     preset: str | None = None
     grid: tuple[Axis, ...] = ()
 
+    def over(self, base: Experiment) -> Experiment:
+        """This experiment's settings above those of another; its grid, if it has one."""
+        settings = {**base.settings, **self.settings}
+        return Experiment(settings, self.about or base.about, None, self.grid or base.grid)
+
 
 def read(path: Path) -> Experiment:
     """The experiment in a YAML file.

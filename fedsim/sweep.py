@@ -56,9 +56,7 @@ def load(name_or_file: str) -> tuple[str, Experiment]:
     found = experiments.read(path)
     if found.preset is None:
         return path.stem, found
-    base = presets.load(found.preset, f"{path} (preset)")
-    settings = {**base.settings, **found.settings}
-    return path.stem, Experiment(settings, found.about, None, found.grid or base.grid)
+    return path.stem, found.over(presets.load(found.preset, f"{path} (preset)"))
 
 
 def combinations(experiment: Experiment) -> list[tuple[Point, ...]]:

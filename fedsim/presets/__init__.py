@@ -1,6 +1,7 @@
 """Named experiments: one YAML file each, in the format of :mod:`fedsim.experiments`.
 
-A preset is data: what it sets is read in its file, and a new one is a new file.
+A preset is data: what it sets is read in its file, and a new one is a new file. It may start from
+another one with a line ``preset: NAME``.
 """
 
 from __future__ import annotations
@@ -30,4 +31,7 @@ def load(name: str, origin: str = "preset") -> Experiment:
             f"allowed: {', '.join(names())}"
         )
     text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    return experiments.parse(text, f"preset {name}", with_lines=False)
+    found = experiments.parse(text, f"preset {name}", with_lines=False)
+    if found.preset is None:
+        return found
+    return found.over(load(found.preset, f"preset {name} (preset)"))
