@@ -194,7 +194,8 @@ def test_a_disk_that_is_really_full(place, undisturbed):
     assert contents(place.work / "run") == undisturbed("fedbn")
 
 
-def test_ctrl_c_in_a_sweep(place, undisturbed):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["int", "kill"])
+def test_a_sweep_goes_on(number, place, undisturbed):
     grid = "algorithm: fedavg\ngrid: {algorithm: [fedbn, fedpac]}\n"
     (place.work / "grid.yaml").write_text(grid)
     args = ["sweep", "grid.yaml", "--clients", "8", "--sample-rate", "0.5", "--actors", "2"]
@@ -202,13 +203,19 @@ def test_ctrl_c_in_a_sweep(place, undisturbed):
     runs = {method: place.work / "sweep" / f"algorithm={method}" for method in ("fedbn", "fedpac")}
     process = place.start(*args)
     wait_for(process, runs["fedpac"] / "rounds.csv", 3)
-    tell_to_end(process, signal.SIGINT)
-    _, err = ended(process, 130)
-    assert err == "interrupted; the runs are in sweep, the same command goes on\n"
+    written = (runs["fedbn"] / "summary.csv").stat().st_mtime_ns
+    if number == signal.SIGINT:
+        tell_to_end(process, number)
+        _, err = ended(process, 130)
+        assert err == "interrupted; the runs are in sweep, the same command goes on\n"
+    else:
+        process.kill()
+        process.communicate()
     out, err = ended(place.start(*args))
     assert err == ""
     assert "[1/2] algorithm=fedbn: finished before\n" in out
     assert "[2/2] algorithm=fedpac: was interrupted, goes on\n" in out
+    assert (runs["fedbn"] / "summary.csv").stat().st_mtime_ns == written
     assert not list((place.work / "sweep").glob("*interrupted*"))
     for method, folder in runs.items():
         assert contents(folder) == undisturbed(method)
