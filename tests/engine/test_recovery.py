@@ -49,8 +49,10 @@ def test_actors_killed_while_training_returning_and_evaluating(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", ["train", "return", "evaluate"])
-@pytest.mark.parametrize("method", STATEFUL)
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [*((method, "train") for method in STATEFUL), ("fedbn", "return"), ("fedpac", "evaluate")],
+)
 def test_actors_that_fall_silent(method, moment, one_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: (moment, "SIGSTOP")})
     settings = config(method, actors=2, client_timeout=6)

@@ -89,3 +89,55 @@ def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'tabel2' \(did you mean 'table2'\?\)"):
         load_config(preset="tabel2")
+
+
+FULL = [name for name in presets.names() if not name.endswith("_small")]
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_every_preset_has_a_small_twin(name: str) -> None:
+    full, small = presets.load(name), presets.load(f"{name}_small")
+    axes = {axis.name for axis in full.grid} - {"seed", "split", "data.partition_file"}
+    assert axes <= {axis.name for axis in small.grid}
+    for run in sweep.expand(small, {}):
+        assert run.config.model.name == "cnn"
+        assert not run.config.model.pretrained
+
+
+@pytest.mark.parametrize("name", ["table2_small", "fig2", "fig2_small", "fig2_training_small"])
+def test_the_ablation_switches_both_parts_of_fedld(name: str) -> None:
+    methods = next(axis for axis in presets.load(name).grid if axis.name == "method")
+    found = {p.label: {k: v.value for k, v in p.settings.items()} for p in methods.points}
+    assert found == {
+        "ce_mean": {"algorithm": "fedavg"},
+        "ce_principal": {"algorithm": "fedld", "margin": "none"},
+        "margin_mean": {"algorithm": "fedld", "server": "fedavg"},
+        "margin_principal": {"algorithm": "fedld"},
+    }
+
+
+@pytest.mark.parametrize("name", ["fig2", "fig2_small"])
+def test_fig2_is_one_round_of_five_clients_at_five_alphas(name: str) -> None:
+    runs = sweep.expand(presets.load(name), {})
+    assert {run.config.data.alpha for run in runs} == {100, 10, 1, 0.1, 0.01}
+    for c in (run.config for run in runs):
+        assert (c.train.rounds, c.data.num_clients, c.train.sample_rate) == (1, 5, 1.0)
+        assert (c.evaluation.decompose_every, c.evaluation.decompose_split) == (1, "train")
+
+
+@pytest.mark.parametrize("name", [n for n in presets.names() if n.endswith("_small")])
+def test_the_small_twins_of_tables_and_figures_run_five_seeds(name: str) -> None:
+    seeds = next(axis for axis in presets.load(name).grid if axis.name == "seed")
+    assert len(seeds.points) == (3 if name == "table3_small" else 5)
+
+
+def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:
+    assert load_config(preset="lambda").data.val_fraction == 0.1
+    assert load_config(preset="lambda_small").data.name == "retinamnist"  # brings one
+
+
+def test_a_preset_may_start_from_another() -> None:
+    base, small = load_config(preset="table1_retina_small"), load_config(preset="table2_small")
+    assert (small.data.name, small.train) == (base.data.name, base.train)
+    assert small.evaluation.decompose_every == 5
+    assert len(sweep.expand(presets.load("table1_retina_split1_small"), {})) == 30
