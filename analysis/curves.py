@@ -9,14 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from scipy import stats
 
-from analysis import style
+from analysis.drawing import Absent, Drawing, Rounds
 from analysis.errors import AnalysisError
+from analysis.panels import Panel, grid, seeds_of
+from analysis.panels import curves as aggregated
 from analysis.runs import Group, read
+from analysis.stats import over_seeds
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,11 @@ class Metric:
 
     label: str
     factor: float = 1.0
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Values that the axis need not go beyond: per cent end at 0 and 100."""
+        return (-1, 101) if self.factor == 100 else (-math.inf, math.inf)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -39,8 +45,7 @@ METRICS: Mapping[str, Metric] = {
     "conflict_ratio": Metric("Conflicting client pairs (%)", 100),
     "update_norm": Metric("Norm of the server step"),
 }
-FEW = 12
-"""Up to so many points a curve shows them as dots."""
+TITLE = "Accuracy and loss by round"
 
 
 def interval(values: pd.DataFrame) -> pd.DataFrame:
@@ -106,56 +111,40 @@ def figure(
     Raises:
         AnalysisError: see :func:`series`.
     """
-    drawn = style.lines([group.label for group in groups])
-    with style.look():
-        fig = Figure(figsize=(4.4 * max(2, len(metrics)), 4.1))
-        panels = np.atleast_1d(fig.subplots(1, len(metrics)))
-        for axes, metric in zip(panels, metrics, strict=True):
-            for group in groups:
-                _draw(axes, series(group, metric, smooth), METRICS[metric], group.label, drawn)
-            axes.set_xlabel("Communication round")
-            axes.set_ylabel(METRICS[metric].label)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
-            axes.margins(x=0.02)
-            if METRICS[metric].factor == 100:
-                low, high = axes.get_ylim()
-                axes.set_ylim(max(low, -1), min(high, 101))
-        _legend(fig, panels[0], _note(groups, smooth))
-    return fig
+    panels = []
+    for metric in metrics:
+        found = {
+            group.label: _curve(series(group, metric, smooth), METRICS[metric]) for group in groups
+        }
+        panels.append(Panel(METRICS[metric].label, found, limits=METRICS[metric].limits))
+    note = seeds_of(panels)
+    if smooth > 1:
+        note += f", moving mean of {smooth} evaluations"
+    return grid(panels, len(panels), note)
 
 
-def _draw(
-    axes: Axes, values: pd.DataFrame, metric: Metric, label: str, lines: Mapping[str, style.Line]
-) -> None:
-    curve = interval(values) * metric.factor
-    rounds = curve.index.to_numpy()
-    colour = lines[label].colour
-    axes.plot(
-        rounds, curve["mean"], color=colour, linestyle=lines[label].dashes,
-        label=style.title(label), marker="o" if len(rounds) <= FEW else "", markersize=4,
-    )  # fmt: skip
-    if values.shape[1] > 1:
-        axes.fill_between(
-            rounds, curve["low"], curve["high"], color=colour, alpha=0.13, linewidth=0
-        )
+def draw(rounds: Rounds) -> Drawing | Absent:
+    """Test accuracy and loss by round, a row of panels per setting."""
+    shown = []
+    for title, values in rounds.items():
+        found = {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
+        shown += [
+            Panel(metric.label, aggregated(found, name, metric.factor), title, limits=metric.limits)
+            for name, metric in METRICS.items()
+            if name in ("test_accuracy", "test_loss")
+        ]
+    if not any(panel.curves for panel in shown):
+        return Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
+    seeds = seeds_of(shown)
+    return Drawing(
+        "curves",
+        TITLE,
+        f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}.",
+        "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands that "
+        "overlap may still differ seed by seed: the paired comparisons are in the tables.",
+        grid(shown, 2, seeds),
+    )
 
 
-def _legend(fig: Figure, axes: Axes, note: str) -> None:
-    """One legend for all panels, below them, in rows of equal length."""
-    handles, labels = axes.get_legend_handles_labels()
-    fitting = max(1, 96 // (max(map(len, labels)) + 7))
-    rows = math.ceil(len(labels) / fitting)
-    fig.set_figheight(fig.get_figheight() + 0.22 * (rows - 1))
-    legend = fig.legend(
-        handles, labels, loc="outside lower center", ncols=math.ceil(len(labels) / rows),
-        title=note, borderpad=0,
-    )  # fmt: skip
-    legend.get_title().set(color="#555555", fontsize=10)
-
-
-def _note(groups: Sequence[Group], smooth: int) -> str:
-    """What line and band are, in words."""
-    seeds = sorted({len(group.runs) for group in groups})
-    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    note = "One run each" if seeds == [1] else f"Mean and 95 % t interval over {count} seeds"
-    return note + (f", moving mean of {smooth} evaluations" if smooth > 1 else "")
+def _curve(values: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    return (interval(values) * metric.factor).assign(n=values.shape[1])

@@ -60,7 +60,7 @@ def figure(frame: pd.DataFrame) -> Figure:
         _totals(top, counts)
         _cells(fig, middle, counts)
         middle.set_xlabel("Client")
-        _ticks(middle, frame, counts)
+        ticks(middle, frame, counts)
         total = int(counts.to_numpy().sum())
         clients = "1 client" if num_clients == 1 else f"{num_clients:,} clients"
         fig.align_ylabels((top, middle))
@@ -90,7 +90,7 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
         cmap="Blues", norm=norm, edgecolors="white", linewidth=0.8 if num_clients <= 100 else 0,
     )  # fmt: skip
     axes.set_ylabel("Class")
-    step = _step(num_classes)
+    step = steps(num_classes)
     axes.set_yticks(np.arange(0, num_classes, step), [str(c) for c in counts.index[::step]])
     axes.invert_yaxis()
     axes.grid(visible=False)
@@ -113,7 +113,14 @@ def _roomy(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
     return counts.shape[-1] <= NAMED and len(f"{counts.max():,}") * counts.shape[-1] <= 70
 
 
-def _ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
+def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
+    """Puts the clients' numbers, or the names of a few, below the axis.
+
+    Args:
+        axes: client i of ``counts`` is at x = i.
+        frame: of :func:`figure`.
+        counts: of :func:`matrix`.
+    """
     num_clients = counts.shape[1]
     if "name" in frame.columns and num_clients <= NAMED:
         names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
@@ -124,11 +131,11 @@ def _ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
             ha="right" if crowded else "center",
         )  # fmt: skip
         return
-    step = _step(num_clients)
+    step = steps(num_clients)
     axes.set_xticks(np.arange(0, num_clients, step), [str(c) for c in counts.columns[::step]])
 
 
-def _step(count: int) -> int:
+def steps(count: int) -> int:
     """Every how many of ``count`` cells an axis has a number: at most 25 numbers."""
-    steps = (1, 5, 10, 50, 100, 500, 1000, 5000)
-    return next((step for step in steps if count <= 25 * step), count)
+    every = (1, 5, 10, 50, 100, 500, 1000, 5000)
+    return next((step for step in every if count <= 25 * step), count)

@@ -14,9 +14,21 @@ from analysis.style import TITLES
 
 RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 """The accuracies (0..1) of summary.csv."""
-COMMON = ("dataset", "model", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
-"""What runs must have in common to be compared, if they are not grouped by it."""
-_OUTCOMES = frozenset({"run_id", "seed", "best_round", "total_seconds", "path", *RESULTS})
+METHOD = ("algorithm", "server", "margin")
+"""What makes a method: its clients, and the server rule and margin control put in their place."""
+_ALIKE = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
+_ALIKE_SECTIONS = ("data.", "model", "evaluation.")
+"""Columns (and beginnings of columns) in which runs must agree to be compared, if they are not
+grouped by them. Methods may differ in the others, such as a learning rate tuned for each."""
+_OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
+_NO_RESULT = (
+    *("final_", "last10_", "best_test_", "best_val_", "engine.", "train.threads"),
+    *("evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
+    *("evaluation.clients_every", "evaluation.cosines"),
+)
+"""Beginnings of columns that are outcomes, or on which no outcome depends (but for last bits)."""
+SHOWN = 8
+"""Up to so many values of a setting are named."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.Da
     Args:
         path: the file.
         numbers: columns that must be there and hold numbers or nothing.
-        texts: further columns that must be there.
+        texts: further columns that must be there, read as text.
 
     Raises:
         AnalysisError: the file or a column is missing, or a field is no number (line named).
@@ -41,7 +53,9 @@ def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.Da
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
     try:
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(
+            path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(texts, "str")
+        )
     except (ValueError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AnalysisError(f"{path}: cannot be read as CSV ({reason})") from error
@@ -50,7 +64,7 @@ def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.Da
         raise AnalysisError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}"
         )
-    for column in numbers:
+    for column in (c for c in numbers if not pd.api.types.is_numeric_dtype(frame[c])):
         values = pd.to_numeric(frame[column], errors="coerce")
         bad = values.isna() & frame[column].notna()
         if bad.any():
@@ -93,76 +107,129 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read(run / "summary.csv", numbers=("seed", *RESULTS), texts=("algorithm",))
         if len(frame) != 1:
             raise AnalysisError(f"{run / 'summary.csv'}: {len(frame)} rows, a run has exactly one")
-        rows.append(frame.assign(path=str(run)).astype(object))
+        rows.append(frame.to_dict("records")[0] | {"path": str(run)})
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
-    table = pd.concat(rows, ignore_index=True)
+    table = pd.DataFrame(rows, dtype=object)
     return table.astype({column: float for column in RESULTS})
 
 
 def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group]:
     """The runs of :func:`summaries` by method, or by any columns of it; each group over seeds.
 
-    Known methods come first, in the papers' order. A label is the first column's value when that is
-    the algorithm, followed by ``column=value`` for those of the others that the run has.
+    ``algorithm`` stands for all of :data:`METHOD`. Known methods come first, in the papers' order.
+    A label is the algorithm's name where grouped by it, followed by ``column=value`` for those of
+    the other columns that the run has.
 
     Raises:
         AnalysisError: an unknown column, or runs that would be averaged or compared although they
-            differ in a setting other than the seed; the setting is named.
+            differ in settings other than the seed; all of them are named.
     """
-    unknown = [column for column in by if column not in table.columns]
-    if unknown:
-        allowed = [str(c) for c in table.columns if c not in _OUTCOMES]
-        raise AnalysisError(
-            f"summary.csv has no column {', '.join(unknown)} to group by; it has "
-            f"{', '.join(allowed)}"
-        )
-    _same(table, [c for c in COMMON if c in table.columns and c not in by], "the runs")
-    settings = [c for c in table.columns if c not in _OUTCOMES and c not in by]
-    keys = table[list(by)].apply(_label, axis=1)
+    by = expanded(table, by)
+    known(table, by)
+    free = [column for column in settings(table) if column not in by]
+    _same(table, [c for c in free if _alike(c)], by, "the runs")
+    keys = table[by].apply(label, axis=1)
     groups = []
-    for label in sorted(keys.unique(), key=_order):
-        runs = table[keys == label].sort_values("seed", kind="stable")
-        _same(runs, settings, f"the runs of {label}")
+    for name in sorted(keys.unique(), key=order):
+        runs = table[keys == name].sort_values("seed", kind="stable")
+        _same(runs, free, by, f"the runs of {name}")
         twice = runs[runs.duplicated("seed", keep=False)]
         if len(twice):
             first, second = twice["path"].iloc[:2]
             raise AnalysisError(
-                f"{label}: seed {twice['seed'].iloc[0]} is there twice ({first} and {second}); "
+                f"{name}: seed {twice['seed'].iloc[0]} is there twice ({first} and {second}); "
                 "give one of them"
             )
-        groups.append(Group(label, runs))
+        groups.append(Group(name, runs))
     return groups
 
 
-def _same(runs: pd.DataFrame, columns: Sequence[str], what: str) -> None:
-    for column in columns:
-        values = runs[column].drop_duplicates()
-        if len(values) > 1:
-            found = ", ".join(sorted(_text(value) for value in values))
-            raise AnalysisError(
-                f"{what} differ in {column} ({found}); choose runs of one, or group with "
-                f"--by algorithm --by {column}"
-            )
+def known(table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Refuses to group by columns that no run's summary.csv has.
+
+    Raises:
+        AnalysisError: a column is unknown.
+    """
+    unknown = [column for column in columns if column not in table.columns]
+    if unknown:
+        raise AnalysisError(
+            f"summary.csv has no column {', '.join(unknown)} to group by; it has "
+            f"{', '.join(settings(table))}"
+        )
 
 
-def _label(row: pd.Series[Any]) -> str:
+def settings(table: pd.DataFrame) -> list[str]:
+    """The columns of :func:`summaries` on which results depend; the seed is not one of them."""
+    return [
+        str(column)
+        for column in table.columns
+        if column not in _OUTCOMES and not str(column).startswith(_NO_RESULT)
+    ]
+
+
+def shared(groups: Sequence[Group]) -> dict[str, str]:
+    """The settings that are the same in all runs, as text; those that no run has are left out."""
+    table = pd.concat([group.runs for group in groups])
+    found = {column: table[column].drop_duplicates() for column in settings(table)}
+    return {c: text(v.iloc[0]) for c, v in found.items() if len(v) == 1 and not v.isna().all()}
+
+
+def differing(groups: Sequence[Group]) -> pd.DataFrame:
+    """The settings that are not in :func:`shared`: a row per group's label, as text."""
+    table = pd.concat([group.runs for group in groups])
+    columns = [c for c in settings(table) if len(table[c].drop_duplicates()) > 1]
+    rows = [[text(group.runs[column].iloc[0]) for column in columns] for group in groups]
+    return pd.DataFrame(rows, index=[group.label for group in groups], columns=columns)
+
+
+def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
+    """``by`` with ``algorithm`` in the first place, followed by the rest of METHOD."""
+    method = [column for column in METHOD if column in table.columns and "algorithm" in by]
+    return list(dict.fromkeys((*method, *by)))
+
+
+def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: str) -> None:
+    differ = [column for column in columns if len(runs[column].drop_duplicates()) > 1]
+    if differ:
+        found = "; ".join(f"{column} ({_values(runs[column])})" for column in differ)
+        more = "".join(f" --by {c}" for c in (*(c for c in by if c not in METHOD[1:]), *differ))
+        raise AnalysisError(f"{what} differ in {found}: choose runs of one, or group with{more}")
+
+
+def _values(column: pd.Series[Any]) -> str:
+    found = sorted((text(value) for value in column.drop_duplicates()), key=_rank)
+    return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" * (len(found) > SHOWN))
+
+
+def label(row: pd.Series[Any]) -> str:
     """``fedld, margin=none``; a setting that a run does not have is left out."""
     parts = [
-        _text(value) if column == "algorithm" else f"{column}={_text(value)}"
+        text(value) if column == "algorithm" else f"{column}={text(value)}"
         for column, value in row.dropna().items()
     ]
     return ", ".join(parts) or f"no {row.index[0]}"
 
 
-def _text(value: object) -> str:
+def conditions(label: str) -> str:
+    """The settings in a label that runs must share to be ranked, as ``alpha=0.1``."""
+    parts = [part for part in label.split(", ") if "=" in part]
+    return ", ".join(part for part in parts if _alike(part.partition("=")[0]))
+
+
+def _alike(column: str) -> bool:
+    return column in _ALIKE or column.startswith(_ALIKE_SECTIONS)
+
+
+def text(value: object) -> str:
+    """A setting in words: ``0.5``, ``none``, ``unset`` where the run does not have it."""
     if pd.isna(value):  # type: ignore[call-overload]
         return "unset"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def _order(label: str) -> list[tuple[float, str]]:
-    """Known methods as the papers list them, then words; ``alpha=0.5`` before ``alpha=10``."""
+def order(label: str) -> list[tuple[float, str]]:
+    """Sort key of labels: methods as in the papers, then words; ``alpha=0.5``, ``alpha=10``."""
     return [_rank(part) for part in label.replace("=", ", ").split(", ")]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -20,7 +21,11 @@ BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
 )  # fmt: skip
 COLOURS = (BLACK, ORANGE, SKY, GREEN, PURPLE, BLUE, RED)
-DASHES = ("-", "--", ":", "-.")
+Dashes = Literal["-", "--", ":", "-."] | tuple[float, tuple[float, ...]]
+"""A line style of Matplotlib."""
+DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
+SPARSE: Dashes = (0, (7, 2, 1.5, 2, 1.5, 2))
+"""Dash, dot, dot: of FedLD's halves, which no method has."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,7 @@ class Line:
     """How a method is drawn: a colour, and a Matplotlib line style."""
 
     colour: str
-    dashes: str
+    dashes: Dashes
 
 
 _ROWS = (
@@ -43,6 +48,12 @@ LINES: Mapping[str, Line] = {
     for name, colour in zip(row.split(), COLOURS, strict=True)
 }
 """The line of each known method, by the name of its file in fedsim/algorithms."""
+
+VARIANTS: Mapping[str, tuple[str, Line]] = {
+    "fedld, margin=none": ("Principal aggregation only", Line(BLUE, SPARSE)),
+    "fedld, server=fedavg": ("Margin control only", Line(GREEN, SPARSE)),
+}
+"""Title and line of FedLD's halves, by the label of their runs."""
 
 TITLES: Mapping[str, str] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
@@ -59,16 +70,19 @@ TITLES: Mapping[str, str] = {
 
 def title(label: str) -> str:
     """A group's label for print: ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``."""
-    first, comma, rest = label.partition(",")
-    return TITLES.get(first, first) + comma + rest
+    titles = {**TITLES, **{variant: words for variant, (words, _) in VARIANTS.items()}}
+    known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
+    name = max(known, key=len, default="")
+    return titles.get(name, "") + label.removeprefix(name)
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:
-    """A line for each label: a known method's own, and a free one for any other label.
+    """A line for each label: that of a known method or variant, a free one for any other label.
 
     Beyond 28 labels lines repeat.
     """
-    own = {label: LINES[label] for label in labels if label in LINES}
+    fixed = {**LINES, **{variant: line for variant, (_, line) in VARIANTS.items()}}
+    own = {label: fixed[label] for label in labels if label in fixed}
     free = [line for line in LINES.values() if line not in own.values()] or list(LINES.values())
     others = [label for label in labels if label not in own]
     return own | {label: free[index % len(free)] for index, label in enumerate(others)}

@@ -1,86 +1,232 @@
-"""Accuracies per method over seeds, from summary.csv: Markdown, CSV or LaTeX."""
+"""Tables over seeds: accuracies from summary.csv, groups of test images, the terms of the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis import style
-from analysis.runs import RESULTS, Group
+from analysis import streams, style
+from analysis.baseline import cells
+from analysis.layout import NONE, PERCENT, PLAIN, Cell, Table, crossed, detailed, emphasised
+from analysis.runs import Group, conditions, group, known, order, text
+from analysis.stats import SIGNIFICANT, TESTS, Test
 
-_HEADS = ("Final", "Best", "Last 10")
+
+@dataclass(frozen=True)
+class Metric:
+    """An accuracy of summary.csv, and what it is."""
+
+    column: str
+    title: str
+    meaning: str
 
 
-def summarise(groups: Sequence[Group]) -> pd.DataFrame:
-    """A row per group: method, seeds, and mean and std (ddof 1, empty for one seed) of RESULTS.
+METRICS: Mapping[str, Metric] = {
+    "final": Metric("final_test_accuracy", "Final test accuracy", "after the last round"),
+    "best": Metric("best_test_accuracy", "Best test accuracy", "at the best round, chosen on the"),
+    "last10": Metric(
+        "last10_test_accuracy", "Test accuracy of the last 10 rounds",
+        "mean over the evaluated rounds among the last ten",
+    ),
+}  # fmt: skip
+TERMS: Mapping[str, str] = {
+    "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
+    "global_loss": "Global",
+}  # fmt: skip
+"""Columns of decomposition.csv: the first three add up to the last."""
 
-    Returns:
-        Columns method, seeds, <result>_mean, <result>_std; accuracies in 0..1.
+
+def accuracy(
+    groups: Sequence[Group], metric: str, baseline: str | None = None, test: Test = "t"
+) -> Table:
+    """One accuracy, a row per method, with intervals and the comparison with a baseline.
+
+    Args:
+        groups: from :func:`analysis.runs.group`.
+        metric: a key of :data:`METRICS`.
+        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        test: the paired test.
+
+    Raises:
+        AnalysisError: there is nothing to compare with the baseline.
     """
-    rows: list[dict[str, object]] = []
-    for group in groups:
-        row: dict[str, object] = {"method": style.title(group.label), "seeds": len(group.runs)}
-        for result in RESULTS:
-            row[f"{result}_mean"] = group.runs[result].mean()
-            row[f"{result}_std"] = group.runs[result].std(ddof=1)
-        rows.append(row)
-    return pd.DataFrame(rows)
+    found = cells({"": _results(groups, metric)}, baseline, test)
+    caption = f"{_meaning(groups, metric)} {_reading(found, baseline, test)}"
+    return detailed(f"accuracy_{metric}", METRICS[metric].title, caption, found, PERCENT)
 
 
-def csv(table: pd.DataFrame) -> str:
-    """The table of :func:`summarise` at full precision."""
-    return table.to_csv(index=False, lineterminator="\n")
+def crossed_accuracy(
+    table: pd.DataFrame, by: Sequence[str], columns: str, metric: str,
+    baseline: str | None = None, test: Test = "t",
+) -> Table:  # fmt: skip
+    """One accuracy, methods by the values of a setting; comparisons are within a column.
+
+    Args:
+        table: from :func:`analysis.runs.summaries`.
+        by: columns of it that tell the rows apart.
+        columns: the column of it whose values become the table's columns.
+        metric: a key of :data:`METRICS`.
+        baseline: label of a row.
+        test: the paired test.
+
+    Raises:
+        AnalysisError: see :func:`analysis.runs.group`, and :func:`accuracy`.
+    """
+    known(table, [columns])
+    rows = [column for column in by if column != columns]
+    of = table[columns].map(text)
+    blocks = {value: group(table[of == value], rows) for value in sorted(of.unique(), key=order)}
+    found = cells({c: _results(groups, metric) for c, groups in blocks.items()}, baseline, test)
+    everyone = [one for groups in blocks.values() for one in groups]
+    caption = f"{_meaning(everyone, metric)} {_reading(found, baseline, test, details=False)}"
+    seeds = sorted({cell.estimate.n for cell in found})
+    caption += f" Seeds: {seeds[0]} each." if len(seeds) == 1 else " n: the number of seeds."
+    bold = emphasised(found, PERCENT)
+    shown = {
+        cell: bold[cell] + f" (n={cell.estimate.n})" * (len(seeds) > 1) + cell.mark
+        for cell in found
+    }
+    title = f"{METRICS[metric].title} (%) by {columns}"
+    heads = {column: f"{columns}={column}" for column in blocks}
+    return crossed(f"accuracy_{metric}_by_{columns}", title, caption, shown, heads)
 
 
-def markdown(table: pd.DataFrame) -> str:
-    """Per cent, mean ± std over seeds, the largest mean of a column in bold."""
-    cells = _cells(table, "{:.2f}", " ± {:.2f}", "**{}**")
-    heads = ["Method", "Seeds", *(f"{head} (%)" for head in _HEADS)]
-    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *cells]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+def image_groups(
+    groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
+) -> list[Table]:
+    """Accuracy by group of test images at the last round that has it; [] where no run has groups.
+
+    Args:
+        groups: from :func:`analysis.runs.group`.
+        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        test: the paired test.
+
+    Raises:
+        AnalysisError: there is nothing to compare with the baseline.
+    """
+    where = {"split": "test"}
+    found = streams.values(groups, "evaluations", ["accuracy"], "group", where, take="last")
+    values = {name: of["accuracy"] for (name,), of in _by_key(found, ["group"]).items()}
+    if not values:
+        return []
+    statistics = cells(values, baseline, test)
+    caption = (
+        "Accuracy in per cent on groups of the test images, at the last round in which they were "
+        f"evaluated. {_reading(statistics, baseline, test)}"
+    )
+    title = "Accuracy by group of test images"
+    return [detailed("groups", title, caption, statistics, PERCENT)]
 
 
-def latex(table: pd.DataFrame) -> str:
-    r"""The same as a booktabs tabular; needs ``\usepackage{booktabs}``."""
-    cells = _cells(table, "{:.2f}", r" $\pm$ {:.2f}", r"\textbf{{{}}}")
-    heads = ["Method", "Seeds", *(rf"{head} (\%)" for head in _HEADS)]
-    rows = [[_escape(line[0]), *line[1:]] for line in cells]
-    body = [" & ".join(line) + r" \\" for line in rows]
-    return "\n".join(
-        [
-            rf"\begin{{tabular}}{{l{'r' * (len(heads) - 1)}}}",
-            r"\toprule",
-            " & ".join(heads) + r" \\",
-            r"\midrule",
-            *body,
-            r"\bottomrule",
-            r"\end{tabular}",
-            "",
-        ]
+def decomposition(
+    groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
+) -> list[Table]:
+    """The terms of the loss per method, by split and scope; [] where no run was decomposed.
+
+    Two tables each: the mean over a run's decomposed rounds, and the last of them.
+
+    Args:
+        groups: from :func:`analysis.runs.group`.
+        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        test: the paired test.
+
+    Raises:
+        AnalysisError: there is nothing to compare with the baseline.
+    """
+    keys = ["split", "scope"]
+    rounds = streams.values(groups, "decomposition", [*TERMS], ["round", *keys])
+    by = {label: f.sort_index().groupby(level=["seed", *keys]) for label, f in rounds.items()}
+    spans = {
+        "mean": ("mean over the decomposed rounds", {label: of.mean() for label, of in by.items()}),
+        "last": ("last decomposed round", {label: of.last() for label, of in by.items()}),
+    }
+    tables = []
+    for span, (words, found) in spans.items():
+        for (split, scope), values in sorted(_by_key(found, keys).items()):
+            caption = (
+                f"Cross-entropy in nats, {split} data, clients: {scope}; {words}. Mean and 95 % t "
+                "interval over the seeds. Local + shift + aggregation = global; a negative term "
+                "lowers the global loss."
+            )
+            name = f"decomposition_{span}_{split}_{scope}"
+            title = f"Terms of the loss ({split}, {scope}), {words}"
+            statistics = cells(values, baseline, test)
+            caption += _comparisons(statistics, baseline, test)
+            shown = {cell: _with_interval(cell) for cell in statistics}
+            tables.append(crossed(name, title, caption, shown, TERMS))
+    return tables
+
+
+def _by_key(
+    found: Mapping[str, pd.DataFrame], keys: list[str]
+) -> dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]]:
+    """By key, column and label: the value of each seed, from :func:`analysis.streams.values`."""
+    result: dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]] = {}
+    for label, frame in found.items():
+        for key, part in frame.reset_index(keys).groupby(keys):
+            of = result.setdefault(tuple(map(str, key)), {})
+            for column in part.columns.difference(keys, sort=False):
+                of.setdefault(column, {})[label] = part[column]
+    return result
+
+
+def _results(groups: Sequence[Group], metric: str) -> dict[str, pd.Series[float]]:
+    column = METRICS[metric].column
+    return {one.label: one.runs.set_index("seed")[column].astype(float) for one in groups}
+
+
+def _meaning(groups: Sequence[Group], metric: str) -> str:
+    meaning = METRICS[metric].meaning
+    if metric == "best":
+        parts = {str(part) for one in groups for part in one.runs["best_by"]}
+        names = {"val": "validation part", "test": "test part itself"}
+        meaning += f" {' or '.join(names.get(part, part) for part in sorted(parts))}"
+    return f"Accuracy in per cent, {meaning}."
+
+
+def _reading(
+    found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = True
+) -> str:
+    """What the numbers and signs of a table of accuracies are."""
+    first = "Mean ± standard deviation over the seeds, the best mean in bold"
+    if len({conditions(cell.row) for cell in found}) > 1:
+        first += " for each setting of data and rounds"
+    more = ", and 95 % t interval of the mean." if details else "."
+    return f"{first}{more}{_comparisons(found, baseline, test, details=details)}"
+
+
+def _comparisons(
+    found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = False
+) -> str:
+    """What was compared and how, and what could not be; empty without a baseline."""
+    if baseline is None:
+        return ""
+    tests = sum(not math.isnan(cell.adjusted) for cell in found)
+    difference = ", with its 95 % t interval" if details else ""
+    floor = ", which is never below 2 / 2^n over n seeds" if test == "wilcoxon" else ""
+    return (
+        f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
+        f"the seeds that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: corrected "
+        f"over the {tests} comparison{'s' * (tests != 1)} of this table; * below {SIGNIFICANT:g}."
+    ) + _missing(found)
+
+
+def _missing(found: Sequence[Cell]) -> str:
+    """Where p is not available, and why."""
+    reasons: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.comparison and cell.comparison.reason:
+            column = f" ({cell.column})" if cell.column else ""
+            reasons.setdefault(cell.comparison.reason, []).append(style.title(cell.row) + column)
+    return "".join(
+        f" p is not available where there is {reason}: {'; '.join(where)}."
+        for reason, where in reasons.items()
     )
 
 
-FORMATS = {".md": markdown, ".csv": csv, ".tex": latex}
-"""The writer for each suffix."""
-
-
-def _cells(table: pd.DataFrame, mean: str, std: str, bold: str) -> list[list[str]]:
-    columns: list[list[str]] = [table["method"].tolist(), [str(n) for n in table["seeds"]]]
-    for result in RESULTS:
-        means = [mean.format(100 * value) for value in table[f"{result}_mean"]]
-        best = max(means, key=float)
-        columns.append(
-            [
-                (bold.format(text) if text == best and len(means) > 1 else text)
-                + ("" if pd.isna(spread) else std.format(100 * spread))
-                for text, spread in zip(means, table[f"{result}_std"], strict=True)
-            ]
-        )
-    return [list(row) for row in zip(*columns, strict=True)]
-
-
-def _escape(text: str) -> str:
-    for special in "&%$#_{}":
-        text = text.replace(special, rf"\{special}")
-    return text
+def _with_interval(cell: Cell) -> str:
+    mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
+    return mean + f" {interval}" * (interval != NONE) + cell.mark

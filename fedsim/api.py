@@ -104,12 +104,13 @@ def decompose(
 
     Raises:
         ContractError: shapes that do not fit, weights that are no counts, NaN or infinity.
+        DivergedError: losses so large that the terms do not add up in float64.
     """
     local = np.asarray(client_losses, dtype=np.float64)
     after = np.asarray(global_losses, dtype=np.float64)
     n = np.asarray(num_samples, dtype=np.float64)
     weights = n if owner_samples is None else np.asarray(owner_samples, dtype=np.float64)
-    own = np.arange(len(n)) if owners is None else np.asarray(owners)
+    own = np.arange(n.size) if owners is None else np.asarray(owners)
     if local.ndim != 2 or 0 in local.shape or after.shape not in (local.shape, local.shape[1:]):
         raise ContractError(
             f"client_losses must be (m, K) and global_losses (K,) or (m, K), got {local.shape} "

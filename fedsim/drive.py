@@ -95,7 +95,7 @@ class Drive:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
             store.save_model(self.position.state.params, setup.layout)
-            if setup.config.evaluation.decompose_every and setup.config.evaluation.loss_matrix:
+            if "loss_matrix.csv" in store.lengths():
                 store.save_loss_matrix()
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)

@@ -72,6 +72,16 @@ class DataConfig(Section):
         seed: of partition and splits; the same for every training seed.
         image_size: pixels; None for the data set's own size.
         augment: name of the training augmentation; None for the data set's default.
+        correlation: of a site's mark with the disease, of the data set ``shortcut``; the sites are
+            spread around it by 0.1.
+        samples_per_client: training images of each site of ``shortcut``.
+        client_val_fraction: part of a client's own samples that it holds out for its validation.
+        client_test_fraction: part of them that it holds out for its test.
+        feature_shift: how the clients' images differ; client 0 has the images as they are, the last
+            client the strongest shift.
+        feature_strength: of the last client's shift.
+        shift_test: ``mixed`` gives each image of the common test and validation parts the shift of
+            a client, ``clean`` none.
     """
 
     prefix = "data."
@@ -90,6 +100,15 @@ class DataConfig(Section):
     seed: int = Field(0, ge=0, lt=2**32)
     image_size: int | None = Field(None, ge=1)
     augment: str | None = None
+    correlation: float = Field(0.9, ge=0, le=1)
+    samples_per_client: int = Field(60, ge=2)
+    client_val_fraction: float = Field(0.0, ge=0, lt=1)
+    client_test_fraction: float = Field(0.0, ge=0, lt=1)
+    feature_shift: Literal[
+        "none", "blur", "noise", "contrast", "colour", "intensity", "rotation"
+    ] = "none"
+    feature_strength: float = Field(1.0, gt=0, le=1)
+    shift_test: Literal["mixed", "clean"] = "mixed"
 
 
 class ModelConfig(Section):
@@ -146,12 +165,35 @@ class EvaluationConfig(Section):
         batch_size: images per forward pass.
         personal: whose models count for personalised methods (fedbn, fedpac): those of all
             clients, or of the cohort before or after local training.
+        decompose_every: split the global loss into its three terms every so many rounds and after
+            the last one; 0 for never.
+        decompose_split: the data for it: the clients' own ``train``, ``val`` or ``test`` parts, or
+            ``common_test``.
+        decompose_scope: whose data: the ``cohort``'s, or those of the whole ``population``.
+        decompose_max_samples: images of a client at most, drawn once for the run; None for all.
+        loss_matrix: also write every model's loss on every client's data.
+        clients_every: evaluate on each client's own data every so many rounds and after the last
+            one; 0 for never.
+        cosines: also write the cosine of each pair of updates and the spectrum of their Gram
+            matrix.
     """
 
     prefix = "evaluation."
     every: int = Field(1, ge=1)
     batch_size: int = Field(256, ge=1)
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
+    decompose_every: int = Field(0, ge=0)
+    decompose_split: Literal["train", "val", "test", "common_test"] = "train"
+    decompose_scope: Literal["cohort", "population"] = "cohort"
+    decompose_max_samples: int | None = Field(None, ge=1)
+    loss_matrix: bool = False
+    clients_every: int = Field(0, ge=0)
+    cosines: bool = False
+
+    @property
+    def own_split(self) -> Literal["train", "val", "test"]:
+        """The part of the clients' own data that a decomposition looks at."""
+        return "train" if self.decompose_split == "common_test" else self.decompose_split
 
 
 class EngineConfig(Section):

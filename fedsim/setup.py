@@ -12,13 +12,13 @@ import torch
 
 from fedsim import algorithms, data, models
 from fedsim.config import RunConfig, cohort_size
-from fedsim.contracts import Array, Dataset, Layout, ModelSpec, Partition, Training, Vector
+from fedsim.contracts import Dataset, Layout, ModelSpec, Partition, Training, Vector
 from fedsim.data import partitions
 from fedsim.engine import Executor
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
-from fedsim.settings import FIXED_PARTITIONS
+from fedsim.shares import load, read_images
 from fedsim.state import ServerState
 from fedsim.vectors import FlatModel
 
@@ -75,7 +75,9 @@ class Setup:
         data = self.config.data
         absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
         config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
-        return LocalImages(partial(read_images, config), array_sha256(self.dataset.x))
+        return LocalImages(
+            partial(read_images, config, self.partition), array_sha256(self.dataset.x)
+        )
 
 
 def start_of(setup: Setup) -> tuple[Setup, ServerState]:
@@ -92,8 +94,8 @@ def prepare(config: RunConfig) -> Setup:
     Raises:
         ConfigError, DataError: something does not fit; the message names key and file.
     """
-    dataset, kind = load_dataset(config)
-    partition = make_partition(config, dataset, kind)
+    dataset, partition, kind = load(config)
+    _check_owned(config, partition)
     info = {d.name: d for d in data.catalogue()}.get(config.data.name)
     model = ModelSpec(
         config.model.name or (info.default_model if info else "cnn"),
@@ -130,64 +132,17 @@ def prepare(config: RunConfig) -> Setup:
         flat.layout,
         flat.vector(),
         cohort_size(partition.num_clients, config.train.sample_rate),
-        config.data.alpha if "dirichlet" in kind else None,
+        config.data.alpha if kind in partitions.BY_ALPHA else None,
     )
 
 
-def load_dataset(config: RunConfig) -> tuple[Dataset, str]:
-    """The data set and the kind of partition, by default the data set's own."""
-    c = config.data
-    file = client_file(config)
-    if file is not None and c.partition not in (None, "files"):
+def _check_owned(config: RunConfig, partition: Partition) -> None:
+    split = config.evaluation.own_split
+    if config.evaluation.decompose_every and not getattr(partition, split):
         raise ConfigError(
-            f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
+            f"evaluation.decompose_split {split!r}: the clients own no {split} part; set "
+            f"data.client_{split}_fraction, or take train or common_test"
         )
-    split = c.partition_file if file is None else None
-    dataset = data.load(
-        c.name,
-        Path(c.dir) if c.dir else None,
-        image_size=c.image_size,
-        augment=c.augment,
-        val_fraction=c.val_fraction,
-        test_fraction=c.test_fraction,
-        seed=c.seed,
-        split=split,
-    )
-    by_data = "files" if file is not None else partitions.default_kind(dataset)
-    return dataset, c.partition or by_data
-
-
-def read_images(config: RunConfig) -> Array:
-    """The images (N, channels, H, W) of a configuration's data set, from this machine's files."""
-    return load_dataset(config)[0].x
-
-
-def client_file(config: RunConfig) -> Path | None:
-    """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
-    name = config.data.partition_file
-    return Path(name) if name and name.lower().endswith(".csv") else None
-
-
-def make_partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
-    """The clients' shares of the training part.
-
-    Raises:
-        ConfigError: an explicit number of clients other than the one that files or sites fix.
-    """
-    c = config.data
-    asked = "num_clients" in c.model_fields_set or kind not in FIXED_PARTITIONS
-    return partitions.make(
-        dataset,
-        kind,
-        num_clients=c.num_clients if asked else None,
-        alpha=c.alpha,
-        min_samples=c.min_samples,
-        seed=c.seed,
-        file=client_file(config),
-        shards_per_client=c.shards_per_client,
-        prior=c.prior,
-        order=c.order,
-    )
 
 
 def make_executor(setup: Setup, session: Session | None = None) -> Executor:
@@ -199,5 +154,14 @@ def make_executor(setup: Setup, session: Session | None = None) -> Executor:
         return SerialExecutor(setup.spec, engine)
     from fedsim.engine.ray_engine import RayExecutor
 
-    whole = setup.personalised and setup.config.evaluation.personal == "cohort_after"
-    return RayExecutor(setup.spec, engine, setup.vector_bytes, session, whole)
+    return RayExecutor(setup.spec, engine, setup.vector_bytes, session, needs_whole_updates(setup))
+
+
+def needs_whole_updates(setup: Setup) -> str | None:
+    """The setting for which the driver itself needs every update, None where none does."""
+    e = setup.config.evaluation
+    if e.decompose_every:
+        return f"evaluation.decompose_every={e.decompose_every}"
+    if setup.personalised and e.personal == "cohort_after":
+        return "evaluation.personal=cohort_after"
+    return None

@@ -194,7 +194,8 @@ class RunStore:
             raise StoreError(
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
-        return pd.read_csv(path, keep_default_na=False, na_values=[""])
+        # as a whole: read in pieces, a column of numbers and names would have two types
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Row], header: bool) -> str:

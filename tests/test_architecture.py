@@ -23,6 +23,7 @@ LAYERS = (
     ("interrupts", "durable", "lock", "tensorfile", "segments", "clientstates"),
     ("engine", "store", "state", "roundlog"),
     ("record", "checkpoint", "restore"),
+    ("shares",),
     ("setup",),
     ("summary", "evaluation", "aggregation", "finished"),
     ("clientscores", "lossmatrix"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedsim.cli import picture
 from fedsim.cli.configuration import configuration
-from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
+from fedsim.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    out_option,
+    settings_options,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,34 +28,52 @@ if TYPE_CHECKING:
 @click.command(cls=GroupedCommand)
 @settings_options()
 @out_option("Write partition.csv, split.csv and partition.png there.")
+@click.option(
+    "--plot",
+    cls=GroupedOption,
+    group="Files",
+    metavar="FILE",
+    help="Draw who owns what, with some images of the clients: a .png, .pdf or .svg file.",
+)
 @verbose_option
-def partition(preset: str | None, config: str | None, out: str | None, **values: Any) -> None:
+def partition(
+    preset: str | None, config: str | None, out: str | None, plot: str | None, **values: Any
+) -> None:
     """Show who would own what, before anyone trains on it.
 
     Prints the training samples of each client by class. With --out DIR it also writes the table, a
     picture, and split.csv, which '--set data.partition_file=DIR/split.csv --partition files' reads.
+    --plot FILE shows images as well, after their feature shift.
 
     \b
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
+      fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
-    from fedsim import setup
+    from fedsim import shares
     from fedsim.tables import show
 
     settings = configuration(preset, config, values)
     if out:
         check_new(Path(out))
         draw = figure()
-    dataset, kind = setup.load_dataset(settings)
-    split = setup.make_partition(settings, dataset, kind)
-    click.echo(
+    if plot:
+        picture.check(Path(plot))
+    dataset, split, kind = shares.load(settings)
+    title = (
         f"{dataset.name}, {kind}: {sum(map(len, split.train))} training samples of "
         f"{dataset.num_classes} classes on {split.num_clients} clients"
     )
+    click.echo(title)
     show(class_table(dataset, split))
     if out:
         write(dataset, split, Path(out), draw)
         click.echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
+    if plot:
+        shift = settings.data.feature_shift
+        note = "Training images" + (f", feature shift {shift}" if shift != "none" else "")
+        picture.save(dataset, split, title, note, Path(plot))
+        click.echo(f"picture: {plot}")
 
 
 FILES = ("partition.csv", "split.csv", "partition.png")
@@ -97,16 +121,10 @@ def figure() -> Callable[[pd.DataFrame], Figure]:
     Raises:
         ConfigError: another package of that name, such as one of the user's, is found first.
     """
-    from fedsim.errors import ConfigError
-
     try:
         from analysis.partition import figure as drawing
     except ImportError as error:
-        found = sys.modules.get("analysis")
-        where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-        raise ConfigError(
-            f"--out: the picture needs the package 'analysis' of fedsim, found is {where}: {error}"
-        ) from error
+        raise picture.foreign("--out", error) from error
     return drawing
 
 

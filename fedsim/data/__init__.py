@@ -16,6 +16,7 @@ from fedsim.data.medical import covid_fl, retina
 from fedsim.data.medmnist_info import MEDMNIST, REFUSED
 from fedsim.data.npz import medmnist, with_sites
 from fedsim.data.raw import Reader, Request
+from fedsim.data.shortcut import shortcut
 from fedsim.data.transforms import check_augment
 from fedsim.errors import ConfigError, DataError, nearest
 from fedsim.names import call, resolve, signature
@@ -24,6 +25,7 @@ __all__ = ["DatasetInfo", "catalogue", "load"]
 
 _READERS: Mapping[str, Reader] = {
     "digits": digits,
+    "shortcut": shortcut,
     "retina": retina,
     "covid_fl": covid_fl,
     "covid_cxr": with_sites,
@@ -48,11 +50,14 @@ def load(
     test_fraction: float = 0.2,
     seed: int = 0,
     split: str | None = None,
+    num_clients: int = 50,
+    samples_per_client: int = 60,
+    correlation: float = 0.9,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
 
-    A function of the user's is called with ``folder`` and those of the keyword arguments below
-    that it accepts, and returns a :class:`fedsim.contracts.Dataset`.
+    A function of the user's is called with ``folder`` and those of the keyword arguments below,
+    down to ``split``, that it accepts, and returns a :class:`fedsim.contracts.Dataset`.
 
     Args:
         name: of the catalogue, or ``module:function``.
@@ -67,12 +72,16 @@ def load(
         seed: ``data.seed``, which draws these parts.
         split: the folder of client lists, for data sets that have such folders (retina:
             ``split_1``, ``split_2``, ...).
+        num_clients: sites of generated data (shortcut), of which each becomes a client.
+        samples_per_client: training images of such a site.
+        correlation: of the site's mark with the class there, in 0..1.
 
     Raises:
         ConfigError: an unknown name or option.
         DataError: files that are missing, damaged or mislabelled; names file and row.
     """
     _check_options(image_size, augment, val_fraction, test_fraction)
+    _check_generated(num_clients, samples_per_client, correlation)
     options = {
         "image_size": image_size,
         "augment": augment,
@@ -93,7 +102,19 @@ def load(
     if split is not None and name not in _WITH_SPLITS:
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
     source = next(info.source for info in catalogue() if info.name == name)
-    raw = _READERS[name](Request(name, folder, image_size, split, source))
+    request = Request(
+        name,
+        folder,
+        image_size,
+        split,
+        source,
+        seed,
+        num_clients,
+        samples_per_client,
+        correlation,
+        val_fraction,
+    )
+    raw = _READERS[name](request)
     return assemble(
         raw,
         name,
@@ -116,6 +137,17 @@ def _check_options(
         raise ConfigError(f"data.val_fraction {val_fraction} must be at least 0 and below 1")
     if not 0 < test_fraction < 1:
         raise ConfigError(f"data.test_fraction {test_fraction} must be above 0 and below 1")
+
+
+def _check_generated(num_clients: int, samples_per_client: int, correlation: float) -> None:
+    if num_clients < 1:
+        raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
+    if samples_per_client < 2:
+        raise ConfigError(
+            f"data.samples_per_client {samples_per_client} must be at least 2, one of each class"
+        )
+    if not 0 <= correlation <= 1:
+        raise ConfigError(f"data.correlation {correlation} must be in 0..1")
 
 
 def _own(name: str, folder: Path | None, options: Mapping[str, object]) -> Dataset:

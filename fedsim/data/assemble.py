@@ -49,6 +49,7 @@ def assemble(
         site=raw.site,
         site_names=raw.site_names,
         clients=clients,
+        groups=raw.groups,
     )
     check(dataset, str(raw.source))
     return dataset
@@ -104,6 +105,10 @@ def check(dataset: Dataset, source: str) -> None:
         ),
         (min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"),
         (d.site is None or d.site.shape == d.y.shape, "site needs one value per image"),
+        (
+            all(np.isin(group, d.test).all() for group in d.groups.values()),
+            "groups name images outside the test part",
+        ),
     )
     for kept, message in rules:
         if not kept:

@@ -70,6 +70,16 @@ def _dealt(draw: Draw, cap: float) -> list[I64]:
     return [np.concatenate(p) for p in pieces]
 
 
+def quantity(draw: Draw) -> list[I64]:
+    """A random permutation cut by q ~ Dir(alpha) over the clients, whatever the classes.
+
+    As NIID-Bench draws it, except that a draw that is repeated shuffles again as well.
+    """
+    shuffled = draw.rng.permutation(len(draw.labels))
+    q = _proportions(draw.rng, np.full(draw.num_clients, draw.alpha))
+    return np.split(shuffled, (np.cumsum(q) * len(shuffled)).astype(np.int64)[:-1])
+
+
 def _proportions(rng: np.random.RandomState, alpha: F64) -> F64:
     """A Dirichlet draw, or its limit for alpha to 0: everything on one entry.
 
@@ -154,5 +164,6 @@ EQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
 UNEQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
     "dirichlet": dirichlet,
     "dirichlet_plain": dirichlet_plain,
+    "quantity": quantity,
 }
 """The kinds that are drawn again until everybody has enough."""

@@ -21,6 +21,7 @@ class DatasetInfo:
         default_partition: ``files``, ``by_site`` or ``dirichlet``.
         source: how to get it.
         needs_folder: whether ``data.dir`` has to be given.
+        generated: whether its images are drawn for ``data.num_clients`` sites.
     """
 
     name: str
@@ -32,6 +33,7 @@ class DatasetInfo:
     default_partition: str = "dirichlet"
     source: str = "downloaded on first use"
     needs_folder: bool = False
+    generated: bool = False
 
 
 _FEDLD = (
@@ -40,6 +42,16 @@ _FEDLD = (
 _NPZ = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
 _OWN = (
     DatasetInfo("digits", "scikit-learn's 1,797 hand-written digits", 10, 8, 1, source="embedded"),
+    DatasetInfo(
+        "shortcut",
+        "drawn eyes with lesions, and marks of the sites that go with the disease in training",
+        2,
+        32,
+        3,
+        default_partition="by_site",
+        source="generated",
+        generated=True,
+    ),
     DatasetInfo(
         "retina",
         "diabetic retinopathy, normal or diseased (SSL-FL, FedLD)",

@@ -11,6 +11,7 @@ import numpy as np
 from fedsim.contracts import Dataset, Partition
 from fedsim.data.draws import EQUAL, UNEQUAL, Draw, until_filled
 from fedsim.data.files import read_table, whole_number
+from fedsim.data.own import of_sites
 from fedsim.errors import ConfigError, DataError, nearest
 
 NAMES: Mapping[str, str] = {
@@ -18,10 +19,13 @@ NAMES: Mapping[str, str] = {
     "dirichlet": "classes dealt out by Dirichlet(alpha); who has a fair share gets no more",
     "dirichlet_plain": "classes dealt out by Dirichlet(alpha), nothing else",
     "dirichlet_per_client": "equal shares, each with class proportions of its own",
+    "quantity": "unequal shares by Dirichlet(alpha), classes not looked at",
     "shards": "a few shards of the label-sorted data per client",
-    "by_site": "a client per site (hospital, device) of the data set",
+    "by_site": "a client per site (hospital, device), with its own part of the test images",
     "files": "the client lists of the data set, or a CSV file with client,index",
 }
+BY_ALPHA = ("dirichlet", "dirichlet_plain", "dirichlet_per_client", "quantity")
+"""The kinds that look at alpha."""
 
 
 def make(
@@ -43,9 +47,9 @@ def make(
         dataset: whose ``train`` is dealt out.
         kind: a key of :data:`NAMES`.
         num_clients: K; None where lists or sites fix it.
-        alpha: concentration of the Dirichlet kinds, > 0; small means unequal clients.
-        min_samples: samples that every client must have, >= 1. ``dirichlet`` and
-            ``dirichlet_plain`` are drawn again until all have them, at most 1000 times.
+        alpha: concentration of the kinds in :data:`BY_ALPHA`, > 0; small means unequal clients.
+        min_samples: samples that every client must have, >= 1. ``dirichlet``, ``dirichlet_plain``
+            and ``quantity`` are drawn again until all have them, at most 1000 times.
         seed: of the draw.
         file: the CSV file of ``files``; None takes the data set's own client lists.
         shards_per_client: of ``shards``.
@@ -104,18 +108,19 @@ def fixed_num_clients(dataset: Dataset, kind: str, file: Path | None = None) -> 
 def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
     """The rows of partition.csv: one per client and label with any samples.
 
-    Keys client_id, label, train_samples, test_samples (0: the test set is common), and name
-    where the clients have names.
+    Keys client_id, label, train_samples, test_samples (the client's own; 0 where the test set is
+    common), and name where the clients have names.
     """
     rows: list[dict[str, int | str]] = []
-    for client, indices in enumerate(partition.train):
-        counts = np.bincount(dataset.y[indices], minlength=dataset.num_classes)
-        for label in np.flatnonzero(counts).tolist():
+    tests = partition.test or (dataset.test[:0],) * partition.num_clients
+    for client, parts in enumerate(zip(partition.train, tests, strict=True)):
+        train, test = (np.bincount(dataset.y[p], minlength=dataset.num_classes) for p in parts)
+        for label in np.flatnonzero(train + test).tolist():
             row: dict[str, int | str] = {
                 "client_id": client,
                 "label": label,
-                "train_samples": int(counts[label]),
-                "test_samples": 0,
+                "train_samples": int(train[label]),
+                "test_samples": int(test[label]),
             }
             rows.append(row | ({"name": partition.names[client]} if partition.names else {}))
     return rows
@@ -124,7 +129,9 @@ def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
 def write(partition: Partition, dataset: Dataset, path: Path) -> None:
     """Writes a partition as the CSV file that ``files`` reads: client,index[,name].
 
-    ``index`` counts from 0 in the training part, in the order of ``dataset.train``.
+    ``index`` counts from 0 in the training part, in the order of ``dataset.train``. What a client
+    held out of it for parts of its own stands after its training samples: the same fractions and
+    seed hold the same samples out again.
     """
     position = np.full(len(dataset.y), -1, dtype=np.int64)
     position[dataset.train] = np.arange(len(dataset.train))
@@ -132,8 +139,10 @@ def write(partition: Partition, dataset: Dataset, path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         out = csv.writer(stream, lineterminator="\n")
         out.writerow(["client", "index", *(["name"] if partition.names else [])])
-        for client, (indices, name) in enumerate(zip(partition.train, names, strict=True)):
-            out.writerows([client, i, *name] for i in position[indices].tolist())
+        for client, name in enumerate(names):
+            parts = (partition.train, partition.val, partition.test)
+            own = position[np.concatenate([part[client] for part in parts if part])]
+            out.writerows([client, i, *name] for i in own[own >= 0].tolist())
 
 
 def _check_name(key: str, given: str, allowed: Sequence[str]) -> None:
@@ -188,11 +197,12 @@ def _by_site(dataset: Dataset) -> Partition:
     if dataset.site is None:
         hint = "; its client lists are partition 'files'" if dataset.clients is not None else ""
         raise ConfigError(f"data.partition 'by_site': {dataset.name} has no sites{hint}")
-    site = dataset.site[dataset.train]
-    present = np.unique(site)
+    present = np.unique(dataset.site[dataset.train])
     return Partition(
-        tuple(dataset.train[site == s] for s in present),
+        of_sites(dataset.train, dataset.site, present),
         tuple(dataset.site_names[s] for s in present),
+        of_sites(dataset.val, dataset.site, present),
+        of_sites(dataset.test, dataset.site, present),
     )
 
 

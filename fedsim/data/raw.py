@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,11 @@ class Request:
         image_size: height and width in pixels that the model shall see; None: the default.
         split: the folder of client lists to use, for the data sets that have such folders.
         source: how to get the data set, for messages.
+        seed: of what is drawn.
+        num_sites: of generated data.
+        samples_per_site: training images of each such site.
+        correlation: of mark and class at such sites, in 0..1.
+        val_fraction: validation images, as a share of the training images.
     """
 
     name: str
@@ -34,6 +39,11 @@ class Request:
     image_size: int | None = None
     split: str | None = None
     source: str = ""
+    seed: int = 0
+    num_sites: int = 50
+    samples_per_site: int = 60
+    correlation: float = 0.9
+    val_fraction: float = 0.0
 
     @property
     def own_folder(self) -> Path:
@@ -66,6 +76,7 @@ class Raw:
         site: (N,) int64 index into ``site_names``, or None.
         site_names: names of the sites.
         clients: training indices per client, by client name, or None.
+        groups: indices of test images by the name of a group.
     """
 
     source: Path | str
@@ -81,6 +92,7 @@ class Raw:
     site: I64 | None = None
     site_names: tuple[str, ...] = ()
     clients: Mapping[str, I64] | None = None
+    groups: Mapping[str, I64] = field(default_factory=dict)
 
 
 Reader = Callable[[Request], Raw]

@@ -52,8 +52,8 @@ class Work:
 
 
 class Sent:
-    """Values that are objects already; the newest are kept, since rounds evaluate what they send
-    on.
+    """Values that are objects already; those used last are kept, since rounds evaluate what they
+    send on.
 
     ``room`` says how many are kept.
     """
@@ -67,11 +67,10 @@ class Sent:
         arrays = value.values() if isinstance(value, Mapping) else (value,)
         if sum(array.nbytes for array in arrays) <= INLINE:
             return value
-        for known, ref in self._newest:
-            if known is value:
-                return ref
-        self._newest = [(value, put(value)), *self._newest[: self.room - 1]]
-        return self._newest[0][1]
+        known = [pair for pair in self._newest if pair[0] is value] or [(value, put(value))]
+        others = [pair for pair in self._newest if pair[0] is not value]
+        self._newest = known + others[: self.room - 1]
+        return known[0][1]
 
     def limit(self, room: int) -> None:
         """Only so many are kept from now on."""

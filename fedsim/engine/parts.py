@@ -37,10 +37,23 @@ def drawn(partition: Partition, seed: int, part: Owned, client: int) -> I64:
     return everything[np.sort(rng.choice(len(everything), part.most, replace=False))]
 
 
+def count(spec: WorkerSpec, part: Part) -> int:
+    """n, the samples in a part; draws nothing."""
+    if isinstance(part, str):
+        return len(getattr(spec.dataset, part))
+    return sum(counts(spec.partition, part))
+
+
+def counts(partition: Partition, part: Owned) -> list[int]:
+    """The samples of each owner of a part."""
+    everything = getattr(partition, part.split)
+    sizes = [len(everything[c]) for c in part.owners]
+    return [min(size, part.most or size) for size in sizes]
+
+
 def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
     """The samples of a whole part as those of each owner, in its order."""
-    sizes = [len(getattr(partition, part.split)[c]) for c in part.owners]
-    stops = np.cumsum(np.minimum(sizes, part.most or max(sizes)))
+    stops = np.cumsum(counts(partition, part))
     pieces = (np.split(values, stops[:-1]) for values in (samples.loss, samples.correct))
     return [SampleScores(loss, correct) for loss, correct in zip(*pieces, strict=True)]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ from fedsim.contracts import (
 from fedsim.data.transforms import Transforms
 from fedsim.engine import gpu
 from fedsim.engine.flags import configure, precision
-from fedsim.engine.parts import groups, indices, name
+from fedsim.engine.parts import count, groups, indices, name
 from fedsim.errors import DataError, FedsimError, WorkerError
 from fedsim.local import LocalEnv, Trained, train_local
 from fedsim.metrics import SampleScores, per_sample, score
@@ -140,6 +141,8 @@ class Worker:
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
         self.images = as_tensor(images)
         self.labels = as_tensor(spec.dataset.y)
+        # many models in a row see the same part, whose draw can take longer than their passes
+        self.indices = lru_cache(maxsize=2)(partial(indices, spec))
         self.progress: tuple[int | None, float] | None = None
 
     def train(
@@ -225,7 +228,7 @@ class Worker:
         self._load(as_tensor(params).to(self.device), state)
         self.flat.mode(train=False)
         size = self.spec.batch_size
-        index = torch.from_numpy(indices(self.spec, part)[start * size : stop * size])
+        index = torch.from_numpy(self.indices(part)[start * size : stop * size])
         with self.precision():
             outputs = [
                 self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
@@ -244,7 +247,7 @@ class Worker:
         """Loss and hit of each sample in the batches start..stop of a part."""
         logits = self.logits(params, state, part, start, stop)
         size = self.spec.batch_size
-        index = indices(self.spec, part)[start * size : stop * size]
+        index = self.indices(part)[start * size : stop * size]
         return per_sample(logits, self.spec.dataset.y[index])
 
     @contextmanager
@@ -281,7 +284,7 @@ def array_sha256(array: Array) -> str:
 
 def num_batches(spec: WorkerSpec, part: Part) -> int:
     """Batches of fixed size in a part."""
-    return -(-len(indices(spec, part)) // spec.batch_size)
+    return -(-count(spec, part) // spec.batch_size)
 
 
 def score_part(logits: Array, spec: WorkerSpec, part: Part) -> Scores:

@@ -146,7 +146,8 @@ def test_every_command_explains_itself_with_examples(command: str) -> None:
 def test_help_is_grouped() -> None:
     text = fedsim("run", "--help").stdout
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
-    assert headings == ["Experiment:", "Data and model:", "Clients:", "Engine:", "Files:", "Other:"]
+    groups = ("Experiment", "Data and model", "Clients", "Evaluation", "Engine", "Files", "Other")
+    assert headings == [f"{group}:" for group in groups]
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -166,6 +167,28 @@ def test_defaults_in_the_help_are_the_defaults() -> None:
         value = getattr(getattr(config, section) if section else config, leaf)
         shown = f"{value:g}" if isinstance(value, float) else str(value)
         assert flag.shown == (None if value is None or value is False else shown), flag
+
+
+def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None:
+    asked = ["--decompose-every", "1", "--decompose-split", "test"]
+    result = fedsim("run", *QUICK, *asked, "--out", "r")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: evaluation.decompose_split 'test': the clients own no test part; set "
+        "data.client_test_fraction, or take train or common_test"
+    ]
+    assert not Path("r").exists()
+    more = ["--decompose-scope", "population", "--decompose-max-samples", "3", "--loss-matrix"]
+    more += ["--cosines", "--evaluate-clients-every", "2"]
+    result = fedsim(
+        "run", *QUICK, *asked, *more, "--set", "data.client_test_fraction=0.2", "--out", "r"
+    )
+    assert result.exit_code == 0, result.output
+    tables = {path.name for path in Path("r").iterdir()}
+    assert tables >= {"decomposition.csv", "loss_matrix.npz", "cosines.csv", "spectrum.csv"}
+    row = Path("r", "decomposition.csv").read_text().splitlines()[1]
+    assert row.startswith("1,test,population,")
+    assert ",own_test," in Path("r", "evaluations.csv").read_text()
 
 
 def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:

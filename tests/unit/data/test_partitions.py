@@ -53,7 +53,9 @@ def test_capped_dirichlet_draws_the_published_sizes(alpha, sizes, ones):
     assert [int(PUBLISHED.y[i].sum()) for i in made.train] == ones
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet", "dirichlet_plain", "dirichlet_per_client"])
+@pytest.mark.parametrize(
+    "kind", ["iid", "dirichlet", "dirichlet_plain", "dirichlet_per_client", "quantity"]
+)
 @pytest.mark.parametrize("num_clients", [1, 7, 40])
 def test_partition_is_disjoint_inside_the_training_part_and_repeatable(kind, num_clients):
     data = dataset([0, 1, 2] * 80 + [0], skip=30)
@@ -109,6 +111,29 @@ def test_per_client_takes_equal_shares_by_the_options():
     assert all(len(i) == 17 for m in made.values() for i in m.train)
     contents = {tuple(np.concatenate(m.train).tolist()) for m in made.values()}
     assert len(contents) == 4
+
+
+def test_quantity_skews_sizes_and_leaves_classes_alone():
+    data = dataset([0, 1, 2, 3] * 1000 + [0])
+    made = partitions.make(data, "quantity", num_clients=5, alpha=0.5, min_samples=20, seed=1)
+    sizes = np.array([len(own) for own in made.train])
+    assert sizes.sum() == 4000
+    assert sizes.max() > 2 * sizes.min() >= 40
+    for own in made.train:
+        share = np.bincount(data.y[own], minlength=4) / len(own)
+        assert np.abs(share - 0.25).max() < 5 * np.sqrt(0.25 * 0.75 / len(own))
+    equal = partitions.make(data, "quantity", num_clients=5, alpha=1e6, seed=1)
+    assert np.ptp([len(own) for own in equal.train]) < 40
+
+
+def test_quantity_draws_niid_benchs_sizes():
+    # their calls: permutation(n), dirichlet(alpha), cut at floor(cumsum(q) n)
+    made = partitions.make(TOY, "quantity", num_clients=3, alpha=5.0, min_samples=1, seed=7)
+    rng = np.random.RandomState(7)
+    order = rng.permutation(120)
+    cuts = (np.cumsum(rng.dirichlet([5.0] * 3)) * 120).astype(int)[:-1]
+    for own, wanted in zip(made.train, np.split(order, cuts), strict=True):
+        assert set(own.tolist()) == set(wanted.tolist())
 
 
 def test_shards_hold_few_classes_and_equal_sizes():
@@ -235,7 +260,7 @@ def test_impossible_partitions_are_refused(kind, options, error, message):
         partitions.make(TOY, kind, **{"num_clients": 2, **options})
 
 
-@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet_plain"])
+@pytest.mark.parametrize("kind", ["dirichlet", "dirichlet_plain", "quantity"])
 def test_unreachable_minimum_ends_with_the_sizes_reached(kind):
     # 2 of 120 samples each would fit, but alpha 0.01 hands classes over nearly whole
     with pytest.raises(DataError, match=r"none of 1000 draws .* reached \[") as caught:

@@ -1,0 +1,140 @@
+"""Accuracy by client, and by group of test samples, after the last evaluation of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from analysis import bars, panels, streams, style
+from analysis.drawing import Absent, Drawing
+from analysis.facets import Facets
+
+CLIENTS = "Accuracy by client"
+GROUPS = "Accuracy by group of test samples"
+SPLITS = {
+    "own_test": "its own test part", "own_val": "its own validation part",
+    "own_train": "its own training part", "test": "the common test part",
+}  # fmt: skip
+"""Parts in clients' rows of evaluations.csv from the best to the least suited, and their names."""
+MARKERS = ("o", "D", "s", "^", "v", "P", "X")
+
+
+def by_client(facets: Facets) -> Drawing | Absent:
+    """A dot per client and a box per method, each client's accuracy a mean over seeds."""
+    found = {
+        title: streams.last(groups, "evaluations", ["accuracy"], key=("split", "client_id"))
+        for title, groups in facets.items()
+    }
+    held = {s for part in found.values() for frame in part.values() for s in frame.index.unique(0)}
+    split = next((name for name in SPLITS if name in held), None)
+    if split is None:
+        return Absent(
+            CLIENTS,
+            "no rows of clients in evaluations.csv; `fedsim run --evaluate-clients-every N` "
+            "writes them",
+        )
+    chosen = {
+        title: {
+            label: frame.xs(split, level="split")["accuracy"]
+            for label, frame in part.items()
+            if split in frame.index.unique(0)
+        }
+        for title, part in found.items()
+    }
+    labels = list(dict.fromkeys(label for part in chosen.values() for label in part))
+    counts = [float(n) for part in chosen.values() for frame in part.values() for n in frame["n"]]
+    lines = style.lines(labels)
+    with style.look():
+        fig, places = bars.frame(list(chosen), labels, "Client accuracy (%)")
+        for axes, part in zip(places, chosen.values(), strict=True):
+            for label, frame in part.items():
+                accuracies = 100 * frame["mean"].to_numpy()
+                _strip(axes, accuracies, labels.index(label), lines[label].colour)
+    seeds = panels.over_seeds(counts).partition(",")[0].lower()
+    return Drawing(
+        "clients",
+        CLIENTS,
+        f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. "
+        f"A dot is a client ({seeds}); boxes hold the middle half of the clients, the line "
+        "in a box is the median, whiskers span all clients. Methods that keep a model per client "
+        "are evaluated with it, the others with the global model.",
+        "A short box far to the right serves all clients well; dots far to the left are clients "
+        "that the method leaves behind.",
+        fig,
+    )
+
+
+def _strip(axes: Axes, values: np.ndarray, row: int, colour: str) -> None:
+    """A box with all its values, which lie at fixed places across the row."""
+    axes.boxplot(
+        values, positions=[row], orientation="horizontal", widths=0.56, whis=(0, 100),
+        manage_ticks=False, patch_artist=True, showfliers=False,
+        boxprops={"facecolor": "none", "edgecolor": colour, "linewidth": 1.1},
+        medianprops={"color": colour, "linewidth": 2.2},
+        whiskerprops={"color": colour, "linewidth": 1.1},
+        capprops={"color": colour, "linewidth": 1.1},
+    )  # fmt: skip
+    heights = row + 0.2 * (2 * (np.arange(len(values)) * 0.618034 % 1) - 1)
+    size = 14 if len(values) <= 60 else 6
+    axes.scatter(values, heights, s=size, color=colour, alpha=0.45, linewidths=0, zorder=3)
+
+
+def by_group(facets: Facets) -> Drawing | Absent:
+    """Mean accuracy and 95 % interval of each group of test samples, a row per method."""
+    found = {
+        title: streams.last(
+            groups, "evaluations", ["accuracy"], key="group", where={"split": "test"}
+        )
+        for title, groups in facets.items()
+    }
+    frames = [frame["accuracy"] for part in found.values() for frame in part.values()]
+    if not frames:
+        return Absent(
+            GROUPS, "no rows of groups in evaluations.csv; data with groups of test samples "
+            "(`-d shortcut`) have them",
+        )  # fmt: skip
+    names = list(dict.fromkeys(name for frame in frames for name in frame.index))
+    labels = list(dict.fromkeys(label for part in found.values() for label in part))
+    lines = style.lines(labels)
+    with style.look():
+        fig, places = bars.frame(list(found), labels, "Test accuracy (%)", columns=2)
+        for axes, part in zip(places, found.values(), strict=True):
+            for label, frame in part.items():
+                row, colour = labels.index(label), lines[label].colour
+                _groups(axes, 100 * panels.column(frame, "accuracy"), names, row, colour)
+        handles = [
+            Line2D(
+                [], [], marker=MARKERS[index % len(MARKERS)], linestyle="", markersize=7,
+                color="#444444", markerfacecolor="#444444" if index == 0 else "white",
+            )
+            for index, _ in enumerate(names)
+        ]  # fmt: skip
+        seeds = panels.over_seeds((n for frame in frames for n in frame["n"]), "bar")
+        panels.legend(fig, handles, names, seeds)
+    return Drawing(
+        "groups",
+        GROUPS,
+        f"Accuracy on the groups of test samples ({', '.join(names)}) after the last round. "
+        f"{seeds}.",
+        "The grey line joins the groups of one method: the longer it is, the more the method "
+        "relies on what tells the groups apart (in aligned samples the shortcut agrees with the "
+        "label, in conflicting ones it points to the other class).",
+        fig,
+    )
+
+
+def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour: str) -> None:
+    means = frame["mean"].reindex(names)
+    axes.plot(
+        [means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2, zorder=1,
+    )  # fmt: skip
+    for index, name in enumerate(names):
+        if name in frame.index:
+            half = frame["half"][name]
+            axes.errorbar(
+                means[name], row, xerr=None if np.isnan(half) else half,
+                fmt=MARKERS[index % len(MARKERS)], color=colour, capsize=3, markersize=7,
+                markerfacecolor=colour if index == 0 else "white", elinewidth=1.2,
+            )  # fmt: skip

@@ -1,0 +1,120 @@
+"""How far the clients' updates agree: cosines, conflicts, gradient diversity, principal axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from analysis import panels, stats, streams
+from analysis.drawing import Absent, Drawing, Rounds
+from analysis.facets import Facets
+from analysis.runs import Group
+
+AGREEMENT = "Agreement of the updates by round"
+COSINES = "Pairwise cosines and principal axes in the last round"
+SMOOTH = 20
+"""Curves by round are moving means over the rounds divided by this: cohorts differ by round."""
+
+
+def agreement(rounds: Rounds) -> Drawing | Absent:
+    """Conflict ratio, gradient diversity and share of the first axis by round."""
+    found = []
+    for title, values in rounds.items():
+        smooth = {label: _smooth(frame) for label, frame in values.items()}
+        found += [
+            panels.Panel(
+                "Conflicting pairs (%)", panels.curves(smooth, "conflict_ratio", 100), title,
+                limits=(-2, 102), reach=(0, 10),
+            ),
+            panels.Panel(
+                "Gradient diversity", panels.curves(smooth, "gradient_diversity"), title,
+                limits=(0.95, math.inf), reach=(1,),
+            ),
+            panels.Panel(
+                "Share of first axis (%)", panels.curves(smooth, "top_axis_share", 100), title,
+                limits=(-2, 102),
+            ),
+        ]  # fmt: skip
+    kinds = [kind for kind in range(3) if any(panel.curves for panel in found[kind::3])]
+    if not kinds:
+        return Absent(AGREEMENT, "a conflict needs two clients in a round; these runs have one")
+    shown = [panel for index, panel in enumerate(found) if index % 3 in kinds]
+    seeds = panels.seeds_of(shown)
+    return Drawing(
+        "agreement",
+        AGREEMENT,
+        "Share of pairs of clients whose updates have a negative inner product, gradient "
+        "diversity, and the share of the largest eigenvalue in the trace of the Gram matrix of "
+        f"the updates, by communication round. {seeds}. Runs of {2 * SMOOTH} rounds or "
+        f"more: moving means over a {SMOOTH}th of the rounds.",
+        "A conflicting pair pulls the model in opposing directions. Gradient diversity is 1 where "
+        "all updates are equal and grows as they differ. A first axis with a large share means "
+        "that the updates lie along one common direction, the one that principal aggregation "
+        "keeps first.",
+        panels.grid(shown, len(kinds), seeds),
+    )
+
+
+def cosines(facets: Facets) -> Drawing | Absent:
+    """Sorted pairwise cosines, and eigenvalue shares, of the last round."""
+    left = [
+        panels.Panel(
+            "Cosine", _sorted(groups), title, zero=True, limits=(-1.05, 1.05),
+            x="Pairs of clients, sorted (%)",
+        )
+        for title, groups in facets.items()
+    ]  # fmt: skip
+    if not any(panel.curves for panel in left):
+        return Absent(COSINES, "no cosines.csv; `fedsim run --cosines` writes it")
+    right = [
+        panels.Panel(
+            "Eigenvalue share (%)",
+            panels.curves(streams.last(groups, "spectrum", ["share"], key="axis"), "share", 100),
+            title, limits=(-2, 102), x="Principal axis",
+        )
+        for title, groups in facets.items()
+    ]  # fmt: skip
+    shown = [panel for pair in zip(left, right, strict=True) for panel in pair]
+    seeds = panels.seeds_of(shown)
+    return Drawing(
+        "cosines",
+        COSINES,
+        "Left: cosines of all pairs of client updates in the last round, sorted within each run. "
+        "Right: eigenvalues of the Gram matrix of the same updates as shares of their sum. "
+        f"{seeds}.",
+        "A curve that goes further below the zero line has more pairs in conflict, and stronger "
+        "ones. On the right, the steeper the fall, the fewer directions the updates share.",
+        panels.grid(shown, 2, seeds),
+    )
+
+
+def _smooth(values: pd.DataFrame) -> pd.DataFrame:
+    """Aggregate over seeds of moving means within each run."""
+    window = max(1, values.index.unique("round").size // SMOOTH)
+    smooth = values.groupby(level="seed", group_keys=False).rolling(window).mean()
+    return stats.over_seeds(smooth.droplevel(0), ["round"])
+
+
+def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
+    """Sorted cosines of each run's last round, mean over seeds by rank, in per cent of the pairs.
+
+    Runs with more pairs than others are read off at the ranks of the run with the fewest.
+    """
+    found: dict[str, dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
+    for part in streams.each(groups, "cosines", ["round", "cosine"]):
+        frame = part.frame.dropna()
+        values = frame["cosine"][frame["round"] == frame["round"].max()].to_numpy()
+        if len(values):
+            found.setdefault(part.label, {})[part.seed] = values
+    result = {}
+    for label, runs in found.items():
+        places = np.linspace(0, 1, min(map(len, runs.values())))
+        rows = {
+            seed: pd.DataFrame({"cosine": np.quantile(values, places)}, index=100 * places)
+            for seed, values in runs.items()
+        }
+        result[label] = stats.over_seeds(pd.concat(rows, names=["seed", "pair"]), ["pair"])
+    return panels.curves(result, "cosine")

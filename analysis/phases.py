@@ -1,0 +1,72 @@
+"""Where the time of a round goes."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from analysis import bars, panels, streams, style
+from analysis.drawing import Absent, Drawing
+from analysis.facets import Facets
+
+TITLE = "Time per round by phase"
+PHASES = {
+    "broadcast": "#66CCEE", "train": "#4477AA", "aggregate": "#AA3377", "evaluate": "#CCBB44",
+    "decompose": "#228833", "checkpoint": "#999999", "other": "#DDDDDD",
+}  # fmt: skip
+"""Colours of the phases, Paul Tol's bright scheme; ``other`` is the rest of ``total``."""
+
+
+def draw(facets: Facets) -> Drawing | Absent:
+    """Stacked bars: mean seconds of a round by phase, a bar per method."""
+    found = {
+        title: {
+            label: _stack(frame["seconds"]["mean"])
+            for label, frame in streams.series(groups, "timings", ["seconds"], "phase").items()
+        }
+        for title, groups in facets.items()
+    }
+    if not any(found.values()):
+        return Absent(TITLE, "no timings.csv; every `fedsim run` writes it")
+    return Drawing(
+        "phases",
+        TITLE,
+        "Wall-clock seconds of a round by phase, mean over all rounds and runs of a method; the "
+        "number is their sum. Phases that a run does not have are left out.",
+        "Times depend on the machine, on what else ran on it and on the engine's settings. "
+        "Compare only runs of one machine.",
+        _figure(found),
+    )
+
+
+def _stack(seconds: pd.Series[float]) -> pd.Series[float]:
+    """Seconds by phase in the order of PHASES; phases of other names count as ``other``."""
+    known = seconds.reindex(list(PHASES)[:-1]).fillna(0.0)
+    whole = float(seconds.get("total", seconds.sum()))
+    known["other"] = max(0.0, whole - float(known.sum()))
+    return known
+
+
+def _figure(found: dict[str, dict[str, pd.Series[float]]]) -> Figure:
+    labels = list(dict.fromkeys(label for part in found.values() for label in part))
+    used = [p for p in PHASES if any(s[p] > 0 for part in found.values() for s in part.values())]
+    with style.look():
+        fig, places = bars.frame(list(found), labels, "Seconds per round")
+        for axes, part in zip(places, found.values(), strict=True):
+            table = pd.DataFrame(part).T.reindex(labels).fillna(0.0)
+            left = pd.Series(0.0, table.index)
+            for phase in used:
+                axes.barh(
+                    range(len(labels)), table[phase], left=left, height=0.66,
+                    color=PHASES[phase], label=phase,
+                )  # fmt: skip
+                left = left + table[phase]
+            for row, total in enumerate(left):
+                axes.annotate(
+                    f"{total:.3g}" if total else "", (total, row), (4, 0),
+                    textcoords="offset points", va="center", fontsize=9.5,
+                )  # fmt: skip
+            axes.margins(x=0.15)
+        handles, names = places[0].get_legend_handles_labels()
+        panels.legend(fig, handles, names)
+    return fig

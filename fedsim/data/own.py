@@ -1,0 +1,105 @@
+"""The clients' own validation and test parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedsim import rng
+from fedsim.contracts import I64, Dataset, Partition
+from fedsim.errors import ConfigError, DataError
+
+
+def of_sites(part: I64, site: I64, sites: I64) -> tuple[I64, ...]:
+    """The images of each of the sites in a part; nothing unless every site has some there.
+
+    Args:
+        part: indices of images.
+        site: (N,) of every image.
+        sites: the sites, a client each.
+    """
+    own = tuple(part[site[part] == s] for s in sites)
+    return own if all(map(len, own)) else ()
+
+
+def hold_out(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    val_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    min_samples: int = 1,
+    seed: int = 0,
+) -> Partition:
+    """Takes parts of every client's training samples for its own validation and test.
+
+    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
+    leaves that part as it is. The draw looks neither at the order of a client's samples nor at the
+    other fraction where that one is for validation. Patients are not kept together: a data set says
+    no more which images are of one patient once its common parts are drawn.
+
+    Args:
+        dataset: of the samples' classes.
+        partition: whose ``train`` is taken from; its order stays.
+        val_fraction: ``data.client_val_fraction``.
+        test_fraction: ``data.client_test_fraction``.
+        min_samples: what every client has to keep for training.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: the fractions leave nothing to train on.
+        DataError: a client would keep fewer than ``min_samples``.
+    """
+    if not 0 <= val_fraction + test_fraction < 1 or min(val_fraction, test_fraction) < 0:
+        raise ConfigError(
+            f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
+            f"{test_fraction} must be at least 0 and together below 1"
+        )
+    kept = partition
+    for part, fraction in (("test", test_fraction), ("val", val_fraction)):
+        if fraction > 0:
+            counts = [max(1, round(fraction * len(own))) for own in partition.train]
+            kept = _without(kept, dataset, part, counts, seed)
+    for client, own in enumerate(kept.train):
+        if len(own) < min_samples:
+            raise DataError(
+                f"{dataset.name}: client {client} has {len(partition.train[client])} samples; "
+                f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
+                f"{test_fraction} leave it {len(own)}, data.min_samples is {min_samples}"
+            )
+    return kept
+
+
+def _without(
+    partition: Partition, dataset: Dataset, part: str, counts: Sequence[int], seed: int
+) -> Partition:
+    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``."""
+    train, held = [], []
+    for client, (own, count) in enumerate(zip(partition.train, counts, strict=True)):
+        ordered = np.sort(own)
+        draw = rng.generator(seed, f"own.{part}", client)
+        out = np.isin(own, ordered[stratified(dataset.y[ordered], count, draw)])
+        train.append(own[~out])
+        held.append(own[out])
+    parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
+    return replace(partition, **parts)
+
+
+def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
+    """Positions of ``count`` random samples, of each class nearly its share.
+
+    Every n/count-th sample of the shuffled samples in the order of their classes, from a random
+    first one on: a class of c samples gives c count/n of them, rounded down or up.
+
+    Args:
+        labels: (n,) classes.
+        count: how many; all where there are no more than that.
+        draw: consumed.
+    """
+    shuffled = draw.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    n, taken = max(1, len(labels)), max(1, min(count, len(labels)))
+    return by_class[(np.arange(len(labels))[:count] * n + draw.integers(n)) // taken]

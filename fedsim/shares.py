@@ -1,0 +1,100 @@
+"""From a configuration to the images and who owns them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedsim import data
+from fedsim.config import RunConfig
+from fedsim.contracts import Array, Dataset, Partition
+from fedsim.data import partitions
+from fedsim.data.own import hold_out
+from fedsim.data.shifts import shifted
+from fedsim.errors import ConfigError
+from fedsim.settings import FIXED_PARTITIONS
+
+
+def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
+    """The data set with the clients' feature shifts, who owns what of it, the kind of partition.
+
+    Raises:
+        ConfigError, DataError: something does not fit; the message names key and file.
+    """
+    dataset, kind = _dataset(config)
+    partition = _partition(config, dataset, kind)
+    return _shifted(config, dataset, partition), partition, kind
+
+
+def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
+    c = config.data
+    shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
+    return shifted(dataset, partition, *shift)
+
+
+def _dataset(config: RunConfig) -> tuple[Dataset, str]:
+    """The data set and the kind of partition, by default the data set's own."""
+    c = config.data
+    file = _client_file(config)
+    if file is not None and c.partition not in (None, "files"):
+        raise ConfigError(
+            f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
+        )
+    split = c.partition_file if file is None else None
+    dataset = data.load(
+        c.name,
+        Path(c.dir) if c.dir else None,
+        image_size=c.image_size,
+        augment=c.augment,
+        val_fraction=c.val_fraction,
+        test_fraction=c.test_fraction,
+        seed=c.seed,
+        split=split,
+        num_clients=c.num_clients,
+        samples_per_client=c.samples_per_client,
+        correlation=c.correlation,
+    )
+    by_data = "files" if file is not None else partitions.default_kind(dataset)
+    return dataset, c.partition or by_data
+
+
+def read_images(config: RunConfig, partition: Partition) -> Array:
+    """The images (N, channels, H, W) that clients see, from this machine's files."""
+    return _shifted(config, _dataset(config)[0], partition).x
+
+
+def _client_file(config: RunConfig) -> Path | None:
+    """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
+    name = config.data.partition_file
+    return Path(name) if name and name.lower().endswith(".csv") else None
+
+
+def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
+    """The clients' shares of the training part.
+
+    Raises:
+        ConfigError: an explicit number of clients other than the one that files or sites fix.
+    """
+    c = config.data
+    generated = any(d.generated for d in data.catalogue() if d.name == c.name)
+    given = generated or "num_clients" in c.model_fields_set
+    asked = given or kind not in FIXED_PARTITIONS
+    partition = partitions.make(
+        dataset,
+        kind,
+        num_clients=c.num_clients if asked else None,
+        alpha=c.alpha,
+        min_samples=c.min_samples,
+        seed=c.seed,
+        file=_client_file(config),
+        shards_per_client=c.shards_per_client,
+        prior=c.prior,
+        order=c.order,
+    )
+    return hold_out(
+        dataset,
+        partition,
+        val_fraction=c.client_val_fraction,
+        test_fraction=c.client_test_fraction,
+        min_samples=c.min_samples,
+        seed=c.seed,
+    )

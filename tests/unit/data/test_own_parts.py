@@ -1,0 +1,129 @@
+"""The clients' own validation and test parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedsim import data
+from fedsim.contracts import Partition
+from fedsim.data import partitions
+from fedsim.data.own import hold_out, stratified
+from fedsim.errors import ConfigError, DataError
+
+DIGITS = data.load("digits")
+FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.25}
+
+
+def split(**options: object) -> Partition:
+    return partitions.make(DIGITS, "dirichlet", num_clients=20, alpha=0.3, min_samples=4, **options)
+
+
+def held(**options: object) -> Partition:
+    return hold_out(DIGITS, split(), **{**FRACTIONS, **options})
+
+
+def test_every_sample_stays_with_its_client_in_one_part():
+    made = held()
+    whole = split()
+    for client in range(20):
+        parts = [made.train[client], made.val[client], made.test[client]]
+        assert np.array_equal(np.sort(np.concatenate(parts)), np.sort(whole.train[client]))
+        kept = whole.train[client][np.isin(whole.train[client], parts[0])]
+        assert np.array_equal(parts[0], kept)  # the order of training stays
+        n = len(whole.train[client])
+        assert [len(p) for p in parts[1:]] == [max(1, round(f * n)) for f in (0.1, 0.25)]
+
+
+@pytest.mark.parametrize("counts", [[40, 40, 20], [10, 1, 1], [3, 5, 7], [1], [100, 1]])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 1.0])
+def test_each_class_gives_its_share_rounded_down_or_up(counts, share):
+    labels = np.repeat(np.arange(len(counts)), counts)
+    count = max(1, round(share * len(labels)))
+    for seed in range(20):
+        taken = stratified(labels, count, np.random.default_rng(seed))
+        assert len(np.unique(taken)) == len(taken) == count
+        wanted = np.array(counts) * count / len(labels)
+        got = np.bincount(labels[taken], minlength=len(counts))
+        assert (np.abs(got - wanted) < 1).all()
+
+
+def test_every_sample_is_as_likely_as_any_other():
+    # 4 of 12, of whom one is alone in its class: each is taken in a third of the draws
+    labels = np.repeat([0, 1, 2], [7, 4, 1])
+    drawn = [stratified(labels, 4, np.random.default_rng(seed)) for seed in range(3000)]
+    share = np.bincount(np.concatenate(drawn), minlength=12) / 3000
+    assert np.abs(share - 1 / 3).max() < 5 * np.sqrt(1 / 3 * 2 / 3 / 3000)
+
+
+def test_the_draw_is_of_the_seed_and_the_client_not_of_the_order():
+    made, again, other = held(), held(), held(seed=1)
+    assert all(map(np.array_equal, made.test, again.test))
+    assert any(not np.array_equal(a, b) for a, b in zip(made.test, other.test, strict=True))
+    turned = Partition(tuple(own[::-1] for own in split().train))
+    for a, b in zip(hold_out(DIGITS, turned, **FRACTIONS).test, made.test, strict=True):
+        assert set(a.tolist()) == set(b.tolist())
+    without = held(val_fraction=0.0)
+    assert without.val == ()
+    assert all(map(np.array_equal, made.test, without.test))
+
+
+def test_no_fraction_leaves_the_partition_as_it_is():
+    whole = split()
+    assert hold_out(DIGITS, whole) == whole
+
+
+def test_a_client_that_cannot_give_is_named():
+    whole = Partition((DIGITS.train[:40], DIGITS.train[40:43]))
+    with pytest.raises(
+        DataError,
+        match=r"digits: client 1 has 3 samples; data.client_val_fraction 0.1 and "
+        r"data.client_test_fraction 0.25 leave it 1, data.min_samples is 2",
+    ):
+        hold_out(DIGITS, whole, min_samples=2, **FRACTIONS)
+    assert len(hold_out(DIGITS, whole, **FRACTIONS).train[1]) == 1
+    with pytest.raises(DataError, match=r"client 0 has 1 samples; .* leave it 0"):
+        hold_out(DIGITS, Partition((DIGITS.train[:1],)), **FRACTIONS)
+
+
+@pytest.mark.parametrize(("val", "test"), [(0.6, 0.5), (-0.1, 0.5), (0.5, 0.5)])
+def test_impossible_fractions_are_refused(val, test):
+    with pytest.raises(ConfigError, match="must be at least 0 and together below 1"):
+        hold_out(DIGITS, split(), val_fraction=val, test_fraction=test)
+
+
+def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
+    made = held()
+    partitions.write(made, DIGITS, tmp_path / "split.csv")
+    read = partitions.make(DIGITS, "files", file=tmp_path / "split.csv", min_samples=4)
+    again = hold_out(DIGITS, read, **FRACTIONS)
+    for part in ("train", "val", "test"):
+        for a, b in zip(getattr(made, part), getattr(again, part), strict=True):
+            assert set(a.tolist()) == set(b.tolist())
+    assert all(map(np.array_equal, made.train, again.train))
+
+
+def test_the_table_counts_own_test_samples():
+    made = held()
+    rows = partitions.table(DIGITS, made)
+    assert sum(row["test_samples"] for row in rows) == sum(map(len, made.test)) > 0
+    assert sum(row["train_samples"] for row in rows) == sum(map(len, made.train))
+    assert all(row["train_samples"] + row["test_samples"] > 0 for row in rows)
+    # labels 0..9 of client 0's own test part, counted one by one
+    counts = {row["label"]: row["test_samples"] for row in rows if row["client_id"] == 0}
+    for label in counts:
+        assert counts[label] == sum(1 for i in made.test[0] if DIGITS.y[i] == label)
+
+
+def test_clients_of_sites_own_their_images_of_the_common_test_part():
+    shortcut = data.load("shortcut", num_clients=6, samples_per_client=8, val_fraction=0.9)
+    made = partitions.make(shortcut, "by_site")
+    for common, own in ((shortcut.test, made.test), (shortcut.val, made.val)):
+        assert np.array_equal(np.sort(np.concatenate(own)), common)
+        for client, indices in enumerate(own):
+            assert set(shortcut.site[indices].tolist()) == {client}
+    # a site without a test image: nobody owns test data, and the table has none
+    many = data.load("shortcut", num_clients=300, samples_per_client=2)
+    assert partitions.make(many, "by_site").test == ()
