@@ -122,7 +122,8 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
         counts: of :func:`matrix`.
     """
     num_clients = counts.shape[1]
-    if "name" in frame.columns and num_clients <= NAMED:
+    named = "name" in frame.columns and bool(frame["name"].notna().all())
+    if named and num_clients <= NAMED:
         names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
         texts = [str(names[client]) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70

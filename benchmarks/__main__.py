@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from benchmarks import flower, processes, report, serverstep
+from benchmarks import decomposition, flower, processes, report, serverstep
 from benchmarks.pairing import Pairs, Spread, compare
 from benchmarks.profiles import profile
 from benchmarks.report import Result, of_pairs, of_step
@@ -95,6 +95,16 @@ def _a1(options: Options) -> Iterator[Result]:
             yield Result("A1", case, "ms", 1e3 * Spread.of(step.tables).median)
 
 
+def _d1(options: Options) -> Iterator[Result]:
+    """Decomposing a round's loss, beside rounds of the same run without that."""
+    for case, turns in decomposition.measure(5 * options.repeats):
+        yield Result(
+            "D1", case, "ms", 1e3 * Spread.of(turns.decomposed).median,
+            1e3 * Spread.of(turns.plain).median, "rounds without it", turns.ratio, 2.0,
+            details={"seconds": asdict(turns)},
+        )  # fmt: skip
+
+
 def _memory(options: Options) -> Iterator[Result]:
     """The driver in W3 beside the driver in W1: what the model's size adds, in models."""
     size = prepare(run_config(WORKLOADS["w3"], "fedavg", 1)).initial.nbytes
@@ -161,6 +171,7 @@ BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
     "W3": _paired("W3", "w3", 1.3),
     "W4": _w4,
     "A1": _a1,
+    "D1": _d1,
     "MEM": _memory,
     "M1": _m1,
     "S1": _s1,

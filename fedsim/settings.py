@@ -109,6 +109,10 @@ class RunConfig(Section):
                 f"{self.data.val_fraction} given; with data.test_fraction="
                 f"{self.data.test_fraction} nothing is left for training",
             )
+        if self.evaluation.loss_matrix and not self.evaluation.decompose_every:
+            raise InvalidSetting(
+                "evaluation.loss_matrix", "it is part of evaluation.decompose_every, which is 0"
+            )
         if self.decides_num_clients:
             self._check_cohort()
         return self

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
 from fedsim.config import EngineConfig
 from fedsim.contracts import RoundContext
 from fedsim.engine import cluster, dispatch, pool, ray_engine
-from fedsim.engine.calls import EvaluationCall, TrainCall
-from fedsim.engine.dispatch import Dispatcher, Work
+from fedsim.engine.calls import EvaluationCall, Piece, TrainCall
+from fedsim.engine.dispatch import INLINE, Dispatcher, Sent, Work
 from fedsim.engine.faults import Fault
 from fedsim.engine.pool import ActorPool
 from fedsim.engine.ray_engine import RayExecutor
@@ -121,7 +122,8 @@ def train(*clients, attempt=1):
 
 
 def evaluation(attempt=1):
-    return EvaluationCall(0, "scores", (None, {}), "test", 4, attempt=attempt)
+    piece = Piece("scores", (None, {}), "test", (0, 4))
+    return EvaluationCall(0, (piece,), attempt=attempt)
 
 
 def working(made, call, slot=0, at=1000.0):
@@ -205,6 +207,32 @@ def test_a_lost_object_is_sent_anew(fake):
     gone = Fault("an object was lost", lost=True, objects=True, alive=True)
     ours._failed(working(made, train(3), 1), gone, "round 1")
     assert ours.sent._newest == []
+
+
+def test_what_was_used_last_stays_an_object(monkeypatch):
+    """A round's evaluations use the model that the next round begins with."""
+    puts = []
+
+    def put(value):
+        puts.append(value)
+        return f"object {len(puts)}"
+
+    monkeypatch.setattr(dispatch, "put", put)
+    sent = Sent()
+    small, *large = [np.zeros(n, np.float32) for n in (8, *[INLINE] * 5)]
+    assert sent(small) is small
+    assert [sent(large[0]), sent(large[0])] == ["object 1", "object 1"]
+    assert sent({"a": small}) == {"a": small}
+    sent.room = 5
+    assert [sent(v) for v in (*large[1:4], large[0], large[1])] == [
+        f"object {n}" for n in (2, 3, 4, 1, 2)
+    ]
+    sent.limit(2)
+    assert [sent(large[1]), sent(large[0])] == ["object 2", "object 1"]
+    assert [sent(large[3]), sent(large[0]), sent(large[1])] == [f"object {n}" for n in (5, 1, 6)]
+    sent.forget()
+    assert sent(large[1]) == "object 7"
+    assert len(puts) == 7
 
 
 # Work that is late

@@ -13,10 +13,19 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
-from analysis import curves, partition, style, table
+from analysis import curves, partition, style
 from analysis.__main__ import main
 from analysis.errors import AnalysisError
-from analysis.runs import Group, find, group, read, summaries
+from analysis.runs import (
+    Group,
+    differing,
+    find,
+    group,
+    read,
+    settings,
+    shared,
+    summaries,
+)
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -104,18 +113,94 @@ def test_one_method_with_two_hyperparameters_is_not_averaged(runs: Path) -> None
 
 
 def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> None:
-    make_run(runs, "fedprox", 0, [0.1, 0.2, 0.3], margin="None")
-    make_run(runs, "fedprox", 1, [0.1, 0.2, 0.3], margin="marg_log")
-    with pytest.raises(AnalysisError, match=r"differ in margin \(None, marg_log\)"):
+    for seed, (form, order) in enumerate((("None", "None"), ("None", "random"), ("", ""))):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, order=order)
+    with pytest.raises(AnalysisError, match=r"margin=None differ in order \(None, random\)"):
         groups_of(runs)
+    labels = [g.label for g in groups_of(runs, "algorithm", "order")]
+    assert labels[1:4] == [
+        "fedprox", "fedprox, margin=None, order=None", "fedprox, margin=None, order=random",
+    ]  # fmt: skip
 
 
-def test_a_setting_that_a_run_does_not_have_is_left_out_of_its_label(runs: Path) -> None:
+def test_margin_and_server_make_methods_of_their_own(runs: Path) -> None:
     make_run(runs, "fedld", 0, [0.1, 0.2, 0.3], margin="none")
-    with pytest.raises(AnalysisError, match=r"differ in margin \(none, unset\)"):
+    make_run(runs, "fedld", 0, [0.1, 0.2, 0.3], server="fedavg", alpha=0.5)
+    found = groups_of(runs)
+    assert [(g.label, len(g.runs)) for g in found] == [
+        ("fedavg", 2), ("fedld", 3), ("fedld, margin=none", 1), ("fedld, server=fedavg", 1),
+    ]  # fmt: skip
+    assert [style.title(g.label) for g in found[2:]] == [
+        "Principal aggregation only", "Margin control only",
+    ]  # fmt: skip
+    make_run(runs, "fedavg", 0, [0.1, 0.2, 0.3], margin="none", alpha=10.0)
+    assert [g.label for g in groups_of(runs, "alpha", "algorithm")] == [
+        "fedavg, alpha=0.5", "fedavg, margin=none, alpha=10", "fedld, alpha=0.5",
+        "fedld, margin=none, alpha=0.5", "fedld, server=fedavg, alpha=0.5",
+    ]  # fmt: skip
+
+
+def test_every_differing_setting_is_named(runs: Path) -> None:
+    make_run(runs, "fedld", 3, [0.1, 0.2, 0.3], **{"fedld.weight": 0.9, "train.lr": 0.5})
+    make_run(runs, "fedld", 4, [0.1, 0.2, 0.3], **{"fedld.weight": 10.0})
+    with pytest.raises(AnalysisError) as caught:
         groups_of(runs)
-    labels = [g.label for g in groups_of(runs, "algorithm", "margin")]
-    assert labels == ["fedavg", "fedld", "fedld, margin=none"]
+    assert str(caught.value) == (
+        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): choose "
+        "runs of one, or group with --by algorithm --by fedld.weight --by train.lr"
+    )
+
+
+def test_compared_methods_share_their_data_but_not_their_training(runs: Path) -> None:
+    make_run(runs, "fedprox", 0, [0.1, 0.2, 0.3], **{"train.lr": 0.5})
+    assert len(groups_of(runs)) == 3
+    make_run(runs, "fedgh", 0, [0.1, 0.2, 0.3], **{"data.seed": 7, "model": "resnet18"})
+    with pytest.raises(
+        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(7, unset\)"
+    ):
+        groups_of(runs)
+
+
+def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
+    harmless = {
+        "engine.kind": "serial", "evaluation.decompose_every": 5, "evaluation.cosines": True,
+        "evaluation.clients_every": 2, "evaluation.loss_matrix": True, "train.threads": 4,
+        "evaluation.batch_size": 8, "final_val_accuracy": 0.3, "best_val_accuracy": 0.4,
+    }  # fmt: skip
+    make_run(runs, "fedld", 7, [0.1, 0.2, 0.3], **harmless)
+    found = groups_of(runs)
+    assert list(found[1].runs["seed"]) == [0, 1, 2, 7]
+    assert not set(harmless) & set(settings(found[1].runs))
+    make_run(runs, "fedld", 8, [0.1, 0.2, 0.3], **{"evaluation.every": 2})
+    with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(2, unset\)"):
+        groups_of(runs)
+
+
+def test_values_that_are_nearly_equal_are_not_averaged(runs: Path) -> None:
+    for seed, mu in enumerate((0.1234567, 0.1234568)):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], mu=mu)
+    labels = [g.label for g in groups_of(runs, "algorithm", "mu")]
+    assert labels[1:3] == ["fedprox, mu=0.1234567", "fedprox, mu=0.1234568"]
+
+
+def test_many_values_are_not_all_named(runs: Path) -> None:
+    for seed in range(12):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], mu=float(seed))
+    with pytest.raises(AnalysisError, match=r"mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
+        groups_of(runs)
+
+
+def test_shared_and_differing_settings(runs: Path) -> None:
+    groups = groups_of(runs)
+    assert shared(groups) == {
+        "dataset": "digits", "model": "cnn", "num_clients": "50", "sample_rate": "0.1",
+        "alpha": "0.5", "rounds": "3", "best_by": "test",
+    }  # fmt: skip
+    table = differing(groups)
+    assert table.index.tolist() == ["fedavg", "fedld"]
+    assert table.loc["fedld"].to_dict() == {
+        "algorithm": "fedld", "fedld.weight": "0.1", "fedavg.weight": "unset",
+    }  # fmt: skip
 
 
 def test_one_seed_twice_is_refused(runs: Path) -> None:
@@ -283,44 +368,20 @@ def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
         partition.load(file)
 
 
-# ---- table
-
-
-def test_table_by_hand(runs: Path) -> None:
-    rows = table.summarise(groups_of(runs)).set_index("method")
-    # FedLD: final 0.80 0.84 0.88, mean 0.84, s 0.04; FedAvg: best 0.70 0.90, mean 0.80,
-    # s = sqrt(2 * 0.1^2 / 1) = 0.1414213562
-    assert rows.loc["FedLD", "seeds"] == 3
-    assert rows.loc["FedLD", "final_test_accuracy_mean"] == pytest.approx(0.84)
-    assert rows.loc["FedLD", "final_test_accuracy_std"] == pytest.approx(0.04)
-    assert rows.loc["FedAvg", "best_test_accuracy_mean"] == pytest.approx(0.80)
-    assert rows.loc["FedAvg", "best_test_accuracy_std"] == pytest.approx(0.1414213562)
-
-
-def test_table_formats(runs: Path) -> None:
-    make_run(runs, "my_own", 0, [0.1, 0.2, 0.85])
-    rows = table.summarise(groups_of(runs))
-    # last10 of FedAvg: (0.1 + 0.7 + 0.6) / 3 and (0.1 + 0.9 + 0.6) / 3: 0.4667, 0.5333,
-    # mean 0.5, s = 0.0667 / sqrt(2) = 0.0471
-    lines = table.markdown(rows).splitlines()
-    assert lines[0] == "| Method | Seeds | Final (%) | Best (%) | Last 10 (%) |"
-    assert lines[2] == "| FedAvg | 2 | 60.00 ± 0.00 | 80.00 ± 14.14 | **50.00** ± 4.71 |"
-    assert lines[4] == "| my_own | 1 | **85.00** | **85.00** | 38.33 |"
-    latex = table.latex(rows)
-    assert r"FedAvg & 2 & 60.00 $\pm$ 0.00 & 80.00 $\pm$ 14.14 & \textbf{50.00}" in latex
-    assert r"my\_own & 1 & \textbf{85.00}" in latex
-    assert r"Final (\%)" in latex
-    back = table.csv(rows).splitlines()
-    assert back[0].startswith("method,seeds,final_test_accuracy_mean,final_test_accuracy_std")
-    assert back[3] == "my_own,1,0.85,,0.85,," + back[3].split(",", 6)[6]
-
-
 # ---- style
 
 
 def test_every_known_method_has_its_own_line() -> None:
     assert len(set(style.LINES.values())) == len(style.LINES) == 28
     assert set(style.LINES) == set(style.TITLES)
+
+
+def test_variants_have_lines_and_titles_that_no_method_has() -> None:
+    lines = [line for _, line in style.VARIANTS.values()]
+    assert not set(lines) & set(style.LINES.values())
+    assert len(set(lines)) == len(lines)
+    label = "fedld, margin=none"
+    assert style.lines(["fedld", label])[label] == style.VARIANTS[label][1]
 
 
 def test_lines_of_known_methods_are_fixed_and_others_take_free_ones() -> None:
@@ -335,6 +396,9 @@ def test_titles() -> None:
     assert style.title("fedld_released") == "FedLD (released)"
     assert style.title("fedprox, fedprox.mu=0.1") == "FedProx, fedprox.mu=0.1"
     assert style.title("mine") == "mine"
+    assert style.title("fedld, margin=none, alpha=1") == "Principal aggregation only, alpha=1"
+    assert style.title("fedld, margin=nonesuch") == "FedLD, margin=nonesuch"
+    assert style.title("fedld2, alpha=1") == "fedld2, alpha=1"
 
 
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])

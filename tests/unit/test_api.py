@@ -135,7 +135,7 @@ def test_unknown_methods_and_options_are_config_errors(algorithm, options, messa
 
 
 def test_the_public_names():
-    assert set(fedsim.__all__) >= {"RunConfig", "__version__", "aggregate", "run"}
+    assert set(fedsim.__all__) >= {"RunConfig", "__version__", "aggregate", "decompose", "run"}
     assert all(hasattr(fedsim, name) for name in fedsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'agregate'"):
         fedsim.agregate  # noqa: B018

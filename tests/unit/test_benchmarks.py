@@ -11,12 +11,13 @@ import sys
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from click.testing import CliRunner
 
 import fedsim
-from benchmarks import models, serverstep
+from benchmarks import decomposition, models, serverstep
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bare import Bare, job_of, principal
 from benchmarks.pairing import Pairs, Spread, Turns, compare
@@ -139,6 +140,29 @@ def test_the_floor_is_the_larger_of_reading_and_computing():
     assert of_step(step, 2.9).missed is True
 
 
+def test_decomposed_rounds_take_turns_with_others():
+    timings = pd.DataFrame(
+        {
+            "round": [number for number in range(1, 7) for _ in range(2)],
+            "phase": ["train", "total"] * 6,
+            "seconds": [99.0, 50.0, 99.0, 60.0, 99.0, 1.0, 99.0, 3.0, 99.0, 2.0, 99.0, 4.0],
+        }
+    )
+    turns = decomposition.turns_of(timings)
+    assert turns == decomposition.Turns((1.0, 2.0), (3.0, 4.0))
+    assert turns.ratio == Spread.of([3.0, 2.0])
+
+
+@pytest.mark.parametrize("case", decomposition.CASES)
+def test_every_second_round_is_decomposed(case, tmp_path):
+    settings = decomposition.config("serial", 1, **decomposition.CASES[case])
+    store = fedsim.run(settings, tmp_path / "run")
+    assert store.read("decomposition")["round"].tolist() == [2, 4]
+    turns = decomposition.turns_of(store.read("timings"))
+    assert (len(turns.plain), len(turns.decomposed)) == (1, 1)
+    assert (settings.algorithm, settings.data.num_clients) == ("fedld", 50)
+
+
 @pytest.mark.parametrize("method", serverstep.METHODS)
 def test_the_measured_step_is_the_methods_own(method):
     rows = serverstep.updates(4, 5000)
@@ -224,6 +248,6 @@ def test_without_a_gpu_its_benchmarks_say_so(tmp_path, monkeypatch):
 
 
 def test_every_benchmark_of_the_readme_exists():
-    assert {"W1", "W2", "W3", "W4", "A1", "M1", "S1", "G1", "G2"} <= set(BENCHMARKS)
+    assert {"W1", "W2", "W3", "W4", "A1", "D1", "M1", "S1", "G1", "G2"} <= set(BENCHMARKS)
     done = CliRunner().invoke(main, ["W9"])
     assert done.exit_code == 2

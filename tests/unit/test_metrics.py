@@ -9,9 +9,18 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from fedsim.contracts import ClassScore
+from fedsim.contracts import ClassScore, GroupScore
 from fedsim.errors import ContractError, DivergedError
-from fedsim.metrics import auc, mean_scores, score
+from fedsim.metrics import (
+    SampleScores,
+    auc,
+    group_score,
+    joined,
+    mean_loss,
+    mean_scores,
+    per_sample,
+    score,
+)
 
 
 def labels_of(*values: int) -> np.ndarray:
@@ -174,3 +183,80 @@ def test_mean_needs_one_common_test_set() -> None:
         mean_scores([a, score(logits_of((1, 0), (1, 0)), labels_of(0, 0))])
     with pytest.raises(ContractError, match="at least one model"):
         mean_scores([])
+
+
+def drawn(seed: int, num_samples: int = 50, num_classes: int = 4) -> tuple[np.ndarray, np.ndarray]:
+    """Logits and labels at random."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.normal(size=(num_samples, num_classes)) * 3).astype(np.float32)
+    return logits, rng.integers(num_classes, size=num_samples)
+
+
+def test_single_samples_by_hand() -> None:
+    # losses: log(e^2 + 1) - 2, log(2) for a tie, log(e + 1); a tie goes to the lowest class
+    got = per_sample(logits_of((2, 0), (0, 0), (1, 0)), labels_of(0, 0, 1))
+    e = math.e
+    assert got.loss.tolist() == pytest.approx(
+        [math.log(e**2 + 1) - 2, math.log(2), math.log(e + 1)], rel=1e-14
+    )
+    assert got.correct.tolist() == [True, True, False]
+    assert (got.loss.dtype, got.correct.dtype) == (np.float64, np.bool_)
+
+
+def test_a_score_is_made_of_its_samples() -> None:
+    logits, labels = drawn(2)
+    whole, samples = score(logits, labels), per_sample(logits, labels)
+    assert mean_loss(samples) == whole.loss == math.fsum(samples.loss) / 50
+    assert samples.correct.mean() == whole.accuracy
+    expected = GroupScore("all", 50, whole.loss, whole.accuracy)
+    assert group_score("all", samples) == expected
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (16, 32, 48), (7, 7, 20)])
+def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> None:
+    logits, labels = drawn(3)
+    pieces = zip(np.split(logits, cuts), np.split(labels, cuts), strict=True)
+    got = joined([per_sample(a, b) for a, b in pieces if len(a)])
+    whole = per_sample(logits, labels)
+    np.testing.assert_array_equal(got.loss, whole.loss)
+    np.testing.assert_array_equal(got.correct, whole.correct)
+
+
+def test_the_mean_loss_is_rounded_once() -> None:
+    losses = np.array([1e16, 1.0, 1.0, 0.0])
+    assert mean_loss(SampleScores(losses, np.ones(4, np.bool_))) == (1e16 + 2) / 4
+    assert losses.sum() != 1e16 + 2
+
+
+@pytest.mark.parametrize(
+    ("logits", "error"), [((0, np.nan), DivergedError), ((0, 0, 0), ContractError)]
+)
+def test_single_samples_are_checked_as_a_score_is(
+    logits: tuple[float, ...], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        per_sample(logits_of(logits), labels_of(0) if len(logits) == 2 else labels_of(5))
+
+
+def test_groups_are_scored_as_if_they_were_alone() -> None:
+    logits, labels = drawn(4)
+    groups = {"b": np.array([3, 4, 49]), "a": np.arange(0, 50, 2), "one": np.array([7])}
+    got = score(logits, labels, groups)
+    assert [group.group for group in got.groups] == ["b", "a", "one"], "in the order given"
+    for group in got.groups:
+        alone = score(logits[groups[group.group]], labels[groups[group.group]])
+        assert group == GroupScore(group.group, alone.num_samples, alone.loss, alone.accuracy)
+    assert replace(got, groups=()) == score(logits, labels), "nothing else depends on groups"
+
+
+def test_the_mean_over_models_is_that_of_each_group() -> None:
+    (a, labels), (b, _) = drawn(5), drawn(6)
+    groups = {"first": np.arange(10), "rest": np.arange(10, 50)}
+    scores = [score(logits, labels, groups) for logits in (a, b)]
+    mean = mean_scores(scores)
+    for i, (name, where) in enumerate(groups.items()):
+        one, two = (s.groups[i] for s in scores)
+        assert (mean.groups[i].group, mean.groups[i].num_samples) == (name, len(where))
+        assert mean.groups[i].loss == pytest.approx((one.loss + two.loss) / 2, rel=1e-15)
+        assert mean.groups[i].accuracy == pytest.approx((one.accuracy + two.accuracy) / 2)
+    assert mean_scores(scores[:1]) == scores[0]

@@ -34,6 +34,10 @@ PUBLISHED = {
     "clients": "round,client_id,status,num_samples,num_steps,train_loss,update_norm",
     "classes": "round,label,support,recall,precision",
     "evaluations": "round,client_id,group,split,num_samples,loss,accuracy",
+    "decomposition": "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss",
+    "loss_matrix": "round,model,owner,loss",
+    "cosines": "round,client_a,client_b,cosine",
+    "spectrum": "round,axis,share",
     "timings": "round,phase,seconds,bytes",
     "errors": "round,client_id,attempt,node,error",
 }
@@ -43,6 +47,14 @@ PUBLISHED = {
 def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
     assert ",".join(COLUMNS[table]).startswith(PUBLISHED[table])
     assert len(set(COLUMNS[table])) == len(COLUMNS[table])
+
+
+def test_columns_that_came_later():
+    rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
+    assert ",".join(COLUMNS["rounds"]) == f"{PUBLISHED['rounds']},{rounds}"
+    spreads = "shift_spread,aggregation_spread"
+    assert ",".join(COLUMNS["decomposition"]) == f"{PUBLISHED['decomposition']},{spreads}"
+    assert set(PUBLISHED) == set(COLUMNS)
 
 
 def test_a_new_directory_and_an_empty_one_are_taken(tmp_path):

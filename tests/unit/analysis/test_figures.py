@@ -1,0 +1,376 @@
+"""Figures of the report: what is in the tables of runs reaches the axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection, QuadMesh
+from matplotlib.colors import to_hex
+from report_runs import write_run
+
+from analysis import (
+    classes,
+    clients,
+    conflict,
+    curves,
+    fig2,
+    owners,
+    panels,
+    phases,
+    streams,
+    style,
+    terms,
+)
+from analysis.drawing import Absent, Drawing
+from analysis.facets import facets, settings_by
+from analysis.runs import Group, find, group, summaries
+
+ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]
+
+
+def groups_of(root: Path, *by: str) -> list[Group]:
+    return group(summaries(find([root])[0]), by or ("algorithm",))
+
+
+def table(run: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(run / f"{name}.csv")
+
+
+def drawn(found: Drawing | Absent) -> Drawing:
+    assert isinstance(found, Drawing), found
+    return found
+
+
+def lines_of(axes: Axes) -> dict[str, np.ndarray]:
+    """The y data of the labelled lines."""
+    return {
+        str(line.get_label()): np.asarray(line.get_ydata(), dtype=float)
+        for line in axes.lines
+        if not str(line.get_label()).startswith("_")
+    }
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> list[Path]:
+    """Two seeds of FedLD and one run of FedAvg."""
+    return [
+        write_run(tmp_path, "fedld", 0),
+        write_run(tmp_path, "fedld", 1),
+        write_run(tmp_path, "fedavg", 0),
+    ]
+
+
+# ---- settings as panels
+
+
+def test_settings_become_panels_and_methods_share_them(tmp_path: Path) -> None:
+    for alpha in (0.1, 10.0):
+        write_run(tmp_path, "fedavg", alpha=alpha)
+        write_run(tmp_path, "fedld", alpha=alpha, margin="none")
+    by = ("algorithm", "alpha")
+    groups = groups_of(tmp_path, *by)
+    assert settings_by(by, groups) == ["alpha"]
+    found = facets(groups, ["alpha"])
+    assert {title: [g.label for g in inside] for title, inside in found.items()} == {
+        "α = 0.1": ["fedavg", "fedld, margin=none"],  # noqa: RUF001
+        "α = 10": ["fedavg", "fedld, margin=none"],  # noqa: RUF001
+    }
+
+
+def test_a_lone_method_keeps_its_settings_in_one_panel(tmp_path: Path) -> None:
+    for alpha in (0.1, 10.0):
+        write_run(tmp_path, "fedavg", alpha=alpha)
+    found = facets(groups_of(tmp_path, "algorithm", "alpha"), ["alpha"])
+    assert [g.label for g in found[""]] == ["fedavg, alpha=0.1", "fedavg, alpha=10"]
+
+
+def test_hyperparameters_are_no_settings_of_the_experiment(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedld", **{"fedld.keep": 0.5})
+    by = ("algorithm", "fedld.keep", "margin_weight", "train.lr")
+    assert settings_by(by, groups_of(tmp_path)) == ["train.lr"]
+
+
+# ---- curves
+
+
+def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
+    groups = groups_of(two[0].parent)
+    rounds = {"": streams.values(groups, "rounds", ROUNDS)}
+    figure = drawn(curves.draw(rounds)).figure
+    first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
+    accuracy, loss = figure.axes
+    assert lines_of(accuracy)["FedLD"] == pytest.approx((first + second) / 2)
+    # t(0.975, 1) = 12.7062047362; s = |a - b| / sqrt(2); half = t s / sqrt(2) = t |a - b| / 2
+    half = 12.7062047362 * np.abs(first - second) / 2
+    (band,) = accuracy.collections
+    low = band.get_paths()[0].vertices[:, 1].min()
+    assert low == pytest.approx(((first + second) / 2 - half).min())
+    assert lines_of(loss)["FedAvg"] == pytest.approx(table(two[2], "rounds")["test_loss"])
+    assert figure.legends[0].get_title().get_text().startswith("Mean over 1 to 2 seeds")
+
+
+def test_a_curve_ends_where_seeds_end() -> None:
+    index = pd.MultiIndex.from_tuples([(0, 1), (1, 1), (0, 2)], names=["seed", "round"])
+    values = pd.DataFrame({"a": [1.0, 3.0, 9.0]}, index=index)
+    aggregate = {"x": streams.over_seeds(values, ["round"])}
+    assert panels.curves(aggregate, "a")["x"]["mean"].to_dict() == {1: 2.0}
+    assert panels.curves(aggregate, "b") == {}
+
+
+def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
+    groups = groups_of(two[0].parent)
+    together = {"": groups}
+    colour = style.LINES["fedld"].colour
+    line = drawn(terms.draw(together)).figure.axes[0].lines[1]
+    assert line.get_color() == colour
+    figure = drawn(clients.by_client(together)).figure
+    dots = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
+    assert to_hex(dots[1].get_facecolor()[0]) == colour.lower()
+
+
+def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
+    labels = [f"method number {index}" for index in range(7)]
+    one = pd.DataFrame({"mean": [1.0], "low": [np.nan], "high": [np.nan], "n": [1]})
+    figure = panels.grid([panels.Panel("y", dict.fromkeys(labels, one))], 2, "note")
+    with style.look():
+        figure.draw_without_rendering()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.width
+    assert [text.get_text() for text in legend.get_texts()] == labels
+
+
+# ---- loss terms
+
+
+def test_terms_are_signed_and_zero_is_marked(two: list[Path]) -> None:
+    figure = drawn(terms.draw({"": groups_of(two[0].parent)})).figure
+    shift, aggregation = figure.axes[1:3]
+    assert aggregation.get_ylabel() == "Aggregation loss (nats)"
+    assert lines_of(aggregation)["FedAvg"] == pytest.approx(
+        table(two[2], "decomposition")["aggregation_loss"]
+    )
+    assert lines_of(aggregation)["FedAvg"].max() < 0
+    for axes, marked in zip(figure.axes, (False, True, True, False), strict=True):
+        assert any(list(line.get_ydata()) == [0, 0] for line in axes.lines) is marked
+    assert shift.get_ylim()[0] <= 0
+
+
+def test_every_split_and_scope_has_its_row_of_panels(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    frame = table(run, "decomposition")
+    more = frame.assign(split="test", scope="cohort", local_loss=9.0)
+    pd.concat([frame, more]).to_csv(run / "decomposition.csv", index=False)
+    found = drawn(terms.draw({"": groups_of(tmp_path)}))
+    titles = [axes.get_title(loc="left") for axes in found.figure.axes]
+    assert titles == ["test, cohort"] * 4 + ["train, population"] * 4
+    assert set(lines_of(found.figure.axes[0])["FedAvg"]) == {9.0}
+    assert "training data (all clients)" in found.caption
+
+
+# ---- Fig. 2
+
+
+def losses(run: Path, shift: list[float], aggregation: list[float]) -> None:
+    frame = table(run, "decomposition").iloc[: len(shift)]
+    frame.assign(shift_loss=shift, aggregation_loss=aggregation).to_csv(
+        run / "decomposition.csv", index=False
+    )
+
+
+def test_fig2_by_hand(tmp_path: Path) -> None:
+    for alpha, scale in ((100.0, 1.0), (0.01, 2.0)):
+        for seed in (0, 1):
+            plain = write_run(tmp_path, "fedavg", seed, alpha=alpha)
+            losses(plain, [scale, 3 * scale], [-scale - seed, -4 * scale])
+            margin = write_run(tmp_path, "fedld", seed, alpha=alpha, server="fedavg")
+            losses(margin, [-scale, scale], [7, 7])
+            principal = write_run(tmp_path, "fedld", seed, alpha=alpha, margin="none")
+            losses(principal, [8, 8], [scale, -scale])
+            write_run(tmp_path, "fedld", seed, alpha=alpha)
+    groups = groups_of(tmp_path, "algorithm", "alpha")
+    found = drawn(fig2.draw({"": groups}))
+    last_shift, last_aggregation, mean_shift, mean_aggregation = found.figure.axes
+    # of each the values at alpha 0.01 and 100; the last round, then the mean of |.| over rounds
+    assert {k: v.tolist() for k, v in lines_of(last_shift).items()} == {
+        "Shift: cross-entropy": [6, 3], "Shift: margin control": [2, 1],
+    }  # fmt: skip
+    assert lines_of(last_aggregation)["Aggregation: weighted mean"].tolist() == [8, 4]
+    assert lines_of(mean_shift)["Shift: cross-entropy"].tolist() == [4, 2]
+    assert lines_of(mean_shift)["Shift: margin control"].tolist() == [2, 1]
+    # seed 0: (2 + 8) / 2 = 5, seed 1: (3 + 8) / 2 = 5.5; and 2.5, 3
+    assert lines_of(mean_aggregation)["Aggregation: weighted mean"].tolist() == [5.25, 2.75]
+    assert lines_of(mean_aggregation)["Aggregation: principal"].tolist() == [2, 1]
+    low, high = last_shift.get_xlim()
+    assert low > high
+    assert last_shift.get_xscale() == "log"
+    assert {line.get_color() for line in last_shift.lines} == {style.RED}
+    assert {line.get_color() for line in last_aggregation.lines} == {style.BLUE}
+
+
+def test_fig2_of_one_round_has_one_row(tmp_path: Path) -> None:
+    for alpha in (10.0, 0.1):
+        write_run(tmp_path, "fedavg", alpha=alpha, rounds=1)
+    found = drawn(fig2.draw({"": groups_of(tmp_path, "algorithm", "alpha")}))
+    assert len(found.figure.axes) == 2
+    assert "One round" in found.caption
+
+
+def test_fig2_needs_two_values_of_alpha(two: list[Path]) -> None:
+    assert fig2.draw({"": groups_of(two[0].parent)}) == fig2.ABSENT
+
+
+# ---- agreement of updates
+
+
+def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -> None:
+    found = drawn(conflict.cosines({"": groups_of(two[0].parent)}))
+    sorted_ones = [
+        np.sort(frame["cosine"][frame["round"] == 6])
+        for frame in (table(run, "cosines") for run in two[:2])
+    ]
+    left, right = found.figure.axes
+    assert lines_of(left)["FedLD"] == pytest.approx(np.mean(sorted_ones, axis=0))
+    assert left.lines[0].get_xdata()[[0, -1]] == pytest.approx([0, 100])
+    spectrum = table(two[2], "spectrum")
+    assert lines_of(right)["FedAvg"] == pytest.approx(
+        100 * spectrum["share"][spectrum["round"] == 6]
+    )
+
+
+def test_runs_with_more_pairs_are_read_off_at_the_ranks_of_the_fewest(tmp_path: Path) -> None:
+    for seed, values in enumerate(([0.0, 0.2, 0.4, 0.6, 0.8], [-1.0, 0.0, 1.0])):
+        run = write_run(tmp_path, seed=seed)
+        frame = pd.DataFrame({"round": 6, "client_a": 0, "client_b": 1, "cosine": values})
+        frame.to_csv(run / "cosines.csv", index=False)
+    left = drawn(conflict.cosines({"": groups_of(tmp_path)})).figure.axes[0]
+    # quantiles 0, 1/2, 1: (0, 0.4, 0.8) and (-1, 0, 1)
+    assert lines_of(left)["FedAvg"] == pytest.approx([-0.5, 0.2, 0.9])
+
+
+def test_agreement_by_round(two: list[Path]) -> None:
+    groups = groups_of(two[0].parent)
+    values = {"": streams.values(groups, "rounds", ROUNDS)}
+    conflicts, diversity, share = drawn(conflict.agreement(values)).figure.axes
+    own = table(two[2], "rounds")
+    assert lines_of(conflicts)["FedAvg"] == pytest.approx(100 * own["conflict_ratio"])
+    assert lines_of(diversity)["FedAvg"] == pytest.approx(own["gradient_diversity"])
+    assert lines_of(share)["FedAvg"] == pytest.approx(100 * own["top_axis_share"])
+    old = {"": streams.values(groups, "rounds", ROUNDS[:3])}
+    assert len(drawn(conflict.agreement(old)).figure.axes) == 1
+
+
+def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path, rounds=60)
+    values = {"": streams.values(groups_of(tmp_path), "rounds", ROUNDS)}
+    conflicts = drawn(conflict.agreement(values)).figure.axes[0]
+    own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // conflict.SMOOTH).mean()
+    assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
+
+
+def test_no_conflict_without_a_pair(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    table(run, "rounds").assign(conflict_ratio=None).to_csv(run / "rounds.csv", index=False)
+    values = {"": streams.values(groups_of(tmp_path), "rounds", ROUNDS[:3])}
+    assert isinstance(conflict.agreement(values), Absent)
+
+
+# ---- clients, groups, classes
+
+
+def test_a_dot_is_a_client_on_its_own_test_part(two: list[Path]) -> None:
+    found = drawn(clients.by_client({"": groups_of(two[0].parent)}))
+    (axes,) = found.figure.axes
+    dots = [c for c in axes.collections if isinstance(c, PathCollection)]
+    frames = [table(run, "evaluations") for run in two[:2]]
+    means = pd.concat(
+        frame[(frame["round"] == 6) & (frame["split"] == "own_test")] for frame in frames
+    )
+    expected = 100 * means.dropna(subset="client_id").groupby("client_id")["accuracy"].mean()
+    assert np.asarray(dots[1].get_offsets())[:, 0] == pytest.approx(expected.to_numpy())
+    assert "its own test part" in found.caption
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["FedAvg", "FedLD"]
+
+
+def test_clients_without_a_test_part_are_shown_on_what_they_have(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    frame = table(run, "evaluations")
+    frame[frame["split"] == "own_train"].to_csv(run / "evaluations.csv", index=False)
+    together = {"": groups_of(tmp_path)}
+    assert "its own training part" in drawn(clients.by_client(together)).caption
+    assert isinstance(clients.by_group(together), Absent)
+
+
+def test_groups_of_test_samples(two: list[Path]) -> None:
+    found = drawn(clients.by_group({"": groups_of(two[0].parent)}))
+    (axes,) = found.figure.axes
+    frame = table(two[2], "evaluations")
+    last = frame[(frame["round"] == 6) & frame["group"].notna()].set_index("group")["accuracy"]
+    # FedAvg is in row 0, one run: a grey line between the groups, then a marker each
+    own = [line for line in axes.lines if list(line.get_ydata())[:1] == [0]]
+    places = [np.asarray(line.get_xdata(), dtype=float) for line in own]
+    assert places[0] == pytest.approx(100 * np.sort(last))
+    assert [float(p[0]) for p in places[1:3]] == pytest.approx(
+        [100 * last["aligned"], 100 * last["conflicting"]]
+    )
+    assert [t.get_text() for t in found.figure.legends[0].get_texts()] == ["aligned", "conflicting"]
+
+
+def test_recall_by_class(two: list[Path]) -> None:
+    figure = drawn(classes.draw({"": groups_of(two[0].parent)})).figure
+    (mesh,) = (c for c in figure.axes[0].collections if isinstance(c, QuadMesh))
+    recalls = [
+        frame["recall"][frame["round"] == 6].to_numpy()
+        for frame in (table(run, "classes") for run in two)
+    ]
+    cells = np.asarray(mesh.get_array()).reshape(2, -1)
+    assert cells[0] == pytest.approx(100 * recalls[2])
+    assert cells[1] == pytest.approx(50 * (recalls[0] + recalls[1]))
+    assert [t.get_text() for t in figure.axes[0].texts[:4]] == [f"{v:.0f}" for v in cells[0]]
+
+
+# ---- partition and time
+
+
+def test_each_distinct_partition_once_and_at_most_four(tmp_path: Path) -> None:
+    for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
+        write_run(tmp_path, "fedavg", 0, alpha=alpha)
+        write_run(tmp_path, "fedavg", 1, alpha=alpha)
+    found = [drawn(one) for one in owners.draw(groups_of(tmp_path, "algorithm", "alpha"))]
+    assert [one.name for one in found] == [f"partition_{index}" for index in (1, 2, 3, 4)]
+    assert "alpha 0.2, data.seed 0, seed 0" in found[1].caption
+    assert "The runs have 5 partitions; 4 are shown." in found[0].caption
+
+
+def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
+    run = write_run(tmp_path)
+    rows = [(t, p, s * t, 0) for t in (1, 3) for p, s in (("train", 2), ("odd", 1), ("total", 4))]
+    frame = pd.DataFrame(rows, columns=["round", "phase", "seconds", "bytes"])
+    frame.to_csv(run / "timings.csv", index=False)
+    (axes,) = drawn(phases.draw({"": groups_of(tmp_path)})).figure.axes
+    # rounds 1 and 3: train (2 + 6) / 2 = 4, total (4 + 12) / 2 = 8, so 4 seconds of other
+    widths = {c.get_label(): c.patches[0].get_width() for c in axes.containers}
+    assert widths == {"train": 4, "other": 4}
+    assert [t.get_text() for t in axes.texts] == ["8"]
+
+
+@pytest.mark.parametrize(
+    ("draw", "flag"),
+    [
+        (terms.draw, "--decompose-every"),
+        (conflict.cosines, "--cosines"),
+        (clients.by_client, "--evaluate-clients-every"),
+        (clients.by_group, "shortcut"),
+        (classes.draw, "classes.csv"),
+        (phases.draw, "timings.csv"),
+    ],
+)
+def test_absent_tables_name_what_makes_them(tmp_path: Path, draw, flag: str) -> None:
+    write_run(tmp_path, tables=())
+    found = draw({"": groups_of(tmp_path)})
+    assert isinstance(found, Absent)
+    assert flag in found.reason

@@ -1,0 +1,331 @@
+"""The report: what is written, what is refused, and that the page needs nothing but itself."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from report_runs import write_run
+
+from analysis import words
+from analysis.__main__ import main
+from analysis.formats import FORMATS
+
+FIGURES = [
+    "agreement", "classes", "clients", "cosines", "curves", "decomposition", "groups",
+    "partition_1", "phases",
+]  # fmt: skip
+TABLES = [
+    "accuracy_best", "accuracy_final", "accuracy_last10", "decomposition_last_train_population",
+    "decomposition_mean_train_population", "groups", "groups_of_runs", "settings",
+]  # fmt: skip
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, arguments)])
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value or "") for key, value in attrs]
+        if tag not in ("meta", "link", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    def values(self, key: str) -> list[str]:
+        return [value for _, name, value in self.attributes if name == key]
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three methods of two seeds with every table."""
+    root = tmp_path_factory.mktemp("runs")
+    for seed in (0, 1):
+        write_run(root, "fedavg", seed)
+        write_run(root, "fedld", seed)
+        write_run(root, "fedld", seed, margin="none")
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "new" / "report"
+    result = invoke(runs, "--out", out, "--baseline", "fedavg", "--title", "Eyes & <b>ears</b>")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"wrote {out / 'report.html'}\n"
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(report: Path) -> Page:
+    return Page((report / "report.html").read_text(encoding="utf-8"))
+
+
+# ---- what is written
+
+
+def test_every_figure_as_png_and_pdf(report: Path) -> None:
+    found = sorted(file.name for file in (report / "figures").iterdir())
+    assert found == sorted(f"{name}{suffix}" for name in FIGURES for suffix in (".pdf", ".png"))
+    for file in (report / "figures").iterdir():
+        magic = {".png": b"\x89PNG\r\n\x1a\n", ".pdf": b"%PDF-"}[file.suffix]
+        assert file.read_bytes().startswith(magic)
+
+
+def test_every_table_in_three_formats(report: Path) -> None:
+    found = sorted(file.name for file in (report / "tables").iterdir())
+    assert found == sorted(f"{name}{suffix}" for name in TABLES for suffix in FORMATS)
+    final = pd.read_csv(report / "tables" / "accuracy_final.csv").set_index("label")
+    assert set(final.index) == {"fedavg", "fedld", "fedld, margin=none"}
+
+
+def test_numbers_of_the_page_are_those_of_the_runs(page: Page, runs: Path) -> None:
+    summaries = [pd.read_csv(file) for file in runs.glob("fedavg*/summary.csv")]
+    final = pd.concat(summaries)["final_test_accuracy"]
+    assert f"{100 * final.mean():.2f} ± {100 * final.std():.2f}".split()[0] in page.text
+    assert "6 finished runs in 3 groups over 2 seeds (0–1)" in page.text  # noqa: RUF001
+    assert "8 clients, 100 % of them in each round, 6 communication rounds" in page.text
+
+
+def test_the_same_runs_make_the_same_bytes(runs: Path, report: Path, tmp_path: Path) -> None:
+    again = ("--baseline", "fedavg", "--title", "Eyes & <b>ears</b>")
+    assert invoke(runs, "--out", tmp_path / "r", *again).exit_code == 0
+    for file in (f for f in report.rglob("*") if f.is_file()):
+        assert (tmp_path / "r" / file.relative_to(report)).read_bytes() == file.read_bytes()
+
+
+# ---- the page
+
+
+def test_the_page_loads_nothing(page: Page) -> None:
+    references = page.values("src") + page.values("href")
+    assert len(references) > 10
+    assert all(value.startswith(("data:", "#")) for value in references)
+    assert not {"script", "iframe", "object", "embed", "base"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith(("on", "srcset"))]
+    style = page.words[page.words.index(next(w for w in page.words if ":root" in w))]
+    assert not re.search(r"url\(|@import|//", style)
+    assert page.open == []
+
+
+def test_contents_lead_to_sections_and_names_are_unique(page: Page) -> None:
+    names = page.values("id")
+    assert len(names) == len(set(names))
+    anchors = [value[1:] for value in page.values("href") if value.startswith("#")]
+    assert anchors == [
+        "runs", "results", "accuracy", "terms", "updates", "data", "time", "settings", "absent",
+        "words",
+    ]  # fmt: skip
+    assert set(anchors) <= set(names)
+
+
+def test_every_figure_has_words(page: Page) -> None:
+    images = [value for tag, name, value in page.attributes if tag == "img" and name == "src"]
+    assert len(images) == len(FIGURES)
+    assert all(value.startswith("data:image/png;base64,") for value in images)
+    assert all(len(value) > 40 for value in page.values("alt"))
+    assert page.text.count("How to read this.") == len(FIGURES)
+    assert page.text.count("95 % t interval") > 5
+
+
+def test_texts_are_escaped(page: Page) -> None:
+    assert "Eyes & <b>ears</b>" in page.text
+    assert "b" not in page.tags
+
+
+def test_methods_are_explained_and_titled(page: Page) -> None:
+    assert words.METHODS["fedld, margin=none"] in page.text
+    assert "Principal aggregation only" in page.text
+    assert "margin = none" in page.text
+    assert all(term in page.text for term in words.TERMS)
+
+
+def test_what_is_missing_is_said_in_a_line(page: Page) -> None:
+    assert "(Fig. 2 of FedLD) : needs --decompose-every runs" in page.text
+
+
+def test_runs_without_optional_tables(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "fedavg", tables=())
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
+    assert result.exit_code == 0, result.output
+    found = Page((tmp_path / "r" / "report.html").read_text(encoding="utf-8"))
+    for flag in ("--decompose-every N", "--cosines", "--evaluate-clients-every N"):
+        assert f"fedsim run {flag}" in found.text
+        assert f"`fedsim run {flag}`" in result.stderr
+    assert found.tags.count("img") == 2
+    assert "One run each." in found.text
+
+
+def test_settings_become_columns_and_panels(tmp_path: Path) -> None:
+    for alpha in (0.1, 10.0):
+        for seed in (0, 1):
+            write_run(tmp_path / "runs", "fedavg", seed, alpha=alpha)
+            write_run(tmp_path / "runs", "fedld", seed, alpha=alpha, margin="none")
+    by = ("--by", "algorithm", "--by", "alpha", "--baseline", "fedavg")
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r", *by)
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "r" / "figures" / "fig2.png").is_file()
+    table = (tmp_path / "r" / "tables" / "accuracy_final_by_alpha.md").read_text(encoding="utf-8")
+    assert "alpha=0.1" in table.replace("\\", "")
+
+
+def test_one_method_by_its_settings_alone(tmp_path: Path) -> None:
+    for alpha in (0.1, 10.0):
+        write_run(tmp_path / "runs", "fedavg", alpha=alpha, tables=())
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r", "--by", "alpha")
+    assert result.exit_code == 0, result.output
+    final = pd.read_csv(tmp_path / "r" / "tables" / "accuracy_final.csv")
+    assert final["label"].tolist() == ["alpha=0.1", "alpha=10"]
+
+
+def test_unfinished_runs_are_named(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs, tmp_path / "runs")
+    (gone,) = (tmp_path / "runs").glob("fedavg*-1")
+    (gone / "summary.csv").unlink()
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
+    assert f"left out {gone}: no summary.csv" in result.stderr
+    assert str(gone) in (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+
+
+# ---- refusals
+
+
+def refused(result: Result, *parts: str) -> None:
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    for part in parts:
+        assert part in result.stderr
+
+
+def test_runs_of_two_configs_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs", "fedavg", 0, alpha=0.5)
+    write_run(tmp_path / "runs", "fedavg", 1, alpha=0.1, rounds=4)
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
+    refused(result, "alpha (0.1, 0.5)", "rounds (4, 6)")
+    assert not (tmp_path / "r").exists()
+
+
+def test_unknown_baseline(runs: Path, tmp_path: Path) -> None:
+    refused(invoke(runs, "--out", tmp_path / "r", "--baseline", "fedprox"), "fedprox")
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_with_other_files_is_refused(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    refused(invoke(runs, "--out", tmp_path), str(tmp_path), "no report.html")
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+    refused(invoke(runs, "--out", tmp_path / "notes.txt"), "a report is a folder")
+
+
+def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
+    out = tmp_path / "r"
+    write_run(tmp_path / "runs", "fedavg", 0, tables=())
+    assert invoke(tmp_path / "runs", "--out", out, "--title", "first").exit_code == 0
+    (out / "figures" / "own.png").write_bytes(b"mine")
+    assert invoke(tmp_path / "runs", "--out", out, "--title", "second").exit_code == 0
+    text = (out / "report.html").read_text(encoding="utf-8")
+    assert "second" in text
+    assert "first" not in text.partition("<main>")[0]
+    assert (out / "figures" / "own.png").read_bytes() == b"mine"
+
+
+# ---- in a browser
+
+COUNT = """<script>
+window.addEventListener('load', () => {
+  const images = [...document.images];
+  const shown = images.filter(i => i.complete && i.naturalWidth > 0).length;
+  const wide = document.documentElement.scrollWidth > window.innerWidth;
+  document.body.insertAdjacentHTML('beforeend', `<p>shown ${shown}/${images.length} ${wide}</p>`);
+});
+</script></body>"""
+
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "example"
+OF_EXAMPLE = [*sorted({*FIGURES, "fig2"} - {"groups", "partition_1"}),
+              "partition_1", "partition_2", "partition_3"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The report of the runs in docs/example."""
+    out = tmp_path_factory.mktemp("example")
+    by = ("--by", "algorithm", "--by", "alpha", "--baseline", "fedavg")
+    done = invoke(EXAMPLE, "--out", out, *by)
+    assert done.exit_code == 0, done.output
+    return out
+
+
+@pytest.mark.slow
+def test_the_example_gives_every_figure_and_table(example: Path) -> None:
+    for suffix in (".png", ".pdf"):
+        found = {file.stem for file in (example / "figures").glob(f"*{suffix}")}
+        assert found == set(OF_EXAMPLE)
+    tables = {file.stem for file in (example / "tables").glob("*.csv")}
+    for metric in ("final", "best", "last10"):
+        assert {f"accuracy_{metric}", f"accuracy_{metric}_by_alpha"} <= tables
+    assert {"decomposition_last_train_cohort", "decomposition_mean_train_cohort"} <= tables
+    final = pd.read_csv(example / "tables" / "accuracy_final.csv")
+    runs = pd.read_csv(EXAMPLE / "summary.csv")
+    assert len(final) == 12
+    assert final["mean"].mean() == pytest.approx(runs["final_test_accuracy"].mean())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize(("page", "figures"), [("report", FIGURES), ("example", OF_EXAMPLE)])
+def test_chromium_shows_every_image_without_complaint(
+    page: str,
+    figures: list[str],
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    width: int,
+) -> None:
+    """A copy of the page with a script that counts; the report itself has none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next(filter(None, map(shutil.which, names)), None)
+    if browser is None:
+        pytest.skip(f"needs a browser to open the page: none of {', '.join(names)} is on PATH")
+    report = request.getfixturevalue(page)
+    text = (report / "report.html").read_text(encoding="utf-8")
+    copy = tmp_path / "copy.html"
+    copy.write_text(text.replace("</body>", COUNT), encoding="utf-8")
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
+            "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}",
+            f"--window-size={width},1200", "--virtual-time-budget=10000", "--dump-dom",
+            copy.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    assert f"shown {len(figures)}/{len(figures)} false" in done.stdout
+    assert "CONSOLE" not in done.stderr

@@ -1,0 +1,80 @@
+"""Bubbles by class and client, and a grid of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import samples, style
+
+
+def frame(counts: list[list[int]]) -> pd.DataFrame:
+    """Rows of a partition.csv; ``counts`` (classes, clients)."""
+    rows = [
+        {"client_id": client, "label": label, "train_samples": n, "test_samples": 0}
+        for label, row in enumerate(counts)
+        for client, n in enumerate(row)
+        if n
+    ]
+    return pd.DataFrame(rows)
+
+
+def row(channels: int = 3, labels: tuple[str, ...] = ("a", "b")) -> samples.Row:
+    images = np.full((len(labels), channels, 4, 4), 100, dtype=np.uint8)
+    return samples.Row("Client 0\n2 samples", images, labels)
+
+
+def test_spread_takes_both_ends_and_no_client_twice() -> None:
+    assert samples.spread(50, 10).tolist() == [0, 5, 11, 16, 22, 27, 33, 38, 44, 49]
+    assert samples.spread(3, 10).tolist() == [0, 1, 2]
+    assert samples.spread(1, 10).tolist() == [0]
+
+
+def test_images_are_chosen_by_the_classes_shares() -> None:
+    labels = np.array([1, 0] * 3 + [2] * 18)  # 3 of class 0, 3 of class 1, 18 of class 2
+    taken = samples.in_proportion(labels, 8)
+    assert labels[taken].tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
+    assert len(set(taken.tolist())) == 8
+    assert sorted(samples.in_proportion(np.array([4, 2, 3]), 8).tolist()) == [0, 1, 2]
+
+
+def test_areas_are_the_counts() -> None:
+    figure = samples.figure(frame([[1, 0, 9], [4, 16, 0]]), "title", ["no", "yes"], [row()], "note")
+    bubbles = figure.subfigs[0].axes[0]
+    drawn = bubbles.collections[0]
+    places = [tuple(map(int, place)) for place in np.asarray(drawn.get_offsets())]
+    areas = dict(zip(places, np.asarray(drawn.get_sizes()), strict=True))
+    assert set(areas) == {(0, 0), (2, 0), (0, 1), (1, 1)}
+    assert areas[1, 1] / areas[0, 0] == pytest.approx(16)
+    assert areas[2, 0] / areas[0, 1] == pytest.approx(9 / 4)
+    assert (bubbles.get_xlabel(), bubbles.get_ylabel()) == ("Client", "Class")
+    assert [t.get_text() for t in bubbles.get_yticklabels()] == ["no", "yes"]
+    # the key shows counts of this range, at the same scale: 10, 5 and 1
+    legend = bubbles.get_legend()
+    assert [t.get_text() for t in legend.get_texts()] == ["10", "5", "1"]
+    key = [handle.get_sizes()[0] for handle in legend.legend_handles]
+    assert np.array(key) / areas[0, 0] == pytest.approx([10, 5, 1])
+
+
+def test_images_are_shown_with_their_classes() -> None:
+    rows = [row(1, ("a", "a very long name of a class", "c")), row(1, ("b",))]
+    figure = samples.figure(frame([[3, 1]]), "title", ["a"], rows, "Training images")
+    axes = figure.subfigs[1].axes
+    titles = [a.get_title() for a in axes]
+    assert titles == ["a", "a very long…", "c", "b", "", ""]
+    assert [len(a.images) for a in axes] == [1, 1, 1, 1, 0, 0]
+    assert [t.get_text() for t in axes[0].texts] == ["Client 0\n2 samples"]
+    assert np.asarray(axes[0].images[0].get_array()).tolist() == [[100] * 4] * 4
+
+
+@pytest.mark.parametrize("suffix", ["png", "pdf"])
+@pytest.mark.parametrize("clients", [1, 120])
+def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str, clients: int) -> None:
+    files = [tmp_path / f"{i}.{suffix}" for i in range(2)]
+    for file in files:
+        counts = [[1] * clients] * 3
+        style.save(samples.figure(frame(counts), "t", ["a", "b", "c"], [row()], "n"), file)
+    assert files[0].read_bytes() == files[1].read_bytes()

@@ -1,0 +1,221 @@
+"""Tables of text: statistics in their cells, comparisons, layouts and files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from run_files import groups_of, rows, run_of
+
+from analysis import formats, table
+from analysis.__main__ import main
+from analysis.baseline import cells, reference
+from analysis.layout import EMPTY, PERCENT, PLAIN, best, p_value
+from analysis.runs import find, summaries
+
+DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Three seeds of two methods, and one seed of a third."""
+    for seed, (ours, theirs) in enumerate(((0.80, 0.70), (0.84, 0.73), (0.88, 0.79))):
+        run_of(tmp_path, "fedld", seed, [0.9, ours])
+        run_of(tmp_path, "fedavg", seed, [0.1, theirs])
+    run_of(tmp_path, "my_own", 0, [0.5, 0.8402])
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_table_against_a_baseline_by_hand(runs: Path) -> None:
+    got = table.accuracy(groups_of(runs), "final", "fedavg")
+    # differences 0.10 0.11 0.09: mean 0.10, s = 0.01, half = 4.302653 * 0.01 / sqrt(3) = 0.0248414,
+    # t = 0.1 / (0.01 / sqrt 3) = 17.32, p(2 degrees) = 0.003317; the only test, so Holm's is equal
+    assert got.rows == [
+        ["FedAvg", "3", "74.00 ± 4.58", "[62.62, 85.38]", EMPTY, EMPTY, EMPTY, EMPTY],
+        ["FedLD", "3", "84.00 ± 4.00", "[74.06, 93.94]",
+         "+10.00", "[+7.52, +12.48]", "0.0033", "0.0033 *"],
+        ["my_own", "1", "**84.02**", "n/a", "+14.02", "n/a", "n/a", "n/a"],
+    ]  # fmt: skip
+    assert "over the 1 comparison of" in got.caption
+    assert "p is not available where there is only one common seed: my_own." in got.caption
+    row = got.data.set_index("label").loc["fedld"]
+    assert row[["n", "pairs"]].tolist() == [3, 3]
+    assert row["p"] == pytest.approx(0.003317, abs=1e-6)
+    assert row[["difference_low", "difference_high"]].tolist() == pytest.approx(
+        [0.1 - 0.0248414, 0.1 + 0.0248414], abs=1e-7
+    )
+
+
+def test_metrics_are_never_mixed(runs: Path) -> None:
+    shown = {metric: table.accuracy(groups_of(runs), metric) for metric in table.METRICS}
+    means = {metric: one.rows[1][2] for metric, one in shown.items()}
+    # best 0.9 for all; mean of the two rounds (0.9 + 0.84) / 2
+    assert means == {
+        "final": "84.00 ± 4.00",
+        "best": "**90.00** ± 0.00",
+        "last10": "**87.00** ± 2.00",
+    }
+    assert [one.head for one in shown.values()] == [
+        ["Method", "Seeds", "Accuracy (%)", "95 % interval"]
+    ] * 3
+    assert len({one.title for one in shown.values()}) == 3
+    assert "chosen on the test part itself" in shown["best"].caption
+
+
+def test_holm_is_over_the_whole_table() -> None:
+    def of(*values: float) -> pd.Series:
+        return pd.Series(dict(enumerate(values)))
+
+    base, near, far = of(0.1, 0.2, 0.3), of(0.1, 0.21, 0.32), of(0.21, 0.32, 0.415)
+    found = cells({c: {"fedavg": base, "a": near, "b": far} for c in ("x", "y")}, "fedavg")
+    by = {(cell.row, cell.column): cell for cell in found}
+    small, large = (by[row, "x"].comparison for row in ("b", "a"))
+    assert small is not None
+    assert large is not None
+    # p p' p p' with p < p': times 4 and 3 for the smaller pair, 2 and 1 for the larger
+    assert by["b", "x"].adjusted == pytest.approx(4 * small.p)
+    assert by["b", "y"].adjusted == pytest.approx(4 * small.p)
+    assert by["a", "x"].adjusted == pytest.approx(2 * large.p)
+
+
+@pytest.mark.parametrize(
+    ("label", "other"),
+    [
+        ("fedld, alpha=0.1", "fedavg, alpha=0.1"),
+        ("fedld, margin=none, alpha=0.5", "fedavg, alpha=0.5"),
+        ("fedld, alpha=0.1, fedld.keep=0.5", "fedavg, alpha=0.1"),
+        ("fedavg, alpha=0.5", "fedavg, alpha=0.5"),
+        ("fedld, alpha=10", None),
+    ],
+)
+def test_baseline_under_the_same_settings(label: str, other: str | None) -> None:
+    labels = ["fedavg, alpha=0.1", "fedavg, alpha=0.5", "fedld, alpha=0.1", "fedavg, margin=x"]
+    assert reference(label, labels, "fedavg") == other
+
+
+def test_baseline_with_a_setting_serves_all() -> None:
+    labels = ["fedavg, alpha=0.1", "fedavg, alpha=0.5"]
+    assert reference("fedld, alpha=0.1", labels, "fedavg, alpha=0.5") == "fedavg, alpha=0.5"
+
+
+def test_best_is_by_what_is_shown_with_ties() -> None:
+    assert best({"a": "84.00", "b": "84.00", "c": "9.00"}) == {"a", "b"}
+    assert best({"a": "84.00", "b": "n/a"}) == set()
+
+
+def test_numbers() -> None:
+    assert PERCENT.number(-0.00001, "+") == "+0.00"
+    assert PLAIN.number(float("nan")) == "n/a"
+    assert [p_value(p) for p in (0.5, 0.00009, float("nan"))] == ["0.5000", "<0.0001", "n/a"]
+
+
+def test_best_is_sought_under_equal_conditions(runs: Path) -> None:
+    for seed in (0, 1):
+        run_of(runs, "fedld", seed, [0.1, 0.2], alpha=0.1)
+        run_of(runs, "fedavg", seed, [0.1, 0.1], alpha=0.1)
+    got = table.accuracy(groups_of(runs, "algorithm", "alpha"), "final")
+    bold = {row[0] for row in got.rows if row[2].startswith("**")}
+    assert bold == {"FedLD, alpha=0.1", "my_own, alpha=0.5"}
+
+
+def test_methods_by_a_setting(runs: Path) -> None:
+    for seed in (0, 1):
+        run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
+    got = table.crossed_accuracy(
+        summaries(find([runs])[0]), ["algorithm"], "alpha", "final", "fedavg"
+    )
+    assert got.head == ["Method", "alpha=0.5", "alpha=10"]
+    assert got.rows == [
+        ["FedAvg", "74.00 ± 4.58 (n=3)", EMPTY],
+        ["FedLD", "84.00 ± 4.00 (n=3) *", "25.00 ± 7.07 (n=2)"],
+        ["my_own", "**84.02** (n=1)", EMPTY],
+    ]
+    assert got.data["column"].tolist() == ["0.5"] * 3 + ["10"]
+
+
+def test_groups_of_images(runs: Path) -> None:
+    header = "round,client_id,group,split,num_samples,loss,accuracy"
+    for method, gap in (("fedavg", 0.0), ("fedld", 0.2)):
+        for seed in (0, 1, 2):
+            rows(
+                runs / f"{method}-{seed}", "evaluations", header,
+                f"2,,aligned,test,9,1,{0.9 - seed / 100}", "2,0,,test,9,1,0",
+                f"2,,conflicting,test,9,1,{0.3 + gap + seed * gap / 10}",
+            )  # fmt: skip
+    (got,) = table.image_groups(groups_of(runs), "fedavg")
+    assert [row[:3] for row in got.rows] == [
+        ["FedAvg", "aligned", "3"], ["FedLD", "aligned", "3"],
+        ["FedAvg", "conflicting", "3"], ["FedLD", "conflicting", "3"],
+    ]  # fmt: skip
+    assert [row[3] for row in got.rows] == [
+        "**89.00** ± 1.00", "**89.00** ± 1.00", "30.00 ± 0.00", "**52.00** ± 2.00",
+    ]  # fmt: skip
+    assert "the same difference for every seed: FedLD (aligned)" in got.caption
+    # 0.20 0.22 0.24: t = 0.22 / (0.02 / sqrt 3) = 19.05, p(2 degrees) = 0.002743
+    assert got.rows[3][5:] == ["+22.00", "[+17.03, +26.97]", "0.0027", "0.0027 *"]
+    result = invoke("table", runs, "--metric", "groups")
+    assert "left out" in result.stderr
+    assert "my_own-0: no rows in evaluations.csv" in result.stderr
+
+
+def test_terms_of_the_loss(runs: Path) -> None:
+    for seed in (0, 1):
+        rows(
+            runs / f"fedld-{seed}", "decomposition", DECOMPOSITION,
+            "1,train,cohort,1,0.5,-0.25,1.25", f"2,train,cohort,{2 + seed},0.5,-0.75,1.75",
+        )  # fmt: skip
+    mean, last = table.decomposition(groups_of(runs))
+    # local: seeds 1.5 and 2, mean 1.75, half 12.7062 * 0.25 = 3.1766; constant terms: half 0
+    assert mean.head == ["Method", "Local", "Shift", "Aggregation", "Global"]
+    assert mean.rows == [
+        ["FedLD", "1.7500 [-1.4266, 4.9266]", "0.5000 [0.5000, 0.5000]",
+         "-0.5000 [-0.5000, -0.5000]", "1.5000 [1.5000, 1.5000]"],
+    ]  # fmt: skip
+    assert last.rows[0][1].startswith("2.5000 [")
+    assert (mean.name, last.name) == (
+        "decomposition_mean_train_cohort", "decomposition_last_train_cohort",
+    )  # fmt: skip
+
+
+def test_files(runs: Path, tmp_path: Path) -> None:
+    tables = [table.accuracy(groups_of(runs), metric, "fedavg") for metric in table.METRICS]
+    latex = formats.latex(tables)
+    assert latex.count(r"\toprule") == 3
+    assert r"FedLD & 3 & 84.00 $\pm$ 4.00 & [74.06, 93.94] & +10.00 &" in latex
+    assert r"0.0033 & 0.0033$^{*}$ \\" in latex
+    assert r"my\_own & 1 & \textbf{84.02}" in latex
+    assert r"Accuracy (\%)" in latex
+    text = formats.markdown(tables)
+    assert text.count("### ") == 3
+    assert r"| 0.0033 | 0.0033 \* |" in text
+    assert r"table; \* below 0.05" in text
+    back = pd.read_csv(io.StringIO(formats.csv(tables)))
+    assert back["table"].unique().tolist() == [
+        "accuracy_final", "accuracy_best", "accuracy_last10",
+    ]  # fmt: skip
+    own = back[(back["table"] == "accuracy_last10") & (back["label"] == "fedld")]
+    assert own["mean"].tolist() == [tables[2].data["mean"].iloc[1]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--baseline", "moon"), "baseline moon: nothing to compare with it; the runs are fedavg;"),
+        (("--columns", "colour"), "no column colour to group by"),
+        (("--columns", "alpha", "--metric", "groups"), "--columns goes with final, best, last10"),
+        (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
+        (("--metric", "decomposition"), "evaluation.decompose_every above 0"),
+    ],
+)
+def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
+    result = invoke("table", runs, *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
