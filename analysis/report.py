@@ -154,7 +154,7 @@ def _tables(
             yield table.crossed_accuracy(runs, by, settings[0], metric, baseline)
         yield table.accuracy(groups, metric, baseline)
     yield from table.image_groups(groups, baseline)
-    yield from table.decomposition(groups)
+    yield from table.decomposition(groups, baseline)
 
 
 def _picture(drawn: Drawing, folder: Path) -> html.Picture:
