@@ -8,7 +8,7 @@ from itertools import combinations
 
 import numpy as np
 
-from fedsim.cohort import Cohort, gram
+from fedsim.cohort import Cohort, gram, single_threaded_blas
 from fedsim.columns import Columns
 from fedsim.contracts import F64, RoundContext, ServerStep, Vector
 from fedsim.engine import Result
@@ -72,16 +72,19 @@ def aggregate(
     step = setup.algorithm.server.step(state.server, cohort, ctx)
     norms = {u.client_id: math.sqrt(k[i, i]) for i, u in enumerate(cohort.updates)}
     _client_rows(setup, clients, {r.update.client_id: r for r in results}, norms, log)
+    with single_threaded_blas():
+        axes = spectrum(k)
+        diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
     row |= {
         "train_loss": _train_loss(results),
         "conflict_ratio": conflict_ratio(k),
         "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
-        "gradient_diversity": gradient_diversity(k, shares(cohort.num_samples, "samples")),
-        "top_axis_share": spectrum(k)[0],
+        "gradient_diversity": diversity,
+        "top_axis_share": axes[0],
     }
     log.add("rounds", **row)
     if setup.config.evaluation.cosines:
-        _geometry_rows([u.client_id for u in cohort.updates], k, log)
+        _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
     states = state.clients.updated({r.update.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
     return ServerState(
@@ -89,12 +92,12 @@ def aggregate(
     )
 
 
-def _geometry_rows(clients: list[int], k: F64, log: RoundLog) -> None:
-    """The rows of cosines.csv and spectrum.csv."""
+def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None:
+    """The rows of cosines.csv and spectrum.csv; ``axes`` is the spectrum of ``k``."""
     cosine = cosines(k)
     for a, b in combinations(range(len(clients)), 2):
         log.add("cosines", client_a=clients[a], client_b=clients[b], cosine=cosine[a, b])
-    for axis, share in enumerate(spectrum(k), start=1):
+    for axis, share in enumerate(axes, start=1):
         log.add("spectrum", axis=axis, share=share)
 
 

@@ -96,7 +96,8 @@ def decompose(
         global_losses: (K,) mean loss of the model after aggregation on the data of each owner, or
             (m, K) of each client's own model in personalised methods.
         num_samples: (m,) training samples of each client.
-        owner_samples: (K,) samples of each owner; by default ``num_samples``.
+        owner_samples: (K,) samples of each owner; by default ``num_samples``, each in the column
+            of its client.
         owners: (m,) the column of each client's own data; by default column i is client i's.
 
     Returns:
@@ -129,6 +130,8 @@ def decompose(
             raise ContractError(f"{name} must be counts, some of them above 0: {counts.tolist()}")
     if not (np.isfinite(local).all() and np.isfinite(after).all()):
         raise ContractError("client_losses and global_losses must be finite")
+    if owner_samples is None:
+        weights = np.bincount(own.astype(np.int64), n, k).astype(np.float64)
     p, q = n / n.sum(), weights / weights.sum()
     found = asdict(terms(local, np.broadcast_to(after, local.shape), p, q, own))
     return {

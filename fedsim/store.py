@@ -171,7 +171,7 @@ class RunStore:
     def save_loss_matrix(self) -> None:
         """Writes loss_matrix.npz from loss_matrix.csv: for each decomposed round r the arrays
         ``r/models``, ``r/owners`` and ``r/losses`` (models, owners)."""
-        arrays: dict[str, np.ndarray[Any, Any]] = {}
+        arrays: dict[str, Any] = {}
         table = self.read("loss_matrix").astype({"model": str, "owner": str})
         for number, rows in table.groupby("round"):
             models, owners = rows["model"].unique().tolist(), rows["owner"].unique().tolist()
@@ -179,7 +179,7 @@ class RunStore:
             arrays[f"{number}/owners"] = np.array(owners)
             arrays[f"{number}/losses"] = rows["loss"].to_numpy().reshape(len(models), len(owners))
         data = io.BytesIO()
-        np.savez(data, allow_pickle=False, **arrays)
+        np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
         durable.write(self.path / "loss_matrix.npz", [data.getvalue()])
 
     def read(self, table: str) -> pd.DataFrame:

@@ -109,6 +109,10 @@ def check(dataset: Dataset, source: str) -> None:
             all(np.isin(group, d.test).all() for group in d.groups.values()),
             "groups name images outside the test part",
         ),
+        (
+            all(map(len, d.groups.values())),
+            f"groups without images: {[name for name, g in d.groups.items() if not len(g)]}",
+        ),
     )
     for kept, message in rules:
         if not kept:

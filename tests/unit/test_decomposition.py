@@ -90,6 +90,8 @@ def test_the_defaults_are_a_column_per_client_weighted_by_its_samples(seed):
     order = rng.permutation(4)
     moved = fedsim.decompose(local[:, order], after[order], n, n[order], np.argsort(order))
     assert moved == pytest.approx(got, rel=1e-14), "the order of the columns is nothing"
+    columns = np.argsort(order).astype(np.uint64)
+    assert fedsim.decompose(local[:, order], after[order], n, owners=columns) == moved
     lists = fedsim.decompose(local.tolist(), after.tolist(), n.tolist())
     assert lists == got
     assert all(type(value) is float for value in got.values())

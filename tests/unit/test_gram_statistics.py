@@ -6,8 +6,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import threadpoolctl
 
 import fedsim
+from fedsim import aggregation
 from fedsim.gram import cosines, gradient_diversity, shares, spectrum
 from tests.decomposing import config, rounds
 
@@ -17,6 +19,7 @@ APART = np.diag([9.0, 16.0])
 NEAR = np.array([[2.0, 2.0], [2.0, 10.0]])
 EQUAL = np.full((2, 2), 5.0)
 OPPOSITE = np.array([[1.0, -1.0], [-1.0, 1.0]])
+NEVER = {"decompose_every": 0, "loss_matrix": False}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_the_rows_are_those_of_the_updates():
     settings = config(
         "fedavg",
         train={"sample_rate": 0.75},
-        evaluation={"decompose_every": 0, "loss_matrix": False, "cosines": True},
+        evaluation=NEVER | {"cosines": True},
     )
     for done in rounds(settings):
         updates = [
@@ -112,7 +115,7 @@ def test_the_rows_are_those_of_the_updates():
 
 
 def test_without_cosines_there_are_no_such_tables(tmp_path):
-    store = fedsim.run(config(evaluation={"decompose_every": 0}), tmp_path / "run")
+    store = fedsim.run(config(evaluation=NEVER), tmp_path / "run")
     names = {path.stem for path in store.path.glob("*.csv")}
     assert not names & {"cosines", "spectrum", "decomposition", "loss_matrix"}
     assert not (store.path / "loss_matrix.npz").exists()
@@ -120,9 +123,7 @@ def test_without_cosines_there_are_no_such_tables(tmp_path):
 
 
 def test_a_cohort_of_one_client(tmp_path):
-    settings = config(
-        train={"sample_rate": 1 / 6}, evaluation={"decompose_every": 0, "cosines": True}
-    )
+    settings = config(train={"sample_rate": 1 / 6}, evaluation=NEVER | {"cosines": True})
     store = fedsim.run(settings, tmp_path / "run")
     rows = store.read("rounds")
     assert rows["gradient_diversity"].tolist() == pytest.approx([1.0, 1.0], rel=1e-12)
@@ -132,8 +133,25 @@ def test_a_cohort_of_one_client(tmp_path):
     assert store.read("spectrum")["share"].tolist() == [1.0, 1.0]
 
 
+def test_they_are_computed_with_one_blas_thread(monkeypatch):
+    """The last bits of products and eigenvalues depend on the number of threads."""
+    numbers = []
+    for name in ("spectrum", "gradient_diversity"):
+        statistic = getattr(aggregation, name)
+
+        def watched(*args, statistic=statistic):
+            info = threadpoolctl.threadpool_info()
+            numbers.append({p["num_threads"] for p in info if p["user_api"] == "blas"})
+            return statistic(*args)
+
+        monkeypatch.setattr(aggregation, name, watched)
+    with threadpoolctl.threadpool_limits(2, user_api="blas"):
+        list(rounds(config(evaluation=NEVER | {"cosines": True})))
+    assert numbers == [{1}] * 4, "each once in each of the two rounds"
+
+
 def test_updates_that_are_zero():
-    settings = config(train={"lr": 1e-30}, evaluation={"decompose_every": 0, "cosines": True})
+    settings = config(train={"lr": 1e-30}, evaluation=NEVER | {"cosines": True})
     for done in rounds(settings):
         (row,) = done.tables["rounds"]
         assert row["gradient_diversity"] is None

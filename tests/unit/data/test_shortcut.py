@@ -138,3 +138,6 @@ def test_groups_outside_the_test_part_are_refused():
     wrong = replace(made, groups={"aligned": made.train[:1]})
     with pytest.raises(DataError, match="groups name images outside the test part"):
         check(wrong, "toy")
+    empty = replace(made, groups={"aligned": made.test[:1], "nobody": made.test[:0]})
+    with pytest.raises(DataError, match=r"groups without images: \['nobody'\]$"):
+        check(empty, "toy")
