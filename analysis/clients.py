@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 
 from analysis import bars, panels, streams, style
 from analysis.drawing import Absent, Drawing
-from analysis.facets import Facets
+from analysis.facets import Facets, drawn
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
@@ -45,7 +45,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
     }
     labels = list(dict.fromkeys(label for part in chosen.values() for label in part))
     counts = [float(n) for part in chosen.values() for frame in part.values() for n in frame["n"]]
-    lines = style.lines(labels)
+    lines = drawn(facets)
     with style.look():
         fig, places = bars.frame(list(chosen), labels, "Client accuracy (%)")
         for axes, part in zip(places, chosen.values(), strict=True):
@@ -53,13 +53,16 @@ def by_client(facets: Facets) -> Drawing | Absent:
                 accuracies = 100 * frame["mean"].to_numpy()
                 _strip(axes, accuracies, labels.index(label), lines[label].colour)
     seeds = panels.over_seeds(counts).partition(",")[0].lower()
+    every = dict.fromkeys(group.label for groups in facets.values() for group in groups)
+    without = [style.title(label) for label in every if label not in labels]
+    missing = f" Without such rows: {'; '.join(without)}." if without else ""
     return Drawing(
         "clients",
         CLIENTS,
         f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. "
         f"A dot is a client ({seeds}); boxes hold the middle half of the clients, the line "
         "in a box is the median, whiskers span all clients. Methods that keep a model per client "
-        "are evaluated with it, the others with the global model.",
+        f"are evaluated with it, the others with the global model.{missing}",
         "A short box far to the right serves all clients well; dots far to the left are clients "
         "that the method leaves behind.",
         fig,
@@ -97,7 +100,7 @@ def by_group(facets: Facets) -> Drawing | Absent:
         )  # fmt: skip
     names = list(dict.fromkeys(name for frame in frames for name in frame.index))
     labels = list(dict.fromkeys(label for part in found.values() for label in part))
-    lines = style.lines(labels)
+    lines = drawn(facets)
     with style.look():
         fig, places = bars.frame(list(found), labels, "Test accuracy (%)", columns=2)
         for axes, part in zip(places, found.values(), strict=True):

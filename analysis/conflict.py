@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import panels, stats, streams
+from analysis import panels, stats, streams, style
 from analysis.drawing import Absent, Drawing, Rounds
-from analysis.facets import Facets
+from analysis.facets import Facets, drawn
 from analysis.runs import Group
 
 AGREEMENT = "Agreement of the updates by round"
@@ -43,6 +43,7 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
         return Absent(AGREEMENT, "a conflict needs two clients in a round; these runs have one")
     shown = [panel for index, panel in enumerate(found) if index % 3 in kinds]
     seeds = panels.seeds_of(shown)
+    lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
         "agreement",
         AGREEMENT,
@@ -54,7 +55,7 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
         "all updates are equal and grows as they differ. A first axis with a large share means "
         "that the updates lie along one common direction, the one that principal aggregation "
         "keeps first.",
-        panels.grid(shown, len(kinds), seeds),
+        panels.grid(shown, len(kinds), seeds, lines),
     )
 
 
@@ -87,7 +88,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
         f"{seeds}.",
         "A curve that goes further below the zero line has more pairs in conflict, and stronger "
         "ones. On the right, the steeper the fall, the fewer directions the updates share.",
-        panels.grid(shown, 2, seeds),
+        panels.grid(shown, 2, seeds, drawn(facets)),
     )
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy import stats
 
+from analysis import style
 from analysis.drawing import Absent, Drawing, Rounds
 from analysis.errors import AnalysisError
 from analysis.panels import Panel, grid, seeds_of
@@ -136,13 +137,14 @@ def draw(rounds: Rounds) -> Drawing | Absent:
     if not any(panel.curves for panel in shown):
         return Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
     seeds = seeds_of(shown)
+    lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
         "curves",
         TITLE,
         f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}.",
         "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands that "
         "overlap may still differ seed by seed: the paired comparisons are in the tables.",
-        grid(shown, 2, seeds),
+        grid(shown, 2, seeds, lines),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from analysis.runs import METHOD, Group, text
-from analysis.style import TITLES
+from analysis.style import TITLES, Line, lines
 
 Facets = Mapping[str, Sequence[Group]]
 """By setting, such as ``alpha = 0.1``: its groups, labelled by method. One key ``""`` for all."""
@@ -42,3 +42,8 @@ def facets(groups: Sequence[Group], columns: Collection[str]) -> Facets:
     if all(len(inside) == 1 for inside in split.values()) or not columns:
         return {"": groups}
     return split
+
+
+def drawn(facets: Facets) -> dict[str, Line]:
+    """The line of each label of all facets: a group keeps its own where others have no data."""
+    return lines([group.label for inside in facets.values() for group in inside])

@@ -49,14 +49,20 @@ def draw(facets: Facets) -> Drawing | Absent:
     """
     shown = []
     used: list[tuple[str, str]] = []
+    signed: list[tuple[str, pd.Series[float]]] = []
     for setting, groups in facets.items():
         known = [group for group in groups if variant(group)]
+        twice = _twice(known)
+        if twice:
+            names = " and ".join(map(style.title, twice))
+            return Absent(TITLE, f"{names} would be one point of a line; give runs of one of them")
         every = _values(known)
         if every.empty:
             continue
         kinds = by_kind(every)
         kind = min(kinds, key=lambda kind: (kind[0] != "train", *kind))
         used.append(kind)
+        signed += [(LINES[name][0], c["mean"]) for name, c in _lines(kinds[kind]).items()]
         every = kinds[kind].abs()
         newest = every.groupby(level=["variant", "alpha", "seed"]).tail(1)
         rounds = every.index.get_level_values("round").nunique()
@@ -89,10 +95,31 @@ def draw(facets: Facets) -> Drawing | Absent:
         "clients trained with cross-entropy and aggregated by the weighted mean and by principal "
         f"gradients (blue), against the Dirichlet parameter, on {where(used)}. {when}. "
         f"{seeds}.",
-        "To the right the clients' labels differ more. A dashed line below the solid one of its "
-        "colour means that FedLD's part lowers the loss it is meant for.",
+        "To the right the clients' labels differ more. The lines show sizes: where a loss is "
+        "positive, a dashed line below the solid one of its colour means that FedLD's part lowers "
+        "the loss it is meant for; a negative one lowers the global loss, and the nearer its line "
+        f"is to zero, the less it does so. {_signs(signed)}",
         panels.grid(shown, 2, seeds, {name: line for name, (*_, line) in LINES.items()}),
     )
+
+
+def _twice(groups: Sequence[Group]) -> list[str]:
+    """The labels of the first groups that are of one variant and alpha, where there are such."""
+    points: dict[tuple[str, str], list[str]] = {}
+    for group in groups:
+        point = variant(group), text(group.runs["alpha"].iloc[0])
+        points.setdefault(point, []).append(group.label)
+    return next((labels for labels in points.values() if len(labels) > 1), [])
+
+
+def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
+    """How many of the points of each loss are negative in the mean over seeds and rounds."""
+    told = []
+    for loss in LOSSES:
+        points = [value for of, values in means if of == loss for value in values]
+        below = sum(value < 0 for value in points)
+        told.append(f"{below} of {len(points)} for the {loss.partition('_')[0]} loss")
+    return f"Negative means in these runs: {', '.join(told)}."
 
 
 def _values(groups: Sequence[Group]) -> pd.DataFrame:

@@ -66,13 +66,14 @@ def _stars(caption: str) -> str:
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "<": "$<$", ">": "$>$", EMPTY: "--",
+    "±": r"$\pm$", "λ": r"$\lambda$", "<": "$<$", ">": "$>$", EMPTY: "--",
 } | {sign: rf"\{sign}" for sign in "&%$#_{}"}  # fmt: skip
 
 
 def _escape(cell: str) -> str:
-    """A cell for LaTeX: special signs, bold, minus signs of numbers and the star."""
+    """A cell for LaTeX: special signs, bold, code, minus signs of numbers and the star."""
     text = "".join(_LATEX.get(sign, sign) for sign in cell)
     text = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+    text = re.sub(r"`(.+?)`", r"\\texttt{\1}", text)
     text = re.sub(r"(?<![\w.)])-(?=\d)", "$-$", text)
     return re.sub(r" \*$", "$^{*}$", text)

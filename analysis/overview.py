@@ -34,7 +34,9 @@ def lead(groups: Sequence[Group], baseline: str | None) -> str:
         if key in common
     ]
     if "sample_rate" in common:
-        facts.insert(1, f"{100 * float(common['sample_rate']):g} % of them in each round")
+        of = "of them" if "num_clients" in common else "of the clients"
+        share = f"{100 * float(common['sample_rate']):g} % {of} in each round"
+        facts.insert(int("num_clients" in common), share)
     if "model" in common:
         facts.insert(0, f"network {common['model']}")
     told = f"{count} finished run{'s' * (count != 1)} in {len(groups)} group"
@@ -42,6 +44,11 @@ def lead(groups: Sequence[Group], baseline: str | None) -> str:
     told += f"({_ranges(seeds)}). "
     told += f"The same in all: {', '.join(facts)}. " if facts else ""
     told += "Runs of a group differ in the seed alone."
+    if len(seeds) > 1 and all("data.seed" in group.runs for group in groups):
+        told += (
+            " They share one split and partition of the data, drawn by data.seed: intervals and "
+        )
+        told += "tests are about the randomness of training on it, not about other partitions."
     return told + (f" The others are compared with {style.title(baseline)}." if baseline else "")
 
 

@@ -15,14 +15,15 @@ PHASES = {
     "decompose": "#228833", "checkpoint": "#999999", "other": "#DDDDDD",
 }  # fmt: skip
 """Colours of the phases, Paul Tol's bright scheme; ``other`` is the rest of ``total``."""
+KEYS = ("phase", "round")
 
 
 def draw(facets: Facets) -> Drawing | Absent:
     """Stacked bars: mean seconds of a round by phase, a bar per method."""
     found = {
         title: {
-            label: _stack(frame["seconds"]["mean"])
-            for label, frame in streams.series(groups, "timings", ["seconds"], "phase").items()
+            label: _stack(_per_round(frame["seconds"]))
+            for label, frame in streams.values(groups, "timings", ["seconds"], KEYS).items()
         }
         for title, groups in facets.items()
     }
@@ -31,12 +32,26 @@ def draw(facets: Facets) -> Drawing | Absent:
     return Drawing(
         "phases",
         TITLE,
-        "Wall-clock seconds of a round by phase, mean over all rounds and runs of a method; the "
-        "number is their sum. Phases that a run does not have are left out.",
+        "Wall-clock seconds of a round by phase, mean over all rounds of a run and "
+        "over the runs of a method; the number is their sum. A phase that is not in every round, "
+        "such as evaluation, counts by its share of the rounds.",
         "Times depend on the machine, on what else ran on it and on the engine's settings. "
         "Compare only runs of one machine.",
         _figure(found),
     )
+
+
+def _per_round(seconds: pd.Series[float]) -> pd.Series[float]:
+    """Mean over a run's rounds, then over runs, by phase.
+
+    A phase that a round has no row of took none of its time: evaluation every fifth round counts a
+    fifth.
+
+    Args:
+        seconds: indexed by (seed, phase, round).
+    """
+    rounds = seconds.unstack("phase").fillna(0.0)
+    return rounds.groupby(level="seed").mean().mean()
 
 
 def _stack(seconds: pd.Series[float]) -> pd.Series[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,10 +54,13 @@ def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.Da
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
     try:
-        frame = pd.read_csv(
-            path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(texts, "str")
-        )
-    except (ValueError, OSError) as error:
+        with warnings.catch_warnings():  # lines longer than the header
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = pd.read_csv(
+                path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(texts, "str"),
+                index_col=False,
+            )  # fmt: skip
+    except (ValueError, OSError, pd.errors.ParserWarning) as error:
         reason = str(error).strip().partition("\n")[0]
         raise AnalysisError(f"{path}: cannot be read as CSV ({reason})") from error
     missing = [column for column in (*numbers, *texts) if column not in frame.columns]

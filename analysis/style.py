@@ -79,12 +79,14 @@ def title(label: str) -> str:
 def lines(labels: Sequence[str]) -> dict[str, Line]:
     """A line for each label: that of a known method or variant, a free one for any other label.
 
+    A free one depends on all labels, so figures that belong together are given the same ones.
+
     Beyond 28 labels lines repeat.
     """
     fixed = {**LINES, **{variant: line for variant, (_, line) in VARIANTS.items()}}
     own = {label: fixed[label] for label in labels if label in fixed}
     free = [line for line in LINES.values() if line not in own.values()] or list(LINES.values())
-    others = [label for label in labels if label not in own]
+    others = [label for label in dict.fromkeys(labels) if label not in own]
     return own | {label: free[index % len(free)] for index, label in enumerate(others)}
 
 

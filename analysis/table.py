@@ -211,7 +211,22 @@ def _comparisons(
         f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
         f"the seeds that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: corrected "
         f"over the {tests} comparison{'s' * (tests != 1)} of this table; * below {SIGNIFICANT:g}."
-    ) + _missing(found)
+    ) + f"{_fewer(found)}{_missing(found)}"
+
+
+def _fewer(found: Sequence[Cell]) -> str:
+    """Which differences are over fewer seeds than the method's own mean."""
+    texts = [
+        f"{_name(cell)} {cell.comparison.difference.n} of {cell.estimate.n}"
+        for cell in found
+        if cell.comparison and cell.comparison.difference.n < cell.estimate.n
+    ]
+    return f" Seeds in common where they are not all: {'; '.join(texts)}." * bool(texts)
+
+
+def _name(cell: Cell) -> str:
+    """The method of a cell, and the column where the table has such."""
+    return style.title(cell.row) + f" ({cell.column})" * bool(cell.column)
 
 
 def _missing(found: Sequence[Cell]) -> str:
@@ -219,8 +234,7 @@ def _missing(found: Sequence[Cell]) -> str:
     reasons: dict[str, list[str]] = {}
     for cell in found:
         if cell.comparison and cell.comparison.reason:
-            column = f" ({cell.column})" if cell.column else ""
-            reasons.setdefault(cell.comparison.reason, []).append(style.title(cell.row) + column)
+            reasons.setdefault(cell.comparison.reason, []).append(_name(cell))
     return "".join(
         f" p is not available where there is {reason}: {'; '.join(where)}."
         for reason, where in reasons.items()

@@ -8,7 +8,7 @@ import pandas as pd
 
 from analysis import panels, streams
 from analysis.drawing import Absent, Drawing
-from analysis.facets import Facets
+from analysis.facets import Facets, drawn
 
 COLUMNS = {
     "local_loss": "Local loss (nats)",
@@ -61,7 +61,7 @@ def draw(facets: Facets) -> Drawing | Absent:
         "models lose on the data of others; the aggregation loss is what the global model loses "
         "against the mean of the clients' models. Values are signed, the grey line marks zero: "
         "below it, averaging the models helps.",
-        panels.grid(flat, 2 if len(rows) == 1 else 4, seeds),
+        panels.grid(flat, 2 if len(rows) == 1 else 4, seeds, drawn(facets)),
     )
 
 

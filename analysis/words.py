@@ -23,8 +23,10 @@ TERMS: Mapping[str, str] = {
     "Client, cohort, round": "A client holds data of its own and trains on it alone. In each "
     "communication round a cohort of clients gets the global model, trains it and returns it; the "
     "server aggregates their updates to the next global model.",
-    "Seed": "The number that all random choices of a run derive from. Runs that differ in the seed "
-    "alone are repetitions of one experiment.",
+    "Seed": "The number that the random choices of training derive from: first weights, cohorts, "
+    "order of samples. Split and partition derive from data.seed. Runs that differ in the seed "
+    "alone are repetitions of one experiment on one partition, and the same seed means the same "
+    "choices for every method, so that methods are compared seed by seed.",
     "Final, best, last 10": "Test accuracy after the last round; at the best round (chosen on the "
     "validation part where there is one, else on the test part, which is optimistic); mean over "
     "the evaluated rounds among the last ten.",

@@ -132,6 +132,17 @@ def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
     assert to_hex(dots[1].get_facecolor()[0]) == colour.lower()
 
 
+def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
+    for mu, tables in ((0.1, ("timings",)), (1.0, ("cosines", "spectrum"))):
+        write_run(tmp_path, "fedprox", tables=tables, **{"fedprox.mu": mu})
+    groups = groups_of(tmp_path, "algorithm", "fedprox.mu")
+    everywhere = drawn(curves.draw({"": streams.values(groups, "rounds", ROUNDS)}))
+    only = drawn(conflict.cosines({"": groups})).figure.axes[0].lines[0]
+    assert only.get_label() == "FedProx, fedprox.mu=1"
+    assert only.get_color() == everywhere.figure.axes[0].lines[1].get_color()
+    assert only.get_color() != everywhere.figure.axes[0].lines[0].get_color()
+
+
 def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
     labels = [f"method number {index}" for index in range(7)]
     one = pd.DataFrame({"mean": [1.0], "low": [np.nan], "high": [np.nan], "n": [1]})
@@ -218,6 +229,30 @@ def test_fig2_of_one_round_has_one_row(tmp_path: Path) -> None:
     found = drawn(fig2.draw({"": groups_of(tmp_path, "algorithm", "alpha")}))
     assert len(found.figure.axes) == 2
     assert "One round" in found.caption
+
+
+def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) -> None:
+    for alpha in (10.0, 0.1):
+        losses(write_run(tmp_path, "fedavg", alpha=alpha, rounds=2), [1, 2], [-3, 1 + alpha])
+        losses(write_run(tmp_path, "fedld", alpha=alpha, rounds=2, margin="none"), [0, 0], [1, 1])
+    found = drawn(fig2.draw({"": groups_of(tmp_path, "algorithm", "alpha")}))
+    # means of the aggregation loss: fedavg (-3 + 11) / 2 = 4 and (-3 + 1.1) / 2 < 0, fedld 1, 1
+    assert "in these runs: 0 of 2 for the shift loss, 1 of 4 for the aggregation" in found.reading
+    for alpha in (10.0, 0.1):
+        for weight in (0.1, 0.3):
+            run = write_run(
+                tmp_path,
+                "fedld",
+                alpha=alpha,
+                rounds=2,
+                server="fedavg",
+                **{"fedld.weight": weight},
+            )
+            losses(run, [1, 1], [1, 1])
+    groups = groups_of(tmp_path, "algorithm", "alpha", "fedld.weight")
+    absent = fig2.draw({"": groups})
+    assert isinstance(absent, Absent)
+    assert "fedld.weight=0.1 and Margin control only" in absent.reason
 
 
 def test_fig2_needs_two_values_of_alpha(two: list[Path]) -> None:
@@ -356,6 +391,19 @@ def test_phases_add_up_to_the_round(tmp_path: Path) -> None:
     widths = {c.get_label(): c.patches[0].get_width() for c in axes.containers}
     assert widths == {"train": 4, "other": 4}
     assert [t.get_text() for t in axes.texts] == ["8"]
+
+
+def test_a_phase_of_some_rounds_counts_by_their_share(tmp_path: Path) -> None:
+    rows = [(t, p, 2, 0) for t in (1, 2, 3, 4) for p in ("train", "total")]
+    frame = pd.DataFrame([*rows, (4, "evaluate", 6, 0)])
+    frame.columns = pd.Index(["round", "phase", "seconds", "bytes"])
+    frame.loc[(frame["round"] == 4) & (frame["phase"] == "total"), "seconds"] = 8
+    frame.to_csv(write_run(tmp_path) / "timings.csv", index=False)
+    (axes,) = drawn(phases.draw({"": groups_of(tmp_path)})).figure.axes
+    # one evaluation of 6 s in four rounds; total (2 + 2 + 2 + 8) / 4
+    widths = {c.get_label(): c.patches[0].get_width() for c in axes.containers}
+    assert widths == {"train": 2, "evaluate": 1.5}
+    assert [t.get_text() for t in axes.texts] == ["3.5"]
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,14 @@ def test_bad_field_names_file_line_and_column(runs: Path) -> None:
         streams.series(groups_of(runs), "evaluations", ["accuracy"], "group")
 
 
+def test_lines_longer_than_the_header_are_refused(runs: Path) -> None:
+    file = next(runs.rglob("rounds.csv"))
+    header = file.read_text().splitlines()[0]
+    file.write_text(f"{header}\n{'1,' * header.count(',')}1,1\n")
+    with pytest.raises(AnalysisError, match=r"rounds\.csv: cannot be read as CSV"):
+        streams.series(groups_of(runs), "rounds", ["test_accuracy"])
+
+
 def test_numbers_in_text_columns_stay_text(tmp_path: Path) -> None:
     folder = run_of(tmp_path, "fedld", 0, [0.5])
     rows(folder, "evaluations", EVALUATIONS, "1,,007,test,9,1,0.5", "1,,7,test,9,1,0.25")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -105,6 +106,16 @@ def test_baseline_with_a_setting_serves_all() -> None:
     assert reference("fedld, alpha=0.1", labels, "fedavg, alpha=0.5") == "fedavg, alpha=0.5"
 
 
+def test_a_difference_over_fewer_seeds_says_so(tmp_path: Path) -> None:
+    for seed in range(3):
+        run_of(tmp_path, "fedld", seed, [0.7 + 0.1 * seed])
+    for seed in range(2):
+        run_of(tmp_path, "fedavg", seed, [0.6])
+    caption = table.accuracy(groups_of(tmp_path), "final", "fedavg").caption
+    assert "Seeds in common where they are not all: FedLD 2 of 3." in caption
+    assert "in common" not in table.accuracy(groups_of(tmp_path), "final", "fedld").caption
+
+
 def test_best_is_by_what_is_shown_with_ties() -> None:
     assert best({"a": "84.00", "b": "84.00", "c": "9.00"}) == {"a", "b"}
     assert best({"a": "84.00", "b": "n/a"}) == set()
@@ -192,6 +203,8 @@ def test_files(runs: Path, tmp_path: Path) -> None:
     assert r"0.0033 & 0.0033$^{*}$ \\" in latex
     assert r"my\_own & 1 & \textbf{84.02}" in latex
     assert r"Accuracy (\%)" in latex
+    said = dataclasses.replace(tables[0], rows=[["`train.lr`", "weight λ", "1", "2", "3"]])
+    assert r"\texttt{train.lr} & weight $\lambda$ &" in formats.latex([said])
     text = formats.markdown(tables)
     assert text.count("### ") == 3
     assert r"| 0.0033 | 0.0033 \* |" in text
