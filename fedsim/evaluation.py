@@ -1,28 +1,46 @@
 """Which models count in a round, and the rows that their scores become.
 
 Most methods have one global model. In personalised methods every client has its own, and a round's
-test columns are the unweighted mean over them (section ``evaluation``, key ``personal``).
+test columns are the unweighted mean over them (section ``evaluation``, key ``personal``). Where the
+test images belong to clients, the models meet their owners' images alone, and all are pooled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeVar
 
+import numpy as np
+
 from fedsim.config import RunConfig
-from fedsim.contracts import RoundContext, Scores
+from fedsim.contracts import Array, GroupScore, Owned, RoundContext, Scores
 from fedsim.engine import Executor, Model, Result
-from fedsim.metrics import mean_scores
+from fedsim.metrics import group_score, mean_scores, per_sample, score
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup
 from fedsim.state import ServerState
 
 Key = TypeVar("Key")
-Evaluated = Mapping[str, Mapping[int | None, Scores]]
-"""Per part (``val``, ``test``) the scores of each client's own model, or of the only one (None)."""
 MEMORY = 256 << 20
 """Bytes of models that are evaluated in one go; clients' own models may be on disk until then."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The scores of a round on one part.
+
+    Args:
+        whole: of the only model, or of all clients' own: their mean, or pooled.
+        clients: of each client's own model, in personalised methods.
+        client_accuracy: the unweighted mean over the clients' own test images, where these are the
+            test part.
+    """
+
+    whole: Scores
+    clients: Mapping[int, GroupScore]
+    client_accuracy: float | None = None
 
 
 def is_due(config: RunConfig, ctx: RoundContext) -> bool:
@@ -33,7 +51,7 @@ def is_due(config: RunConfig, ctx: RoundContext) -> bool:
 
 def before_training(
     setup: Setup, executor: Executor, state: ServerState, clients: list[int], ctx: RoundContext
-) -> Evaluated | None:
+) -> dict[str, Evaluated] | None:
     """The cohort's own models before local training, where those count; else None."""
     wanted = setup.config.evaluation.personal == "cohort_before" and setup.personalised
     if not (wanted and is_due(setup.config, ctx)):
@@ -48,8 +66,9 @@ def after_round(
     after: ServerState,
     clients: list[int],
     results: list[Result],
-) -> Evaluated:
-    """The global model, every client's own, or the cohort's own right after local training.
+) -> dict[str, Evaluated]:
+    """By part the scores of the global model, of every client's own, or of the cohort's own right
+    after local training.
 
     A client of the cohort that was left out counts with the model it had before.
     """
@@ -86,16 +105,55 @@ def trained(before: ServerState, result: Result) -> Candidate:
 
 def _scores(
     setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]
-) -> dict[str, dict[int | None, Scores]]:
+) -> dict[str, Evaluated]:
     """Scores on the common parts, each different model once and some of them at a time."""
     parts = ["val", "test"] if len(setup.dataset.val) else ["test"]
-    different = {m.owner: m for m in models.values()}
+    pooled = {"test": _pooled(setup, executor, models)} if setup.tests_are_owned else {}
+    together = [part for part in parts if part not in pooled]
+    return _common(executor, models, together) | pooled
+
+
+def _common(
+    executor: Executor, models: Mapping[int | None, Candidate], parts: Sequence[str]
+) -> dict[str, Evaluated]:
+    """Every model on whole parts."""
+    different = {m.owner: m for m in models.values()} if parts else {}
     found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
     for some in batches(different):
         for part in parts:
             scores = executor.evaluate(list(some.values()), part)
             found[part] |= dict(zip(some, scores, strict=True))
-    return {part: {c: found[part][m.owner] for c, m in models.items()} for part in parts}
+    evaluated = {}
+    for part in parts:
+        each = {c: found[part][m.owner] for c, m in models.items()}
+        own = {
+            c: GroupScore("", s.num_samples, s.loss, s.accuracy)
+            for c, s in each.items()
+            if c is not None
+        }
+        evaluated[part] = Evaluated(mean_scores(list(each.values())), own)
+    return evaluated
+
+
+def _pooled(setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]) -> Evaluated:
+    """Every client's test images, by its own model or the only one."""
+    data, owned = setup.dataset, setup.partition.test
+    outputs: dict[int, Array] = {}
+    if None in models:
+        part = Owned("test", tuple(range(len(owned))))
+        (logits,) = executor.logits([(models[None].load(), part)])
+        stops = np.cumsum([len(own) for own in owned])
+        outputs = dict(enumerate(np.split(logits, stops[:-1])))
+    for some in batches({c: m for c, m in models.items() if c is not None}):
+        jobs = [(model, Owned("test", (c,))) for c, model in some.items()]
+        outputs |= zip(some, executor.logits(jobs), strict=True)
+    index = np.concatenate([owned[c] for c in outputs])
+    groups = {name: np.flatnonzero(np.isin(index, group)) for name, group in data.groups.items()}
+    seen = {name: positions for name, positions in groups.items() if len(positions)}
+    whole = score(np.concatenate(list(outputs.values())), data.y[index], seen)
+    each = {c: group_score("", per_sample(z, data.y[owned[c]])) for c, z in outputs.items()}
+    accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
+    return Evaluated(whole, {} if None in models else each, accuracy)
 
 
 def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
@@ -112,23 +170,25 @@ def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
             some, seen, size = {}, {}, sum(new.values())
         some[owner] = params, state
         seen |= new
-    yield some
+    if some:
+        yield some
 
 
-def write(evaluated: Evaluated, log: RoundLog) -> None:
+def write(evaluated: Mapping[str, Evaluated], log: RoundLog) -> None:
     """Fills the val and test columns of the round's row; adds classes and evaluations."""
     row = dict(log.tables["rounds"][0])
-    for part, scores in evaluated.items():
-        mean = mean_scores(list(scores.values()))
-        row |= {f"{part}_loss": mean.loss, f"{part}_accuracy": mean.accuracy}
-        for client, s in scores.items() if None not in scores else ():
+    for part, found in evaluated.items():
+        row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
+        for client, s in found.clients.items():
             values = {"num_samples": s.num_samples, "loss": s.loss, "accuracy": s.accuracy}
             log.add("evaluations", client_id=client, split=part, **values)
-    row["test_balanced_accuracy"] = mean.balanced_accuracy
-    row["test_macro_f1"] = mean.macro_f1
-    row["test_auc"] = mean.auc
-    for c in mean.classes:
+    test = evaluated["test"]
+    row["test_balanced_accuracy"] = test.whole.balanced_accuracy
+    row["test_macro_f1"] = test.whole.macro_f1
+    row["test_auc"] = test.whole.auc
+    row["client_test_accuracy"] = test.client_accuracy
+    for c in test.whole.classes:
         log.add("classes", **asdict(c))
-    for g in mean.groups:
+    for g in test.whole.groups:
         log.add("evaluations", split="test", **asdict(g))
     log.tables["rounds"] = [row]

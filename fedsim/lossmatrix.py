@@ -139,6 +139,7 @@ def _write(found: Losses, personal: bool, log: RoundLog) -> None:
     """The rows of loss_matrix.csv: of each local model, and of the model after aggregation."""
     last = [f"{AFTER}:{c}" for c in found.clients] if personal else [AFTER]
     models = [*map(str, found.clients), *last]
-    for model, losses in zip(models, [*found.local, *found.after], strict=False):
+    rows = [*found.local, *found.after[: len(last)]]
+    for model, losses in zip(models, rows, strict=True):
         for owner, loss in zip(found.owners, losses, strict=True):
             log.add("loss_matrix", model=model, owner=owner, loss=loss)

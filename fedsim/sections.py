@@ -168,7 +168,7 @@ class EvaluationConfig(Section):
         decompose_every: split the global loss into its three terms every so many rounds and after
             the last one; 0 for never.
         decompose_split: the data for it: the clients' own ``train``, ``val`` or ``test`` parts, or
-            ``common_test``.
+            ``common_test``, where the scope has no effect.
         decompose_scope: whose data: the ``cohort``'s, or those of the whole ``population``.
         decompose_max_samples: images of a client at most, drawn once for the run; None for all.
         loss_matrix: also write every model's loss on every client's data.

@@ -37,6 +37,9 @@ from fedsim.sections import (
 FIXED_PARTITIONS = ("by_site", "files")
 """Partitions in which the data decide the number of clients."""
 
+OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
+"""Keys of section evaluation that mean nothing without ``decompose_every``."""
+
 
 class RunConfig(Section):
     """A whole run. Hyperparameters of a method are given under its name.
@@ -109,10 +112,18 @@ class RunConfig(Section):
                 f"{self.data.val_fraction} given; with data.test_fraction="
                 f"{self.data.test_fraction} nothing is left for training",
             )
-        if self.evaluation.loss_matrix and not self.evaluation.decompose_every:
+        if self.data.client_val_fraction + self.data.client_test_fraction >= 1:
             raise InvalidSetting(
-                "evaluation.loss_matrix", "it is part of evaluation.decompose_every, which is 0"
+                "data.client_test_fraction",
+                f"{self.data.client_test_fraction} given; with data.client_val_fraction="
+                f"{self.data.client_val_fraction} nothing is left for training",
             )
+        for key in () if self.evaluation.decompose_every else OF_DECOMPOSITION:
+            if getattr(self.evaluation, key) != EvaluationConfig.model_fields[key].default:
+                raise InvalidSetting(
+                    f"evaluation.{key}",
+                    "it is part of the decomposition; give evaluation.decompose_every too",
+                )
         if self.decides_num_clients:
             self._check_cohort()
         return self

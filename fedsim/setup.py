@@ -46,6 +46,13 @@ class Setup:
         return any(map(self.algorithm.personal, self.layout.slots))
 
     @property
+    def tests_are_owned(self) -> bool:
+        """Whether the common test part is nothing but what clients own of it (hospitals, users)."""
+        owned = self.partition.test
+        everything = np.sort(np.concatenate(owned)) if owned else np.empty(0)
+        return np.array_equal(everything, np.sort(self.dataset.test))
+
+    @property
     def vector_bytes(self) -> int:
         """Size of a vector (D,) of the model."""
         return self.layout.size * np.dtype(np.float32).itemsize
@@ -140,8 +147,8 @@ def _check_owned(config: RunConfig, partition: Partition) -> None:
     split = config.evaluation.own_split
     if config.evaluation.decompose_every and not getattr(partition, split):
         raise ConfigError(
-            f"evaluation.decompose_split {split!r}: the clients own no {split} part; set "
-            f"data.client_{split}_fraction, or take train or common_test"
+            f"evaluation.decompose_split {split!r}: the clients own no {split} part (or, by site, "
+            f"not all of them do); set data.client_{split}_fraction, or take train or common_test"
         )
 
 

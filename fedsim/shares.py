@@ -8,7 +8,7 @@ from fedsim import data
 from fedsim.config import RunConfig
 from fedsim.contracts import Array, Dataset, Partition
 from fedsim.data import partitions
-from fedsim.data.own import hold_out
+from fedsim.data.own import hold_out, needed
 from fedsim.data.shifts import shifted
 from fedsim.errors import ConfigError
 from fedsim.settings import FIXED_PARTITIONS
@@ -78,12 +78,13 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
     generated = any(d.generated for d in data.catalogue() if d.name == c.name)
     given = generated or "num_clients" in c.model_fields_set
     asked = given or kind not in FIXED_PARTITIONS
+    redrawn = needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
     partition = partitions.make(
         dataset,
         kind,
         num_clients=c.num_clients if asked else None,
         alpha=c.alpha,
-        min_samples=c.min_samples,
+        min_samples=redrawn if asked else c.min_samples,
         seed=c.seed,
         file=_client_file(config),
         shards_per_client=c.shards_per_client,

@@ -53,15 +53,11 @@ def hold_out(
         ConfigError: the fractions leave nothing to train on.
         DataError: a client would keep fewer than ``min_samples``.
     """
-    if not 0 <= val_fraction + test_fraction < 1 or min(val_fraction, test_fraction) < 0:
-        raise ConfigError(
-            f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
-            f"{test_fraction} must be at least 0 and together below 1"
-        )
+    check_fractions(val_fraction, test_fraction)
     kept = partition
     for part, fraction in (("test", test_fraction), ("val", val_fraction)):
         if fraction > 0:
-            counts = [max(1, round(fraction * len(own))) for own in partition.train]
+            counts = [held(len(own), fraction) for own in partition.train]
             kept = _without(kept, dataset, part, counts, seed)
     for client, own in enumerate(kept.train):
         if len(own) < min_samples:
@@ -71,6 +67,37 @@ def hold_out(
                 f"{test_fraction} leave it {len(own)}, data.min_samples is {min_samples}"
             )
     return kept
+
+
+def held(samples: int, fraction: float) -> int:
+    """How many of so many samples a fraction holds out: 1 at least where it is above 0."""
+    return max(1, round(fraction * samples)) if fraction > 0 else 0
+
+
+def needed(min_samples: int, val_fraction: float, test_fraction: float) -> int:
+    """The fewest samples of which the fractions leave ``min_samples`` to train on.
+
+    Raises:
+        ConfigError: the fractions leave nothing, whatever the number.
+    """
+    check_fractions(val_fraction, test_fraction)
+    count = min_samples
+    while count - held(count, val_fraction) - held(count, test_fraction) < min_samples:
+        count += 1
+    return count
+
+
+def check_fractions(val_fraction: float, test_fraction: float) -> None:
+    """Refuses fractions that are no fractions or leave nothing to train on.
+
+    Raises:
+        ConfigError: with both values.
+    """
+    if not 0 <= val_fraction + test_fraction < 1 or min(val_fraction, test_fraction) < 0:
+        raise ConfigError(
+            f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
+            f"{test_fraction} must be at least 0 and together below 1"
+        )
 
 
 def _without(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsim.contracts import ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import Array, ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
 
 if TYPE_CHECKING:
     from fedsim.columns import Columns
@@ -109,6 +109,9 @@ class Executor(Protocol):
 
     def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
         """Loss and hit of every sample of each job's part, in the part's order."""
+
+    def logits(self, jobs: Sequence[Job]) -> list[Array]:
+        """(n, C) float32 outputs for every sample of each job's part, in the part's order."""
 
     def close(self) -> None:
         """Ends whatever the executor started."""

@@ -18,7 +18,7 @@ import numpy as np
 import ray
 
 from fedsim.columns import Columns
-from fedsim.contracts import RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Incident, Job, Model, Result
 from fedsim.engine.calls import Call, EvaluationCall, Piece, TrainCall, alone, cut, groups
 from fedsim.engine.cluster import machines, plan_for
@@ -179,18 +179,26 @@ class RayExecutor:
         return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
 
     def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """See :class:`~fedsim.engine.Executor`; one call per actor, and a model only to those that
-        have a share of it."""
+        """See :class:`~fedsim.engine.Executor`."""
+        return [joined(parts) for parts in self._dealt("samples", jobs)]
+
+    def logits(self, jobs: Sequence[Job]) -> list[Array]:
+        """See :class:`~fedsim.engine.Executor`."""
+        return [np.concatenate(parts) for parts in self._dealt("logits", jobs)]
+
+    def _dealt(self, ask: str, jobs: Sequence[Job]) -> list[list[Any]]:
+        """Per job the answers for its batches in order: one call per actor, and a model only to
+        those that have a share of it."""
         sizes = [num_batches(self._spec, part) for _, part in jobs]
         shares = cut(sizes, max(1, len(self._pool.slots)))
-        calls = [[Piece("samples", *jobs[job], batches) for job, batches in own] for own in shares]
+        calls = [[Piece(ask, *jobs[job], batches) for job, batches in own] for own in shares]
         with self._room_for(len({id(params) for (params, _), _ in jobs})):
             answers = self._answers(calls)
-        found: list[list[SampleScores]] = [[] for _ in jobs]
+        found: list[list[Any]] = [[] for _ in jobs]
         owners = [job for own in shares for job, _ in own]
         for job, answer in zip(owners, answers, strict=True):
             found[job].append(answer)
-        return [joined(parts) for parts in found]
+        return found
 
     @contextlib.contextmanager
     def _room_for(self, models: int) -> Iterator[None]:

@@ -75,6 +75,13 @@ class SerialExecutor:
             self._worker.samples(*model, part, 0, num_batches(spec, part)) for model, part in jobs
         ]
 
+    def logits(self, jobs: Sequence[Job]) -> list[Array]:
+        """See :class:`~fedsim.engine.Executor`."""
+        spec = self._worker.spec
+        return [
+            self._worker.logits(*model, part, 0, num_batches(spec, part)) for model, part in jobs
+        ]
+
     def columns(
         self,
         results: Sequence[Result],

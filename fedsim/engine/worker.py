@@ -63,7 +63,8 @@ class LocalImages:
         if array_sha256(found) != self.sha256:
             raise DataError(
                 f"engine.data_from=node: {platform.node()} reads other images than the driver; "
-                "data.dir must hold the same files on every machine"
+                "data.dir must hold the same files on every machine, and data.feature_shift may "
+                "give other pixels on another kind of processor"
             )
         return found
 

@@ -8,7 +8,22 @@ from pathlib import Path
 import pytest
 
 import fedsim
+from fedsim.config import EngineConfig
+from fedsim.engine.session import Session
 from tests.engine import chaos
+
+
+@pytest.fixture(scope="module")
+def plain_ray():
+    """One embedded Ray for the module, with a temporary directory of its own."""
+    # a short path: Ray's sockets must stay below 108 characters
+    with (
+        tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
+        with Session(EngineConfig()) as session:
+            yield session
 
 
 @pytest.fixture(scope="module")

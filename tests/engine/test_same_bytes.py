@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import pytest
 
 import fedsim
-from fedsim.config import EngineConfig, RunConfig
+from fedsim.config import RunConfig
 
 pytestmark = pytest.mark.ray
 
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld")
-
-
-@pytest.fixture(scope="module")
-def one_ray():
-    """One embedded Ray for the module, with a temporary directory of its own."""
-    from fedsim.engine.session import Session
-
-    # a short path: Ray's sockets must stay below 108 characters
-    with (
-        tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("RAY_TMPDIR", folder)
-        with Session(EngineConfig()) as session:
-            yield session
 
 
 def run(method: str, out: Path, session=None, **engine: object) -> dict[str, bytes]:
@@ -45,7 +29,7 @@ def run(method: str, out: Path, session=None, **engine: object) -> dict[str, byt
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_path):
+def test_serial_and_ray_with_one_two_and_per_client_actors(method, plain_ray, tmp_path):
     reference = run(method, tmp_path / "serial", kind="serial")
     engines = {
         "one": {"actors": 1},
@@ -53,35 +37,35 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_
         "own": {"actors": "per-client", "cpus_per_client": 0.25},
     }
     for name, engine in engines.items():
-        got = run(method, tmp_path / name, one_ray, **engine)
+        got = run(method, tmp_path / name, plain_ray, **engine)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
 @pytest.mark.parametrize("actors", ["auto", "per-client", 2])
-def test_clients_with_shares_of_their_own(actors, one_ray, tmp_path):
+def test_clients_with_shares_of_their_own(actors, plain_ray, tmp_path):
     table = tmp_path / "shares.csv"
     table.write_text("client_id,cpus,gpus\n1,0.5,0\n6,0.5,0\n")
     engine = {"actors": actors, "cpus_per_client": 0.125, "client_resources": str(table)}
     reference = run("fedbn", tmp_path / "serial", kind="serial")
-    assert run("fedbn", tmp_path / "run", one_ray, **engine) == reference
+    assert run("fedbn", tmp_path / "run", plain_ray, **engine) == reference
 
 
-def test_images_that_each_node_reads_itself(one_ray, tmp_path, monkeypatch):
-    reference = run("fedavg", tmp_path / "driver", one_ray)
-    assert run("fedavg", tmp_path / "node", one_ray, data_from="node") == reference
+def test_images_that_each_node_reads_itself(plain_ray, tmp_path, monkeypatch):
+    reference = run("fedavg", tmp_path / "driver", plain_ray)
+    assert run("fedavg", tmp_path / "node", plain_ray, data_from="node") == reference
     monkeypatch.setattr("fedsim.setup.array_sha256", lambda _: "another")
     with pytest.raises(fedsim.errors.DataError, match=r"engine\.data_from=node: .* other images"):
-        run("fedavg", tmp_path / "other", one_ray, data_from="node")
+        run("fedavg", tmp_path / "other", plain_ray, data_from="node")
 
 
-def test_large_updates_travel_one_by_one_with_the_same_bits(one_ray, tmp_path, monkeypatch):
-    together = run("fedbn", tmp_path / "together", one_ray)
+def test_large_updates_travel_one_by_one_with_the_same_bits(plain_ray, tmp_path, monkeypatch):
+    together = run("fedbn", tmp_path / "together", plain_ray)
     monkeypatch.setattr("fedsim.engine.ray_engine.SMALL", 0)
-    assert run("fedbn", tmp_path / "alone", one_ray) == together
+    assert run("fedbn", tmp_path / "alone", plain_ray) == together
 
 
-def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
+def test_an_error_in_a_client_names_round_and_client(plain_ray, tmp_path):
     config = RunConfig(
         algorithm="tests.engine.broken:build",
         data={"num_clients": 4},
@@ -90,7 +74,7 @@ def test_an_error_in_a_client_names_round_and_client(one_ray, tmp_path):
     with pytest.raises(
         fedsim.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
     ):
-        fedsim.run(config, tmp_path / "out", session=one_ray)
+        fedsim.run(config, tmp_path / "out", session=plain_ray)
 
 
 def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 import ray
 
 import fedsim
-from fedsim.config import EngineConfig, RunConfig
+from fedsim.config import RunConfig
 from fedsim.contracts import Owned
 from fedsim.engine.calls import EvaluationCall, Piece, cut
 from tests.decomposing import OWN
@@ -92,20 +91,6 @@ def test_a_call_sends_each_vector_once():
 # On Ray
 
 
-@pytest.fixture(scope="module")
-def one_ray():
-    """One embedded Ray for the module, with a temporary directory of its own."""
-    from fedsim.engine.session import Session
-
-    with (
-        tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("RAY_TMPDIR", folder)
-        with Session(EngineConfig()) as session:
-            yield session
-
-
 def config(method, evaluation=None, **engine):
     return RunConfig(
         algorithm=method,
@@ -137,12 +122,30 @@ ENGINES = {
 
 @pytest.mark.ray
 @pytest.mark.parametrize("method", ["fedld", "fedpac"])
-def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_path):
+def test_serial_and_ray_with_one_two_and_per_client_actors(method, plain_ray, tmp_path):
     reference = run(config(method, kind="serial"), tmp_path / "serial")
     for name, engine in ENGINES.items():
-        got = run(config(method, **engine), tmp_path / name, one_ray)
+        got = run(config(method, **engine), tmp_path / name, plain_ray)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {name}"
+
+
+@pytest.mark.ray
+def test_clients_with_test_images_of_their_own(plain_ray, tmp_path):
+    """Pooled over the sites, by the sites' own models."""
+
+    def bytes_of(out, session=None, **engine):
+        settings = RunConfig(
+            algorithm="fedbn",
+            data={"name": "shortcut", "num_clients": 6, "samples_per_client": 20},
+            train={"rounds": 2, "sample_rate": 0.5},
+            engine=engine,
+        )
+        store = fedsim.run(settings, tmp_path / out, session=session)
+        names = ("rounds.csv", "evaluations.csv", "classes.csv", "partition.csv")
+        return {name: (store.path / name).read_bytes() for name in names}
+
+    assert bytes_of("ray", plain_ray, **ENGINES["two"]) == bytes_of("serial", kind="serial")
 
 
 @pytest.mark.ray
@@ -154,15 +157,16 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, one_ray, tmp_
         {"decompose_split": "train", "decompose_max_samples": 5},
     ],
 )
-def test_other_parts_and_batches(evaluation, one_ray, tmp_path):
+def test_other_parts_and_batches(evaluation, plain_ray, tmp_path):
     reference = run(config("fedpac", evaluation, kind="serial"), tmp_path / "serial")
     assert (
-        run(config("fedpac", evaluation, **ENGINES["two"]), tmp_path / "two", one_ray) == reference
+        run(config("fedpac", evaluation, **ENGINES["two"]), tmp_path / "two", plain_ray)
+        == reference
     )
 
 
 @pytest.mark.ray
-def test_each_model_is_put_once_for_all_actors(one_ray, tmp_path, monkeypatch):
+def test_each_model_is_put_once_for_all_actors(plain_ray, tmp_path, monkeypatch):
     """Three actors share each model's batches; the new global model is also the next broadcast."""
     puts, tasks = [], []
     original, begin = ray.put, EvaluationCall.begin
@@ -179,7 +183,7 @@ def test_each_model_is_put_once_for_all_actors(one_ray, tmp_path, monkeypatch):
     monkeypatch.setattr(EvaluationCall, "begin", watched)
     evaluation = {"decompose_every": 1, "clients_every": 0, "batch_size": 16}
     engine = {"actors": 3, "cpus_per_client": 0.25}
-    fedsim.run(config("fedavg", evaluation, **engine), tmp_path / "run", session=one_ray)
+    fedsim.run(config("fedavg", evaluation, **engine), tmp_path / "run", session=plain_ray)
     vectors = [value for value in puts if hasattr(value, "nbytes")]
     assert len(vectors) == 1 + 3 * (1 + 4), "the start, and each round's four and their mean"
     assert len({id(value) for value in vectors}) == len(vectors)

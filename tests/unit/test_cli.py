@@ -174,8 +174,8 @@ def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None
     result = fedsim("run", *QUICK, *asked, "--out", "r")
     assert result.exit_code == 2
     assert result.stderr.splitlines() == [
-        "error: evaluation.decompose_split 'test': the clients own no test part; set "
-        "data.client_test_fraction, or take train or common_test"
+        "error: evaluation.decompose_split 'test': the clients own no test part (or, by site, "
+        "not all of them do); set data.client_test_fraction, or take train or common_test"
     ]
     assert not Path("r").exists()
     more = ["--decompose-scope", "population", "--decompose-max-samples", "3", "--loss-matrix"]

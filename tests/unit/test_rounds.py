@@ -684,7 +684,7 @@ def test_the_same_state_with_other_parameters_is_another_model():
     other = setup.initial + np.float32(0.1)
     vectors = {0: setup.initial, 1: other, 2: setup.initial}
     models = {c: evaluation.Candidate(c, lambda v=v: (v, {})) for c, v in vectors.items()}
-    scores = evaluation._scores(setup, executor, models)["test"]
+    scores = evaluation._scores(setup, executor, models)["test"].clients
     assert scores[0].loss != scores[1].loss
     assert scores[0].loss == scores[2].loss
     executor.close()

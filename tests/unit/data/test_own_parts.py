@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim import data
+from fedsim import data, shares
+from fedsim.config import RunConfig
 from fedsim.contracts import Partition
 from fedsim.data import partitions
-from fedsim.data.own import hold_out, stratified
+from fedsim.data.own import hold_out, needed, stratified
 from fedsim.errors import ConfigError, DataError
 
 DIGITS = data.load("digits")
@@ -127,3 +128,25 @@ def test_clients_of_sites_own_their_images_of_the_common_test_part():
     # a site without a test image: nobody owns test data, and the table has none
     many = data.load("shortcut", num_clients=300, samples_per_client=2)
     assert partitions.make(many, "by_site").test == ()
+
+
+@pytest.mark.parametrize("fractions", [(0, 0), (0.1, 0), (0, 0.2), (0.3, 0.3), (0.49, 0.5)])
+@pytest.mark.parametrize("min_samples", [1, 2, 10])
+def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
+    count = needed(min_samples, *fractions)
+    left = [n - sum(max(1, round(f * n)) for f in fractions if f) for n in range(count + 1)]
+    assert left[count] >= min_samples
+    assert max(left[:count], default=0) < min_samples
+
+
+def test_fractions_that_leave_nothing_are_refused():
+    with pytest.raises(ConfigError, match="together below 1"):
+        needed(2, 0.5, 0.5)
+
+
+def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
+    for seed in range(5):
+        data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
+        _, partition, _ = shares.load(RunConfig(data=data))
+        assert min(map(len, partition.train)) >= 2
+        assert min(map(len, partition.test)) >= 1
