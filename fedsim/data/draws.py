@@ -111,7 +111,8 @@ def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int
     raise DataError(
         f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
         f"samples: none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}; "
-        f"the best one reached {reached[:20]}{smallest}"
+        f"the best one reached {reached[:20]}{smallest}; take a larger alpha, fewer clients or a "
+        "smaller minimum"
     )
 
 
