@@ -116,11 +116,12 @@ def run_all(
         ConfigError: a finished run in ``out`` has another configuration.
         OSError: the tables cannot be written.
     """
-    todo = [run for run in runs if not is_complete(run.config, out / run.name)]
+    for run in runs:
+        is_complete(run.config, out / run.name)  # refuses what is not the wanted run, before any
     out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
     for position, run in enumerate(runs, start=1):
-        if run not in todo:
+        if is_complete(run.config, out / run.name):  # perhaps since the start, by another process
             tell(f"[{position}/{len(runs)}] {run.name}: finished before")
             continue
         try:

@@ -132,6 +132,22 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path) -> None:
     assert row["last10_test_accuracy_mean"] == pytest.approx(0.41, abs=1e-12)
 
 
+def test_what_another_process_finishes_meanwhile_is_not_done_again(tmp_path: Path) -> None:
+    runs, started = runs_of(GRID), []
+
+    def start(config: RunConfig, folder: Path) -> None:
+        started.append(folder.name)
+        fake_run(config, folder)
+        if folder.name == runs[0].name:  # a second sweep in the same folder, from its other end
+            fake_run(runs[-1].config, tmp_path / runs[-1].name)
+
+    lines: list[str] = []
+    sweep.run_all(runs, tmp_path, start, lines.append)
+    assert started == [r.name for r in runs[:-1]]
+    assert lines[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
+    assert not list(tmp_path.glob("*interrupted*"))
+
+
 def test_another_configuration_in_the_same_place_is_refused(tmp_path: Path) -> None:
     run = runs_of(GRID)[0]
     fake_run(run.config, tmp_path / run.name)
