@@ -10,7 +10,7 @@ from fedsim.contracts import Array, Dataset, Partition
 from fedsim.data import partitions
 from fedsim.data.own import hold_out, needed
 from fedsim.data.shifts import shifted
-from fedsim.errors import ConfigError
+from fedsim.errors import ConfigError, DataError
 from fedsim.settings import FIXED_PARTITIONS
 
 
@@ -78,19 +78,27 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
     generated = any(d.generated for d in data.catalogue() if d.name == c.name)
     given = generated or "num_clients" in c.model_fields_set
     asked = given or kind not in FIXED_PARTITIONS
-    redrawn = needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
-    partition = partitions.make(
-        dataset,
-        kind,
-        num_clients=c.num_clients if asked else None,
-        alpha=c.alpha,
-        min_samples=redrawn if asked else c.min_samples,
-        seed=c.seed,
-        file=_client_file(config),
-        shards_per_client=c.shards_per_client,
-        prior=c.prior,
-        order=c.order,
-    )
+    fewest = needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
+    try:
+        partition = partitions.make(
+            dataset,
+            kind,
+            num_clients=c.num_clients if asked else None,
+            alpha=c.alpha,
+            min_samples=fewest if asked else c.min_samples,
+            seed=c.seed,
+            file=_client_file(config),
+            shards_per_client=c.shards_per_client,
+            prior=c.prior,
+            order=c.order,
+        )
+    except DataError as error:
+        if not asked or fewest == c.min_samples:
+            raise
+        raise DataError(
+            f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
+            "parts)"
+        ) from error
     return hold_out(
         dataset,
         partition,

@@ -44,7 +44,10 @@ def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
         (["--correlation", "2"], "--correlation: '2' given; must be less than or equal to 1"),
         (["--set", "data.shift_test=dirty"], "data.shift_test: 'dirty' given; must be 'mixed'"),
         (["--set", "data.client_test_fraction=1"], "data.client_test_fraction: '1' given"),
-        (["--set", "data.client_test_fraction=0.9"], "leave it"),
+        (
+            ["--set", "data.client_test_fraction=0.98"],
+            "(76: data.min_samples 2 and the clients' own held-out parts)",
+        ),
         (["-d", "shortcut", "--data-dir", "x"], "shortcut is generated, it takes no folder"),
     ],
 )
