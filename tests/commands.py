@@ -36,7 +36,8 @@ class Place:
     @property
     def environment(self) -> dict[str, str]:
         folders = dict(zip(PARTS, (str(self.folder / part) for part in PARTS), strict=True))
-        return os.environ | {
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
+        return inherited | {
             MARK: self.mark,
             "HOME": folders["home"],
             "TMPDIR": folders["tmp"],

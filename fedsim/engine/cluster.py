@@ -118,10 +118,10 @@ def _this_machine_alone() -> Iterator[None]:
 def _token() -> dict[str, str]:
     """A secret of this process for the Rays that it starts, as a variable of the environment.
 
-    Newer versions of Ray ask for one and would leave it in the home folder. What the user has set
-    up counts.
+    Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
+    has set up counts; a mode alone is none.
     """
-    given = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
+    given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
     if given or (Path.home() / ".ray" / "auth_token").exists():
         return {}
     return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}

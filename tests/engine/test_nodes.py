@@ -150,14 +150,15 @@ def held_in_round_3(environment, tmp_path: Path, *command: object) -> subprocess
 
 
 def kill_node(pids: Path, number: int) -> None:
-    """Ends all processes of a node at once."""
+    """Ends all processes of a node at once: none of them sees another one end."""
     leader = dict(line.split() for line in pids.read_text().splitlines())[str(number)]
     members = subprocess.run(
         ["ps", "-o", "pid=", "--sid", leader], capture_output=True, text=True, check=True
     )
     assert members.stdout.split()
-    for pid in members.stdout.split():
-        os.kill(int(pid), signal.SIGKILL)
+    for order in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in members.stdout.split():
+            os.kill(int(pid), order)
 
 
 def test_a_node_killed_in_round_3_of_8(environment, tmp_path):
