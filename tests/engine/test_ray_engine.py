@@ -13,6 +13,7 @@ from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.config import EngineConfig, RunConfig
+from fedsim.engine import cluster as clusters
 from fedsim.engine.cluster import connect, plan_for
 from fedsim.engine.placement import Node
 from fedsim.errors import ConfigError, WorkerError
@@ -130,3 +131,20 @@ def test_serial_on_a_gpu_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"--gpus-per-client 1: torch finds no GPU here"):
         fedsim.run(config(kind="serial", gpus_per_client=1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [({}, True), ({"RAY_AUTH_MODE": "token"}, True), ({"RAY_AUTH_TOKEN": "a"}, False),
+     ({"RAY_AUTH_TOKEN_PATH": "b"}, False)],
+)  # fmt: skip
+def test_a_secret_is_made_where_the_user_has_none(given, made, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert set(clusters._token()) == ({"RAY_AUTH_TOKEN"} if made else set())
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").touch()
+    assert clusters._token() == {}
