@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy import stats
 
 from analysis import style
 from analysis.drawing import Absent, Drawing, Rounds
@@ -18,7 +17,7 @@ from analysis.errors import AnalysisError
 from analysis.panels import Panel, grid, seeds_of
 from analysis.panels import curves as aggregated
 from analysis.runs import Group, read
-from analysis.stats import over_seeds
+from analysis.stats import half_width, over_seeds
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,8 @@ def interval(values: pd.DataFrame) -> pd.DataFrame:
     Returns:
         (rounds, 3) columns mean, low, high.
     """
-    n = values.shape[1]
-    mean = values.mean(axis=1)
-    half = values.std(axis=1, ddof=1) * float(stats.t.ppf(0.975, n - 1)) / np.sqrt(n)
+    mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
+    half = half_width(std.to_numpy(float), np.full(len(std), float(values.shape[1])))
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Literal
 
-from fedsim.contracts import GroupScore, Owned, RoundContext
+from fedsim.contracts import GroupScore, Owned
 from fedsim.engine import Executor
 from fedsim.engine.parts import by_owner
 from fedsim.evaluation import batches, own_model
@@ -16,12 +16,6 @@ from fedsim.setup import Setup
 from fedsim.state import ServerState
 
 SPLITS: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
-
-
-def is_due(setup: Setup, ctx: RoundContext) -> bool:
-    """Whether the round's model is evaluated on the clients' own data."""
-    every, done = setup.config.evaluation.clients_every, ctx.round + 1
-    return every > 0 and (done % every == 0 or done == ctx.num_rounds)
 
 
 def write(setup: Setup, executor: Executor, state: ServerState, log: RoundLog) -> None:

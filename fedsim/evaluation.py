@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedsim.config import RunConfig
 from fedsim.contracts import Array, GroupScore, Owned, RoundContext, Scores
 from fedsim.engine import Executor, Model, Result
+from fedsim.engine.parts import groups_among
 from fedsim.metrics import group_score, mean_scores, per_sample, score
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup
@@ -43,10 +43,15 @@ class Evaluated:
     client_accuracy: float | None = None
 
 
-def is_due(config: RunConfig, ctx: RoundContext) -> bool:
-    """Whether the round is evaluated: every ``evaluation.every`` rounds and after the last one."""
+def is_due(every: int, ctx: RoundContext) -> bool:
+    """Whether what is asked for every so many rounds, and after the last one, falls due.
+
+    Args:
+        every: 0 for never.
+        ctx: the round.
+    """
     done = ctx.round + 1
-    return done % config.evaluation.every == 0 or done == ctx.num_rounds
+    return every > 0 and (done % every == 0 or done == ctx.num_rounds)
 
 
 def before_training(
@@ -54,7 +59,7 @@ def before_training(
 ) -> dict[str, Evaluated] | None:
     """The cohort's own models before local training, where those count; else None."""
     wanted = setup.config.evaluation.personal == "cohort_before" and setup.personalised
-    if not (wanted and is_due(setup.config, ctx)):
+    if not (wanted and is_due(setup.config.evaluation.every, ctx)):
         return None
     return _scores(setup, executor, {c: own_model(state, c) for c in clients})
 
@@ -148,9 +153,7 @@ def _pooled(setup: Setup, executor: Executor, models: Mapping[int | None, Candid
         jobs = [(model, Owned("test", (c,))) for c, model in some.items()]
         outputs |= zip(some, executor.logits(jobs), strict=True)
     index = np.concatenate([owned[c] for c in outputs])
-    groups = {name: np.flatnonzero(np.isin(index, group)) for name, group in data.groups.items()}
-    seen = {name: positions for name, positions in groups.items() if len(positions)}
-    whole = score(np.concatenate(list(outputs.values())), data.y[index], seen)
+    whole = score(np.concatenate(list(outputs.values())), data.y[index], groups_among(data, index))
     each = {c: group_score("", per_sample(z, data.y[owned[c]])) for c, z in outputs.items()}
     accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
     return Evaluated(whole, {} if None in models else each, accuracy)

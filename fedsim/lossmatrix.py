@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from fedsim.contracts import F64, I64, Owned, Part, RoundContext
+from fedsim.contracts import F64, I64, Owned, Part
 from fedsim.decomposition import terms
 from fedsim.engine import Executor, Result
 from fedsim.engine.parts import by_owner
@@ -46,12 +46,6 @@ class Losses:
     weights: F64
     local: F64
     after: F64
-
-
-def is_due(setup: Setup, ctx: RoundContext) -> bool:
-    """Whether the round is decomposed: every so many rounds and after the last one."""
-    every, done = setup.config.evaluation.decompose_every, ctx.round + 1
-    return every > 0 and (done % every == 0 or done == ctx.num_rounds)
 
 
 def decompose(

@@ -40,7 +40,8 @@ def run_round(
         good = aggregation.finite(setup, results, ctx, log)
         columns = executor.columns(good, shared, state.clients, ctx)
         after = aggregation.aggregate(setup, state, good, columns, ctx, clients, log)
-    due, clients_due = evaluation.is_due(setup.config, ctx), clientscores.is_due(setup, ctx)
+    e = setup.config.evaluation
+    due, clients_due = (evaluation.is_due(every, ctx) for every in (e.every, e.clients_every))
     if due or clients_due:
         with log.timed("evaluate"), _naming(ctx):
             if due:
@@ -48,7 +49,7 @@ def run_round(
                 evaluation.write(scores or evaluation.after_round(setup, executor, *whose), log)
             if clients_due:
                 clientscores.write(setup, executor, after, log)
-    if good and lossmatrix.is_due(setup, ctx):
+    if good and evaluation.is_due(e.decompose_every, ctx):
         with log.timed("decompose") as size, _naming(ctx):
             size["bytes"] = lossmatrix.decompose(setup, executor, state, after, good, log)
     for incident in executor.incidents():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.contracts import I64, Owned, Part, Partition
+from fedsim.contracts import I64, Dataset, Owned, Part, Partition
 from fedsim.metrics import SampleScores
 from fedsim.rng import generator
 
@@ -60,7 +60,10 @@ def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[S
 
 def groups(spec: WorkerSpec, part: Part) -> Mapping[str, I64]:
     """Positions in a part of the data set's groups; none but in the common test part."""
-    if part != "test":
-        return {}
-    return {name: np.flatnonzero(np.isin(spec.dataset.test, group))
-            for name, group in spec.dataset.groups.items()}  # fmt: skip
+    return groups_among(spec.dataset, spec.dataset.test) if part == "test" else {}
+
+
+def groups_among(dataset: Dataset, index: I64) -> dict[str, I64]:
+    """Positions among some images of those in the data set's groups, without empty groups."""
+    found = {name: np.flatnonzero(np.isin(index, group)) for name, group in dataset.groups.items()}
+    return {name: positions for name, positions in found.items() if len(positions)}
