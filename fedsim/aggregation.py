@@ -15,6 +15,7 @@ from fedsim.engine import Result
 from fedsim.errors import DivergedError
 from fedsim.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
 from fedsim.roundlog import RoundLog
+from fedsim.server import named, part
 from fedsim.setup import Setup
 from fedsim.state import ServerState
 
@@ -66,7 +67,7 @@ def aggregate(
         _client_rows(setup, clients, {}, {}, log)
         log.add("rounds", **row)
         return state
-    cohort = Cohort.of([r.update for r in results], setup.layout, columns)
+    cohort = Cohort.of([r.update for r in results], setup.layout, columns, state.params)
     params = slice(0, setup.layout.num_params)
     k = cohort.gram(params)
     step = setup.algorithm.server.step(state.server, cohort, ctx)
@@ -83,12 +84,15 @@ def aggregate(
         "top_axis_share": axes[0],
     }
     log.add("rounds", **row)
+    for name, value in step.metrics.items():
+        log.add("server", name=name, value=value)
     if setup.config.evaluation.cosines:
         _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
     states = state.clients.updated({r.update.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
+    server = {**named("probe", part(state.server, "probe")), **step.state}
     return ServerState(
-        _advanced(state.params, step, results), step.state, step.downlink, states.updated(private)
+        _advanced(state.params, step, results), server, step.downlink, states.updated(private)
     )
 
 

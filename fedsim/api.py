@@ -14,7 +14,7 @@ from fedsim.cohort import Cohort
 from fedsim.contracts import Array, ClientUpdate, Layout, RoundContext, Slot
 from fedsim.decomposition import terms
 from fedsim.errors import ContractError
-from fedsim.server import HistoryGram
+from fedsim.server import HistoryGram, Server
 
 
 def aggregate(
@@ -36,7 +36,7 @@ def aggregate(
         num_samples: (m,) training samples of each client.
         algorithm: the method's name.
         sizes: lengths of the tensors that make up d, for rules per tensor; default one tensor.
-        num_steps: (m,) local steps, for rules that use them.
+        num_steps: (m,) local steps of plain SGD, for rules that use them (``fednova``).
         history: (d,) for ``fedgh_released`` after its first round, and ``fedld_released``.
         seed: of the rules that draw (``fedgh``).
         round: from 0; rules that draw, draw anew each round.
@@ -61,11 +61,9 @@ def aggregate(
         raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
     layout = _layout(len(rows[0]), sizes)
     server = algorithms.load(algorithm, hyperparameters).server
-    if server.exchange is not None:
-        raise ContractError(
-            f"{algorithm} also combines what clients upload beside their updates "
-            "(heads, prototypes); use fedsim.run"
-        )
+    _check_alone(algorithm, server, round)
+    if server.normalise is not None and num_steps is None:
+        raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
     ctx = RoundContext(round, round + 1, len(rows), lr=1.0, seed=seed)
     cohort = Cohort.of(
         [
@@ -138,6 +136,17 @@ def decompose(
         name: found[name]
         for name in ("local_loss", "shift_loss", "aggregation_loss", "global_loss")
     }
+
+
+def _check_alone(algorithm: str, server: Server, round: int) -> None:
+    """Refuses a rule that updates are not enough for."""
+    why = server.fixed
+    if server.exchange is not None:
+        why = "also combines what clients upload beside their updates"
+    if server.then is not None and round > 0:
+        why = "keeps the state of a server optimiser from round to round"
+    if why:
+        raise ContractError(f"{algorithm} {why}; use fedsim.run")
 
 
 def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:

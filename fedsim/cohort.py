@@ -8,11 +8,11 @@ clients sorted by id, arrival order cannot change a bit.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from fedsim.columns import Columns, Local, single_threaded_blas
+from fedsim.columns import Columns, Local, Scaled, single_threaded_blas
 from fedsim.contracts import F64, Array, ClientUpdate, Layout
 from fedsim.errors import ContractError
 
@@ -21,16 +21,24 @@ __all__ = ["Cohort", "gram", "single_threaded_blas", "symmetric"]
 
 @dataclass(frozen=True)
 class Cohort:
-    """The updates of a round sorted by client id; build it with :meth:`of`."""
+    """The updates of a round sorted by client id; build it with :meth:`of`.
+
+    ``params`` (D,) is the global vector that they start from, None where nobody knows it.
+    """
 
     updates: tuple[ClientUpdate, ...]
     layout: Layout
     columns: Columns
+    params: Array | None = None
     _grams: dict[tuple[int, int], F64] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(
-        cls, updates: Iterable[ClientUpdate], layout: Layout, columns: Columns | None = None
+        cls,
+        updates: Iterable[ClientUpdate],
+        layout: Layout,
+        columns: Columns | None = None,
+        params: Array | None = None,
     ) -> Cohort:
         """Sorts the updates by client id and checks their length.
 
@@ -39,6 +47,7 @@ class Cohort:
             layout: of the vectors.
             columns: the same updates in order of client id where they are elsewhere; their
                 ``delta`` is not looked at then.
+            params: (D,) the global vector that they start from.
 
         Raises:
             ContractError: no update, an id twice, or a delta that is not (D,).
@@ -57,7 +66,16 @@ class Cohort:
                         f"the layout has {layout.size} entries"
                     )
             columns = Local(tuple(u.delta for u in ordered))
-        return cls(ordered, layout, columns)
+        return cls(ordered, layout, columns, params)
+
+    def scaled(self, factors: F64) -> Cohort:
+        """The cohort with update i multiplied by ``factors[i]``; nothing is copied."""
+        return replace(self, columns=Scaled(self.columns, factors), _grams={})
+
+    def weighted(self, num_samples: F64) -> Cohort:
+        """The cohort with other numbers of samples, of which rules make their client weights."""
+        pairs = zip(self.updates, num_samples.tolist(), strict=True)
+        return replace(self, updates=tuple(replace(u, num_samples=n) for u, n in pairs))
 
     @property
     def rows(self) -> tuple[Array, ...]:
@@ -66,11 +84,6 @@ class Cohort:
         Raises:
             ContractError: the updates are spread over nodes.
         """
-        if not isinstance(self.columns, Local):
-            raise ContractError(
-                "this rule reads whole updates, which are spread over the nodes: "
-                "use --set engine.aggregation_shards=1"
-            )
         return self.columns.rows
 
     @property

@@ -58,6 +58,14 @@ class Columns(Protocol):
     def dtype(self) -> np.dtype[np.floating]:
         """Their precision."""
 
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """The m vectors (D,).
+
+        Raises:
+            ContractError: they are spread over nodes.
+        """
+
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """For each range (m, m + 1): inner products of the updates, and with ``vector`` (D,).
 
@@ -95,6 +103,39 @@ class Local:
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
         """See :meth:`Columns.combine`."""
         combine_pieces(self.rows, cut(ranges), weights, out)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Other updates, each multiplied by a number.
+
+    Args:
+        columns: the others.
+        factors: (m,).
+    """
+
+    columns: Columns
+    factors: F64
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """Precision of the updates."""
+        return self.columns.dtype
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """See :meth:`Columns.rows`; made anew each time."""
+        pairs = zip(self.factors.tolist(), self.columns.rows, strict=True)
+        return tuple(factor * row for factor, row in pairs)
+
+    def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
+        """See :meth:`Columns.products`."""
+        scale = np.outer(self.factors, [*self.factors, 1.0])
+        return [scale * found for found in self.columns.products(ranges, vector)]
+
+    def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
+        """See :meth:`Columns.combine`."""
+        self.columns.combine([c * self.factors for c in weights], ranges, out)
 
 
 def cut(ranges: Sequence[slice]) -> list[Piece]:

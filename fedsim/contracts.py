@@ -63,13 +63,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What every part may know of a round. ``round`` counts from 0; the CSV files say one more."""
+    """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
+
+    ``probe`` is true in the pass over the clients that some methods need before training.
+    """
 
     round: int
     num_rounds: int
     num_clients: int
     lr: float
     seed: int
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,13 +93,15 @@ class ServerStep:
     """What a server rule decides: ``step`` (D,) is added to the global vector.
 
     ``downlink`` goes to every client from the next round on; ``private`` replaces entries of the
-    states of single clients; ``state`` is the rule's own state for the next round.
+    states of single clients; ``state`` is the rule's own state for the next round; ``metrics`` are
+    numbers about the step for the log.
     """
 
     step: Array
     state: Vectors = field(default_factory=dict)
     downlink: Vectors = field(default_factory=dict)
     private: Mapping[int, Vectors] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -115,23 +121,32 @@ class Pipeline:
     augment: str = "none"
 
 
+Inputs = Literal["images", "features", "tokens"]
+"""What a sample is to a model."""
+
+
 @dataclass(frozen=True)
 class Dataset:
-    """Decoded images of all parts and how they are read.
+    """Decoded samples of all parts and how they are read.
 
     Args:
         name: the data set's name.
-        x: (N, channels, H, W) uint8.
-        y: (N,) int64 class indices in 0..num_classes-1.
+        x: images (N, channels, H, W) uint8; or features (N, d) float32, which the model sees as
+            they are; or token ids (N, T) int32 in 0..vocabulary-1.
+        y: (N,) int64 class indices in 0..num_classes-1; or (N, T), one for each token, -1 where a
+            token does not count (at least one counts in every sample).
         class_names: one per class.
         train: indices into x of the training part.
         val: indices of the validation part, may be empty.
         test: indices of the common test part.
-        pipeline: normalisation and augmentation.
-        site: (N,) int64 index into ``site_names``, or None where images have no site.
+        pipeline: normalisation and augmentation of images; None for features and tokens.
+        site: (N,) int64 index into ``site_names``, or None where samples have no site.
         site_names: names of the sites.
         clients: training indices per client where the files bring client lists, by client name.
-        groups: indices of test images by the name of a group, whose accuracies are also reported.
+        groups: indices of test samples by the name of a group, whose accuracies are also reported.
+        vocabulary: the number of different tokens, 0 for images and features.
+        never_right: classes that count as wrong wherever they are predicted (padding, unknown).
+        sites_are_users: the sites are people: their partition is called ``natural``.
     """
 
     name: str
@@ -141,16 +156,31 @@ class Dataset:
     train: I64
     val: I64
     test: I64
-    pipeline: Pipeline
+    pipeline: Pipeline | None
     site: I64 | None = None
     site_names: tuple[str, ...] = ()
     clients: Mapping[str, I64] | None = None
     groups: Mapping[str, I64] = field(default_factory=dict)
+    vocabulary: int = 0
+    never_right: tuple[int, ...] = ()
+    sites_are_users: bool = False
 
     @property
     def num_classes(self) -> int:
         """C, the number of classes."""
         return len(self.class_names)
+
+    @property
+    def inputs(self) -> Inputs:
+        """What its samples are."""
+        if self.vocabulary:
+            return "tokens"
+        return "features" if self.pipeline is None else "images"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has a label of its own."""
+        return self.y.ndim == 2
 
 
 @dataclass(frozen=True)
@@ -193,7 +223,22 @@ Part = str | Owned
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A model as data: name (or ``module:function``), input and output sizes, start weights."""
+    """A model as data: name (or ``module:function``), input and output sizes, start weights.
+
+    Args:
+        name: of the catalogue, or ``module:function``.
+        num_classes: C.
+        in_channels: of an image; the numbers of a sample of features; the size of a vocabulary.
+        image_size: height and width of an image in pixels; 1 for features; T, the tokens of a
+            sample.
+        norm: BatchNorm, or GroupNorm in its place.
+        pretrained: start from ImageNet weights.
+        weights: start from those of a file.
+        inputs: what a sample is.
+        per_token: the model predicts a class for every token: (B, T, C).
+        projection: width of a projection head (linear, ReLU, linear) between features and
+            classifier, 0 for none.
+    """
 
     name: str
     num_classes: int
@@ -202,6 +247,9 @@ class ModelSpec:
     norm: Literal["batch", "group"] = "batch"
     pretrained: bool = False
     weights: str | None = None
+    inputs: Inputs = "images"
+    per_token: bool = False
+    projection: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,6 +261,7 @@ class Training:
     momentum: float = 0.5
     weight_decay: float = 5e-4
     frozen_bn: bool = False
+    clip_norm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -227,7 +276,10 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class GroupScore:
-    """One group of an evaluation's samples; accuracy in 0..1."""
+    """One group of an evaluation's samples; accuracy in 0..1.
+
+    Where every token has a label, loss and accuracy are means over the tokens that count.
+    """
 
     group: str
     num_samples: int
@@ -237,13 +289,17 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """An evaluation of one model on one part; accuracies in 0..1, None where undefined."""
+    """An evaluation of one model on one part; accuracies in 0..1, None where undefined.
+
+    Where every token has a label, loss and accuracy are means over the tokens that count, what
+    follows them is None, and there are no ``classes``.
+    """
 
     num_samples: int
     loss: float
     accuracy: float
-    balanced_accuracy: float
-    macro_f1: float
+    balanced_accuracy: float | None
+    macro_f1: float | None
     auc: float | None
     classes: tuple[ClassScore, ...]
     groups: tuple[GroupScore, ...] = ()

@@ -11,15 +11,17 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedsim.contracts import RoundContext, Slot, Training, Vectors
 from fedsim.losses import MarginControl
 from fedsim.rng import torch_generator
-from fedsim.vectors import FlatModel
+from fedsim.vectors import FlatModel, as_tensor
 
 Preprocess = Callable[[Tensor], Tensor]
 """Stored images (B, channels, H, W) uint8 -> model input (B, channels, size, size) float32."""
@@ -56,7 +58,9 @@ class LocalEnv:
         downlink: what the server sent to everybody beside the model.
         state: what this client's rule kept at its last participation, or {}.
         precision: makes the context of each forward pass.
+        max_steps: after so many steps there is no time for more; None for all.
         phase, params: the current phase and the parameters it trains.
+        steps: done so far.
     """
 
     flat: FlatModel
@@ -73,8 +77,15 @@ class LocalEnv:
     downlink: Vectors
     state: Vectors
     precision: Precision = nullcontext
+    max_steps: int | None = None
     phase: Phase = field(init=False)
     params: list[Tensor] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many more there is time for, None for any number."""
+        return None if self.max_steps is None else self.max_steps - self.steps
 
     @property
     def model(self) -> nn.Module:
@@ -83,7 +94,36 @@ class LocalEnv:
 
     def anchors(self) -> list[Tensor]:
         """The start values of the parameters in ``params``, as views of ``start``."""
-        return [self.start[slot.where].view(slot.shape) for slot in self.slots()]
+        return self.split(self.start)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector (D,) or (P,) that belong to the parameters in ``params``."""
+        return [vector[slot.where].view(slot.shape) for slot in self.slots()]
+
+    def received(self, name: str) -> Tensor:
+        """What the server sent under this name, (P,) on the device; zeros before it sent any."""
+        return self._tensor(self.downlink, name)
+
+    def kept(self, name: str) -> Tensor:
+        """What this client kept under this name, (P,) on the device; zeros before it did."""
+        return self._tensor(self.state, name)
+
+    def _tensor(self, vectors: Vectors, name: str) -> Tensor:
+        if name not in vectors:
+            return torch.zeros(self.flat.layout.num_params, device=self.start.device)
+        return as_tensor(vectors[name]).to(self.start.device)
+
+    @property
+    def moved(self) -> Tensor:
+        """(P,) the parameters now minus those received."""
+        params = slice(0, self.flat.layout.num_params)
+        return self.flat.flat.detach()[params] - self.start[params]
+
+    @property
+    def displacement(self) -> float:
+        """By how much the steps so far have moved a parameter whose gradient is -1, without decay:
+        lr |a|_1, see :func:`normaliser`."""
+        return self.ctx.lr * normaliser(self.steps, self.training.momentum)
 
     def slots(self) -> list[Slot]:
         """The slots of the parameters that the current phase trains, in vector order."""
@@ -95,6 +135,26 @@ class LocalEnv:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params if p.grad is not None]
+
+    @torch.no_grad()
+    def features_of(self, vector: Tensor, x: Tensor) -> Tensor:
+        """(B, d) inputs of the head for model input ``x``, by the model with other values (D,).
+
+        In eval mode; the model and its mode stay as they are.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        values = {
+            slot.name.removeprefix("features."): vector[slot.where].view(slot.shape)
+            for slot in self.flat.layout.slots
+            if slot.name.startswith("features.")
+        }
+        self.model.eval()
+        try:
+            found: Tensor = functional_call(self.model.features, values, (x,))  # type: ignore[arg-type]
+        finally:
+            for module, training in modes:
+                module.training = training
+        return found
 
     @torch.no_grad()
     def features(self, batch_size: int = 256) -> Tensor:
@@ -122,6 +182,8 @@ class LocalRule:
 
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
+    plain_sgd: ClassVar[bool] = False
+    """Whether the method's equations leave no room for momentum."""
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """The stretches of local training, by default the configured epochs on everything."""
@@ -163,6 +225,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
     batch in all, BatchNorm uses its running statistics.
     """
     order = torch_generator(env.ctx.seed, "shuffle", env.ctx.round, env.client_id)
+    clip = env.training.clip_norm
     losses: list[Tensor] = []
     sizes: list[int] = []
     _enter(env, Phase(0, 0.0))
@@ -170,23 +233,40 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
     for phase in rule.phases(env):
         _enter(env, phase)
         momentum: list[Tensor] = []
-        for batch in _batches(env, phase.epochs, order):
+        for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
             x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
             with env.precision():
                 objective, ce = rule.loss(env, s, x, y)
             objective.backward()
             with torch.no_grad():
                 rule.adjust_grads(env, s)
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(env.params, clip)
                 momentum = _sgd(env, momentum, phase.lr)
+            env.steps += 1
             losses.append(ce.detach())
-            sizes.append(len(y))
+            sizes.append(len(y) if y.ndim == 1 else int((y >= 0).sum()))
     _enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
-    return Trained(uplink, len(sizes), _mean(losses, sizes))
+    return Trained(uplink, env.steps, _mean(losses, sizes))
+
+
+def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """|a|_1: by how many learning rates a constant gradient of one moves a parameter.
+
+    Wang et al. 2020 (FedNova): the number of steps for plain SGD. ``momentum`` is that of a buffer
+    that starts at zero, ``pull`` the share (lr mu) of the way that a proximal term takes back in
+    each step; both together as SGD with momentum on the proximal objective moves.
+    """
+    way = speed = 0.0
+    for _ in range(steps):
+        speed = momentum * speed + 1 - pull * way
+        way += speed
+    return way
 
 
 def _mean(losses: list[Tensor], sizes: list[int]) -> float:
-    """The mean of the batches' losses over samples, in float64; read from the device only here."""
+    """The mean of the batches' losses over labels, in float64; read from the device only here."""
     if not sizes:
         return float("nan")
     values = torch.stack(losses).tolist()

@@ -128,7 +128,13 @@ class MarginControl:
         return self.with_cross_entropy(logits, labels)[0]
 
     def with_cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """The training loss and the plain cross-entropy of the same batch, both scalars."""
+        """The training loss and the plain cross-entropy of the same batch, both scalars.
+
+        Logits (B, T, C) with labels (B, T) are as many samples as there are labels >= 0.
+        """
+        if labels.ndim == 2:
+            counted = labels >= 0
+            logits, labels = logits[counted], labels[counted]
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()
         ce = F.cross_entropy(logits, labels)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from fedsim import aggregation, clientscores, evaluation, lossmatrix
+from fedsim.cohort import Cohort
+from fedsim.columns import Local
 from fedsim.config import RunConfig
 from fedsim.contracts import RoundContext
 from fedsim.engine import Executor
 from fedsim.errors import DivergedError
+from fedsim.plugin import Probe
 from fedsim.rng import generator
 from fedsim.roundlog import RoundLog
+from fedsim.server import named, part
 from fedsim.setup import Setup
 from fedsim.state import ServerState
 
@@ -30,6 +34,9 @@ def run_round(
     clients = draw_cohort(ctx, setup.cohort_size)
     with _naming(ctx):
         scores = evaluation.before_training(setup, executor, state, clients, ctx)
+    if setup.algorithm.probe is not None:
+        with log.timed("probe"):
+            state = _probed(setup.algorithm.probe, setup, executor, state, ctx, clients, log)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
@@ -55,6 +62,31 @@ def run_round(
     for incident in executor.incidents():
         log.add("errors", **asdict(incident))
     return after
+
+
+def _probed(
+    probe: Probe,
+    setup: Setup,
+    executor: Executor,
+    state: ServerState,
+    ctx: RoundContext,
+    clients: list[int],
+    log: RoundLog,
+) -> ServerState:
+    """The state with the server's answer to a pass over the cohort; the model is as before."""
+    asked = replace(ctx, probe=True)
+    shared = executor.broadcast(state.params, state.downlink)
+    results = executor.train(clients, shared, state.clients, asked)
+    updates = tuple(r.update for r in aggregation.finite(setup, results, ctx, log))
+    if not updates:
+        return state
+    cohort = Cohort(updates, setup.layout, Local(()), state.params)
+    answer = probe.digest(cohort, part(state.server, "probe"), asked)
+    return replace(
+        state,
+        server={**state.server, **named("probe", answer.state)},
+        downlink={**state.downlink, **answer.downlink},
+    )
 
 
 @contextmanager

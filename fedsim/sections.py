@@ -142,6 +142,7 @@ class TrainConfig(Section):
         weight_decay: L2 penalty inside the step.
         threads: torch threads per client.
         frozen_bn: train with BatchNorm in evaluation mode (the released FedLD code does).
+        clip_norm: largest norm of the gradient of a step; None for any.
     """
 
     prefix = "train."
@@ -155,6 +156,7 @@ class TrainConfig(Section):
     weight_decay: float = Field(5e-4, ge=0)
     threads: int = Field(1, ge=1)
     frozen_bn: bool = False
+    clip_norm: float | None = Field(None, gt=0)
 
 
 class EvaluationConfig(Section):

@@ -1,26 +1,66 @@
 """Server rules: a reduction of the cohort to one step, and what else a method exchanges.
 
 A reduction sees only the updates, so any of them goes with any method's clients
-(``--algorithm fedprox --server fedgh``); an exchange digests a method's own uploads (heads,
-prototypes) and stays with the method.
+(``--algorithm fedprox --server fedgh``), and what follows it (a server optimiser) goes with it. An
+exchange digests a method's own uploads (heads, prototypes, control variates) and a normalisation
+its clients' steps; both stay with the method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
+
+import numpy as np
 
 from fedsim.cohort import Cohort, single_threaded_blas
 from fedsim.contracts import F64, Array, RoundContext, ServerStep, Vectors
 from fedsim.gram import GramRule, Weights, shares
 
 
+@dataclass(frozen=True)
+class Reduced:
+    """What a reduction gives.
+
+    Args:
+        step: (D,) to add to the global vector.
+        state: for the next round.
+        metrics: numbers about the step for the log.
+    """
+
+    step: Array
+    state: Vectors = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 class Reduce(Protocol):
     """Turns the updates of a cohort into one step."""
 
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> tuple[Array, Vectors]:
-        """The step (D,) to add to the global vector, and the state for the next round."""
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """The step and the state for the next round; ``state`` is {} in the first."""
+
+
+class Then(Protocol):
+    """Follows a reduction, as a server optimiser does."""
+
+    def __call__(
+        self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """The final step (P,) of the parameters, from the reduction's, and the new state.
+
+        ``step`` is never written to; statistics are not concerned.
+        """
+
+
+class Normalise(Protocol):
+    """Puts updates of clients that did unequal work on one scale (FedNova)."""
+
+    def __call__(self, cohort: Cohort) -> tuple[Cohort, float]:
+        """The cohort that the reduction sees, and what its step of the parameters is multiplied by.
+
+        Statistics are averaged by samples.
+        """
 
 
 @dataclass(frozen=True)
@@ -49,8 +89,8 @@ class Gram:
     rule: GramRule
     blocks: Literal["model", "tensor"] = "model"
 
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> tuple[Array, Vectors]:
-        """The step (D,); keeps no state."""
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """Keeps no state."""
         n, layout = cohort.num_samples, cohort.layout
         ranges = [slice(0, layout.num_params)]
         if self.blocks == "tensor":
@@ -58,7 +98,7 @@ class Gram:
         coefficients = [self.rule(gram, n, ctx) for gram in cohort.grams(ranges)]
         statistics = slice(layout.num_params, layout.size)
         averaged = shares(n, self.rule.weights)
-        return cohort.step([*coefficients, averaged], [*ranges, statistics]), state
+        return Reduced(cohort.step([*coefficients, averaged], [*ranges, statistics]))
 
 
 @dataclass(frozen=True)
@@ -67,15 +107,10 @@ class Average:
 
     weights: Weights = "samples"
 
-    def __call__(
-        self,
-        cohort: Cohort,
-        state: Vectors,
-        ctx: RoundContext,  # noqa: ARG002 - the signature of a reduction
-    ) -> tuple[Array, Vectors]:
-        """The step (D,); keeps no state."""
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """Keeps no state."""
         everything = slice(0, cohort.layout.size)
-        return cohort.step([shares(cohort.num_samples, self.weights)], [everything]), state
+        return Reduced(cohort.step([shares(cohort.num_samples, self.weights)], [everything]))
 
 
 class HistoryRule(Protocol):
@@ -94,8 +129,8 @@ class HistoryGram:
 
     rule: HistoryRule
 
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> tuple[Array, Vectors]:
-        """The step (D,) and the state ``{"history": (D,)}``."""
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """Keeps the state ``{"history": (D,)}``."""
         history = state.get("history")
         ranges = [slot.where for slot in cohort.layout.slots]
         coefficients = [
@@ -104,31 +139,74 @@ class HistoryGram:
         ]
         step = cohort.step(coefficients, ranges)
         if history is None:
-            return step, {"history": step.copy()}
+            return Reduced(step, {"history": step.copy()})
         mixed = 0.01 * step
         mixed += 0.99 * history
-        return step, {"history": mixed.astype(step.dtype, copy=False)}
+        return Reduced(step, {"history": mixed.astype(step.dtype, copy=False)})
 
 
 @dataclass(frozen=True)
 class Server:
-    """The server part of a method: one reduction and, for some, an exchange."""
+    """The server part of a method.
+
+    Args:
+        reduce: the updates to one step.
+        exchange: digests what the method's clients upload beside.
+        then: follows the reduction.
+        normalise: precedes it.
+        fixed: what it does that no other reduction can take the place of, as a sentence without
+            its subject; empty where any can.
+    """
 
     reduce: Reduce
     exchange: Exchange | None = None
+    then: Then | None = None
+    normalise: Normalise | None = None
+    fixed: str = ""
+
+    @property
+    def own_clients(self) -> bool:
+        """Whether it works with its own method's clients alone."""
+        return bool(self.fixed or self.exchange or self.normalise)
 
     def step(self, state: Vectors, cohort: Cohort, ctx: RoundContext) -> ServerStep:
         """The cohort's step; ``state`` is what this method returned in the round before, or {}."""
+        followed: Vectors = {}
         answer = Exchanged()
         with single_threaded_blas():
-            step, reduced = self.reduce(cohort, _part(state, "reduce"), ctx)
+            reduced = self._reduce(cohort, part(state, "reduce"), ctx)
+            step = reduced.step
+            if self.then is not None:
+                params = slice(0, cohort.layout.num_params)
+                step = step.copy()
+                step[params], followed = self.then(
+                    reduced.step[params], part(state, "then"), cohort, ctx
+                )
             if self.exchange is not None:
-                answer = self.exchange(cohort, _part(state, "exchange"), ctx)
-        kept = {f"reduce.{k}": v for k, v in reduced.items()}
-        kept |= {f"exchange.{k}": v for k, v in answer.state.items()}
-        return ServerStep(step, kept, answer.downlink, answer.private)
+                answer = self.exchange(cohort, part(state, "exchange"), ctx)
+        kept = named("reduce", reduced.state) | named("then", followed)
+        kept |= named("exchange", answer.state)
+        return ServerStep(step, kept, answer.downlink, answer.private, reduced.metrics)
+
+    def _reduce(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        if self.normalise is None:
+            return self.reduce(cohort, state, ctx)
+        seen, scale = self.normalise(cohort)
+        reduced = self.reduce(seen, state, ctx)
+        params = slice(0, cohort.layout.num_params)
+        step = np.empty_like(reduced.step)
+        np.multiply(reduced.step[params], scale, out=step[params])
+        statistics = slice(params.stop, cohort.layout.size)
+        cohort.combine(shares(cohort.num_samples, "samples"), statistics, step)
+        return replace(reduced, step=step)
 
 
-def _part(state: Vectors, owner: str) -> Vectors:
+def part(state: Vectors, owner: str) -> dict[str, Array]:
+    """The entries of a method's state that one of its parts keeps."""
     prefix = f"{owner}."
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def named(owner: str, state: Vectors) -> dict[str, Array]:
+    """The opposite of :func:`part`."""
+    return {f"{owner}.{key}": value for key, value in state.items()}

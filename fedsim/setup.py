@@ -43,7 +43,8 @@ class Setup:
     @property
     def personalised(self) -> bool:
         """Whether clients have models of their own, so that there is no one model to evaluate."""
-        return any(map(self.algorithm.personal, self.layout.slots))
+        personal = any(map(self.algorithm.personal, self.layout.slots))
+        return personal and not self.algorithm.one_model
 
     @property
     def tests_are_owned(self) -> bool:
@@ -61,7 +62,9 @@ class Setup:
     def spec(self) -> WorkerSpec:
         """What the workers need of it."""
         c, t = self.config, self.config.train
-        training = Training(t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn)
+        training = Training(
+            t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn, t.clip_norm
+        )
         return WorkerSpec(
             self.dataset,
             self.partition,
@@ -121,7 +124,7 @@ def prepare(config: RunConfig) -> Setup:
         margin_weight=config.margin_weight,
         margin_threshold=config.margin_threshold,
     )
-    built = models.build(model, config.seed)
+    built = models.build(model, config.seed, algorithm.adapt)
     flat = FlatModel(built, torch.device("cpu"))
     trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
     split = hasattr(built, "features") and any(trained) and not all(trained)

@@ -51,6 +51,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "loss_matrix": ("round", "model", "owner", "loss"),
     "cosines": ("round", "client_a", "client_b", "cosine"),
     "spectrum": ("round", "axis", "share"),
+    "server": ("round", "name", "value"),
     "timings": ("round", "phase", "seconds", "bytes"),
     "errors": ("round", "client_id", "attempt", "node", "error"),
 }

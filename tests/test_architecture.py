@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("version", "errors", "contracts", "names", "rng"),
     ("vectors", "columns", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "metrics", "decomposition"),
+    ("local", "server", "optimisers", "metrics", "decomposition"),
     ("plugin",),
     ("algorithms",),
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),

@@ -95,17 +95,28 @@ def compose(
     """A method, with another method's reduction or another margin control where they are given.
 
     None means the method's own. ``server`` reads the hyperparameters of the method it names; an
-    exchange (FedPAC's heads) stays with the clients it belongs to.
+    exchange (FedPAC's heads) stays with the clients it belongs to, a server optimiser goes with the
+    server rule.
+
+    Raises:
+        ConfigError: as :func:`load`, or the two do not go together.
     """
     algorithm = load(name, hyperparameters.get(name))
-    if server is not None:
+    if server not in (None, name):
         other = load(server, hyperparameters.get(server)).server
-        algorithm = replace(algorithm, server=replace(algorithm.server, reduce=other.reduce))
-    own = algorithm.criterion
+        own = algorithm.server
+        if own.fixed:
+            raise ConfigError(f"server {server!r} cannot serve {name}, which {own.fixed}")
+        if other.own_clients:
+            what = other.fixed or "works with what its own clients send"
+            raise ConfigError(f"server {server!r} cannot serve {name}: it {what}")
+        both = replace(own, reduce=other.reduce, then=other.then)
+        algorithm = replace(algorithm, server=both)
+    loss = algorithm.criterion
     criterion = MarginControl(
-        own.form if margin is None else margin,
-        own.weight if margin_weight is None else margin_weight,
-        own.threshold if margin_threshold is None else margin_threshold,
+        loss.form if margin is None else margin,
+        loss.weight if margin_weight is None else margin_weight,
+        loss.threshold if margin_threshold is None else margin_threshold,
     )
     return replace(algorithm, criterion=criterion)
 

@@ -152,7 +152,7 @@ class RayExecutor:
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[TrainCall]:
         """Clients of one group whose updates are small share a call, where they share actors."""
-        (params, downlink), ranges = shared, self._aggregators.ranges
+        (params, downlink), ranges = shared, () if ctx.probe else self._aggregators.ranges
         calls = []
         for group in self._plan.groups:
             sizes = {c: self._sizes[c] for c in clients if c in group.clients}

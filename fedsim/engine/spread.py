@@ -22,6 +22,7 @@ from fedsim.contracts import F64, Array
 from fedsim.engine import Incident, Result
 from fedsim.engine.faults import failure, fault_of
 from fedsim.engine.shards import Aggregators, Held
+from fedsim.errors import ContractError
 
 Again = Callable[[Sequence[Incident]], Sequence[Result]]
 
@@ -46,6 +47,18 @@ class Sharded:
     def dtype(self) -> np.dtype[np.floating]:
         """Precision of the updates that clients send."""
         return np.dtype(np.float32)
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """Never here.
+
+        Raises:
+            ContractError: always.
+        """
+        raise ContractError(
+            "this rule reads whole updates, which are spread over the nodes: "
+            "use --set engine.aggregation_shards=1"
+        )
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """See :meth:`fedsim.columns.Columns.products`.

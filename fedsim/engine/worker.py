@@ -34,7 +34,7 @@ from fedsim.engine import gpu
 from fedsim.engine.flags import configure, precision
 from fedsim.engine.parts import count, groups, indices, name
 from fedsim.errors import DataError, FedsimError, WorkerError
-from fedsim.local import LocalEnv, Trained, train_local
+from fedsim.local import LocalEnv, LocalRule, Trained, train_local
 from fedsim.metrics import SampleScores, per_sample, score
 from fedsim.plugin import Algorithm
 from fedsim.rng import seed_for, seed_torch, torch_scope
@@ -134,7 +134,7 @@ class Worker:
         self.device = device
         self.share = share
         shape = replace(spec.model, pretrained=False, weights=None)
-        self.flat = FlatModel(models.build(shape, spec.seed), device)
+        self.flat = FlatModel(models.build(shape, spec.seed, spec.algorithm.adapt), device)
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.precision, layout = precision(spec.fast, device)
@@ -156,6 +156,8 @@ class Worker:
     ) -> tuple[list[Report], Array]:
         """Trains the clients one after the other: their reports, and their deltas (k, D).
 
+        A probe leaves the model as it is; its deltas are (k, 0).
+
         Args:
             clients: whom to train, in this order.
             params: (D,) the global vector.
@@ -166,7 +168,8 @@ class Worker:
         Raises:
             WorkerError: a client's work failed; the message names round and client.
         """
-        deltas = np.empty((len(clients), self.flat.layout.size), dtype=np.float32)
+        size = 0 if ctx.probe else self.flat.layout.size
+        deltas = np.empty((len(clients), size), dtype=np.float32)
         common = as_tensor(params).to(self.device)
         reports = []
         with torch_scope(ctx.seed, self.device):
@@ -204,7 +207,9 @@ class Worker:
             precision=self.precision,
         )
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
-        trained = train_local(self.spec.algorithm.local, env)
+        trained = train_local(self._rule(ctx), env)
+        if ctx.probe:
+            return Report(client, len(index), 0, trained.train_loss, trained.uplink.extras)
         kept = dict(trained.uplink.state)
         if len(self.personal):
             kept["personal"] = self.flat.flat[self.personal].cpu().numpy()
@@ -219,6 +224,11 @@ class Worker:
             kept,
             _diverged(trained, kept, delta, self.flat.layout),
         )
+
+    def _rule(self, ctx: RoundContext) -> LocalRule:
+        """What clients do in this pass."""
+        algorithm = self.spec.algorithm
+        return algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
 
     def logits(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Array:
         """(n, C) float32 logits for the batches start..stop of a part."""

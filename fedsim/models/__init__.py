@@ -49,7 +49,9 @@ NAMES: Mapping[str, str] = {name: entry.description for name, entry in _ENTRIES.
 """The models' names and what each is, in one line."""
 
 
-def build(spec: ModelSpec, seed: int) -> nn.Module:
+def build(
+    spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
+) -> nn.Module:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
     The global random generators and torch's number of threads are left as they were. A grey image
@@ -61,6 +63,7 @@ def build(spec: ModelSpec, seed: int) -> nn.Module:
     Args:
         spec: name, sizes, norm and start weights.
         seed: the run's seed; the stream is "model".
+        adapt: a method's change of the model, after the start weights are there.
 
     Returns:
         The model in training mode on the CPU: (B, channels, H, W) float32 -> (B, C) logits. All
@@ -75,7 +78,7 @@ def build(spec: ModelSpec, seed: int) -> nn.Module:
         if spec.norm == "group":
             nets.with_group_norm(model)
         weights.load(model, spec)
-    return model
+        return model if adapt is None else adapt(model)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import threadpoolctl
 from fedsim.cohort import Cohort
 from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
-from fedsim.server import Average, Exchanged, Gram, HistoryGram, Server
+from fedsim.server import Average, Exchanged, Gram, HistoryGram, Reduced, Server
 
 CTX = RoundContext(3, 10, 20, 0.1, seed=7)
 LAYOUT = Layout(
@@ -63,7 +63,8 @@ def matrix(c):
 )
 def test_a_gram_rule_sees_parameters_alone_and_statistics_are_averaged(weights, p):
     c, rule = cohort(np.float64), Recorded(weights)
-    step, state = Gram(rule)(c, {}, CTX)
+    reduced = Gram(rule)(c, {}, CTX)
+    step, state = reduced.step, reduced.state
     ((k, n, ctx),) = rule.calls
     g = matrix(c)
     np.testing.assert_allclose(k, g[:, :5] @ g[:, :5].T, rtol=1e-12, atol=1e-15)
@@ -75,7 +76,7 @@ def test_a_gram_rule_sees_parameters_alone_and_statistics_are_averaged(weights, 
 
 def test_tensor_by_tensor_each_parameter_has_a_gram_of_its_own():
     c, rule = cohort(np.float64), Recorded()
-    step, _ = Gram(rule, blocks="tensor")(c, {}, CTX)
+    step = Gram(rule, blocks="tensor")(c, {}, CTX).step
     g = matrix(c)
     assert len(rule.calls) == 2
     for (k, _, _), where in zip(rule.calls, (slice(0, 2), slice(2, 5)), strict=True):
@@ -87,9 +88,10 @@ def test_tensor_by_tensor_each_parameter_has_a_gram_of_its_own():
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
 def test_the_average_is_the_mean_in_coefficient_space_without_a_gram_matrix(weights):
     c = cohort()
-    step, state = Average(weights)(c, {}, CTX)
+    reduced = Average(weights)(c, {}, CTX)
+    step, state = reduced.step, reduced.state
     assert c._grams == {}
-    expected, _ = Gram(Mean(weights))(c, {}, CTX)
+    expected = Gram(Mean(weights))(c, {}, CTX).step
     np.testing.assert_array_equal(step, expected)
     assert state == {}
 
@@ -98,7 +100,7 @@ def test_the_average_is_the_mean_in_coefficient_space_without_a_gram_matrix(weig
 def test_a_model_without_statistics(blocks):
     layout = Layout((Slot("w", (2,), 0, 2),))
     c = Cohort.of([ClientUpdate(0, 1, 1, np.array([1.0, 2.0], np.float32))], layout)
-    step, _ = Gram(Mean(), blocks)(c, {}, CTX)
+    step = Gram(Mean(), blocks)(c, {}, CTX).step
     assert (step.tolist(), step.dtype) == ([1.0, 2.0], np.float32)
 
 
@@ -112,7 +114,7 @@ def test_the_step_has_the_updates_precision_and_leaves_them_alone(dtype):
         Gram(Mean(), "tensor"),
         HistoryGram(lambda k, h, d, x: k[0]),
     ):
-        step, _ = reduce(c, {}, CTX)
+        step = reduce(c, {}, CTX).step
         assert (step.shape, step.dtype) == ((8,), dtype)
         assert not any(np.shares_memory(step, row) for row in c.rows)
     np.testing.assert_array_equal(matrix(c), before)
@@ -131,7 +133,8 @@ def test_history_over_three_rounds():
         c = cohort(np.float64, seed=t)
         g = matrix(c)
         calls.clear()
-        step, state = reduce(c, state, CTX)
+        reduced = reduce(c, state, CTX)
+        step, state = reduced.step, reduced.state
         np.testing.assert_allclose(step, [1.0, 0.5, -0.5] @ g, rtol=1e-12)
         assert len(calls) == 4
         for (k, past, dots), slot in zip(calls, LAYOUT.slots, strict=True):
@@ -153,7 +156,7 @@ def test_reduction_and_exchange_keep_their_own_state():
 
     def reduce(cohort, state, ctx):
         seen.append(("reduce", dict(state)))
-        return cohort.rows[0], {"x": np.array(state.get("x", 0) + 1)}
+        return Reduced(cohort.rows[0], {"x": np.array(state.get("x", 0) + 1)})
 
     def exchange(cohort, state, ctx):
         seen.append(("exchange", dict(state)))
@@ -184,7 +187,7 @@ def test_rules_run_with_one_blas_thread():
     def reduce(cohort, state, ctx):
         info = threadpoolctl.threadpool_info()
         numbers.extend(p["num_threads"] for p in info if p["user_api"] == "blas")
-        return cohort.rows[0], {}
+        return Reduced(cohort.rows[0])
 
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         Server(reduce).step({}, cohort(), CTX)
