@@ -1,4 +1,4 @@
-"""The networks: functions (num_classes, in_channels, image_size) -> SplitModel.
+"""The networks for images: functions (num_classes, in_channels, image_size) -> SplitModel.
 
 Every one is a feature extractor and a linear head, for the methods that treat the two apart.
 B images, ``d`` features, C classes.
@@ -6,19 +6,23 @@ B images, ``d`` features, C classes.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedsim.errors import ConfigError
+
 
 class SplitModel(nn.Module):
     """A network as two parts: ``head(features(x))``.
 
     Args:
-        features: (B, channels, H, W) float32 images -> (B, d).
-        head: (B, d) -> (B, C) logits; the model's last linear layer.
+        features: (B, channels, H, W) or (B, d) float32 or (B, T) tokens -> (B, d), or (B, T, d)
+            for a class for every token.
+        head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it.
     """
 
     def __init__(self, features: nn.Module, head: nn.Linear) -> None:
@@ -27,18 +31,18 @@ class SplitModel(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, channels, H, W) images -> (B, C) logits."""
+        """Samples -> (B, C) logits, or (B, T, C)."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 def logistic(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
-    """Multinomial logistic regression on the pixels."""
+    """Multinomial logistic regression on pixels, or on features (B, in_channels) at size 1."""
     return SplitModel(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
 
 
 def mlp(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
-    """One hidden layer of 64 rectified units."""
+    """One hidden layer of 64 rectified units on pixels, or on features at size 1."""
     hidden = nn.Linear(in_channels * image_size**2, 64)
     return SplitModel(nn.Sequential(nn.Flatten(), hidden, nn.ReLU()), nn.Linear(64, num_classes))
 
@@ -68,6 +72,20 @@ def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel
         nn.Dropout(0.25), nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(), nn.Dropout(0.5),
     )  # fmt: skip
     return SplitModel(features, nn.Linear(128, num_classes))
+
+
+def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """The CIFAR network of FedDyn (Acar et al. 2021) and FedSAM: 5x5, 5x5, 384, 192.
+
+    797,962 parameters for 32x32x3 and 10 classes.
+    """
+    side = ((image_size - 4) // 2 - 4) // 2
+    features = nn.Sequential(
+        nn.Conv2d(in_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * side**2, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
+    )  # fmt: skip
+    return SplitModel(features, nn.Linear(192, num_classes))
 
 
 def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
@@ -137,6 +155,33 @@ def with_group_norm(model: nn.Module) -> nn.Module:
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.BatchNorm2d):
                 setattr(parent, name, nn.GroupNorm(_groups(child.num_features), child.num_features))
+    return model
+
+
+def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
+    """Puts linear, ReLU, linear between features and head, in place, and returns the model.
+
+    The head is a new one for ``width`` inputs. Beside ``features.projection`` the features' own
+    names become ``features.backbone...``.
+
+    Args:
+        model: with modules ``features`` and ``head``, the latter linear.
+        width: of what the head sees; the layer before has as many units as there are features.
+        where: what the model was given for, the beginning of the message.
+
+    Raises:
+        ConfigError: the model has no such modules.
+    """
+    features, head = getattr(model, "features", None), getattr(model, "head", None)
+    if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"{where}: a projection head (model.projection={width}) goes between modules "
+            "'features' and 'head', a linear layer; the model does not have both"
+        )
+    d = head.in_features
+    projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, width))
+    model.features = nn.Sequential(OrderedDict(backbone=features, projection=projection))
+    model.head = type(head)(width, head.out_features)
     return model
 
 

@@ -19,12 +19,13 @@ from fedsim import algorithms
 from fedsim.cli import main
 from fedsim.contracts import ModelSpec
 from fedsim.errors import ConfigError
-from fedsim.models import NAMES, SplitModel, build, has_batchnorm
+from fedsim.models import CATALOGUE, SplitModel, build, has_batchnorm
 from fedsim.models.nets import InvertedResidual
 from fedsim.names import resolve
 
 DIGITS = ModelSpec("cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec("resnet18", num_classes=3, in_channels=3, image_size=8)
+IMAGES = [name for name, entry in CATALOGUE.items() if "images" in entry.inputs]
 
 
 def parameters(model: nn.Module) -> int:
@@ -45,6 +46,8 @@ def same(a: nn.Module, b: nn.Module) -> bool:
         ("cnn", 10, 1, 8, 176 + 4672 + 18560 + 650),
         ("cnn_reddi", 62, 1, 28, 1_206_590),
         ("cnn_reddi", 10, 3, 32, 1_626_442),
+        # 75*64 + 64 | 25*64*64 + 64 | 1600*384 + 384 | 384*192 + 192 | 192*10 + 10
+        ("cnn_fedavg", 10, 3, 32, 4864 + 102_464 + 614_784 + 73_920 + 1930),
         ("resnet50", 2, 3, 32, 23_512_130),
         ("resnet50", 3, 3, 32, 23_514_179),
         ("mobilenetv2_cifar", 10, 3, 32, 2_296_922),
@@ -58,9 +61,10 @@ def test_number_of_parameters(
     assert parameters(build(ModelSpec(name, num_classes, channels, size), 0)) == count
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 17)])
 def test_every_model_is_features_and_head_and_learns(name: str, channels: int, size: int) -> None:
+    size = max(size, CATALOGUE[name].min_size)
     model = build(ModelSpec(name, 4, channels, size), 0)
     assert isinstance(model, SplitModel)
     assert model.training
@@ -97,9 +101,10 @@ def test_global_random_state_stays() -> None:
 
 
 def test_batchnorm_is_found_by_type() -> None:
-    found = {name: has_batchnorm(build(replace(DIGITS, name=name), 0)) for name in NAMES}
+    spec = replace(DIGITS, image_size=16)
+    found = {name: has_batchnorm(build(replace(spec, name=name), 0)) for name in IMAGES}
     assert {name for name, norm in found.items() if norm} == {
-        "cnn", "resnet18", "resnet50", "mobilenetv2_cifar",
+        "cnn", "resnet18", "resnet50", "mobilenetv2_cifar", "leaf_celeba",
     }  # fmt: skip
     assert has_batchnorm(nn.Sequential(nn.BatchNorm1d(3)))
 
@@ -317,8 +322,12 @@ def test_unknown_name_suggests_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("cnn", 3), ("cnn_reddi", 5), ("resnet50", 7), ("mobilenetv2_cifar", 7)]
-)
+    ("name", "size"),
+    [
+        ("cnn", 3), ("cnn_reddi", 5), ("cnn_fedavg", 15), ("resnet50", 7),
+        ("mobilenetv2_cifar", 7), ("leaf_femnist", 3), ("leaf_celeba", 8),
+    ],
+)  # fmt: skip
 def test_images_that_are_too_small(name: str, size: int) -> None:
     with pytest.raises(ConfigError, match=rf"{name}: images of {size}x{size} pixels are too small"):
         build(ModelSpec(name, 2, 1, size), 0)
@@ -381,7 +390,7 @@ def test_the_number_of_threads_changes_no_bit_and_stays(own_module: str) -> None
     [
         ("stuck", r"does not take images \(2, 1, 8, 8\) \(.*mat1 and mat2"),
         ("classes_alone", r"takes \(num_classes\), not this call \(too many"),
-        ("wrong", r"2 images give \(2, 11\), not logits \(2, 10\)"),
+        ("wrong", r"2 samples give \(2, 11\), not logits \(2, 10\)"),
         ("nothing", r"returned NoneType, not a torch\.nn\.Module"),
         ("nets", r"no function 'nets' \(did you mean 'net'\?\)"),
     ],

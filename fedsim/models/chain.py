@@ -1,0 +1,132 @@
+"""Models whose channels can be permuted: chains of linear and convolutional layers.
+
+In such a model the outputs of a layer may change places if the next layer's inputs do so too, and
+nothing else changes: the condition for matching the channels of several models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from fedsim.errors import ConfigError
+from fedsim.models.leaf import SigmoidLinear
+from fedsim.models.nets import SplitModel
+
+_LAYERS = (nn.Linear, nn.Conv2d, SigmoidLinear)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_EACH_ALONE = (
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
+    nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Identity, nn.Dropout,
+    nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Dropout2d,
+)  # fmt: skip
+"""What treats every channel like every other."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A layer of a chain, by the names of its slots in the model's vector.
+
+    Args:
+        weight: (outputs, inputs) or (outputs, inputs, height, width).
+        bias: (outputs,), or None.
+        norm: what a BatchNorm after the layer holds per output: weight, bias, running mean and
+            variance, each (outputs,), those that there are.
+        outputs: its units or channels.
+        seen: by how many inputs of the next layer, one after the other, each output is seen: the
+            pixels of a channel that is flattened, 1 otherwise and for the last layer.
+    """
+
+    weight: str
+    bias: str | None
+    norm: tuple[str, ...]
+    outputs: int
+    seen: int = 1
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The slots (outputs,) that change places with the outputs."""
+        return (*([] if self.bias is None else [self.bias]), *self.norm)
+
+
+def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
+    """The layers of a model in the order of the forward pass.
+
+    Decided by the exact types of the modules in nested ``nn.Sequential``, where nothing but the
+    listed order can happen: linear layers and ungrouped convolutions, each with one BatchNorm or
+    none, functions of single numbers, pooling, dropout and flattening.
+
+    Args:
+        model: a :class:`SplitModel` or an ``nn.Sequential``.
+        where: what the model was given for, the beginning of the message.
+
+    Raises:
+        ConfigError: the first module that does not belong into a chain, and why.
+    """
+    links: list[Link] = []
+    used: set[int] = set()
+    pixels = flat = False
+    for name, module in _in_order("", model):
+        kind, fault = type(module), None
+        if kind in _LAYERS:
+            twice = id(module.weight) in used
+            fault = "its weight comes twice" if twice else _join(links, name, module, pixels, flat)
+            used.add(id(module.weight))
+            pixels, flat = kind is nn.Conv2d, False
+        elif kind in _NORMS:
+            fault = _normalise(links, name, module)
+        elif kind is nn.Flatten:
+            flat = (module.start_dim, module.end_dim) == (1, -1)
+            fault = None if flat else "it leaves dimensions apart"
+        elif kind not in _EACH_ALONE:
+            fault = "not one of these"
+        if fault:
+            raise ConfigError(
+                f"{where}: a chain of linear and convolutional layers is needed, with BatchNorm, "
+                "activations, pooling, dropout and flattening at most; "
+                f"{name.removesuffix('.') or 'it'} is {kind.__name__}: {fault}"
+            )
+    return tuple(links)
+
+
+def _in_order(prefix: str, module: Any) -> Iterator[tuple[str, Any]]:
+    """The modules that are no mere sequence, by ``"name."``; one that comes twice, twice."""
+    if type(module) in (SplitModel, nn.Sequential):
+        for name, child in module._modules.items():
+            yield from _in_order(f"{prefix}{name}.", child)
+    else:
+        yield prefix, module
+
+
+def _join(links: list[Link], name: str, layer: Any, pixels: bool, flat: bool) -> str | None:
+    """Appends a layer and sets how the one before is seen by it; or says why that cannot be.
+
+    ``pixels``: the layer before is a convolution; ``flat``: its outputs were flattened since.
+    """
+    if getattr(layer, "groups", 1) != 1:
+        return f"a convolution in {layer.groups} groups"
+    outputs, inputs = layer.weight.shape[:2]
+    if links:
+        before = links[-1]
+        seen = inputs // before.outputs if pixels and flat else 1
+        if inputs != seen * before.outputs:
+            return f"its {inputs} inputs are not the {before.outputs} outputs of {before.weight}"
+        if pixels and not flat and not isinstance(layer, nn.Conv2d):
+            return "it acts on pixels that are not flattened"
+        links[-1] = replace(before, seen=seen)
+    bias = None if layer.bias is None else f"{name}bias"
+    links.append(Link(f"{name}weight", bias, (), outputs))
+    return None
+
+
+def _normalise(links: list[Link], name: str, norm: Any) -> str | None:
+    """Adds a BatchNorm to the layer before it, or says why that cannot be."""
+    if not links or links[-1].norm or links[-1].outputs != norm.num_features:
+        return "not the one normalisation of the outputs of a layer before it"
+    held = ("weight", "bias", "running_mean", "running_var")
+    slots = tuple(f"{name}{key}" for key in held if getattr(norm, key) is not None)
+    links[-1] = replace(links[-1], norm=slots)
+    return None
