@@ -58,6 +58,7 @@ class LocalEnv:
         downlink: what the server sent to everybody beside the model.
         state: what this client's rule kept at its last participation, or {}.
         precision: makes the context of each forward pass.
+        relative_size: its number of samples by the mean over all clients.
         max_steps: after so many steps there is no time for more; None for all.
         phase, params: the current phase and the parameters it trains.
         steps: done so far.
@@ -77,6 +78,7 @@ class LocalEnv:
     downlink: Vectors
     state: Vectors
     precision: Precision = nullcontext
+    relative_size: float = 1.0
     max_steps: int | None = None
     phase: Phase = field(init=False)
     params: list[Tensor] = field(default_factory=list)
@@ -135,6 +137,29 @@ class LocalEnv:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params if p.grad is not None]
+
+    def gradient(self) -> Tensor:
+        """(P,) the gradient of the criterion over all of the client's data, with weight decay.
+
+        In eval mode, without augmentation, at the model's present values.
+        """
+        size, n = self.training.batch_size, len(self.y)
+        self.flat.mode(train=False)
+        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
+            with self.precision():
+                loss = self.criterion(self.model(self.test(x)), y)
+            (loss * (len(y) / n)).backward()
+        found = torch.zeros(self.flat.layout.num_params, device=self.start.device)
+        with torch.no_grad():
+            for view, g, p in zip(self.split(found), self.grads(), self.params, strict=True):
+                view.copy_(g.add(p, alpha=self.training.weight_decay))
+                p.grad = None
+        return found
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, d) inputs of the head and (B, C) logits for model input ``x``."""
+        h: Tensor = self.model.features(x)  # type: ignore[operator]
+        return h, self.model.head(h)  # type: ignore[operator]
 
     @torch.no_grad()
     def features_of(self, vector: Tensor, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from fedsim.data import partitions, transforms
 from fedsim.data.info import catalogue
 from fedsim.errors import ConfigError, nearest
 from fedsim.sections import (
+    ClockConfig,
     DataConfig,
     EngineConfig,
     EvaluationConfig,
@@ -34,7 +35,7 @@ from fedsim.sections import (
     TrainConfig,
 )
 
-FIXED_PARTITIONS = ("by_site", "files")
+FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
@@ -59,6 +60,7 @@ class RunConfig(Section):
         model: which network.
         train: rounds, sampling, local SGD.
         evaluation: when and how models are tested.
+        clock: how fast clients are and whether they answer, simulated.
         engine: where the work is done.
         hyperparameters: per method name, filled from the sections named like methods.
 
@@ -76,6 +78,7 @@ class RunConfig(Section):
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    clock: ClockConfig = ClockConfig()
     engine: EngineConfig = EngineConfig()
     hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
 
@@ -96,11 +99,15 @@ class RunConfig(Section):
                 )
         checked = {name: check_hyperparameters(name, given) for name, given in sections.items()}
         rest = {name: value for name, value in values.items() if not is_method(name)}
+        name = values.get("algorithm", cls.model_fields["algorithm"].default)
+        if name in checked and algorithms.load(name, checked[name]).local.plain_sgd:
+            rest["train"] = _without_momentum(rest.get("train", TrainConfig()))
         return rest | {"hyperparameters": checked}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
         data_sets = [info.name for info in catalogue()]
+        self._check_momentum()
         check_name("data.name", self.data.name, data_sets, "data set", own=True)
         check_name("model.name", self.model.name, models.NAMES, "model", own=True)
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
@@ -142,7 +149,7 @@ class RunConfig(Section):
         if self.asked_partition is not None:
             return self.asked_partition not in FIXED_PARTITIONS
         info = {info.name: info for info in catalogue()}.get(self.data.name)
-        return info is not None and not info.needs_folder
+        return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
     def concrete(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
         """The configuration with what the data decided filled in, for ``config.yaml``."""
@@ -153,6 +160,15 @@ class RunConfig(Section):
                 "model": self.model.model_copy(update={"name": model}),
             }
         )
+
+    def _check_momentum(self) -> None:
+        algorithm = algorithms.load(self.algorithm, self.hyperparameters[self.algorithm])
+        if self.train.momentum > 0 and algorithm.local.plain_sgd:
+            raise InvalidSetting(
+                "train.momentum",
+                f"{self.train.momentum} given; the clients of {self.algorithm} train without: "
+                "leave it out, or say 0",
+            )
 
     def _check_cohort(self) -> None:
         rate_given = "sample_rate" in self.train.model_fields_set
@@ -170,6 +186,15 @@ class RunConfig(Section):
             return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
         methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
         return f"unknown key {key!r}{nearest(key, (*keys(), *methods))}"
+
+
+def _without_momentum(train: Any) -> Any:
+    """Section ``train`` with no momentum where none is given."""
+    if isinstance(train, TrainConfig) and "momentum" not in train.model_fields_set:
+        return train.model_copy(update={"momentum": 0.0})
+    if isinstance(train, Mapping):
+        return {"momentum": 0.0, **train}
+    return train
 
 
 def keys() -> tuple[str, ...]:

@@ -14,18 +14,18 @@ PACKAGE = ROOT / "fedsim"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
-    ("version", "errors", "contracts", "names", "rng"),
+    ("version", "errors", "contracts", "names", "rng", "laws"),
     ("vectors", "columns", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "optimisers", "metrics", "decomposition"),
+    ("local", "server", "optimisers", "metrics", "decomposition", "clock"),
     ("plugin",),
     ("algorithms",),
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),
     ("interrupts", "durable", "lock", "tensorfile", "segments", "clientstates"),
     ("engine", "store", "state", "roundlog"),
     ("record", "checkpoint", "restore"),
-    ("shares",),
+    ("shares", "timekeeping"),
     ("setup",),
-    ("summary", "evaluation", "aggregation", "finished"),
+    ("accounts", "summary", "evaluation", "aggregation", "finished"),
     ("clientscores", "lossmatrix"),
     ("oneround", "resuming"),
     ("drive",),
@@ -36,7 +36,7 @@ LAYERS = (
     ("__main__",),
 )
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
-LONGER = {"fedpac"}
+LONGER = {"fedpac", "pfedla", "matched_mean"}
 
 
 def part(path: Path) -> str:

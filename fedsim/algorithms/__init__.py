@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,8 +30,19 @@ def names() -> tuple[str, ...]:
 
 def describe(name: str) -> str:
     """The first line of the method's docstring: what it is and its source."""
-    text = inspect.getdoc(inspect.getmodule(_build(name))) or name
+    text = inspect.getdoc(inspect.getmodule(builder(name))) or name
     return text.splitlines()[0]
+
+
+FIELDS = ("client", "server", "state", "sends", "public code")
+"""What every built-in method's docstring says at its end, for docs/METHODS.md."""
+
+
+def fields(name: str) -> Mapping[str, str]:
+    """The fields at the end of a method's docstring, ``:client: plain SGD`` and so on."""
+    text = inspect.getdoc(inspect.getmodule(builder(name))) or ""
+    found = re.findall(r"^:([a-z ]+): (.+(?:\n    .+)*)", text, re.MULTILINE)
+    return {field: " ".join(content.split()) for field, content in found}
 
 
 def parameters(name: str) -> Mapping[str, inspect.Parameter]:
@@ -41,7 +53,7 @@ def parameters(name: str) -> Mapping[str, inspect.Parameter]:
             without a type or a name to give it by.
     """
     where = f"algorithm {name!r}"
-    found = signature(_build(name), where, evaluate=True).parameters
+    found = signature(builder(name), where, evaluate=True).parameters
     for key, parameter in found.items():
         named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         if not named or parameter.annotation is parameter.empty:
@@ -74,7 +86,7 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
     for key, parameter in known.items():
         if parameter.default is parameter.empty and key not in given:
             raise ConfigError(f"{name}.{key} is missing; {name} has no default for it")
-    built = _build(name)(**given)
+    built = builder(name)(**given)
     if not isinstance(built, Algorithm):
         raise ConfigError(
             f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "
@@ -121,7 +133,12 @@ def compose(
     return replace(algorithm, criterion=criterion)
 
 
-def _build(name: str) -> Callable[..., Algorithm]:
+def builder(name: str) -> Callable[..., Algorithm]:
+    """The function that builds a method.
+
+    Raises:
+        ConfigError: no such method.
+    """
     if ":" in name:
         return resolve(name, f"algorithm {name!r}")
     if name not in names():

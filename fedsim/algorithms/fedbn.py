@@ -3,6 +3,13 @@
 Weight, bias and running statistics of every BatchNorm module are personal. They are found by
 module type: the names miss ``downsample.1`` in every torchvision ResNet, which the released FedLD
 code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats that).
+
+:client: plain SGD from the shared part and its own BatchNorm
+:server: mean by samples of the shared part
+:state: client its BatchNorm modules
+:sends: less, nothing of BatchNorm
+:public code: the released FedLD code, FL-bench, PFLlib and Flower's baseline select by name
+    (``bn_selection=name``); PFLlib keeps the running statistics local in every method
 """
 
 from __future__ import annotations

@@ -5,6 +5,12 @@
     w <- w + sum_k p_k g_k
 
 n in p_k = n_k / n is the sum over the cohort. Not the FedGH of Yi et al. (ACM MM 2023).
+
+:client: plain SGD
+:server: each update without its conflicts with the others, then the mean by samples
+:state: none
+:sends: nothing more
+:public code: none known of this method; PFLlib's FedGH is another one
 """
 
 from __future__ import annotations

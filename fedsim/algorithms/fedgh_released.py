@@ -1,4 +1,4 @@
-"""What the released FedLD code calls FedGH: a pairwise hierarchy per tensor.
+"""FedGH as in the released FedLD code: a pairwise hierarchy per tensor (Zeng-Shuang/FedLD).
 
     round 0: the plain mean. Later, with h the average of past outputs: while more than two vectors
     are left, sort by <g, h> descending, pair largest with smallest, ..., a middle one alone;
@@ -7,6 +7,13 @@
     step = sum / number of users
 
 ``divide_by="population"`` is the released code: under sampling the step is m/K times too small.
+
+:client: plain SGD
+:server: updates merged in pairs along their history, tensor by tensor
+:state: server an average of its past steps (D)
+:sends: nothing more
+:public code: this is one; it divides by all clients, so that sampling shrinks the step
+    (``divide_by=cohort`` does not)
 """
 
 from __future__ import annotations

@@ -6,6 +6,13 @@
 
 The paper leaves ||lambda_l|| open: l2 over the selected axes keeps ||g_i'|| = ||g_i||, which is
 what it asks of the correction. The released code differs throughout: see ``fedld_released``.
+
+:client: cross-entropy with margin control
+:server: principal aggregation
+:state: none
+:sends: nothing more
+:public code: the released code differs in loss, weights, axes, norm and granularity
+    (``fedld_released``)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""FedLD as its released code computes it (Zeng-Shuang/FedLD).
+"""FedLD as released: what its code computes (Zeng et al., MICCAI 2024, Zeng-Shuang/FedLD).
 
     client:  cross-entropy + lambda log(1 + ||softmax(f)||_F^2) over the batch
     server:  per state-dict tensor, statistics included: principal axes with L = int(0.8 m),
@@ -8,6 +8,12 @@
 int(0.8 m) is 0 for one client: its update is lost, as in the released code. A client orthogonal to
 an axis contributes 0 there instead of the released NaN. The learning-rate warm-up and the frozen
 BatchNorm of the released runs are settings: preset ``fedld_released``.
+
+:client: cross-entropy with a penalty on the batch's softmax
+:server: principal axes tensor by tensor, uniform weights
+:state: server an average of its past steps (D)
+:sends: nothing more
+:public code: this is one; it gives NaN where a client is orthogonal to an axis
 """
 
 from __future__ import annotations

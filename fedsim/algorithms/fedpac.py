@@ -9,6 +9,16 @@ Client i holds the shared extractor phi and its own head psi_i:
 Server: phi and its statistics averaged; c_k = sum_i n_ik c_ik / sum_i n_ik, kept for absent
 classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 (D_i)_ab = sum_k <H_ik - H_ak, H_ik - H_bk>, entries <= 1e-3 dropped; psi_i <- sum_j alpha_ij psi_j.
+
+:client: an epoch on the head, then on the extractor with a term towards class prototypes
+:server: mean by samples of the extractor, a mixed head for each client by a quadratic program,
+    class prototypes
+:state: client its head, server the prototypes (C d)
+:sends: up head, prototypes, counts, H (each C d or C) and V, down prototypes (C d) and the head
+:public code: the original drops eigenvalues below 0.01 where rounding makes the program indefinite
+    and fails where a class is absent; PFLlib averages prototypes without counts and trains head and
+    extractor with one rate; FL-bench also averages the head into the global model; the released
+    FedLD code takes the first statistics in training mode
 """
 
 from __future__ import annotations

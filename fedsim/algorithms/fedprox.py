@@ -4,6 +4,13 @@
 
 ``squared`` is the paper. ``l2_per_tensor`` is the released FedLD code, ``mu sum_k ||w_k - w_t,k||``
 over tensors k (not squared, no half); its gradient is mu times a unit vector per tensor, 0 at w_t.
+
+:client: the gradient gains mu (w - w_t)
+:server: mean by samples
+:state: none
+:sends: nothing more
+:public code: the released FedLD code adds the norm, not squared, tensor by tensor
+    (``prox_form=l2_per_tensor``)
 """
 
 from __future__ import annotations

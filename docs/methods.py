@@ -1,0 +1,77 @@
+"""Writes docs/METHODS.md from the docstrings of fedsim/algorithms: ``python docs/methods.py``."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedsim import algorithms
+
+PAGE = Path(__file__).resolve().parent / "METHODS.md"
+INTRO = """# Methods
+
+Every method of `fedsim list algorithms`, made from the docstrings of `fedsim/algorithms` by
+`python docs/methods.py`. P is the number of trained parameters, D that with the running statistics
+of BatchNorm, C the number of classes, d the number of features that the head sees, N the number of
+clients. Every method trains by SGD with momentum and weight decay as `train.*` says, on
+cross-entropy or any form of margin control (`--margin`), and unless a line says otherwise each
+update goes up (D numbers) and the model down (D).
+
+`--server NAME` puts the server part of one method under the clients of another, such as
+`-a fednova --server fedgh`. What a method's own clients send stays with them; what cannot be
+combined is refused with the reason.
+"""
+
+
+def cell(text: str) -> str:
+    """Text that cannot end a cell of a Markdown table."""
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    """A Markdown table."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *([cell(c) for c in row] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def title(name: str) -> tuple[str, str, str]:
+    """What a method calls itself, what it does, and its source."""
+    label, _, rest = algorithms.describe(name).partition(": ")
+    what, _, source = rest.rstrip(".").rpartition(" (")
+    return label, what, source.removesuffix(")")
+
+
+def options(name: str) -> list[tuple[str, str, str]]:
+    """Each hyperparameter with its default and its line in the docstring of ``build``."""
+    text = inspect.getdoc(algorithms.builder(name)) or ""
+    said = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", text, re.MULTILINE))
+    found = algorithms.parameters(name).items()
+    return [(key, str(p.default), " ".join(said[key].split())) for key, p in found]
+
+
+def page() -> str:
+    """The whole of METHODS.md."""
+    names = algorithms.names()
+    fields = {name: algorithms.fields(name) for name in names}
+    overview = (
+        (f"[`{n}`](#{n})", title(n)[2], *(fields[n][f] for f in algorithms.FIELDS[:4]))
+        for n in names
+    )
+    head = ("Method", "Paper", "Client part", "Server part", "State", "Also sent")
+    lines = [INTRO, *table(head, overview)]
+    for name in names:
+        label, what, source = title(name)
+        lines += ["", f"## {name}", "", f"{label}: {what} ({source}).", ""]
+        found = options(name)
+        if found:
+            keys = ((f"`{name}.{key}`", default, said) for key, default, said in found)
+            lines += [*table(("Option", "Default", "Meaning"), keys), ""]
+        lines.append(cell(f"Well-known public code: {fields[name]['public code']}."))
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,87 @@
+"""FedCM: client momentum towards the server's last direction (Xu et al. 2021, arXiv:2106.10874).
+
+    client:  w <- w - lr (alpha grad F_i(w) + (1 - alpha) Delta), K_i times
+    server:  Delta <- -(1/|S|) sum_S (w_i - w) / (lr K_i),   w <- w + eta_g mean_S (w_i - w)
+
+Delta starts at 0 and is in units of a gradient; lr is that of the round that makes it. With
+momentum lr K_i is the way lr |a_i|_1 that a constant gradient of one makes. Weight decay is added
+to the mixed gradient, as in the official code. alpha = 1 is FedAvg with uniform weights.
+
+:client: each gradient is mixed with the direction Delta
+:server: uniform mean with server learning rate eta_g; the direction Delta
+:state: none; Delta (P) is on its way
+:sends: down Delta (P), up one number, the way of the client's steps
+:public code: FL-Simulator takes K from the data size of client 0 for every client; in the paper
+    eta_g multiplies Delta, so that its eta_g is eta_g lr K here
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.cohort import Cohort
+from fedsim.contracts import RoundContext, Vectors
+from fedsim.errors import ConfigError
+from fedsim.gram import Weights
+from fedsim.local import LocalEnv, LocalRule, Uplink
+from fedsim.optimisers import Multiply
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Exchanged, Server
+
+
+def mix(gradients: list[Tensor], direction: list[Tensor], alpha: float) -> None:
+    """``g <- alpha g + (1 - alpha) Delta`` in place; nothing at alpha = 1."""
+    if alpha < 1:
+        torch._foreach_mul_(gradients, alpha)
+        torch._foreach_add_(gradients, direction, alpha=1 - alpha)
+
+
+def way(env: LocalEnv) -> Uplink:
+    """How far the client's steps went, which :func:`direction` needs."""
+    return Uplink({"way": np.array([env.displacement])})
+
+
+def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+    """Delta (P,), the mean gradient that the cohort's clients went against."""
+    ways = np.array([u.extras["way"][0] for u in cohort.updates])
+    params = slice(0, cohort.layout.num_params)
+    out = np.empty(cohort.layout.size, np.float32)
+    cohort.combine(-1 / (len(ways) * np.where(ways > 0, ways, np.inf)), params, out)
+    return Exchanged(downlink={"direction": out[params]})
+
+
+@dataclass(frozen=True)
+class Mixed(LocalRule):
+    """Steps along the gradient and the server's direction."""
+
+    alpha: float
+
+    def begin(self, env: LocalEnv) -> list[Tensor]:
+        """The server's direction; zeros in the first round."""
+        return env.split(env.received("direction"))
+
+    def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
+        """Mixes the gradients with it."""
+        mix(env.grads(), s, self.alpha)
+
+    def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
+        """How far the steps went."""
+        return way(env)
+
+
+def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") -> Algorithm:
+    """FedCM.
+
+    Args:
+        alpha: share of the client's own gradient, in (0, 1].
+        eta_g: server learning rate, > 0.
+        weights: of the models, uniform (the paper) or by samples.
+    """
+    if not (0 < alpha <= 1 and eta_g > 0):
+        raise ConfigError(f"fedcm: alpha={alpha}, eta_g={eta_g}; needed are 0 < alpha <= 1 and > 0")
+    server = Server(Average(weights), direction, then=Multiply(eta_g))
+    return Algorithm(local=Mixed(alpha), server=server)

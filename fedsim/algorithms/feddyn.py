@@ -1,0 +1,89 @@
+"""FedDyn: dynamic regularisation (Acar et al., ICLR 2021, Algorithm 1).
+
+    client:  th_i = argmin  F_i(th) - <lambda_i, th> + alpha/2 ||th - w||^2,   by SGD
+             lambda_i <- lambda_i - alpha (th_i - w)
+    server:  h <- h - alpha/N sum_S (th_i - w),   w <- mean_S th_i - h / alpha
+
+Everything starts at 0. At exact minima lambda_i = grad F_i(th_i) and h = (1/N) sum_i lambda_i; with
+all clients the rounds converge to the minimum of the mean of the F_i. SGD runs without momentum.
+
+:client: the gradient gains alpha (w - w_t) - lambda_i
+:server: uniform mean minus h / alpha
+:state: client lambda_i (P), server h (P)
+:sends: nothing more
+:public code: the official code takes alpha n_mean / n_i on client i
+    (``client_alpha=by_samples``) and also evaluates mean th_i; PFLlib adds the norm unsquared;
+    FL-bench drops the quadratic term
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.cohort import Cohort
+from fedsim.contracts import Array, RoundContext, Vectors
+from fedsim.errors import ConfigError
+from fedsim.local import LocalEnv, LocalRule, Uplink
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Server
+
+
+@dataclass(frozen=True)
+class Regularised(LocalRule):
+    """SGD on the regularised objective."""
+
+    alpha: float
+    client_alpha: str
+    plain_sgd: ClassVar[bool] = True
+
+    def own(self, env: LocalEnv) -> float:
+        """alpha of this client."""
+        return self.alpha / (env.relative_size if self.client_alpha == "by_samples" else 1.0)
+
+    def begin(self, env: LocalEnv) -> list[Tensor]:
+        """What is subtracted from the gradient, ``lambda_i + alpha w_t``."""
+        params = env.start[: env.flat.layout.num_params]
+        return env.split(env.kept("lambda") + self.own(env) * params)
+
+    def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
+        """``p.grad += alpha w - (lambda_i + alpha w_t)``."""
+        gradients = env.grads()
+        torch._foreach_add_(gradients, env.params, alpha=self.own(env))
+        torch._foreach_sub_(gradients, s)
+
+    def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
+        """The new lambda_i."""
+        after = env.kept("lambda") - self.own(env) * env.moved
+        return Uplink(state={"lambda": after.cpu().numpy()})
+
+
+@dataclass(frozen=True)
+class Corrected:
+    """Takes the mean of all lambda_i into account."""
+
+    alpha: float
+
+    def __call__(
+        self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """See :class:`fedsim.server.Then`; keeps h."""
+        h = state.get("h", 0.0) - self.alpha * (len(cohort.updates) / ctx.num_clients) * step
+        return step - h / self.alpha, {"h": h}
+
+
+def build(alpha: float = 0.01, client_alpha: Literal["equal", "by_samples"] = "equal") -> Algorithm:
+    """FedDyn.
+
+    Args:
+        alpha: weight of the regulariser, > 0.
+        client_alpha: the same for all clients (the paper), or alpha n_mean / n_i.
+    """
+    if not alpha > 0:
+        raise ConfigError(f"feddyn.alpha is {alpha}; it must be > 0")
+    fixed = "subtracts h / alpha, which the mean of its clients' updates makes"
+    server = Server(Average("uniform"), then=Corrected(alpha), fixed=fixed)
+    return Algorithm(local=Regularised(alpha, client_alpha), server=server)

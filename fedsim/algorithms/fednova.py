@@ -1,0 +1,80 @@
+"""FedNova: normalised averaging of unequal local work (Wang et al., NeurIPS 2020).
+
+    w <- w + tau_eff sum_i p_i Delta_i / |a_i|_1,    tau_eff = sum_i p_i |a_i|_1
+
+|a_i|_1 is by how many learning rates client i's optimiser moves under a constant gradient of one:
+tau_i steps of plain SGD, (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with momentum rho,
+(1 - (1 - lr mu)^tau) / (lr mu) with a proximal term; both together by their joint recursion. With
+mu > 0 tau_eff is sum_i p_i tau_i, as in the official code. Running statistics are plain means. With
+another server rule its reduction sees the updates tau_eff Delta_i / |a_i|_1 (``normalised``), or
+sees the updates as they are and the weights p_i tau_eff / |a_i|_1 (``delta``).
+
+:client: SGD, with mu > 0 and a proximal term as in FedProx
+:server: mean by samples of the normalised updates, or another reduction of them; server momentum
+:state: none; with gmf > 0 the server's momentum (P)
+:sends: up one number, the normaliser of the client
+:public code: NIID-Bench and FedDecorr also normalise the running statistics, FedDecorr's copy
+    indexes p by client id; the official code counts momentum and proximal term twice where both are
+    on
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsim.algorithms.fedprox import Proximal
+from fedsim.cohort import Cohort
+from fedsim.errors import ConfigError
+from fedsim.gram import shares
+from fedsim.local import LocalEnv, Uplink, normaliser
+from fedsim.optimisers import HeavyBall
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Server
+
+
+class Counted(Proximal):
+    """Says how far its optimiser goes."""
+
+    def finish(self, env: LocalEnv, s: object) -> Uplink:
+        """The normaliser |a|_1."""
+        a = normaliser(env.steps, env.training.momentum, env.ctx.lr * self.mu)
+        return Uplink({"normaliser": np.array([a])})
+
+
+@dataclass(frozen=True)
+class PerStep:
+    """The updates on the scale of tau_eff steps each."""
+
+    proximal: bool
+    gh_on: str
+
+    def __call__(self, cohort: Cohort) -> tuple[Cohort, float]:
+        """See :class:`fedsim.server.Normalise`; a client without a step contributes nothing."""
+        steps = np.array([u.num_steps for u in cohort.updates], np.float64)
+        found = [u.extras.get("normaliser", [u.num_steps])[0] for u in cohort.updates]
+        a = np.array(found, np.float64)
+        p = shares(cohort.num_samples, "samples")
+        factors = p @ (steps if self.proximal else a) / np.where(a > 0, a, np.inf)
+        if self.gh_on == "normalised":
+            return cohort.scaled(factors), 1.0
+        return cohort.weighted(p * factors), float(p @ factors)
+
+
+def build(
+    mu: float = 0.0, gmf: float = 0.0, gh_on: Literal["normalised", "delta"] = "normalised"
+) -> Algorithm:
+    """FedNova.
+
+    Args:
+        mu: weight of the clients' proximal term, >= 0.
+        gmf: server momentum in [0, 1).
+        gh_on: what another server rule (``--server fedgh``) sees.
+    """
+    if not (mu >= 0 and 0 <= gmf < 1):
+        raise ConfigError(f"fednova: mu={mu}, gmf={gmf}; needed are mu >= 0 and 0 <= gmf < 1")
+    momentum = HeavyBall(gmf, 1.0, unit="lr") if gmf > 0 else None
+    server = Server(Average(), then=momentum, normalise=PerStep(mu > 0, gh_on))
+    return Algorithm(local=Counted(mu, "squared"), server=server)

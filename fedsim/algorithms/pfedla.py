@@ -1,0 +1,189 @@
+"""pFedLA: layer-wise aggregation, learnt per client (Ma et al., CVPR 2022).
+
+The server keeps every client's model th_j and per client i a hypernetwork psi_i, whose outputs are
+the shares alpha_i^{l,j} of client j in layer l of client i's model (rows sum to 1):
+
+    thbar_i^l = sum_j alpha_i^{l,j} th_j^l           what client i trains from
+    D_i = th_i - thbar_i                             what its training adds
+    psi_i <- psi_i + lr_hn (d thbar_i / d psi_i)^T D_i,   th_i as trained is kept
+
+D_i is a multiple of minus the gradient, so this descends. The hypernetwork is an embedding, three
+layers of rectified units and per model layer a linear map to N rectified numbers, divided by their
+sum (all zero: client i alone). A layer is a module, its running statistics included. With
+``keep_local`` = k (HeurpFedLA) the k layers with the largest share of the client are its own.
+
+Memory is N models, a round mixes N of them for N clients: for small models and N up to about 50.
+
+:client: SGD from its own mixture of all clients' models
+:server: mixes the models by hypernetworks and trains these
+:state: server N models (N D) and N hypernetworks; client its mixture (D)
+:sends: up the trained model (D), down the mixture (D), instead of a global model
+:public code: FL-bench gives +D_i as the gradient to an optimiser that subtracts it, and adds D_i to
+    the old model instead of keeping th_i; its layers are tensors
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedsim.cohort import Cohort
+from fedsim.contracts import F64, Array, Layout, RoundContext, Slot, Vectors
+from fedsim.errors import ConfigError
+from fedsim.local import LocalEnv, LocalRule, Uplink
+from fedsim.plugin import Algorithm
+from fedsim.rng import generator
+from fedsim.server import Average, Exchanged, Server
+
+DEPTH = 3
+
+
+def everything(slot: Slot) -> bool:
+    """All of the model is the client's own."""
+    return True
+
+
+def layers_of(layout: Layout) -> dict[str, list[slice]]:
+    """The coordinates of each module, in the order of its first slot."""
+    found: dict[str, list[slice]] = {}
+    for slot in layout.slots:
+        found.setdefault(slot.name.rpartition(".")[0], []).append(slot.where)
+    return found
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a hypernetwork: N clients, L layers, width of embedding and hidden layers."""
+
+    clients: int
+    layers: int
+    width: int
+
+    def cut(self, psi: F64) -> tuple[F64, F64, F64]:
+        """Embedding (w,), hidden layers (3, w, w + 1) and outputs (L, N, w + 1), views of psi."""
+        w = self.width
+        hidden = w + DEPTH * w * (w + 1)
+        return psi[:w], psi[w:hidden].reshape(DEPTH, w, w + 1), psi[hidden:].reshape(-1, w + 1)
+
+    def start(self, seed: int, client: int) -> F64:
+        """The weights that client's hypernetwork starts with: uniform up to 1 / sqrt(w)."""
+        w = self.width
+        size = w + (DEPTH * w + self.layers * self.clients) * (w + 1)
+        rng = generator(seed, "pfedla", client)
+        return rng.uniform(-1, 1, size) / math.sqrt(w)
+
+
+def shares(shape: Shape, psi: F64, client: int) -> tuple[F64, list[F64]]:
+    """alpha (L, N) of a client, and the inputs of each layer of its hypernetwork, ones appended."""
+    embedding, hidden, outputs = shape.cut(psi)
+    inputs = [np.append(embedding, 1.0)]
+    for layer in hidden:
+        inputs.append(np.append(np.maximum(layer @ inputs[-1], 0.0), 1.0))
+    raw = np.maximum(outputs @ inputs[-1], 0.0).reshape(shape.layers, shape.clients)
+    total = raw.sum(axis=1, keepdims=True)
+    alone = np.eye(shape.clients)[client]
+    return np.where(total > 0, raw / np.where(total > 0, total, 1.0), alone), [*inputs, raw.ravel()]
+
+
+def climbed(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
+    """psi after a step of ``lr`` up the gradient of ``sum alpha * gain``, gain (L, N)."""
+    alpha, (*inputs, raw) = shares(shape, psi, client)
+    _, hidden, outputs = shape.cut(psi)
+    total = raw.reshape(alpha.shape).sum(axis=1, keepdims=True)
+    centred = gain - (alpha * gain).sum(axis=1, keepdims=True)
+    back = np.where(total > 0, centred / np.where(total > 0, total, 1.0), 0.0).ravel() * (raw > 0)
+    parts = [np.outer(back, inputs[-1]).ravel()]
+    back = (back @ outputs)[:-1] * (inputs[-1][:-1] > 0)
+    for layer, given in zip(hidden[::-1], inputs[-2::-1], strict=True):
+        parts.append(np.outer(back, given).ravel())
+        back = (back @ layer)[:-1] * ((given[:-1] > 0) if given is not inputs[0] else 1.0)
+    return psi + lr * np.concatenate([back, *parts[::-1]])
+
+
+@dataclass(frozen=True)
+class Uploaded(LocalRule):
+    """Plain SGD; the trained model goes to the server."""
+
+    def finish(self, env: LocalEnv, s: object) -> Uplink:
+        """The whole model (D,)."""
+        return Uplink({"model": env.flat.vector()})
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    """The server part: hypernetworks, and a mixture for each client."""
+
+    hn_lr: float
+    width: int
+    keep_local: int
+
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+        """Trains the participants' hypernetworks and mixes every client's model anew."""
+        layers, n = list(layers_of(cohort.layout).values()), ctx.num_clients
+        shape = Shape(n, len(layers), self.width)
+        start = cohort.params
+        if start is None:
+            raise ConfigError("pfedla needs the model that its clients started from")
+        models = np.array(state.get("models", np.tile(start, (n, 1))))
+        if "psi" in state:
+            psi = np.array(state["psi"])
+        else:
+            psi = np.stack([shape.start(ctx.seed, i) for i in range(n)])
+        offsets = models - start
+        for update in cohort.updates:
+            i = update.client_id
+            gained = update.extras["model"] - self._mixed(shape, psi[i], i, models, layers)
+            gain = np.stack([_inner(offsets, gained, layer) for layer in layers])
+            psi[i] = climbed(shape, psi[i], i, gain, self.hn_lr)
+        for update in cohort.updates:
+            models[update.client_id] = update.extras["model"]
+        private: Mapping[int, Vectors] = {
+            i: {"personal": self._mixed(shape, psi[i], i, models, layers)} for i in range(n)
+        }
+        return Exchanged({"models": models, "psi": psi}, private=private)
+
+    def _mixed(
+        self, shape: Shape, psi: F64, client: int, models: Array, layers: list[list[slice]]
+    ) -> Array:
+        """(D,) client's mixture of the models (N, D)."""
+        alpha, _ = shares(shape, psi, client)
+        kept = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
+        alpha[kept] = np.eye(shape.clients)[client]
+        mixture = np.empty_like(models[client])
+        for row, layer in zip(alpha, layers, strict=True):
+            for where in layer:
+                mixture[where] = row @ models[:, where]
+        return mixture
+
+
+def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:
+    """(N,) inner products of each model with what training gained, over a layer, in float64."""
+    return sum(
+        (
+            offsets[:, where].astype(np.float64) @ gained[where].astype(np.float64)
+            for where in layer
+        ),
+        np.zeros(len(offsets)),
+    )
+
+
+def build(hn_lr: float = 5e-3, width: int = 100, keep_local: int = 0) -> Algorithm:
+    """pFedLA.
+
+    Args:
+        hn_lr: learning rate of the hypernetworks, > 0.
+        width: of their embedding and hidden layers, >= 1.
+        keep_local: layers that stay the client's own (HeurpFedLA), >= 0.
+    """
+    if not (hn_lr > 0 and width >= 1 and keep_local >= 0):
+        given = f"hn_lr={hn_lr}, width={width}, keep_local={keep_local}"
+        raise ConfigError(f"pfedla: {given}; needed are hn_lr > 0, width >= 1, keep_local >= 0")
+    server = Server(
+        Average(),
+        Mixtures(hn_lr, width, keep_local),
+        fixed="mixes its clients' models one by one and has no common step",
+    )
+    return Algorithm(local=Uploaded(), server=server, personal=everything)

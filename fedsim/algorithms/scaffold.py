@@ -1,0 +1,86 @@
+"""SCAFFOLD: control variates against client drift (Karimireddy et al., ICML 2020, Algorithm 1).
+
+    client:  y <- y - lr (grad F_i(y) - c_i + c), K times from y = x
+             option II:  c_i' = c_i - c + (x - y) / (K lr);   option I:  c_i' = grad F_i(x)
+    server:  x <- x + eta_g mean_S (y_i - x);   c <- c + |S|/N mean_S (c_i' - c_i)
+
+All control variates start at 0, so c = (1/N) sum_i c_i over all N clients always. With momentum
+K lr is the way lr |a|_1 that a constant gradient of one makes, and (x - y) / (lr |a|_1) a weighted
+mean of the gradients. Weight decay is a part of the gradient. Option I takes the gradient over all
+of the client's data in evaluation mode, without augmentation.
+
+:client: the gradient is corrected by c - c_i
+:server: uniform mean with server learning rate eta_g; control variate c
+:state: client c_i (P), server c (P)
+:sends: up c_i' - c_i (P), down c (P)
+:public code: NIID-Bench starts c from a random network, averages by samples and treats BatchNorm
+    buffers as parameters; FL-bench takes one batch per epoch, so K is the number of epochs;
+    alpemreacar/FedDyn scales c by data size, clips at 10 and forgets the decay of lr in c_i'
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.cohort import Cohort
+from fedsim.contracts import RoundContext, Vectors
+from fedsim.errors import ConfigError
+from fedsim.gram import Weights
+from fedsim.local import LocalEnv, LocalRule, Uplink
+from fedsim.optimisers import Multiply
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Exchanged, Server
+
+
+@dataclass(frozen=True)
+class Corrected(LocalRule):
+    """SGD with the correction c - c_i."""
+
+    option: str
+
+    def begin(self, env: LocalEnv) -> tuple[list[Tensor], Tensor | None]:
+        """The correction, and the new control variate where it is known before training."""
+        fresh = env.gradient() if self.option == "I" else None
+        return env.split(env.received("c") - env.kept("c")), fresh
+
+    def adjust_grads(self, env: LocalEnv, s: tuple[list[Tensor], Tensor | None]) -> None:
+        """``p.grad += c - c_i``."""
+        torch._foreach_add_(env.grads(), s[0])
+
+    def finish(self, env: LocalEnv, s: tuple[list[Tensor], Tensor | None]) -> Uplink:
+        """The new control variate to keep, and by how much it changed to send."""
+        before, fresh = env.kept("c"), s[1]
+        if fresh is None and env.steps:
+            fresh = before - env.received("c") - env.moved / env.displacement
+        after = before if fresh is None else fresh
+        change = (after - before).cpu().numpy()
+        return Uplink({"c": change}, {"c": after.cpu().numpy()})
+
+
+def control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+    """``c <- c + (1/N) sum_S (c_i' - c_i)``, kept in float64."""
+    c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
+    for update in cohort.updates:
+        c += update.extras["c"] / ctx.num_clients
+    return Exchanged({"c": c}, {"c": c.astype(np.float32)})
+
+
+def build(
+    option: Literal["II", "I"] = "II", eta_g: float = 1.0, weights: Weights = "uniform"
+) -> Algorithm:
+    """SCAFFOLD.
+
+    Args:
+        option: how clients renew their control variate; I costs a pass over their data.
+        eta_g: server learning rate, > 0.
+        weights: of the models, uniform (the paper) or by samples.
+    """
+    if not eta_g > 0:
+        raise ConfigError(f"scaffold.eta_g is {eta_g}; it must be > 0")
+    server = Server(Average(weights), control, then=Multiply(eta_g))
+    return Algorithm(local=Corrected(option), server=server)
