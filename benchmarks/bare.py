@@ -25,7 +25,7 @@ from torch import multiprocessing as mp
 
 from benchmarks import models
 from fedsim.contracts import Array, RoundContext
-from fedsim.errors import WorkerError
+from fedsim.errors import ContractError, WorkerError
 from fedsim.rng import torch_generator
 from fedsim.rounds import draw_cohort
 from fedsim.sections import TrainConfig
@@ -75,6 +75,8 @@ class Job:
 def job_of(setup: Setup, method: str, threads: int, server_threads: int, **device: Any) -> Job:
     """The job that does what a run of ``setup`` does; its clients all have as many samples."""
     data, pipeline = setup.dataset, setup.dataset.pipeline
+    if pipeline is None:
+        raise ContractError(f"the bare loop trains on images; {data.name} has {data.inputs}")
     channels = data.x.shape[1]
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (pipeline.mean, pipeline.std))
     x = torch.from_numpy(data.x).float().div_(255).sub_(mean).div_(std)

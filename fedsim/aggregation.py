@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 
 import numpy as np
 
+from fedsim.accounts import costs
+from fedsim.clock import Visit
 from fedsim.cohort import Cohort, gram, single_threaded_blas
 from fedsim.columns import Columns
 from fedsim.contracts import F64, RoundContext, ServerStep, Vector
@@ -44,7 +46,7 @@ def aggregate(
     results: list[Result],
     columns: Columns | None,
     ctx: RoundContext,
-    clients: list[int],
+    visits: Mapping[int, Visit],
     log: RoundLog,
 ) -> ServerState:
     """The server step and the rows of rounds.csv and clients.csv.
@@ -55,24 +57,27 @@ def aggregate(
         results: those that count.
         columns: their updates where these are on the nodes.
         ctx: the round.
-        clients: the cohort, those that failed included.
+        visits: of the cohort, those that were left out or failed included.
         log: gets the rows.
     """
     row: dict[str, float | None] = {
         "lr": ctx.lr,
-        "cohort_size": len(clients),
-        "dropped": len(clients) - len(results),
+        "cohort_size": len(visits),
+        "dropped": len(visits) - len(results),
     }
     if not results:
-        _client_rows(setup, clients, {}, {}, log)
-        log.add("rounds", **row)
+        cost = costs(setup, state, visits, [], {})
+        _client_rows(setup, visits, {}, {}, cost.seconds, log)
+        log.add("rounds", **row, **cost.row)
         return state
     cohort = Cohort.of([r.update for r in results], setup.layout, columns, state.params)
     params = slice(0, setup.layout.num_params)
     k = cohort.gram(params)
     step = setup.algorithm.server.step(state.server, cohort, ctx)
     norms = {u.client_id: math.sqrt(k[i, i]) for i, u in enumerate(cohort.updates)}
-    _client_rows(setup, clients, {r.update.client_id: r for r in results}, norms, log)
+    cost = costs(setup, state, visits, results, step.private)
+    by_client = {r.update.client_id: r for r in results}
+    _client_rows(setup, visits, by_client, norms, cost.seconds, log)
     with single_threaded_blas():
         axes = spectrum(k)
         diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
@@ -83,7 +88,7 @@ def aggregate(
         "gradient_diversity": diversity,
         "top_axis_share": axes[0],
     }
-    log.add("rounds", **row)
+    log.add("rounds", **row, **cost.row)
     for name, value in step.metrics.items():
         log.add("server", name=name, value=value)
     if setup.config.evaluation.cosines:
@@ -116,9 +121,10 @@ def _advanced(params: Vector, step: ServerStep, results: list[Result]) -> Vector
 
 def _client_rows(
     setup: Setup,
-    clients: list[int],
+    clients: Iterable[int],
     results: Mapping[int, Result],
     norms: Mapping[int, float],
+    seconds: Mapping[int, float],
     log: RoundLog,
 ) -> None:
     for client in clients:
@@ -127,7 +133,7 @@ def _client_rows(
             update = results[client].update
             loss = update.metrics["train_loss"]
             row = {"status": "ok", "num_steps": update.num_steps, "train_loss": loss}
-            row["update_norm"] = norms[client]
+            row |= {"update_norm": norms[client], "simulated_seconds": seconds.get(client)}
         samples = len(setup.partition.train[client])
         log.add("clients", client_id=client, num_samples=samples, **row)
 

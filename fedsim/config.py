@@ -12,10 +12,18 @@ from fedsim import experiments, presets
 from fedsim.checks import InvalidSetting, cohort_size, is_method
 from fedsim.errors import ConfigError
 from fedsim.experiments import Given, Settings
-from fedsim.sections import DataConfig, EngineConfig, EvaluationConfig, ModelConfig, TrainConfig
+from fedsim.sections import (
+    ClockConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from fedsim.settings import RunConfig, keys
 
 __all__ = [
+    "ClockConfig",
     "DataConfig",
     "EngineConfig",
     "EvaluationConfig",
@@ -29,7 +37,7 @@ __all__ = [
     "to_yaml",
 ]
 
-SECTIONS = ("data", "model", "train", "evaluation", "engine")
+SECTIONS = ("data", "model", "train", "evaluation", "clock", "engine")
 
 
 def load_config(

@@ -2,7 +2,8 @@
 
 Most methods have one global model. In personalised methods every client has its own, and a round's
 test columns are the unweighted mean over them (section ``evaluation``, key ``personal``). Where the
-test images belong to clients, the models meet their owners' images alone, and all are pooled.
+test samples belong to clients, the models meet their owners' samples alone, and all are pooled;
+clients without any count in nothing.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from fedsim.contracts import Array, GroupScore, Owned, RoundContext, Scores
+from fedsim.contracts import GroupScore, Owned, RoundContext, Scores
 from fedsim.engine import Executor, Model, Result
-from fedsim.engine.parts import groups_among
-from fedsim.metrics import group_score, mean_scores, per_sample, score
+from fedsim.engine.outputs import Outputs, concatenated, samples_of, scores_of, split
+from fedsim.engine.parts import counts, groups_among, having
+from fedsim.metrics import group_score, mean_scores
 from fedsim.roundlog import RoundLog
 from fedsim.setup import Setup
 from fedsim.state import ServerState
@@ -34,8 +36,8 @@ class Evaluated:
     Args:
         whole: of the only model, or of all clients' own: their mean, or pooled.
         clients: of each client's own model, in personalised methods.
-        client_accuracy: the unweighted mean over the clients' own test images, where these are the
-            test part.
+        client_accuracy: the unweighted mean over the clients' own test samples, where these are
+            the test part.
     """
 
     whole: Scores
@@ -113,9 +115,9 @@ def _scores(
 ) -> dict[str, Evaluated]:
     """Scores on the common parts, each different model once and some of them at a time."""
     parts = ["val", "test"] if len(setup.dataset.val) else ["test"]
-    pooled = {"test": _pooled(setup, executor, models)} if setup.tests_are_owned else {}
-    together = [part for part in parts if part not in pooled]
-    return _common(executor, models, together) | pooled
+    if not setup.tests_are_owned:
+        return _common(executor, models, parts)
+    return _common(executor, models, parts[:-1]) | _pooled(setup, executor, models)
 
 
 def _common(
@@ -140,23 +142,30 @@ def _common(
     return evaluated
 
 
-def _pooled(setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]) -> Evaluated:
-    """Every client's test images, by its own model or the only one."""
+def _pooled(
+    setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]
+) -> dict[str, Evaluated]:
+    """The test samples of every client that has any, by its own model or the only one.
+
+    Nothing where the models are those of clients without any.
+    """
     data, owned = setup.dataset, setup.partition.test
-    outputs: dict[int, Array] = {}
+    outputs: dict[int, Outputs] = {}
+    owners = having(setup.partition, "test")
     if None in models:
-        part = Owned("test", tuple(range(len(owned))))
-        (logits,) = executor.logits([(models[None].load(), part)])
-        stops = np.cumsum([len(own) for own in owned])
-        outputs = dict(enumerate(np.split(logits, stops[:-1])))
-    for some in batches({c: m for c, m in models.items() if c is not None}):
+        part = Owned("test", owners)
+        (together,) = executor.outputs([(models[None].load(), part)])
+        outputs |= zip(owners, split(together, counts(setup.partition, part)), strict=True)
+    for some in batches({c: models[c] for c in owners if c in models}):
         jobs = [(model, Owned("test", (c,))) for c, model in some.items()]
-        outputs |= zip(some, executor.logits(jobs), strict=True)
+        outputs |= zip(some, executor.outputs(jobs), strict=True)
+    if not outputs:
+        return {}
     index = np.concatenate([owned[c] for c in outputs])
-    whole = score(np.concatenate(list(outputs.values())), data.y[index], groups_among(data, index))
-    each = {c: group_score("", per_sample(z, data.y[owned[c]])) for c, z in outputs.items()}
+    whole = scores_of(concatenated(list(outputs.values())), data, index, groups_among(data, index))
+    each = {c: group_score("", samples_of(z, data, owned[c])) for c, z in outputs.items()}
     accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
-    return Evaluated(whole, {} if None in models else each, accuracy)
+    return {"test": Evaluated(whole, {} if None in models else each, accuracy)}
 
 
 def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
@@ -178,20 +187,25 @@ def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
 
 
 def write(evaluated: Mapping[str, Evaluated], log: RoundLog) -> None:
-    """Fills the val and test columns of the round's row; adds classes and evaluations."""
+    """Fills the val and test columns of the round's row; adds classes and evaluations.
+
+    Where every token has a label, loss and accuracy are those of tokens, and the other test columns
+    are empty. ``num_samples`` of evaluations.csv counts samples all the same.
+    """
     row = dict(log.tables["rounds"][0])
     for part, found in evaluated.items():
         row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
         for client, s in found.clients.items():
             values = {"num_samples": s.num_samples, "loss": s.loss, "accuracy": s.accuracy}
             log.add("evaluations", client_id=client, split=part, **values)
-    test = evaluated["test"]
-    row["test_balanced_accuracy"] = test.whole.balanced_accuracy
-    row["test_macro_f1"] = test.whole.macro_f1
-    row["test_auc"] = test.whole.auc
-    row["client_test_accuracy"] = test.client_accuracy
-    for c in test.whole.classes:
-        log.add("classes", **asdict(c))
-    for g in test.whole.groups:
-        log.add("evaluations", split="test", **asdict(g))
+    if "test" in evaluated:
+        test = evaluated["test"]
+        row["test_balanced_accuracy"] = test.whole.balanced_accuracy
+        row["test_macro_f1"] = test.whole.macro_f1
+        row["test_auc"] = test.whole.auc
+        row["client_test_accuracy"] = test.client_accuracy
+        for c in test.whole.classes:
+            log.add("classes", **asdict(c))
+        for g in test.whole.groups:
+            log.add("evaluations", split="test", **asdict(g))
     log.tables["rounds"] = [row]

@@ -141,15 +141,18 @@ class Principal:
 Order = Literal["random", "ascending", "descending"]
 
 
-def harmonize_orders(m: int, seed: int, round: int, order: Order = "random") -> list[list[int]]:
+def harmonize_orders(
+    m: int, seed: int, round: int, order: Order = "random", include_self: bool = False
+) -> list[list[int]]:
     """For each client k of the cohort, in which order it visits the m - 1 others (Algorithm 1).
 
-    Random orders come from one generator per (seed, round), drawn in ascending k.
+    Random orders come from one generator per (seed, round), drawn in ascending k. With
+    ``include_self`` client k also visits its own update as it was.
     """
     rng = generator(seed, "fedgh", round)
     orders = []
     for k in range(m):
-        others = [j for j in range(m) if j != k]
+        others = [j for j in range(m) if include_self or j != k]
         drawn = rng.permutation(others).tolist()
         orders.append({"random": drawn, "ascending": others, "descending": others[::-1]}[order])
     return orders
@@ -175,12 +178,21 @@ def project_conflicts(gram: F64, orders: list[list[int]]) -> F64:
 
 @dataclass(frozen=True)
 class Harmonize:
-    """Gradient harmonization, FedGH (Zhang, Sun, Chen 2023, Algorithm 1): ``sum_k p_k g_k'``."""
+    """Gradient harmonization: ``eta sum_k p_k g_k'`` (FedGH with eta 1, PCGrad).
+
+    Args:
+        order: in which an update meets the others.
+        weights: client weights p.
+        include_self: an update also meets itself as it was (released PCGrad code).
+        eta: factor of the step of the parameters.
+    """
 
     order: Order = "random"
     weights: Weights = "samples"
+    include_self: bool = False
+    eta: float = 1.0
 
     def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:
-        """Coefficients (m,), never below p."""
-        orders = harmonize_orders(len(n), ctx.seed, ctx.round, self.order)
-        return shares(n, self.weights) @ project_conflicts(gram, orders)
+        """Coefficients (m,), never below eta p."""
+        orders = harmonize_orders(len(n), ctx.seed, ctx.round, self.order, self.include_self)
+        return self.eta * (shares(n, self.weights) @ project_conflicts(gram, orders))

@@ -112,7 +112,7 @@ class LocalEnv:
 
     def _tensor(self, vectors: Vectors, name: str) -> Tensor:
         if name not in vectors:
-            return torch.zeros(self.flat.layout.num_params, device=self.start.device)
+            return self.start.new_zeros(self.flat.layout.num_params)
         return as_tensor(vectors[name]).to(self.start.device)
 
     @property
@@ -149,7 +149,7 @@ class LocalEnv:
             with self.precision():
                 loss = self.criterion(self.model(self.test(x)), y)
             (loss * (len(y) / n)).backward()
-        found = torch.zeros(self.flat.layout.num_params, device=self.start.device)
+        found = self.start.new_zeros(self.flat.layout.num_params)
         with torch.no_grad():
             for view, g, p in zip(self.split(found), self.grads(), self.params, strict=True):
                 view.copy_(g.add(p, alpha=self.training.weight_decay))

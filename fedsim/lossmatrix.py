@@ -1,7 +1,8 @@
 """The losses of a round's models on the clients' data, and the rows that they become.
 
 Every local model of the cohort and the model after aggregation (in personalised methods: each
-client's own) are evaluated on the data of every owner, on the actors that hold them.
+client's own) are evaluated on the data of every owner, on the actors that hold them. Clients
+without samples of the part in question have no loss of their own on it, so they count in nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from fedsim.contracts import F64, I64, Owned, Part
 from fedsim.decomposition import terms
 from fedsim.engine import Executor, Result
-from fedsim.engine.parts import by_owner
+from fedsim.engine.parts import by_owner, having, labels_in
 from fedsim.evaluation import Candidate, batches, own_model, trained
 from fedsim.gram import shares
 from fedsim.metrics import SampleScores, mean_loss
@@ -35,7 +36,8 @@ class Losses:
         clients: the m clients whose local models are looked at.
         owners: names of the K columns: client ids, ``test`` for the common test part.
         own: (m,) the column of each client.
-        weights: (K,) samples behind each column, 0 for one that is no part of the global loss.
+        weights: (K,) labels behind each column (one a sample, or those of tokens), 0 for one that
+            is no part of the global loss.
         local: (m, K) losses of the local models.
         after: (m, K) losses of the model after aggregation, or of each client's own one.
     """
@@ -64,7 +66,7 @@ def decompose(
         before: the state that the clients started from.
         after: the state after aggregation.
         results: of the clients that count, sorted by id, at least one.
-        log: gets the rows.
+        log: gets the rows; none where no client of these owns a sample of the part.
 
     Returns:
         Bytes of the models that were evaluated.
@@ -73,6 +75,10 @@ def decompose(
         DivergedError: a model's outputs are not finite.
     """
     e = setup.config.evaluation
+    owners = set(having(setup.partition, e.own_split))
+    results = [r for r in results if r.update.client_id in owners]
+    if not results:
+        return 0
     found = measure(setup, executor, before, after, results)
     samples = np.array([r.update.num_samples for r in results], dtype=np.float64)
     p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
@@ -90,7 +96,10 @@ def measure(
     after: ServerState,
     results: Sequence[Result],
 ) -> Losses:
-    """The mean cross-entropy of each model on each owner's data, the sums correctly rounded."""
+    """The mean cross-entropy of each model on each owner's data, the sums correctly rounded.
+
+    Every client of the results must own samples of the part.
+    """
     e = setup.config.evaluation
     cohort = tuple(r.update.client_id for r in results)
     local = {str(c): trained(before, r) for c, r in zip(cohort, results, strict=True)}
@@ -99,7 +108,7 @@ def measure(
         last = {f"{AFTER}:{c}": own_model(after, c) for c in cohort}
     common = e.decompose_split == "common_test"
     everybody = e.decompose_scope == "population" and not common
-    owners = tuple(range(setup.partition.num_clients)) if everybody else cohort
+    owners = having(setup.partition, e.own_split) if everybody else cohort
     own = Owned(e.own_split, owners, e.decompose_max_samples)
     parts: tuple[Part, ...] = (own, "test") if common else (own,)
     rows = {}
@@ -108,9 +117,10 @@ def measure(
         for name in some:
             rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
     names = [str(c) for c in owners]
-    held = [len(getattr(setup.partition, own.split)[c]) for c in owners]
+    data, everything = setup.dataset, getattr(setup.partition, own.split)
+    held = [labels_in(data, everything[c]) for c in owners]
     if common:  # the columns of the clients' own data carry no weight
-        names, held = [*names, "test"], [*(0 for _ in owners), len(setup.dataset.test)]
+        names, held = [*names, "test"], [*(0 for _ in owners), labels_in(data, data.test)]
     matrix = np.array([rows[name] for name in local])
     return Losses(
         cohort,

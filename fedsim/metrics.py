@@ -1,7 +1,9 @@
 """Scores of given logits, in float64 and in an order that does not depend on who computed them.
 
 N samples, C classes. The logits come from wherever the forward passes ran; the scores are made of
-them in one place, so the number of actors and their batches cannot change a digit.
+them in one place, so the number of actors and their batches cannot change a digit. A sample has
+one label, or one for each of its tokens; then its scores (:class:`SampleScores`) are sums over the
+labels that count, and means are taken over labels.
 """
 
 from __future__ import annotations
@@ -19,35 +21,54 @@ from fedsim.errors import ContractError, DivergedError
 
 @dataclass(frozen=True)
 class SampleScores:
-    """Of n samples the cross-entropy (n,) float64, and whether each was classified right (n,)."""
+    """How well a model does on each of n samples.
+
+    Args:
+        loss: (n,) float64 cross-entropy, summed over the sample's labels.
+        correct: (n,) whether it was classified right; or how many of its labels.
+        weight: (n,) int64, how many labels count: 1, or the tokens that do.
+    """
 
     loss: F64
-    correct: NDArray[np.bool_]
+    correct: NDArray[np.bool_] | I64
+    weight: I64
+
+    def at(self, where: I64) -> SampleScores:
+        """Those of the samples at some positions."""
+        return SampleScores(self.loss[where], self.correct[where], self.weight[where])
+
+    def split(self, sizes: Sequence[int]) -> list[SampleScores]:
+        """Those of runs of so many samples."""
+        return [self.at(run) for run in np.split(np.arange(len(self.loss)), np.cumsum(sizes)[:-1])]
 
 
-def per_sample(logits: Array, labels: I64) -> SampleScores:
+def per_sample(logits: Array, labels: I64, never_right: Sequence[int] = ()) -> SampleScores:
     """The cross-entropy of each sample, and whether the prediction of :func:`score` is right.
 
     Args:
         logits: (n, C) float32, n >= 1.
         labels: (n,) int64 in 0..C-1.
+        never_right: classes that are wrong wherever they are predicted.
 
     Raises:
         ContractError, DivergedError: as :func:`score`.
     """
     losses, predicted, _ = _outcome(logits, labels)
-    return SampleScores(losses, predicted == labels)
+    return _single(losses, _right(predicted, labels, never_right))
 
 
 def joined(parts: Sequence[SampleScores]) -> SampleScores:
     """Those of several runs of samples as one."""
-    return SampleScores(
-        np.concatenate([part.loss for part in parts]),
-        np.concatenate([part.correct for part in parts]),
-    )
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return SampleScores(*map(np.concatenate, columns))
 
 
-def score(logits: Array, labels: I64, groups: Mapping[str, I64] | None = None) -> Scores:
+def score(
+    logits: Array,
+    labels: I64,
+    groups: Mapping[str, I64] | None = None,
+    never_right: Sequence[int] = (),
+) -> Scores:
     """Loss, accuracies, macro-F1, AUC and the classes' recall and precision of one model.
 
     The loss is the mean cross-entropy, its sum correctly rounded; the prediction is the lowest of
@@ -59,6 +80,7 @@ def score(logits: Array, labels: I64, groups: Mapping[str, I64] | None = None) -
         logits: (N, C) float32, N >= 1.
         labels: (N,) int64 in 0..C-1.
         groups: positions of samples whose loss and accuracy are wanted apart, by name.
+        never_right: classes that are wrong wherever they are predicted.
 
     Returns:
         The scores, with one entry of ``classes`` for each of the C labels.
@@ -69,7 +91,8 @@ def score(logits: Array, labels: I64, groups: Mapping[str, I64] | None = None) -
     """
     losses, predicted, chances = _outcome(logits, labels)
     num_samples, num_classes = chances.shape
-    hits = np.bincount(labels[predicted == labels], minlength=num_classes)
+    right = _right(predicted, labels, never_right)
+    hits = np.bincount(labels[right], minlength=num_classes)
     support = np.bincount(labels, minlength=num_classes)
     claimed = np.bincount(predicted, minlength=num_classes)
     seen = support > 0
@@ -86,22 +109,39 @@ def score(logits: Array, labels: I64, groups: Mapping[str, I64] | None = None) -
                 zip(support.tolist(), hits.tolist(), claimed.tolist(), strict=True)
             )
         ),
-        groups=tuple(
-            group_score(name, SampleScores(losses[where], (predicted == labels)[where]))
-            for name, where in (groups or {}).items()
-        ),
+        groups=_groups(_single(losses, right), groups or {}),
+    )
+
+
+def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None) -> Scores:
+    """Loss and accuracy over the labels of at least one sample; no scores by class, and no AUC.
+
+    Args:
+        samples: of a whole part.
+        groups: as in :func:`score`.
+    """
+    whole = group_score("", samples)
+    return Scores(
+        num_samples=whole.num_samples,
+        loss=whole.loss,
+        accuracy=whole.accuracy,
+        balanced_accuracy=None,
+        macro_f1=None,
+        auc=None,
+        classes=(),
+        groups=_groups(samples, groups or {}),
     )
 
 
 def group_score(name: str, samples: SampleScores) -> GroupScore:
-    """The mean loss, its sum correctly rounded, and the accuracy of at least one sample."""
-    n = len(samples.loss)
-    return GroupScore(name, n, mean_loss(samples), int(samples.correct.sum()) / n)
+    """Loss and accuracy of at least one sample: means over labels, sums correctly rounded."""
+    accuracy = int(samples.correct.sum()) / int(samples.weight.sum())
+    return GroupScore(name, len(samples.loss), mean_loss(samples), accuracy)
 
 
 def mean_loss(samples: SampleScores) -> float:
-    """The mean cross-entropy of at least one sample, the sum correctly rounded."""
-    return math.fsum(samples.loss.tolist()) / len(samples.loss)
+    """The mean cross-entropy of at least one sample's labels, the sum correctly rounded."""
+    return math.fsum(samples.loss.tolist()) / int(samples.weight.sum())
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
@@ -124,8 +164,8 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         num_samples=scores[0].num_samples,
         loss=_mean([s.loss for s in scores]),
         accuracy=_mean([s.accuracy for s in scores]),
-        balanced_accuracy=_mean([s.balanced_accuracy for s in scores]),
-        macro_f1=_mean([s.macro_f1 for s in scores]),
+        balanced_accuracy=_mean_or_none([s.balanced_accuracy for s in scores]),
+        macro_f1=_mean_or_none([s.macro_f1 for s in scores]),
         auc=_mean_or_none([s.auc for s in scores]),
         classes=tuple(
             ClassScore(
@@ -173,6 +213,19 @@ def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:
     total = odds.sum(axis=1, keepdims=True)
     losses = np.log(total[:, 0]) - shifted[np.arange(len(z)), labels]
     return losses, z.argmax(axis=1), odds / total
+
+
+def _right(predicted: I64, labels: I64, never_right: Sequence[int]) -> NDArray[np.bool_]:
+    return (predicted == labels) & ~np.isin(predicted, never_right)
+
+
+def _single(losses: F64, right: NDArray[np.bool_]) -> SampleScores:
+    """Of samples with one label each."""
+    return SampleScores(losses, right, np.ones(len(losses), dtype=np.int64))
+
+
+def _groups(samples: SampleScores, groups: Mapping[str, I64]) -> tuple[GroupScore, ...]:
+    return tuple(group_score(name, samples.at(where)) for name, where in groups.items())
 
 
 def _check(logits: Array, labels: I64) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 
-from fedsim import aggregation, clientscores, evaluation, lossmatrix
+from fedsim import accounts, aggregation, clientscores, evaluation, lossmatrix
+from fedsim.clock import Visit, wire_bytes
 from fedsim.cohort import Cohort
 from fedsim.columns import Local
 from fedsim.config import RunConfig
@@ -34,19 +35,21 @@ def run_round(
     clients = draw_cohort(ctx, setup.cohort_size)
     with _naming(ctx):
         scores = evaluation.before_training(setup, executor, state, clients, ctx)
+    visits = accounts.visits(setup, clients, ctx, log)
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
-            state = _probed(setup.algorithm.probe, setup, executor, state, ctx, clients, log)
+            probe = setup.algorithm.probe
+            state, visits = _probed(probe, setup, executor, state, ctx, visits, log)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
     with log.timed("train") as size:
-        results = executor.train(clients, shared, state.clients, ctx)
+        results = executor.train(_present(visits), shared, state.clients, ctx)
         size["bytes"] = len(results) * state.params.nbytes
     with log.timed("aggregate"):
         good = aggregation.finite(setup, results, ctx, log)
         columns = executor.columns(good, shared, state.clients, ctx)
-        after = aggregation.aggregate(setup, state, good, columns, ctx, clients, log)
+        after = aggregation.aggregate(setup, state, good, columns, ctx, visits, log)
     e = setup.config.evaluation
     due, clients_due = (evaluation.is_due(every, ctx) for every in (e.every, e.clients_every))
     if due or clients_due:
@@ -70,23 +73,31 @@ def _probed(
     executor: Executor,
     state: ServerState,
     ctx: RoundContext,
-    clients: list[int],
+    visits: dict[int, Visit],
     log: RoundLog,
-) -> ServerState:
-    """The state with the server's answer to a pass over the cohort; the model is as before."""
+) -> tuple[ServerState, dict[int, Visit]]:
+    """The state with the server's answer to a pass over the cohort, and the visits with what it
+    sent; the model is as before."""
     asked = replace(ctx, probe=True)
     shared = executor.broadcast(state.params, state.downlink)
-    results = executor.train(clients, shared, state.clients, asked)
+    results = executor.train(_present(visits), shared, state.clients, asked)
     updates = tuple(r.update for r in aggregation.finite(setup, results, ctx, log))
     if not updates:
-        return state
+        return state, visits
+    sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = Cohort(updates, setup.layout, Local(()), state.params)
     answer = probe.digest(cohort, part(state.server, "probe"), asked)
-    return replace(
+    after = replace(
         state,
         server={**state.server, **named("probe", answer.state)},
         downlink={**state.downlink, **answer.downlink},
     )
+    return after, {c: replace(visit, probed=sent.get(c, 0)) for c, visit in visits.items()}
+
+
+def _present(visits: Mapping[int, Visit]) -> list[int]:
+    """The clients that take part."""
+    return [client for client, visit in visits.items() if visit.absent is None]
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from fedsim.finished import FREE, difference
 
 PATHS = (
     *("data.dir", "data.partition_file", "model.weights"),
-    *("engine.working_dir", "engine.client_resources"),
+    *("engine.working_dir", "engine.client_resources", "clock.trace"),
 )
 """Keys whose values may be paths, which are relative to where the run was started."""
 

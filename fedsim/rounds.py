@@ -171,6 +171,8 @@ def _environment(setup: Setup) -> dict[str, object]:
     known = environment() | {"classes": list(setup.dataset.class_names)}
     if setup.model.weights is not None:
         known["weights_sha256"] = file_sha256(Path(setup.model.weights))
+    if setup.config.clock.trace is not None:
+        known["trace_sha256"] = file_sha256(Path(setup.config.clock.trace))
     return known
 
 

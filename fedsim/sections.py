@@ -16,7 +16,9 @@ from pydantic import (
     model_validator,
 )
 
+from fedsim import laws
 from fedsim.checks import InvalidSetting, complaint
+from fedsim.clock import BOUNDS
 from fedsim.errors import nearest
 
 
@@ -75,6 +77,10 @@ class DataConfig(Section):
         correlation: of a site's mark with the disease, of the data set ``shortcut``; the sites are
             spread around it by 0.1.
         samples_per_client: training images of each site of ``shortcut``.
+        synthetic_alpha: alpha of the data set ``synthetic``: the standard deviation of the means of
+            the users' models (which changes no label).
+        synthetic_beta: beta of it: the standard deviation of the means of the users' features.
+        synthetic_iid: the users of ``synthetic`` do not differ.
         client_val_fraction: part of a client's own samples that it holds out for its validation.
         client_test_fraction: part of them that it holds out for its test.
         feature_shift: how the clients' images differ; client 0 has the images as they are, the last
@@ -102,6 +108,9 @@ class DataConfig(Section):
     augment: str | None = None
     correlation: float = Field(0.9, ge=0, le=1)
     samples_per_client: int = Field(60, ge=2)
+    synthetic_alpha: float = Field(0.0, ge=0)
+    synthetic_beta: float = Field(0.0, ge=0)
+    synthetic_iid: bool = False
     client_val_fraction: float = Field(0.0, ge=0, lt=1)
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     feature_shift: Literal[
@@ -119,6 +128,8 @@ class ModelConfig(Section):
         norm: normalisation layers.
         pretrained: start from ImageNet weights; an error where they cannot be had.
         weights: a local file of start weights.
+        projection: width of a projection head (linear, ReLU, linear) between features and
+            classifier; 0 for none.
     """
 
     prefix = "model."
@@ -126,6 +137,7 @@ class ModelConfig(Section):
     norm: Literal["batch", "group"] = "batch"
     pretrained: bool = False
     weights: str | None = None
+    projection: int = Field(0, ge=0)
 
 
 class TrainConfig(Section):
@@ -178,6 +190,8 @@ class EvaluationConfig(Section):
             one; 0 for never.
         cosines: also write the cosine of each pair of updates and the spectrum of their Gram
             matrix.
+        target_accuracy: of the test part; summary.csv says when it was first reached. None for
+            none.
     """
 
     prefix = "evaluation."
@@ -191,11 +205,57 @@ class EvaluationConfig(Section):
     loss_matrix: bool = False
     clients_every: int = Field(0, ge=0)
     cosines: bool = False
+    target_accuracy: float | None = Field(None, gt=0, le=1)
 
     @property
     def own_split(self) -> Literal["train", "val", "test"]:
         """The part of the clients' own data that a decomposition looks at."""
         return "train" if self.decompose_split == "common_test" else self.decompose_split
+
+
+class ClockConfig(Section):
+    """Section ``clock``: how fast clients are and whether they answer, simulated; nothing sleeps.
+
+    What differs between clients is a number or a distribution: ``choice(a, b, ...)``,
+    ``uniform(low, high)`` or ``lognormal(median, sigma)``.
+
+    Args:
+        samples_per_second: that a client trains on; drawn once for each client, as the next three.
+        download_mb_s: MB (10^6 bytes) per second to a client.
+        upload_mb_s: MB per second from a client.
+        availability: chance that a client of the cohort answers in a round.
+        trace: CSV file with ``client_id`` and some of these four, in place of the keys; a column
+            ``round`` (from 1) lets them change, the newest row counts.
+        work: share of its local steps that a client does, at least one; drawn for each client in
+            each round.
+        deadline: seconds of a round; None for any.
+        late: a client that would be later is left out (``drop``), or does the steps that fit
+            (``partial``).
+    """
+
+    prefix = "clock."
+    samples_per_second: float | str | None = None
+    download_mb_s: float | str | None = None
+    upload_mb_s: float | str | None = None
+    availability: float | str | None = None
+    trace: str | None = None
+    work: float | str = 1.0
+    deadline: float | None = Field(None, gt=0)
+    late: Literal["drop", "partial"] = "drop"
+
+    @field_validator(*BOUNDS, mode="plain")
+    @classmethod
+    def _law(cls, value: object, info: ValidationInfo) -> float | str | None:
+        if value is None and info.field_name != "work":
+            return None
+        laws.parse_within(value, *BOUNDS[info.field_name or ""])
+        return laws.written(value)
+
+    @model_validator(mode="after")
+    def _late_without_a_deadline(self) -> ClockConfig:
+        if self.late != "drop" and self.deadline is None:
+            raise InvalidSetting("clock.late", f"{self.late!r} given; give clock.deadline too")
+        return self
 
 
 class EngineConfig(Section):

@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from fedsim.cohort import Cohort, single_threaded_blas
-from fedsim.contracts import F64, Array, RoundContext, ServerStep, Vectors
+from fedsim.contracts import F64, Array, Layout, RoundContext, ServerStep, Vectors
 from fedsim.gram import GramRule, Weights, shares
 
 
@@ -79,6 +79,16 @@ class Exchange(Protocol):
         """The answer to the cohort's extras."""
 
 
+Blocks = Literal["model", "tensor"]
+
+
+def blocks_of(layout: Layout, blocks: Blocks) -> list[slice]:
+    """The ranges of parameters that a rule treats one by one; statistics are in none of them."""
+    if blocks == "model":
+        return [slice(0, layout.num_params)]
+    return [slot.where for slot in layout.slots if slot.role == "param"]
+
+
 @dataclass(frozen=True)
 class Gram:
     """A rule in coefficient space over the whole model or tensor by tensor.
@@ -87,14 +97,12 @@ class Gram:
     """
 
     rule: GramRule
-    blocks: Literal["model", "tensor"] = "model"
+    blocks: Blocks = "model"
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
         """Keeps no state."""
         n, layout = cohort.num_samples, cohort.layout
-        ranges = [slice(0, layout.num_params)]
-        if self.blocks == "tensor":
-            ranges = [s.where for s in layout.slots if s.role == "param"]
+        ranges = blocks_of(layout, self.blocks)
         coefficients = [self.rule(gram, n, ctx) for gram in cohort.grams(ranges)]
         statistics = slice(layout.num_params, layout.size)
         averaged = shares(n, self.rule.weights)
@@ -156,6 +164,7 @@ class Server:
         normalise: precedes it.
         fixed: what it does that no other reduction can take the place of, as a sentence without
             its subject; empty where any can.
+        whole: the reduction reads whole updates, so that none may be left on the nodes.
     """
 
     reduce: Reduce
@@ -163,6 +172,7 @@ class Server:
     then: Then | None = None
     normalise: Normalise | None = None
     fixed: str = ""
+    whole: bool = False
 
     @property
     def own_clients(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from fedsim import algorithms, data, models
+from fedsim.clock import Clock
 from fedsim.config import RunConfig, cohort_size
 from fedsim.contracts import Dataset, Layout, ModelSpec, Partition, Training, Vector
 from fedsim.data import partitions
@@ -20,6 +21,7 @@ from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
 from fedsim.shares import load, read_images
 from fedsim.state import ServerState
+from fedsim.timekeeping import clock_of
 from fedsim.vectors import FlatModel
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class Setup:
     initial: Vector
     cohort_size: int
     alpha: float | None
+    clock: Clock = field(default_factory=Clock)
 
     @property
     def personalised(self) -> bool:
@@ -76,6 +79,7 @@ class Setup:
             c.evaluation.batch_size,
             c.engine.fast,
             self._local_images(),
+            self.clock,
         )
 
     def _local_images(self) -> LocalImages | None:
@@ -106,16 +110,7 @@ def prepare(config: RunConfig) -> Setup:
     """
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
-    info = {d.name: d for d in data.catalogue()}.get(config.data.name)
-    model = ModelSpec(
-        config.model.name or (info.default_model if info else "cnn"),
-        dataset.num_classes,
-        dataset.x.shape[1],
-        dataset.pipeline.size,
-        config.model.norm,
-        config.model.pretrained,
-        config.model.weights,
-    )
+    model = _model(config, dataset)
     algorithm = algorithms.compose(
         config.algorithm,
         config.hyperparameters,
@@ -133,6 +128,11 @@ def prepare(config: RunConfig) -> Setup:
             f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
             f"model {model.name} does not have both"
         )
+    if algorithm.local.needs_features and dataset.per_token:
+        raise ConfigError(
+            f"algorithm {config.algorithm} works with the features of samples that have one label "
+            f"each; data set {dataset.name} has a label for every token"
+        )
     return Setup(
         config.concrete(num_clients=partition.num_clients, partition=kind, model=model.name),
         dataset,
@@ -143,6 +143,28 @@ def prepare(config: RunConfig) -> Setup:
         flat.vector(),
         cohort_size(partition.num_clients, config.train.sample_rate),
         config.data.alpha if kind in partitions.BY_ALPHA else None,
+        clock_of(config, partition.num_clients, algorithm, flat.layout),
+    )
+
+
+def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
+    """The model as data, with the sizes that the data set's samples have."""
+    info = {d.name: d for d in data.catalogue()}.get(config.data.name)
+    m, width = config.model, dataset.x.shape[1]
+    if dataset.pipeline is not None:
+        sizes = width, dataset.pipeline.size
+    else:
+        sizes = (dataset.vocabulary, width) if dataset.vocabulary else (width, 1)
+    return ModelSpec(
+        m.name or (info.default_model if info else "cnn"),
+        dataset.num_classes,
+        *sizes,
+        m.norm,
+        m.pretrained,
+        m.weights,
+        dataset.inputs,
+        dataset.per_token,
+        m.projection,
     )
 
 

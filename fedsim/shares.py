@@ -1,4 +1,4 @@
-"""From a configuration to the images and who owns them."""
+"""From a configuration to the samples and who owns them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fedsim.contracts import Array, Dataset, Partition
 from fedsim.data import partitions
 from fedsim.data.own import hold_out, needed
 from fedsim.data.shifts import shifted
+from fedsim.data.users import with_enough
 from fedsim.errors import ConfigError, DataError
 from fedsim.settings import FIXED_PARTITIONS
 
@@ -27,12 +28,18 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
 
 def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
     c = config.data
+    if c.feature_shift != "none" and dataset.inputs != "images":
+        given, inputs = c.feature_shift, dataset.inputs
+        raise ConfigError(f"data.feature_shift {given!r}: {dataset.name} has {inputs}, no images")
     shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
     return shifted(dataset, partition, *shift)
 
 
 def _dataset(config: RunConfig) -> tuple[Dataset, str]:
-    """The data set and the kind of partition, by default the data set's own."""
+    """The data set and the kind of partition, by default the data set's own.
+
+    Users with too few samples are in no part of it, where each user is to be a client.
+    """
     c = config.data
     file = _client_file(config)
     if file is not None and c.partition not in (None, "files"):
@@ -52,13 +59,31 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         num_clients=c.num_clients,
         samples_per_client=c.samples_per_client,
         correlation=c.correlation,
+        synthetic_alpha=c.synthetic_alpha,
+        synthetic_beta=c.synthetic_beta,
+        synthetic_iid=c.synthetic_iid,
     )
     by_data = "files" if file is not None else partitions.default_kind(dataset)
-    return dataset, c.partition or by_data
+    kind = c.partition or by_data
+    if kind == "natural" and not _generated(config):
+        dataset = with_enough(dataset, _fewest(config))
+    return dataset, kind
+
+
+def _generated(config: RunConfig) -> bool:
+    """Whether the data set is drawn for the number of clients that is asked for."""
+    c = config.data
+    return c.dir is None and any(d.generated for d in data.catalogue() if d.name == c.name)
+
+
+def _fewest(config: RunConfig) -> int:
+    """The fewest samples of a client before it holds out parts of its own."""
+    c = config.data
+    return needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
 
 
 def read_images(config: RunConfig, partition: Partition) -> Array:
-    """The images (N, channels, H, W) that clients see, from this machine's files."""
+    """The samples (N, ...) that clients see, from this machine's files."""
     return _shifted(config, _dataset(config)[0], partition).x
 
 
@@ -75,10 +100,9 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
         ConfigError: an explicit number of clients other than the one that files or sites fix.
     """
     c = config.data
-    generated = any(d.generated for d in data.catalogue() if d.name == c.name)
-    given = generated or "num_clients" in c.model_fields_set
+    given = _generated(config) or "num_clients" in c.model_fields_set
     asked = given or kind not in FIXED_PARTITIONS
-    fewest = needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
+    fewest = _fewest(config)
     try:
         partition = partitions.make(
             dataset,

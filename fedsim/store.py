@@ -36,11 +36,11 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("round", "lr", "cohort_size", "dropped", "train_loss", "val_loss", "val_accuracy"),
         *("test_loss", "test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"),
         *("conflict_ratio", "update_norm", "gradient_diversity", "top_axis_share"),
-        "client_test_accuracy",
+        *("client_test_accuracy", "simulated_seconds", "downlink_bytes", "uplink_bytes"),
     ),
     "clients": (
         *("round", "client_id", "status", "num_samples", "num_steps"),
-        *("train_loss", "update_norm"),
+        *("train_loss", "update_norm", "simulated_seconds"),
     ),
     "classes": ("round", "label", "support", "recall", "precision"),
     "evaluations": ("round", "client_id", "group", "split", "num_samples", "loss", "accuracy"),

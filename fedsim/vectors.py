@@ -55,17 +55,21 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
 
 
 class FlatModel:
-    """A model on a device whose parameters and float buffers are views of ``flat`` (D,) float32.
+    """A model on a device whose parameters and float buffers are views of ``flat`` (D,).
+
+    float32, or what ``dtype`` says.
 
     Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
     parameters that require gradients, with their slots, ``norms`` the BatchNorm modules. The model
     starts in training mode.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
         self.layout = layout_of(model)
         self.model = model.to(device)
-        self.flat = torch.empty(self.layout.size, dtype=torch.float32, device=device)
+        self.flat = torch.empty(self.layout.size, dtype=dtype, device=device)
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         with torch.no_grad():
             for slot in self.layout.slots:

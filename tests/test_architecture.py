@@ -16,7 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("version", "errors", "contracts", "names", "rng", "laws"),
     ("vectors", "columns", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "optimisers", "metrics", "decomposition", "clock"),
+    ("local", "server", "optimisers", "similarity", "metrics", "decomposition", "clock"),
     ("plugin",),
     ("algorithms",),
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),

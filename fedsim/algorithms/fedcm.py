@@ -49,7 +49,7 @@ def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     """Delta (P,), the mean gradient that the cohort's clients went against."""
     ways = np.array([u.extras["way"][0] for u in cohort.updates])
     params = slice(0, cohort.layout.num_params)
-    out = np.empty(cohort.layout.size, np.float32)
+    out = np.empty(cohort.layout.size, cohort.columns.dtype)
     cohort.combine(-1 / (len(ways) * np.where(ways > 0, ways, np.inf)), params, out)
     return Exchanged(downlink={"direction": out[params]})
 

@@ -67,7 +67,7 @@ def control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
     for update in cohort.updates:
         c += update.extras["c"] / ctx.num_clients
-    return Exchanged({"c": c}, {"c": c.astype(np.float32)})
+    return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
 
 
 def build(

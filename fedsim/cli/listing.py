@@ -52,13 +52,16 @@ def _origin(info: DatasetInfo) -> str:
     """Where the files come from, in a word; ``source`` says it at length."""
     if info.needs_folder:
         return "--data-dir"
-    return "embedded" if info.source == "embedded" else "download"
+    return info.source if info.source in ("embedded", "generated") else "download"
 
 
 def _models() -> Rows:
-    from fedsim.models import NAMES
+    from fedsim.models.catalogue import CATALOGUE
 
-    return _described(NAMES)
+    return [
+        {"name": name, "inputs": ", ".join(e.inputs), "description": e.description}
+        for name, e in CATALOGUE.items()
+    ]
 
 
 def _partitions() -> Rows:

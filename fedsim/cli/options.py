@@ -153,6 +153,13 @@ FLAGS = (
         "",
         "Write the cosines between the updates of each round, and their spectrum.",
     ),
+    Flag(
+        "Evaluation",
+        ("--target-accuracy",),
+        "evaluation.target_accuracy",
+        "A",
+        "Of the test part, up to 1; summary.csv says when it was first reached.",
+    ),
     Flag("Engine", ("--engine",), "engine.kind", "ray|serial", "Ray, or one process.", "ray"),
     Flag(
         "Engine",

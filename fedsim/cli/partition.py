@@ -51,6 +51,7 @@ def partition(
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
     from fedsim import shares
+    from fedsim.data import users
     from fedsim.tables import show
 
     settings = configuration(preset, config, values)
@@ -65,6 +66,8 @@ def partition(
         f"{dataset.num_classes} classes on {split.num_clients} clients"
     )
     click.echo(title)
+    if gone := users.left_out(dataset):
+        click.echo(f"left out: {gone} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
     if out:
         write(dataset, split, Path(out), draw)
@@ -95,16 +98,21 @@ def check_new(folder: Path) -> None:
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """A row per client: samples of each class and in all, then the sums."""
+    """A row per client: samples of each class (of text, none) and in all, then the sums."""
     import numpy as np
 
-    counts = [np.bincount(dataset.y[own], minlength=dataset.num_classes) for own in split.train]
+    if dataset.vocabulary:
+        counts = [np.array([len(own)]) for own in split.train]
+    else:
+        counts = [np.bincount(dataset.y[own], minlength=dataset.num_classes) for own in split.train]
     names = split.names or ("",) * split.num_clients
     rows = [
         _row(str(client), name, own)
         for client, (name, own) in enumerate(zip(names, counts, strict=True))
     ]
     rows.append(_row("all", "", np.sum(counts, axis=0)))
+    if dataset.vocabulary:
+        rows = [{key: cell for key, cell in row.items() if key != "class 0"} for row in rows]
     if not split.names:
         rows = [{key: cell for key, cell in row.items() if key != "name"} for row in rows]
     return rows

@@ -46,8 +46,10 @@ def foreign(flag: str, error: ImportError) -> ConfigError:
 def save(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
     """Draws bubbles by class and client and images of up to ten clients into ``file``.
 
+    Of features and text only the bubbles.
+
     Args:
-        dataset: with the images as clients see them.
+        dataset: with the samples as clients see them.
         split: who owns what.
         title: of the whole.
         note: of the images.
@@ -60,7 +62,8 @@ def save(dataset: Dataset, split: Partition, title: str, note: str, file: Path) 
     from fedsim.data.images import resize
 
     rows = []
-    for client in samples.spread(split.num_clients, samples.CLIENTS).tolist():
+    shown_clients = samples.CLIENTS if dataset.inputs == "images" else 0
+    for client in samples.spread(split.num_clients, shown_clients).tolist():
         own = split.train[client]
         shown = own[samples.in_proportion(dataset.y[own])]
         images = resize(dataset.x[shown], min(_PIXELS, dataset.x.shape[-1]))
@@ -68,4 +71,5 @@ def save(dataset: Dataset, split: Partition, title: str, note: str, file: Path) 
         labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
         rows.append(samples.Row(f"{name}\n{len(own):,} samples", images, labels))
     frame = pd.DataFrame(partitions.table(dataset, split))
-    style.save(samples.figure(frame, title, dataset.class_names, rows, note), file)
+    classes = ("text",) if dataset.vocabulary else dataset.class_names  # the table's label is -1
+    style.save(samples.figure(frame, title, classes, rows, note), file)

@@ -1,7 +1,8 @@
-"""Data sets: decoded uint8 images, labels, parts, and how they are partitioned and transformed."""
+"""Data sets: decoded samples, labels, parts, and how they are partitioned and transformed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,11 +13,15 @@ from fedsim.data.digits import digits
 from fedsim.data.folder import folder as image_folder
 from fedsim.data.idx import fashion_mnist, mnist
 from fedsim.data.info import DatasetInfo, catalogue
+from fedsim.data.leaf import celeba, femnist
+from fedsim.data.leaf_synthetic import synthetic
+from fedsim.data.leaf_text import reddit, sent140, shakespeare
 from fedsim.data.medical import covid_fl, retina
 from fedsim.data.medmnist_info import MEDMNIST, REFUSED
 from fedsim.data.npz import medmnist, with_sites
 from fedsim.data.raw import Reader, Request
 from fedsim.data.shortcut import shortcut
+from fedsim.data.tiny_imagenet import tiny_imagenet
 from fedsim.data.transforms import check_augment
 from fedsim.errors import ConfigError, DataError, nearest
 from fedsim.names import call, resolve, signature
@@ -33,6 +38,13 @@ _READERS: Mapping[str, Reader] = {
     "fashion_mnist": fashion_mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "tiny_imagenet": tiny_imagenet,
+    "femnist": femnist,
+    "celeba": celeba,
+    "shakespeare": shakespeare,
+    "sent140": sent140,
+    "reddit": reddit,
+    "synthetic": synthetic,
     "npz": with_sites,
     "folder": image_folder,
     **dict.fromkeys(MEDMNIST, medmnist),
@@ -53,6 +65,9 @@ def load(
     num_clients: int = 50,
     samples_per_client: int = 60,
     correlation: float = 0.9,
+    synthetic_alpha: float = 0.0,
+    synthetic_beta: float = 0.0,
+    synthetic_iid: bool = False,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
 
@@ -72,9 +87,13 @@ def load(
         seed: ``data.seed``, which draws these parts.
         split: the folder of client lists, for data sets that have such folders (retina:
             ``split_1``, ``split_2``, ...).
-        num_clients: sites of generated data (shortcut), of which each becomes a client.
+        num_clients: sites or users of generated data (shortcut, synthetic), of which each becomes
+            a client.
         samples_per_client: training images of such a site.
         correlation: of the site's mark with the class there, in 0..1.
+        synthetic_alpha: alpha of synthetic, see :mod:`fedsim.data.leaf_synthetic`, >= 0.
+        synthetic_beta: beta of it, >= 0.
+        synthetic_iid: they do not differ.
 
     Raises:
         ConfigError: an unknown name or option.
@@ -82,6 +101,9 @@ def load(
     """
     _check_options(image_size, augment, val_fraction, test_fraction)
     _check_generated(num_clients, samples_per_client, correlation)
+    for key, value in (("alpha", synthetic_alpha), ("beta", synthetic_beta)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise ConfigError(f"data.synthetic_{key} {value} must be a finite number >= 0")
     options = {
         "image_size": image_size,
         "augment": augment,
@@ -113,6 +135,9 @@ def load(
         samples_per_client,
         correlation,
         val_fraction,
+        synthetic_alpha,
+        synthetic_beta,
+        synthetic_iid,
     )
     raw = _READERS[name](request)
     return assemble(

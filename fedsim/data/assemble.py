@@ -1,15 +1,18 @@
-"""From decoded images to a checked :class:`fedsim.contracts.Dataset`."""
+"""From decoded samples to a checked :class:`fedsim.contracts.Dataset`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from fedsim.contracts import I64, Dataset, Pipeline
+from fedsim.contracts import I64, Array, Dataset, Pipeline
+from fedsim.data import users
 from fedsim.data.images import resize
 from fedsim.data.raw import TEST, TRAIN, VAL, Parts, Raw
 from fedsim.data.splits import held_out
 from fedsim.data.transforms import check_augment
-from fedsim.errors import DataError
+from fedsim.errors import ConfigError, DataError
 
 
 def assemble(
@@ -26,6 +29,9 @@ def assemble(
 
     Arguments as in :func:`fedsim.data.load`.
     """
+    images = raw.x.ndim == 4
+    if not images:
+        _check_for_images(raw, name, image_size, augment)
     parts = _parts(raw, name, val_fraction, test_fraction, seed)
     x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
     train = np.flatnonzero(parts == TRAIN)
@@ -45,27 +51,47 @@ def assemble(
             mean=raw.mean,
             std=raw.std,
             augment=raw.augment if augment is None else augment,
-        ),
+        )
+        if images
+        else None,
         site=raw.site,
         site_names=raw.site_names,
         clients=clients,
         groups=raw.groups,
+        vocabulary=raw.vocabulary,
+        never_right=raw.never_right,
+        sites_are_users=raw.sites_are_users,
     )
     check(dataset, str(raw.source))
     return dataset
 
 
+def _check_for_images(raw: Raw, name: str, image_size: int | None, augment: str | None) -> None:
+    kind = "texts" if raw.vocabulary else "features"
+    if image_size is not None:
+        raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
+    if augment not in (None, "none"):
+        raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
+
+
 def _parts(raw: Raw, name: str, val_fraction: float, test_fraction: float, seed: int) -> Parts:
-    """TRAIN, VAL or TEST for every image: as the files say, and drawn where they do not."""
+    """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not."""
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
     for part, fraction in ((TEST, test_fraction), (VAL, val_fraction)):
         if fraction > 0 and not (parts == part).any():
             train = np.flatnonzero(parts == TRAIN)
-            patient = None if raw.patient is None else raw.patient[train]
-            stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
             stream = "split.test" if part == TEST else "split.val"
-            parts[train[held_out(stratum[train], patient, fraction, seed, stream, name)]] = part
+            parts[train[_drawn(raw, train, fraction, seed, stream, name)]] = part
     return parts
+
+
+def _drawn(raw: Raw, train: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
+    """Positions in ``train`` of a random part: within users, else by class, site and patient."""
+    if raw.sites_are_users and raw.site is not None:
+        return users.held_out(raw.y[train], raw.site[train], fraction, seed, stream, name)
+    patient = None if raw.patient is None else raw.patient[train]
+    stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
+    return held_out(stratum[train], patient, fraction, seed, stream, name)
 
 
 def check(dataset: Dataset, source: str) -> None:
@@ -75,51 +101,65 @@ def check(dataset: Dataset, source: str) -> None:
         ConfigError: an unknown augmentation.
         DataError: a wrong dtype, shape, label or index; says which.
     """
-    d, n = dataset, len(dataset.y)
-    check_augment(d.pipeline.augment)
-    parts = (d.train, d.val, d.test)
-    rules = (
-        (
-            d.x.dtype == np.uint8 and d.x.ndim == 4 and d.x.shape[2] == d.x.shape[3],
-            f"x is {d.x.dtype} {d.x.shape}, needed is uint8 (N, channels, H, H)",
-        ),
-        (
-            d.y.dtype == np.int64 and d.y.shape == d.x.shape[:1],
-            f"y is {d.y.dtype} {d.y.shape}, needed is int64 ({len(d.x)},)",
-        ),
-        (d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"),
-        (
-            n == 0 or (d.y.min() >= 0 and d.y.max() < d.num_classes),
-            f"labels outside the classes 0..{d.num_classes - 1}",
-        ),
-        (len(d.train) > 0, "the training part is empty"),
-        (len(d.test) > 0, "the test part is empty"),
-        (
-            all(p.dtype == np.int64 and p.ndim == 1 for p in parts),
-            "train, val and test have to be int64 index arrays",
-        ),
-        (_disjoint(parts, n), f"train, val and test have to be disjoint indices in 0..{n - 1}"),
-        (
-            len(d.pipeline.mean) == len(d.pipeline.std) == d.x.shape[1],
-            f"mean and std need {d.x.shape[1]} values",
-        ),
-        (min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"),
-        (d.site is None or d.site.shape == d.y.shape, "site needs one value per image"),
-        (
-            all(np.isin(group, d.test).all() for group in d.groups.values()),
-            "groups name images outside the test part",
-        ),
-        (
-            all(map(len, d.groups.values())),
-            f"groups without images: {[name for name, g in d.groups.items() if not len(g)]}",
-        ),
-    )
-    for kept, message in rules:
+    for kept, message in (*_of_samples(dataset), *_of_parts(dataset)):
         if not kept:
-            raise DataError(f"{source}: data set {d.name}: {message}")
+            raise DataError(f"{source}: data set {dataset.name}: {message}")
+
+
+Rules = Iterator[tuple[bool, str]]
+"""Whether a rule is kept, and what to say if not; a rule may count on those before it."""
+
+
+def _of_samples(d: Dataset) -> Rules:
+    """The rules for x, y and how they are read."""
+    x, y = d.x, d.y
+    if d.pipeline is not None:
+        check_augment(d.pipeline.augment)
+        shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
+        normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]
+        yield normal, f"mean and std need {x.shape[1]} values"
+        yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
+        yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
+    elif d.vocabulary:
+        shaped = x.dtype == np.int32 and x.ndim == 2
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        yield _within(x, 0, d.vocabulary), f"tokens outside the vocabulary 0..{d.vocabulary - 1}"
+    else:
+        shaped = x.dtype == np.float32 and x.ndim == 2
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        yield bool(np.isfinite(x).all()), "features that are not finite"
+    per_token = d.vocabulary > 0 and y.shape == x.shape
+    shapes = f"({len(x)},){f' or {x.shape}' if d.vocabulary else ''}"
+    shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
+    yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
+    yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
+    last = d.num_classes - 1
+    yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
+    yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
+    yield _within(np.array(d.never_right), 0, last + 1), f"never_right outside 0..{last}"
+
+
+def _of_parts(d: Dataset) -> Rules:
+    """The rules for parts, sites and groups."""
+    n, parts = len(d.y), (d.train, d.val, d.test)
+    yield len(d.train) > 0, "the training part is empty"
+    yield len(d.test) > 0, "the test part is empty"
+    indices = all(p.dtype == np.int64 and p.ndim == 1 for p in parts)
+    yield indices, "train, val and test have to be int64 index arrays"
+    yield _disjoint(parts, n), f"train, val and test have to be disjoint indices in 0..{n - 1}"
+    yield d.site is None or d.site.shape == (n,), "site needs one value per sample"
+    yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
+    inside = all(np.isin(group, d.test).all() for group in d.groups.values())
+    yield inside, "groups name samples outside the test part"
+    empty = [name for name, group in d.groups.items() if not len(group)]
+    yield not empty, f"groups without samples: {empty}"
+
+
+def _within(values: Array, low: int, end: int) -> bool:
+    return values.size == 0 or bool(values.min() >= low and values.max() < end)
 
 
 def _disjoint(parts: tuple[I64, ...], n: int) -> bool:
     everything = np.concatenate(parts)
-    inside = len(everything) == 0 or (everything.min() >= 0 and everything.max() < n)
-    return bool(inside and len(np.unique(everything)) == len(everything))
+    return _within(everything, 0, n) and len(np.unique(everything)) == len(everything)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import tarfile
+import zipfile
 import zlib
+from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
@@ -57,6 +59,33 @@ def unpacked(archive: Path, folder: str) -> Path:
     Raises:
         DataError: the archive is damaged, or the cache folder cannot be written.
     """
+    return _installed(archive, folder, _flat)
+
+
+def unzipped(archive: Path, folder: str) -> Path:
+    """The files and folders of ``archive`` (zip) in a folder of the cache.
+
+    Raises:
+        DataError: the archive is damaged, or the cache folder cannot be written.
+    """
+    return _installed(archive, folder, _whole)
+
+
+def _flat(archive: Path, files: Path) -> None:
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            stream = tar.extractfile(member)
+            if stream is not None:
+                (files / Path(member.name).name).write_bytes(stream.read())
+
+
+def _whole(archive: Path, files: Path) -> None:
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(files)  # names that lead elsewhere lose what would
+
+
+def _installed(archive: Path, folder: str, unpack: Callable[[Path, Path], None]) -> Path:
+    """The folder of the cache, unpacked beside it first: never half of an archive."""
     target = cache_dir() / folder
     if target.exists():
         return target
@@ -64,13 +93,9 @@ def unpacked(archive: Path, folder: str) -> Path:
         files = temporary / "files"
         try:
             files.mkdir()
-            with tarfile.open(archive, "r:gz") as tar:
-                for member in tar:
-                    stream = tar.extractfile(member)
-                    if stream is not None:
-                        (files / Path(member.name).name).write_bytes(stream.read())
+            unpack(archive, files)
             os.replace(files, target)
-        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
             if not target.is_dir():  # else another process was faster
                 raise DataError(
                     f"{archive}: cannot be unpacked ({reason(error)}); delete it"

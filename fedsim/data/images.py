@@ -49,6 +49,35 @@ def decode(path: Path, size: int) -> Array:
     Raises:
         DataError: the file is truncated or no image, or has more than eight bits a channel.
     """
+    from torchvision.transforms.v2.functional import center_crop
+
+    return _rounded(center_crop(_resized(_rgb(path), [size]), [size]))
+
+
+def squashed(path: Path, size: int) -> Array:
+    """An image file as RGB (3, size, size) uint8, all of it, whatever its shape.
+
+    Raises:
+        DataError: as :func:`decode`.
+    """
+    return _rounded(_resized(_rgb(path), [size, size]))
+
+
+def sides(path: Path) -> tuple[int, int]:
+    """Width and height of an image file.
+
+    Raises:
+        DataError: the file is truncated or no image.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.size
+    except _BROKEN as error:
+        raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
+
+
+def _rgb(path: Path) -> torch.Tensor:
+    """(3, H, W) float32 in 0..255."""
     try:
         with Image.open(path) as image:
             if image.mode not in EIGHT_BIT:
@@ -58,10 +87,7 @@ def decode(path: Path, size: int) -> Array:
             pixels = np.array(image.convert("RGB"), dtype=np.float32)
     except _BROKEN as error:
         raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
-    x = torch.from_numpy(pixels).permute(2, 0, 1)
-    from torchvision.transforms.v2.functional import center_crop
-
-    return _rounded(center_crop(_resized(x, [size]), [size]))
+    return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def load_array(path: Path, size: int) -> Array:

@@ -15,13 +15,15 @@ class DatasetInfo:
         name: the value of ``data.name``.
         title: what it is, in a line.
         num_classes: 0 where the files say it.
-        image_size: default height and width in pixels that the model sees, 0: as stored.
-        channels: 0 where the files say it.
+        image_size: default height and width in pixels that the model sees, 0: as stored, or no
+            images.
+        channels: 0 where the files say it, or no images.
         default_model: the model that ``fedsim run`` takes for it.
-        default_partition: ``files``, ``by_site`` or ``dirichlet``.
+        default_partition: ``files``, ``by_site``, ``natural`` or ``dirichlet``.
         source: how to get it.
         needs_folder: whether ``data.dir`` has to be given.
-        generated: whether its images are drawn for ``data.num_clients`` sites.
+        generated: whether its samples are drawn for ``data.num_clients`` sites or users where
+            no ``data.dir`` is given.
     """
 
     name: str
@@ -40,6 +42,22 @@ _FEDLD = (
     "as SSL-FL and FedLD lay it out: train/, test/, labels.csv, train.csv, test.csv, *_clients/"
 )
 _NPZ = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
+
+
+def _leaf(name: str, title: str, classes: int, size: int = 0, channels: int = 0) -> DatasetInfo:
+    return DatasetInfo(
+        name,
+        title,
+        classes,
+        size,
+        channels,
+        default_model=f"leaf_{name}",
+        default_partition="natural",
+        source="a folder with LEAF's json files in train/ and test/",
+        needs_folder=True,
+    )
+
+
 _OWN = (
     DatasetInfo("digits", "scikit-learn's 1,797 hand-written digits", 10, 8, 1, source="embedded"),
     DatasetInfo(
@@ -86,6 +104,30 @@ _OWN = (
     DatasetInfo("fashion_mnist", "Zalando's pieces of clothing", 10, 28, 1),
     DatasetInfo("cifar10", "small photographs, 10 classes", 10, 32, 3),
     DatasetInfo("cifar100", "small photographs, 100 classes", 100, 32, 3),
+    DatasetInfo(
+        "tiny_imagenet",
+        "small photographs, 200 classes of ImageNet",
+        200,
+        64,
+        3,
+        default_model="mobilenetv2_cifar",
+    ),
+    _leaf("femnist", "LEAF: hand-written digits and letters, by writer", 62, 28, 1),
+    _leaf("celeba", "LEAF: celebrities, smiling or not", 2, 84, 3),
+    _leaf("shakespeare", "LEAF: the next character of what a role says", 80),
+    _leaf("sent140", "LEAF: tweets, positive or negative, by account", 2),
+    _leaf("reddit", "LEAF: the next word of comments, by account", 0),
+    DatasetInfo(
+        "synthetic",
+        "features of users with models of their own: synthetic(alpha, beta) of FedProx",
+        10,
+        0,
+        0,
+        default_model="leaf_synthetic",
+        default_partition="natural",
+        source="generated; or LEAF's json in data.dir",
+        generated=True,
+    ),
     DatasetInfo(
         "npz",
         "your own arrays, with sites and patients where known",

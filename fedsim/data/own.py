@@ -13,16 +13,19 @@ from fedsim.contracts import I64, Dataset, Partition
 from fedsim.errors import ConfigError, DataError
 
 
-def of_sites(part: I64, site: I64, sites: I64) -> tuple[I64, ...]:
-    """The images of each of the sites in a part; nothing unless every site has some there.
+def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
+    """The samples of each of the sites in a part; nothing unless every site has some there.
 
     Args:
-        part: indices of images.
-        site: (N,) of every image.
-        sites: the sites, a client each.
+        part: indices of samples.
+        site: (N,) of every sample.
+        sites: the sites, a client each, ascending.
+        some: it is enough if one of the sites has samples there.
     """
-    own = tuple(part[site[part] == s] for s in sites)
-    return own if all(map(len, own)) else ()
+    order = part[np.argsort(site[part], kind="stable")]
+    starts, stops = (np.searchsorted(site[order], sites, side) for side in ("left", "right"))
+    own = tuple(order[i:j] for i, j in zip(starts, stops, strict=True))
+    return own if (any if some else all)(map(len, own)) else ()
 
 
 def hold_out(
@@ -104,15 +107,20 @@ def _without(
     partition: Partition, dataset: Dataset, part: str, counts: Sequence[int], seed: int
 ) -> Partition:
     """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``."""
-    train, held = [], []
+    train, held, label = [], [], strata(dataset.y)
     for client, (own, count) in enumerate(zip(partition.train, counts, strict=True)):
         ordered = np.sort(own)
         draw = rng.generator(seed, f"own.{part}", client)
-        out = np.isin(own, ordered[stratified(dataset.y[ordered], count, draw)])
+        out = np.isin(own, ordered[stratified(label[ordered], count, draw)])
         train.append(own[~out])
         held.append(own[out])
     parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
     return replace(partition, **parts)
+
+
+def strata(y: I64) -> I64:
+    """(N,) what random parts have in equal shares: the labels, nothing where tokens have them."""
+    return y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
 
 
 def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:

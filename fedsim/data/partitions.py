@@ -10,8 +10,7 @@ import numpy as np
 
 from fedsim.contracts import Dataset, Partition
 from fedsim.data.draws import EQUAL, UNEQUAL, Draw, until_filled
-from fedsim.data.files import read_table, whole_number
-from fedsim.data.own import of_sites
+from fedsim.data.given import fixed
 from fedsim.errors import ConfigError, DataError, nearest
 
 NAMES: Mapping[str, str] = {
@@ -22,10 +21,14 @@ NAMES: Mapping[str, str] = {
     "quantity": "unequal shares by Dirichlet(alpha), classes not looked at",
     "shards": "a few shards of the label-sorted data per client",
     "by_site": "a client per site (hospital, device), with its own part of the test images",
+    "natural": "a client per user (writer, speaker, account), with its own part of the test "
+    "samples; users with fewer than data.min_samples training samples are left out",
     "files": "the client lists of the data set, or a CSV file with client,index",
 }
 BY_ALPHA = ("dirichlet", "dirichlet_plain", "dirichlet_per_client", "quantity")
 """The kinds that look at alpha."""
+BY_LABEL = ("dirichlet", "dirichlet_plain", "dirichlet_per_client", "shards")
+"""The kinds that look at a sample's label."""
 
 
 def make(
@@ -46,7 +49,7 @@ def make(
     Args:
         dataset: whose ``train`` is dealt out.
         kind: a key of :data:`NAMES`.
-        num_clients: K; None where lists or sites fix it.
+        num_clients: K; None where lists, sites or users fix it.
         alpha: concentration of the kinds in :data:`BY_ALPHA`, > 0; small means unequal clients.
         min_samples: samples that every client must have, >= 1. ``dirichlet``, ``dirichlet_plain``
             and ``quantity`` are drawn again until all have them, at most 1000 times.
@@ -65,8 +68,14 @@ def make(
     _check_name("prior", prior, ("uniform", "frequencies"))
     _check_name("order", order, ("round_robin", "sequential"))
     _check_numbers(num_clients, alpha, min_samples)
-    partition = _fixed(dataset, kind, file)
+    partition = fixed(dataset, kind, file)
     if partition is None:
+        if kind in BY_LABEL and dataset.per_token:
+            drawn = [name for name in (*EQUAL, *UNEQUAL) if name not in BY_LABEL]
+            raise ConfigError(
+                f"data.partition {kind!r} deals samples out by their label; {dataset.name} has a "
+                f"label for every token: take natural, {' or '.join(drawn)}"
+            )
         if num_clients is None:
             raise ConfigError(f"data.num_clients is missing; partition {kind!r} does not fix it")
         _check_enough(dataset, num_clients, min_samples)
@@ -88,37 +97,42 @@ def make(
 
 
 def default_kind(dataset: Dataset) -> str:
-    """``files`` where the data set brings client lists, ``by_site`` with sites, else dirichlet."""
+    """``files`` with client lists, ``natural`` with users, ``by_site`` with sites, or dirichlet."""
     if dataset.clients is not None:
         return "files"
+    if dataset.sites_are_users:
+        return "natural"
     return "by_site" if dataset.site is not None else "dirichlet"
 
 
 def fixed_num_clients(dataset: Dataset, kind: str, file: Path | None = None) -> int | None:
-    """K where lists or sites fix it, None where it can be chosen.
+    """K where lists, sites or users fix it, None where it can be chosen.
 
     Raises:
-        ConfigError: the data set has no lists or no sites.
+        ConfigError: the data set has no lists, sites or users.
         DataError: a damaged file.
     """
-    fixed = _fixed(dataset, kind, file)
-    return None if fixed is None else fixed.num_clients
+    partition = fixed(dataset, kind, file)
+    return None if partition is None else partition.num_clients
 
 
 def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
     """The rows of partition.csv: one per client and label with any samples.
 
     Keys client_id, label, train_samples, test_samples (the client's own; 0 where the test set is
-    common), and name where the clients have names.
+    common), and name where the clients have names. Text has the label -1.
     """
+    labels, first = (
+        (np.zeros(len(dataset.y), np.int64), -1) if dataset.vocabulary else (dataset.y, 0)
+    )
     rows: list[dict[str, int | str]] = []
     tests = partition.test or (dataset.test[:0],) * partition.num_clients
     for client, parts in enumerate(zip(partition.train, tests, strict=True)):
-        train, test = (np.bincount(dataset.y[p], minlength=dataset.num_classes) for p in parts)
+        train, test = (np.bincount(labels[p], minlength=dataset.num_classes) for p in parts)
         for label in np.flatnonzero(train + test).tolist():
             row: dict[str, int | str] = {
                 "client_id": client,
-                "label": label,
+                "label": label + first,
                 "train_samples": int(train[label]),
                 "test_samples": int(test[label]),
             }
@@ -183,62 +197,3 @@ def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
                 f"{dataset.name}: client {client}{name} of the partition has {len(indices)} "
                 f"training samples, data.min_samples is {min_samples}"
             )
-
-
-def _fixed(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
-    if kind == "by_site":
-        return _by_site(dataset)
-    if kind == "files":
-        return _listed(dataset) if file is None else _read(dataset, file)
-    return None
-
-
-def _by_site(dataset: Dataset) -> Partition:
-    if dataset.site is None:
-        hint = "; its client lists are partition 'files'" if dataset.clients is not None else ""
-        raise ConfigError(f"data.partition 'by_site': {dataset.name} has no sites{hint}")
-    present = np.unique(dataset.site[dataset.train])
-    return Partition(
-        of_sites(dataset.train, dataset.site, present),
-        tuple(dataset.site_names[s] for s in present),
-        of_sites(dataset.val, dataset.site, present),
-        of_sites(dataset.test, dataset.site, present),
-    )
-
-
-def _listed(dataset: Dataset) -> Partition:
-    if dataset.clients is None:
-        raise ConfigError(
-            f"data.partition 'files': {dataset.name} brings no client lists; give "
-            "data.partition_file, a CSV file with the columns client,index"
-        )
-    names = tuple(sorted(dataset.clients))
-    return Partition(tuple(dataset.clients[name] for name in names), names)
-
-
-def _read(dataset: Dataset, file: Path) -> Partition:
-    """Reads client,index[,name]; clients in the order of their numbers, else of their names."""
-    owner: dict[int, str] = {}
-    members: dict[str, list[int]] = {}
-    names: dict[str, str] = {}
-    for row in read_table(file, required=("client", "index")):
-        index = whole_number(row.values["index"], f"{row.where}: index")
-        client = row.values["client"]
-        if not 0 <= index < len(dataset.train):
-            raise DataError(
-                f"{row.where}: index {index} is outside the training part of {dataset.name}, "
-                f"0..{len(dataset.train) - 1}"
-            )
-        if index in owner:
-            raise DataError(
-                f"{row.where}: index {index} is given twice, to client {owner[index]} and to "
-                f"client {client}"
-            )
-        owner[index] = client
-        members.setdefault(client, []).append(index)
-        names[client] = row.values.get("name") or client
-    numbered = all(client.isdecimal() for client in members)
-    clients = sorted(members, key=int) if numbered else sorted(members)
-    labels = tuple(names[client] for client in clients)
-    plain = labels == tuple(map(str, range(len(labels))))
-    return Partition(tuple(dataset.train[members[c]] for c in clients), () if plain else labels)

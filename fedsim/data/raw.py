@@ -14,7 +14,7 @@ from fedsim.errors import ConfigError
 
 TRAIN, VAL, TEST = 0, 1, 2
 Parts = NDArray[np.int8]
-"""(N,): TRAIN, VAL or TEST for every image."""
+"""(N,): TRAIN, VAL or TEST for every sample."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,9 @@ class Request:
         samples_per_site: training images of each such site.
         correlation: of mark and class at such sites, in 0..1.
         val_fraction: validation images, as a share of the training images.
+        alpha: how much the models of drawn users differ (synthetic).
+        beta: how much their features differ.
+        iid: they do not differ.
     """
 
     name: str
@@ -44,6 +47,9 @@ class Request:
     samples_per_site: int = 60
     correlation: float = 0.9
     val_fraction: float = 0.0
+    alpha: float = 0.0
+    beta: float = 0.0
+    iid: bool = False
 
     @property
     def own_folder(self) -> Path:
@@ -59,16 +65,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Raw:
-    """Decoded images of a data set.
+    """Decoded samples of a data set.
 
     Args:
         source: the file or folder that was read, for messages.
-        x: (N, channels, H, W) uint8, H = W.
-        y: (N,) int64 class indices.
+        x: images (N, channels, H, W) uint8, H = W; features (N, d) float32; tokens (N, T) int32.
+        y: (N,) int64 class indices, or (N, T) of tokens, -1 where one does not count.
         class_names: one per class.
-        mean: per channel, of values in 0..1.
-        std: per channel, of values in 0..1.
-        parts: (N,) part of each image where the files say so, or None.
+        mean: of images, per channel, of values in 0..1.
+        std: of images, per channel, of values in 0..1.
+        parts: (N,) part of each sample where the files say so, or None.
         size: the model's image size where ``x`` is stored at another one and fitted on the
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
@@ -77,14 +83,18 @@ class Raw:
         site_names: names of the sites.
         clients: training indices per client, by client name, or None.
         groups: indices of test images by the name of a group.
+        vocabulary: the number of different tokens, 0 for images and features.
+        never_right: classes that count as wrong wherever they are predicted.
+        sites_are_users: the sites are people, of whom each has training samples of its own where
+            a part is drawn.
     """
 
     source: Path | str
     x: Array
     y: I64
     class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
     parts: Parts | None = None
     size: int | None = None
     augment: str = "none"
@@ -93,6 +103,9 @@ class Raw:
     site_names: tuple[str, ...] = ()
     clients: Mapping[str, I64] | None = None
     groups: Mapping[str, I64] = field(default_factory=dict)
+    vocabulary: int = 0
+    never_right: tuple[int, ...] = ()
+    sites_are_users: bool = False
 
 
 Reader = Callable[[Request], Raw]

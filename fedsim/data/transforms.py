@@ -1,4 +1,4 @@
-"""Stored uint8 images to a model's input, batched on the device.
+"""Stored samples to a model's input, batched on the device.
 
 Random numbers come from torch's global generators, which the caller seeds in a scope
 (:func:`fedsim.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedsim.contracts import Pipeline
+from fedsim.data.autoaugment import CIFAR10, IMAGENET, Policy, autoaugment
 from fedsim.errors import ConfigError, nearest
 
 _PAD = 4
@@ -58,6 +59,43 @@ class Transforms:
         """(x / 255 - mean) / std as one product and one sum in place."""
         x = x.to(torch.float32, memory_format=self._format)
         return x.mul_(self._scale).add_(self._shift)
+
+
+class Plain:
+    """Features and tokens: the model sees them as they are, in training and test alike.
+
+    Args:
+        device: where the result lies.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def train(self, x: Tensor) -> Tensor:
+        """Features (B, d) to float32, or token ids (B, T) to int64, on the device."""
+        return x.to(self._device, torch.float32 if x.is_floating_point() else torch.int64)
+
+    test = train
+
+
+def transforms(
+    pipeline: Pipeline | None,
+    device: torch.device,
+    memory_format: torch.memory_format = torch.preserve_format,
+) -> Transforms | Plain:
+    """What makes stored samples a model's input.
+
+    Args:
+        pipeline: of images; None for features and tokens.
+        device: as in :class:`Transforms`.
+        memory_format: of images, as there.
+
+    Raises:
+        ConfigError: the pipeline names an unknown augmentation.
+    """
+    if pipeline is None:
+        return Plain(device)
+    return Transforms(pipeline, device, memory_format)
 
 
 def check_augment(name: str) -> None:
@@ -120,10 +158,17 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
     return augment
 
 
+def _autoaugmented(policy: Policy) -> Callable[[Tensor, int], Tensor]:
+    """A random crop and a flip, then AutoAugment, per sample: the pipeline of FedDecorr's code."""
+    return lambda x, size: autoaugment(_crop_flip(x, size), policy)
+
+
 AUGMENTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": _fitted,
     "flip": _flip,
     "crop_flip": _crop_flip,
+    "autoaugment_cifar10": _autoaugmented(CIFAR10),
+    "autoaugment_imagenet": _autoaugmented(IMAGENET),
     "retina": _cropped((0.6, 1.0)),
     "covid_fl": _cropped((0.8, 1.2)),
 }

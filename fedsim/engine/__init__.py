@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fedsim.contracts import Array, ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
 
 if TYPE_CHECKING:
     from fedsim.columns import Columns
+    from fedsim.engine.outputs import Outputs
     from fedsim.engine.shards import Held
     from fedsim.metrics import SampleScores
 
@@ -108,10 +109,10 @@ class Executor(Protocol):
         """The scores of each model on the common part ``"val"`` or ``"test"``."""
 
     def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """Loss and hit of every sample of each job's part, in the part's order."""
+        """The scores of every sample of each job's part, in the part's order."""
 
-    def logits(self, jobs: Sequence[Job]) -> list[Array]:
-        """(n, C) float32 outputs for every sample of each job's part, in the part's order."""
+    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
+        """What each job's model puts out for every sample of its part, in the part's order."""
 
     def close(self) -> None:
         """Ends whatever the executor started."""

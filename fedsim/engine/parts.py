@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -51,11 +51,19 @@ def counts(partition: Partition, part: Owned) -> list[int]:
     return [min(size, part.most or size) for size in sizes]
 
 
+def having(partition: Partition, name: Literal["train", "val", "test"]) -> tuple[int, ...]:
+    """The clients that own any samples of a part."""
+    return tuple(c for c, own in enumerate(getattr(partition, name)) if len(own))
+
+
 def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
     """The samples of a whole part as those of each owner, in its order."""
-    stops = np.cumsum(counts(partition, part))
-    pieces = (np.split(values, stops[:-1]) for values in (samples.loss, samples.correct))
-    return [SampleScores(loss, correct) for loss, correct in zip(*pieces, strict=True)]
+    return samples.split(counts(partition, part))
+
+
+def labels_in(dataset: Dataset, index: I64) -> int:
+    """How many labels of some samples count: one each, or those of tokens."""
+    return int((dataset.y[index] >= 0).sum())
 
 
 def groups(spec: WorkerSpec, part: Part) -> Mapping[str, I64]:
@@ -64,6 +72,6 @@ def groups(spec: WorkerSpec, part: Part) -> Mapping[str, I64]:
 
 
 def groups_among(dataset: Dataset, index: I64) -> dict[str, I64]:
-    """Positions among some images of those in the data set's groups, without empty groups."""
+    """Positions among some samples of those in the data set's groups, without empty groups."""
     found = {name: np.flatnonzero(np.isin(index, group)) for name, group in dataset.groups.items()}
     return {name: positions for name, positions in found.items() if len(positions)}

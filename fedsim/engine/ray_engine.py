@@ -18,12 +18,13 @@ import numpy as np
 import ray
 
 from fedsim.columns import Columns
-from fedsim.contracts import Array, RoundContext, Scores, Vector, Vectors
+from fedsim.contracts import RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Incident, Job, Model, Result
 from fedsim.engine.calls import Call, EvaluationCall, Piece, TrainCall, alone, cut, groups
 from fedsim.engine.cluster import machines, plan_for
 from fedsim.engine.dispatch import Dispatcher
 from fedsim.engine.faults import put
+from fedsim.engine.outputs import Outputs, concatenated
 from fedsim.engine.placement import Node, Plan
 from fedsim.engine.pool import ActorPool
 from fedsim.engine.session import Options, Session
@@ -174,17 +175,17 @@ class RayExecutor:
             return self._answers([[Piece("scores", m, part, (0, batches))] for m in models])
         cuts = [batches * i // actors for i in range(actors + 1)]
         ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
-        outputs = self._answers([[Piece("logits", m, part, r)] for m in models for r in ranges])
+        outputs = self._answers([[Piece("outputs", m, part, r)] for m in models for r in ranges])
         whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
-        return [score_part(np.concatenate(parts), self._spec, part) for parts in whole]
+        return [score_part(concatenated(parts), self._spec, part) for parts in whole]
 
     def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
         """See :class:`~fedsim.engine.Executor`."""
         return [joined(parts) for parts in self._dealt("samples", jobs)]
 
-    def logits(self, jobs: Sequence[Job]) -> list[Array]:
+    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
         """See :class:`~fedsim.engine.Executor`."""
-        return [np.concatenate(parts) for parts in self._dealt("logits", jobs)]
+        return [concatenated(parts) for parts in self._dealt("outputs", jobs)]
 
     def _dealt(self, ask: str, jobs: Sequence[Job]) -> list[list[Any]]:
         """Per job the answers for its batches in order: one call per actor, and a model only to

@@ -11,6 +11,7 @@ import torch
 from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
 from fedsim.engine import Incident, Job, Model, Result
 from fedsim.engine.flags import torch_flags
+from fedsim.engine.outputs import Outputs
 from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches
 from fedsim.errors import ConfigError, WorkerError
 from fedsim.metrics import SampleScores
@@ -75,11 +76,11 @@ class SerialExecutor:
             self._worker.samples(*model, part, 0, num_batches(spec, part)) for model, part in jobs
         ]
 
-    def logits(self, jobs: Sequence[Job]) -> list[Array]:
+    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
         """See :class:`~fedsim.engine.Executor`."""
         spec = self._worker.spec
         return [
-            self._worker.logits(*model, part, 0, num_batches(spec, part)) for model, part in jobs
+            self._worker.outputs(*model, part, 0, num_batches(spec, part)) for model, part in jobs
         ]
 
     def columns(

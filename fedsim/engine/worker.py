@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from statistics import mean
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim import models
+from fedsim.clock import Clock
 from fedsim.contracts import (
     Array,
     Dataset,
@@ -29,13 +31,14 @@ from fedsim.contracts import (
     Vector,
     Vectors,
 )
-from fedsim.data.transforms import Transforms
+from fedsim.data.transforms import transforms
 from fedsim.engine import gpu
 from fedsim.engine.flags import configure, precision
+from fedsim.engine.outputs import Outputs, samples_of, scores_of, token_scores
 from fedsim.engine.parts import count, groups, indices, name
 from fedsim.errors import DataError, FedsimError, WorkerError
 from fedsim.local import LocalEnv, LocalRule, Trained, train_local
-from fedsim.metrics import SampleScores, per_sample, score
+from fedsim.metrics import SampleScores, joined
 from fedsim.plugin import Algorithm
 from fedsim.rng import seed_for, seed_torch, torch_scope
 from fedsim.vectors import FlatModel, as_tensor, not_finite, select, subtract
@@ -80,6 +83,7 @@ class WorkerSpec:
         batch_size: images per forward pass of an evaluation.
         fast: on a GPU bfloat16 forward passes, TF32, autotuned kernels and images with channels
             last; bits may differ between runs and from those of an exact run.
+        clock: says after how many steps a client stops.
     """
 
     dataset: Dataset
@@ -92,6 +96,7 @@ class WorkerSpec:
     batch_size: int
     fast: bool
     local_images: LocalImages | None = None
+    clock: Clock = field(default_factory=Clock)
 
     def to_send(self) -> WorkerSpec:
         """What has to travel: without the images where nodes read them."""
@@ -138,12 +143,13 @@ class Worker:
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.precision, layout = precision(spec.fast, device)
-        self.transforms = Transforms(spec.dataset.pipeline, device, layout)
+        self.transforms = transforms(spec.dataset.pipeline, device, layout)
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
         self.images = as_tensor(images)
         self.labels = as_tensor(spec.dataset.y)
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
+        self.mean_size = mean(map(len, spec.partition.train))
         self.progress: tuple[int | None, float] | None = None
 
     def train(
@@ -205,6 +211,8 @@ class Worker:
             downlink=downlink,
             state=state,
             precision=self.precision,
+            relative_size=len(index) / self.mean_size,
+            max_steps=self._max_steps(ctx, client, len(index)),
         )
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
         trained = train_local(self._rule(ctx), env)
@@ -225,41 +233,53 @@ class Worker:
             _diverged(trained, kept, delta, self.flat.layout),
         )
 
+    def _max_steps(self, ctx: RoundContext, client: int, n: int) -> int | None:
+        """After how many steps a client with n samples stops; a probe is done as a whole."""
+        return None if ctx.probe else self.spec.clock.visit(ctx.round, client, n).max_steps
+
     def _rule(self, ctx: RoundContext) -> LocalRule:
         """What clients do in this pass."""
         algorithm = self.spec.algorithm
         return algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
 
-    def logits(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Array:
-        """(n, C) float32 logits for the batches start..stop of a part."""
+    def outputs(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Outputs:
+        """What the model puts out for the batches start..stop of a part."""
         with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
-            return self._logits(params, state, part, start, stop)
+            return self._outputs(params, state, part, start, stop)
 
-    def _logits(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Array:
+    def _outputs(
+        self, params: Vector, state: Vectors, part: Part, start: int, stop: int
+    ) -> Outputs:
         self._load(as_tensor(params).to(self.device), state)
         self.flat.mode(train=False)
         size = self.spec.batch_size
-        index = torch.from_numpy(self.indices(part)[start * size : stop * size])
+        index = torch.from_numpy(self.indices(part)[start * size : stop * size]).split(size)
         with self.precision():
-            outputs = [
+            logits = (
                 self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
-                for batch in index.split(size)
-            ]
-        return torch.cat(outputs).float().cpu().numpy()
+                for batch in index
+            )
+            if self.spec.dataset.per_token:
+                labels = (self.labels[batch].to(self.device) for batch in index)
+                wrong = self.spec.dataset.never_right
+                pairs = zip(logits, labels, strict=True)
+                return joined([token_scores(z, y, wrong) for z, y in pairs])
+            return torch.cat(list(logits)).float().cpu().numpy()
 
     def scores(self, params: Vector, state: Vectors, part: Part) -> Scores:
         """The scores of one model on a whole part."""
-        logits = self.logits(params, state, part, 0, num_batches(self.spec, part))
-        return score_part(logits, self.spec, part)
+        outputs = self.outputs(params, state, part, 0, num_batches(self.spec, part))
+        return score_part(outputs, self.spec, part)
 
     def samples(
         self, params: Vector, state: Vectors, part: Part, start: int, stop: int
     ) -> SampleScores:
-        """Loss and hit of each sample in the batches start..stop of a part."""
-        logits = self.logits(params, state, part, start, stop)
+        """The scores of each sample in the batches start..stop of a part."""
+        outputs = self.outputs(params, state, part, start, stop)
         size = self.spec.batch_size
-        index = self.indices(part)[start * size : stop * size]
-        return per_sample(logits, self.spec.dataset.y[index])
+        return samples_of(
+            outputs, self.spec.dataset, self.indices(part)[start * size : stop * size]
+        )
 
     @contextmanager
     def _named(self, what: str, client: int | None = None) -> Iterator[None]:
@@ -298,9 +318,9 @@ def num_batches(spec: WorkerSpec, part: Part) -> int:
     return -(-count(spec, part) // spec.batch_size)
 
 
-def score_part(logits: Array, spec: WorkerSpec, part: Part) -> Scores:
-    """The scores of the logits (N, C) of a whole part."""
-    return score(logits, spec.dataset.y[indices(spec, part)], groups(spec, part))
+def score_part(outputs: Outputs, spec: WorkerSpec, part: Part) -> Scores:
+    """The scores of what a model puts out for a whole part."""
+    return scores_of(outputs, spec.dataset, indices(spec, part), groups(spec, part))
 
 
 def _diverged(trained: Trained, kept: Vectors, delta: Array, layout: Layout) -> str | None:

@@ -199,10 +199,10 @@ def test_returned_arrays_are_not_views_of_the_model():
 def test_logits_are_those_of_eval_mode_in_fixed_batches():
     w = worker("fedavg")
     start = w.flat.vector()
-    whole = w.logits(start, {}, "test", 0, 2)
+    whole = w.outputs(start, {}, "test", 0, 2)
     train(w, params=start)
-    assert w.logits(start, {}, "test", 0, 2).tobytes() == whole.tobytes()
-    parts = [w.logits(start, {}, "test", i, i + 1) for i in range(2)]
+    assert w.outputs(start, {}, "test", 0, 2).tobytes() == whole.tobytes()
+    parts = [w.outputs(start, {}, "test", i, i + 1) for i in range(2)]
     assert [len(p) for p in parts] == [32, 28]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     data = w.spec.dataset
@@ -219,7 +219,7 @@ def test_scores_are_those_of_the_loaded_model():
     start = w.flat.vector()
     (report,), _ = train(w, (0,), params=start)
     for state in ({}, report.state):
-        logits = w.logits(start, state, "test", 0, 2)
+        logits = w.outputs(start, state, "test", 0, 2)
         expected = score(logits, w.spec.dataset.y)
         assert w.scores(start, state, "test") == expected
     assert w.scores(start, {}, "test") != w.scores(start, report.state, "test")

@@ -219,7 +219,7 @@ def test_samples_go_back_to_their_owners():
     for most in (None, 2, 9):
         part = Owned("train", (3, 1, 5), most)
         index = indices(setup.spec, part)
-        samples = SampleScores(index.astype(np.float64), index % 2 == 0)
+        samples = SampleScores(index.astype(np.float64), index % 2 == 0, np.ones_like(index))
         for client, own in zip(part.owners, by_owner(samples, setup.partition, part), strict=True):
             expected = drawn(setup.partition, 0, part, client)
             np.testing.assert_array_equal(own.loss, expected)

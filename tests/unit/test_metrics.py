@@ -224,7 +224,8 @@ def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> Non
 
 def test_the_mean_loss_is_rounded_once() -> None:
     losses = np.array([1e16, 1.0, 1.0, 0.0])
-    assert mean_loss(SampleScores(losses, np.ones(4, np.bool_))) == (1e16 + 2) / 4
+    samples = SampleScores(losses, np.ones(4, np.bool_), np.ones(4, np.int64))
+    assert mean_loss(samples) == (1e16 + 2) / 4
     assert losses.sum() != 1e16 + 2
 
 

@@ -38,6 +38,7 @@ PUBLISHED = {
     "loss_matrix": "round,model,owner,loss",
     "cosines": "round,client_a,client_b,cosine",
     "spectrum": "round,axis,share",
+    "server": "round,name,value",
     "timings": "round,phase,seconds,bytes",
     "errors": "round,client_id,attempt,node,error",
 }
@@ -51,6 +52,7 @@ def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
 
 def test_columns_that_came_later():
     rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
+    rounds += ",simulated_seconds,downlink_bytes,uplink_bytes"
     assert ",".join(COLUMNS["rounds"]) == f"{PUBLISHED['rounds']},{rounds}"
     spreads = "shift_spread,aggregation_spread"
     assert ",".join(COLUMNS["decomposition"]) == f"{PUBLISHED['decomposition']},{spreads}"
@@ -156,10 +158,10 @@ def test_the_bytes_of_a_table(tmp_path):
     run.append("clients", [])
     run.append("clients", [{"round": 2, "train_loss": np.float32(0.5), "status": "dropped"}])
     assert (tmp_path / "clients.csv").read_bytes() == (
-        b"round,client_id,status,num_samples,num_steps,train_loss,update_norm\n"
-        b"1,0,ok,3,2,,\n"
-        b"1,,,,,,0.30000000000000004\n"
-        b"2,,dropped,,,0.5,\n"
+        b"round,client_id,status,num_samples,num_steps,train_loss,update_norm,simulated_seconds\n"
+        b"1,0,ok,3,2,,,\n"
+        b"1,,,,,,0.30000000000000004,\n"
+        b"2,,dropped,,,0.5,,\n"
     )
 
 

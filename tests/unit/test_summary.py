@@ -11,7 +11,11 @@ from fedsim.config import RunConfig
 from fedsim.store import RunStore
 from fedsim.summary import last10, summarise
 
-SECTIONS = {"data", "model", "train", "evaluation"}
+SECTIONS = {"data", "model", "train", "evaluation", "clock"}
+LAST = [
+    *("client_test_accuracy", "simulated_seconds", "downlink_bytes", "uplink_bytes"),
+    *("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target"),
+]
 COLUMNS = [
     *("run_id", "algorithm", "dataset", "model", "num_clients", "sample_rate", "alpha", "seed"),
     *("rounds", "final_test_accuracy", "best_test_accuracy", "best_round", "best_by"),
@@ -19,16 +23,25 @@ COLUMNS = [
 ]
 
 
-def summary(tmp_path, test, val=None, alpha=0.5, **config):
-    """The summary of a run whose rounds have these accuracies; None where not evaluated."""
+def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
+    """The summary of a run whose rounds have these accuracies; None where not evaluated.
+
+    Round t took t seconds; ``costs`` are further columns of all rounds.
+    """
     val = [None] * len(test) if val is None else val
     store = RunStore.create(tmp_path / "run-7")
     store.append(
         "rounds",
         [
-            {"round": t, "test_accuracy": a, "val_accuracy": v}
+            {"round": t, "test_accuracy": a, "val_accuracy": v} | (costs or {})
             for t, (a, v) in enumerate(zip(test, val, strict=True), start=1)
         ],
+    )
+    phases = [("train", 1000.0), ("total", 1.0)]
+    rounds = range(1, len(test) + 1)
+    store.append(
+        "timings",
+        [{"round": t, "phase": p, "seconds": s * t} for t in rounds for p, s in phases],
     )
     setup = SimpleNamespace(
         config=RunConfig(**config),
@@ -91,7 +104,7 @@ def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):
         tmp_path, [0.1], algorithm="fedprox", server="fedgh", margin="marg_log", margin_weight=0.2,
         fedprox={"mu": 0.3},
     )  # fmt: skip
-    extra = dict(list(row.items())[15:])
+    extra = dict(list(row.items())[15 : -len(LAST)])
     assert {key: v for key, v in extra.items() if key.partition(".")[0] not in SECTIONS} == {
         **{"server": "fedgh", "margin": "marg_log", "margin_weight": 0.2},
         **{"fedprox.mu": 0.3, "fedprox.prox_form": "squared"},
@@ -115,3 +128,40 @@ def test_settings_that_a_result_depends_on_are_columns(tmp_path):
 def test_a_partition_without_alpha_has_none(tmp_path):
     _, store = summary(tmp_path, [0.1], alpha=None)
     assert store.read("summary")["alpha"].isna().all()
+
+
+def test_costs_and_the_target_are_the_last_columns_and_empty_without_either(tmp_path):
+    row, store = summary(tmp_path, [0.1, 0.9])
+    assert list(row)[-len(LAST) :] == LAST
+    assert store.read("summary")[LAST].isna().all(axis=None)
+    assert not any(key.startswith("clock.") for key in row)
+
+
+def test_totals_of_bytes_and_simulated_seconds_and_the_last_mean_over_clients(tmp_path):
+    costs = {"downlink_bytes": 300, "uplink_bytes": 200, "simulated_seconds": 1.5}
+    _, store = summary(tmp_path, [0.1, 0.2], costs=costs | {"client_test_accuracy": 0.4})
+    (row,) = store.read("summary")[LAST[:4]].to_dict("records")
+    assert list(row.values()) == [0.4, 3.0, 600, 400]
+
+
+def test_when_the_target_was_first_reached(tmp_path):
+    # rounds 2 and 4 are evaluated; a target that is met counts; rounds 1 to 4 took 1 + 2 + 3 + 4 s
+    wanted = {"evaluation": {"target_accuracy": 0.6}}
+    costs = {"simulated_seconds": 1.5}
+    row, _ = summary(tmp_path / "a", [None, 0.5, None, 0.6, 0.9], costs=costs, **wanted)
+    assert [row[key] for key in LAST[4:]] == [0.6, 4, 10.0, 6.0]
+    assert "evaluation.target_accuracy" not in row
+
+
+def test_a_target_that_was_not_reached_and_one_without_a_clock(tmp_path):
+    row, _ = summary(tmp_path / "a", [0.5, 0.59], evaluation={"target_accuracy": 0.6})
+    assert [row[key] for key in LAST[4:]] == [0.6, None, None, None]
+    _, store = summary(tmp_path / "b", [0.7, 0.5], evaluation={"target_accuracy": 0.6})
+    (found,) = store.read("summary")[LAST[4:]].to_dict("records")
+    assert [found[key] for key in LAST[4:7]] == [0.6, 1, 1.0]
+    assert pd.isna(found["simulated_seconds_to_target"])
+
+
+def test_a_clock_is_a_setting(tmp_path):
+    row, _ = summary(tmp_path, [0.1], clock={"availability": "uniform(0.5, 1)"})
+    assert (row["clock.availability"], row["clock.late"]) == ("uniform(0.5, 1)", "drop")

@@ -59,11 +59,15 @@ def test_augment_is_taken():
 
 def test_catalogue_names_readers_and_defaults():
     infos = {info.name: info for info in data.catalogue()}
-    assert len(infos) == len(data.catalogue()) == 22
+    assert len(infos) == len(data.catalogue()) == 29
     assert next(iter(infos)) == "digits"
     assert (infos["retina"].image_size, infos["retina"].default_partition) == (384, "files")
     assert infos["bloodmnist"].num_classes == 8
     assert infos["covid_cxr"].default_partition == "by_site"
+    assert (infos["reddit"].default_model, infos["reddit"].default_partition) == (
+        "leaf_reddit",
+        "natural",
+    )
     for info in infos.values():
         assert info.title
         assert info.source
@@ -154,6 +158,41 @@ GOOD = Dataset(
 )
 
 
+FEATURES = replace(GOOD, x=np.zeros((4, 7), np.float32), pipeline=None)
+TOKENS = replace(FEATURES, x=np.arange(20, dtype=np.int32).reshape(4, 5), vocabulary=20)
+EACH = np.array([[-1, 1, 0, 1, -1]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (FEATURES, None),
+        (replace(FEATURES, x=FEATURES.x[:, :0]), None),
+        (replace(FEATURES, x=FEATURES.x.astype(np.float64)), "x is float64"),
+        (replace(FEATURES, x=FEATURES.x[None]), "x is float32 .*without a pipeline"),
+        (replace(FEATURES, x=FEATURES.x + np.float32(np.inf)), "not finite"),
+        (TOKENS, None),
+        (replace(TOKENS, y=EACH), None),
+        (replace(TOKENS, x=TOKENS.x.astype(np.int64)), "x is int64 .* as tokens"),
+        (replace(TOKENS, vocabulary=19), r"tokens outside the vocabulary 0\.\.18"),
+        (replace(TOKENS, x=TOKENS.x - 1), "tokens outside the vocabulary"),
+        (replace(TOKENS, y=EACH[:, :3]), r"needed is int64 \(4,\) or \(4, 5\)"),
+        (replace(TOKENS, y=EACH - 1), "labels outside the classes"),
+        (replace(TOKENS, y=EACH * 0 - 1), "a sample without any label"),
+        (replace(TOKENS, y=np.array([0, 1, -1, 0])), "labels outside the classes"),
+        (replace(FEATURES, y=EACH), r"needed is int64 \(4,\)$"),
+    ],
+)
+def test_features_and_tokens_are_checked(made, message):
+    from fedsim.data.assemble import check
+
+    if message is None:
+        check(made, "here")
+        return
+    with pytest.raises(DataError, match=f"^here: data set good: .*{message}"):
+        check(made, "here")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -172,6 +211,10 @@ GOOD = Dataset(
         ({"pipeline": Pipeline(3, (0.5,) * 3, (0.5,) * 3)}, "mean and std need 1"),
         ({"pipeline": Pipeline(3, (0.5,), (0.0,))}, "std and size"),
         ({"site": np.zeros(3, np.int64)}, "site"),
+        ({"sites_are_users": True}, "users need a site"),
+        ({"vocabulary": 9}, "images with a vocabulary of 9"),
+        ({"never_right": (2,)}, r"never_right outside 0\.\.1"),
+        ({"pipeline": None}, r"x is uint8 .*float32 \(N, d\) without a pipeline"),
     ],
 )
 def test_every_data_set_is_checked(change, message):
@@ -186,4 +229,4 @@ def test_every_data_set_is_checked(change, message):
 
 
 def test_augment_names_are_stable():
-    assert list(AUGMENTS) == ["none", "flip", "crop_flip", "retina", "covid_fl"]
+    assert {"none", "flip", "crop_flip", "retina", "covid_fl"} <= set(AUGMENTS)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedsim.contracts import Dataset, Partition, Pipeline
-from fedsim.data import draws, partitions
+from fedsim.data import draws, given, partitions
 from fedsim.errors import ConfigError, DataError
 
 
@@ -173,8 +173,8 @@ def test_files_takes_the_lists_by_sorted_name():
 def test_lists_and_sites_need_no_number_and_are_read_once(tmp_path: Path, monkeypatch):
     file, read = tmp_path / "split.csv", []
     file.write_text("client,index\n0,0\n0,1\n1,2\n1,3\n")
-    table = partitions.read_table
-    monkeypatch.setattr(partitions, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
+    table = given.read_table
+    monkeypatch.setattr(given, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
     assert partitions.make(TOY, "files", file=file).num_clients == 2
     assert len(read) == 1
     site = np.array([0, 2, 2, 0, 2, 0, 1])
@@ -291,7 +291,13 @@ def test_table_has_a_row_per_client_and_label():
 def test_every_name_is_described_and_made(tmp_path: Path):
     site = np.arange(121) % 3
     lists = {"a": np.arange(60), "b": np.arange(60, 120)}
-    data = dataset([0, 1, 2] * 40 + [0], site=site, site_names=("x", "y", "z"), clients=lists)
+    data = dataset(
+        [0, 1, 2] * 40 + [0],
+        site=site,
+        site_names=("x", "y", "z"),
+        clients=lists,
+        sites_are_users=True,
+    )
     for kind, text in partitions.NAMES.items():
         k = partitions.fixed_num_clients(data, kind) or 4
         made = partitions.make(data, kind, num_clients=k, alpha=10.0)

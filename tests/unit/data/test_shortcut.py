@@ -136,8 +136,8 @@ def test_impossible_options_are_refused(options, message):
 def test_groups_outside_the_test_part_are_refused():
     made = load()
     wrong = replace(made, groups={"aligned": made.train[:1]})
-    with pytest.raises(DataError, match="groups name images outside the test part"):
+    with pytest.raises(DataError, match="groups name samples outside the test part"):
         check(wrong, "toy")
     empty = replace(made, groups={"aligned": made.test[:1], "nobody": made.test[:0]})
-    with pytest.raises(DataError, match=r"groups without images: \['nobody'\]$"):
+    with pytest.raises(DataError, match=r"groups without samples: \['nobody'\]$"):
         check(empty, "toy")

@@ -53,7 +53,7 @@ def test_same_seed_same_batch_of_the_right_shape(augment, channels, size):
     assert outs[0].max() <= 1
 
 
-@pytest.mark.parametrize("augment", ["flip", "crop_flip", "retina", "covid_fl"])
+@pytest.mark.parametrize("augment", [name for name in AUGMENTS if name != "none"])
 def test_every_sample_has_its_own_parameters(augment):
     x = pictures(1).expand(32, -1, -1, -1)
     with torch_scope(0):

@@ -1,0 +1,42 @@
+"""FedAvgM: momentum on the server (Hsu, Qi, Brown 2019, arXiv:1909.06335).
+
+    v <- beta v + Delta,   w <- w + eta v          (nesterov: w <- w + eta (Delta + beta v))
+
+Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics follow their mean alone.
+
+:client: plain SGD
+:server: mean, then momentum
+:state: server: v (P)
+:sends: nothing more
+:public code: three inequivalent forms: heavy ball (Flower's strategy), Nesterov (FL-bench, Flower's
+    baseline; nesterov=true), v <- beta v + (1 - beta) Delta (FedDecorr; damping=true)
+"""
+
+from __future__ import annotations
+
+from fedsim.gram import Weights
+from fedsim.optimisers import HeavyBall, check_decays, check_positive
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Server
+
+
+def build(
+    beta: float = 0.9,
+    eta: float = 1.0,
+    nesterov: bool = False,
+    damping: bool = False,
+    weights: Weights = "samples",
+) -> Algorithm:
+    """FedAvgM.
+
+    Args:
+        beta: server momentum, in [0, 1).
+        eta: server learning rate, > 0.
+        nesterov: look ahead by one step of the momentum.
+        damping: the mean enters with weight 1 - beta, which is a factor of every step.
+        weights: client weights by samples (the paper), or uniform.
+    """
+    check_positive("fedavgm", eta=eta)
+    check_decays("fedavgm", beta=beta)
+    rate = eta * (1 - beta) if damping else eta
+    return Algorithm(server=Server(Average(weights), then=HeavyBall(beta, rate, nesterov)))

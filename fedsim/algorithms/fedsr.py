@@ -1,0 +1,111 @@
+"""FedSR: simple representations on the clients (Nguyen, Torr, Lim, NeurIPS 2022).
+
+    z = mu(x) + sigma(x) eps,   eps ~ N(0, I)
+    CE(head(z), y) + a_l2r mean_b ||z_b||^p
+        + a_cmi mean_b sum_k KL( N(s mu, (s sigma)^2) || N(r_mu[y], r_sigma[y]^2) )_bk
+
+A linear layer behind the features gives mu and, through softplus, sigma. The reference, r_mu and
+r_sigma of each class, and the scale s > 0 are trained with the model. No prediction depends on
+them; it is the mean softmax over 20 draws of z. ``deterministic`` is the variant FedL2R: z are the
+features of the unchanged model and a_cmi has no effect.
+
+:client: z is drawn; CE + its length + its divergence from a Gaussian of the class
+:server: uniform mean
+:state: client the reference (2 C z_dim + 1), none with ``share_reference``
+:sends: nothing more
+:public code: the official code has the length unsquared (``l2r_power=1``, the default) where the
+    paper squares it; keeps the reference on the client (``share_reference=false``, the default) and
+    the optimiser's state over rounds; lets the scale become negative, where the loss is NaN
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedsim.contracts import Slot
+from fedsim.errors import ConfigError
+from fedsim.gram import Weights
+from fedsim.local import LocalEnv, LocalRule
+from fedsim.losses import gaussian_divergence, length
+from fedsim.models import probabilistic
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Server
+
+
+@dataclass(frozen=True)
+class Short(LocalRule):
+    """Adds the length of the features (FedL2R)."""
+
+    a_l2r: float
+    power: Literal[1, 2]
+    needs_features: ClassVar[bool] = True
+
+    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The features are those of the model."""
+        h, logits = env.outputs(x)
+        objective, ce = env.criterion.with_cross_entropy(logits, y)
+        return objective + self.a_l2r * length(h, self.power), ce
+
+
+@dataclass(frozen=True)
+class Simple(Short):
+    """Adds the length of the drawn representation and its divergence from the class's."""
+
+    a_cmi: float
+
+    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """One draw of torch's global generator for each sample."""
+        mu, sigma = env.model.distribution(x)  # type: ignore[operator]
+        z = mu + sigma * torch.randn_like(mu)
+        objective, ce = env.criterion.with_cross_entropy(env.model.head(z), y)  # type: ignore[operator]
+        objective = objective + self.a_l2r * length(z, self.power)
+        if self.a_cmi > 0:
+            r_mu, r_sigma, scale = env.model.reference(y)  # type: ignore[operator]
+            apart = gaussian_divergence(scale * mu, scale * sigma, r_mu, r_sigma)
+            objective = objective + self.a_cmi * apart
+        return objective, ce
+
+
+def of_reference(slot: Slot) -> bool:
+    """The slot belongs to the class Gaussians or their scale."""
+    return slot.name.startswith("reference.")
+
+
+def build(
+    a_l2r: float = 0.01,
+    a_cmi: float = 5e-4,
+    l2r_power: Literal[1, 2] = 1,
+    z_dim: int | None = None,
+    share_reference: bool = False,
+    deterministic: bool = False,
+    weights: Weights = "uniform",
+) -> Algorithm:
+    """FedSR.
+
+    Args:
+        a_l2r: weight of the length, >= 0.
+        a_cmi: weight of the divergence, >= 0.
+        l2r_power: 1 as the official code, 2 as the paper.
+        z_dim: size of the representation, >= 1; None for that of the features.
+        share_reference: the server averages the reference too.
+        deterministic: FedL2R, the features as they are and no divergence.
+        weights: of the models, uniform (the official code) or by samples.
+    """
+    if not (a_l2r >= 0 and a_cmi >= 0):
+        raise ConfigError(f"fedsr: a_l2r={a_l2r}, a_cmi={a_cmi}; both must be >= 0")
+    if z_dim is not None and z_dim < 1:
+        raise ConfigError(f"fedsr.z_dim is {z_dim}; it must be at least 1, or null")
+    server = Server(Average(weights))
+    if deterministic:
+        return Algorithm(Short(a_l2r, l2r_power), server)
+    algorithm = Algorithm(
+        Simple(a_l2r, l2r_power, a_cmi), server, adapt=partial(probabilistic, z_dim=z_dim)
+    )
+    return (
+        algorithm if share_reference else replace(algorithm, personal=of_reference, one_model=True)
+    )

@@ -1,0 +1,37 @@
+"""SimAgg: clients near the mean weigh more (Khan et al., FeTS challenge 2021).
+
+Per tensor, with distances d_i to the plain mean and v_i = n_i / sum n:
+
+    u_i = sum_j d_j / (d_i + eps),   u_i <- u_i / (sum_j u_j + eps)
+    w <- w + sum_i (u_i + v_i) g_i / sum_j (u_j + v_j)
+
+Equal distances give the mean of v and the uniform weights, distances that are all 0 (identical
+clients, a single one) FedAvg. eps makes the rule depend on the scale of the updates. Of the
+challenge entry the choice of clients and of hyperparameters per round is left out.
+
+:client: plain SGD
+:server: mean with the sum of similarity and share as weight, per tensor; statistics by samples
+:state: none
+:sends: nothing more
+:public code: the notebooks of dskhanirfan/FeTS2021 take the absolute difference of the sums of all
+    entries as distance, which can be 0 for very different tensors: distance=signed_sum
+"""
+
+from __future__ import annotations
+
+from fedsim.optimisers import check_positive
+from fedsim.plugin import Algorithm
+from fedsim.server import Blocks, Server
+from fedsim.similarity import Distance, Similar
+
+
+def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-5) -> Algorithm:
+    """SimAgg.
+
+    Args:
+        blocks: a distance and weights for each tensor, or for the whole model.
+        distance: Euclidean, or the difference of the sums of all entries (the released code).
+        eps: keeps the quotients finite, > 0.
+    """
+    check_positive("simagg", eps=eps)
+    return Algorithm(server=Server(Similar("sum", blocks, distance, eps)))

@@ -1,0 +1,34 @@
+"""SlowMo: slow momentum in units of the clients' rate (Wang et al., ICLR 2020, Algorithm 1).
+
+    u <- beta u + (w - w_bar) / gamma,   w <- w - alpha gamma u
+
+w_bar = w + sum_i p_i g_i, gamma the clients' learning rate of the round, u_0 = 0. While gamma is
+constant this is FedAvgM with eta = alpha. At gamma = 0 nobody moves and u only decays. Statistics
+follow their mean alone.
+
+:client: plain SGD
+:server: mean, then momentum of the mean step divided by the clients' learning rate
+:state: server: u (P)
+:sends: nothing more
+:public code: none known
+"""
+
+from __future__ import annotations
+
+from fedsim.gram import Weights
+from fedsim.optimisers import HeavyBall, check_decays, check_positive
+from fedsim.plugin import Algorithm
+from fedsim.server import Average, Server
+
+
+def build(alpha: float = 1.0, beta: float = 0.7, weights: Weights = "samples") -> Algorithm:
+    """SlowMo.
+
+    Args:
+        alpha: slow learning rate, > 0.
+        beta: slow momentum, in [0, 1).
+        weights: client weights by samples, or uniform (the paper, whose workers weigh the same).
+    """
+    check_positive("slowmo", alpha=alpha)
+    check_decays("slowmo", beta=beta)
+    return Algorithm(server=Server(Average(weights), then=HeavyBall(beta, alpha, unit="lr")))

@@ -1,0 +1,144 @@
+"""From section ``clock`` and a trace file to the clock of a run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+from fedsim.clock import BOUNDS, FLOAT, TIMED, TRAITS, Clock, Plan, Series
+from fedsim.config import RunConfig
+from fedsim.contracts import Layout, RoundContext
+from fedsim.data.files import Row, read_table, whole_number
+from fedsim.errors import ConfigError, DataError, nearest
+from fedsim.laws import parse_within
+from fedsim.local import LocalEnv
+from fedsim.plugin import Algorithm
+from fedsim.sections import ClockConfig
+
+
+def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
+    """The clock that section ``clock`` asks for.
+
+    Args:
+        config: of the run.
+        num_clients: K.
+        algorithm: says how often clients pass over their data, and what stays with them.
+        layout: of the model.
+
+    Raises:
+        ConfigError: a trait is given twice, or there is a deadline but nothing takes time.
+        DataError: the trace cannot be used; names file and row.
+    """
+    c = config.clock
+    shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
+    if c == ClockConfig():
+        return Clock(vector_bytes=FLOAT * sum(shared))
+    trace = {} if c.trace is None else read_trace(Path(c.trace), num_clients)
+    given = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
+    for name in given.keys() & trace.keys():
+        raise ConfigError(f"clock.{name}: {given[name]} given; clock.trace {c.trace} has it too")
+    clock = Clock(
+        config.seed,
+        {name: parse_within(value, *BOUNDS[name]) for name, value in given.items()},
+        trace,
+        parse_within(c.work, *BOUNDS["work"]),
+        math.inf if c.deadline is None else c.deadline,
+        c.late,
+        Plan(
+            _epochs(config, num_clients, algorithm),
+            config.train.batch_size,
+            not config.train.frozen_bn and any(slot.batchnorm for slot in layout.slots),
+        ),
+        FLOAT * sum(shared),
+    )
+    if c.deadline is not None and not clock.timed:
+        raise ConfigError(
+            f"clock.deadline: {c.deadline:g} given, but nothing takes time; give "
+            f"{', '.join(f'clock.{name}' for name in TIMED)} or columns of that name in clock.trace"
+        )
+    return clock
+
+
+def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
+    """The passes over its data that a client's training makes, all phases together.
+
+    Raises:
+        ConfigError: they depend on more than the settings.
+    """
+    t = config.train
+    ctx = RoundContext(0, t.rounds, num_clients, t.lr, config.seed)
+    known = SimpleNamespace(training=config.train, ctx=ctx)
+    try:
+        phases = algorithm.local.phases(cast(LocalEnv, known))
+    except AttributeError as error:
+        raise ConfigError(
+            f"clock: algorithm {config.algorithm} plans its training with more than the settings "
+            f"({error}), so that its time is not known before"
+        ) from error
+    return sum(phase.epochs for phase in phases)
+
+
+def read_trace(path: Path, num_clients: int) -> dict[str, dict[int, Series]]:
+    """The traits of all clients over the rounds, by trait and client.
+
+    Args:
+        path: CSV file with ``client_id``, traits, and ``round`` (from 1) where they change.
+        num_clients: K; ids go from 0 to K - 1.
+
+    Raises:
+        DataError: a missing file, an unknown column, a client or round that is unknown or given
+            twice, a client without a first round, a value that is not allowed; names file and row.
+    """
+    if not path.is_file():
+        raise DataError(f"clock.trace {path}: there is no such file")
+    rows = read_table(path, ("client_id",))
+    columns = list(rows[0].values)
+    unknown = [name for name in columns if name not in ("client_id", "round", *TRAITS)]
+    traits = [name for name in columns if name in TRAITS]
+    if unknown or not traits:
+        what = (
+            f"unknown column {unknown[0]!r}{nearest(unknown[0], TRAITS)}" if unknown else "no trait"
+        )
+        raise DataError(
+            f"{path}: {what}; the columns are client_id, round (may be missing), and at least one "
+            f"of {', '.join(TRAITS)}"
+        )
+    found: dict[int, dict[int, dict[str, float]]] = {}
+    for row in rows:
+        client = _whole(row, "client_id", 0, num_clients - 1)
+        round = _whole(row, "round", 1, None) - 1 if "round" in columns else 0
+        if round in found.setdefault(client, {}):
+            raise DataError(f"{row.where}: client_id {client} is given twice for one round")
+        found[client][round] = {name: _value(row, name) for name in traits}
+    for client in range(num_clients):
+        if 0 not in found.get(client, {}):
+            raise DataError(f"{path}: no row of client_id {client} for round 1")
+    return {
+        name: {
+            client: Series(tuple(sorted(own)), tuple(own[round][name] for round in sorted(own)))
+            for client, own in found.items()
+        }
+        for name in traits
+    }
+
+
+def _value(row: Row, name: str) -> float:
+    text = row.values[name]
+    low, high, allowed = BOUNDS[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high or math.isinf(value):
+        raise DataError(f"{row.where}: {name} {text!r} must be {allowed}")
+    return value
+
+
+def _whole(row: Row, name: str, low: int, high: int | None) -> int:
+    value = whole_number(row.values[name], f"{row.where}: {name}")
+    if value < low or (high is not None and value > high):
+        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+        raise DataError(f"{row.where}: {name} {value} must be {bounds}")
+    return value

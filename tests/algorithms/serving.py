@@ -1,0 +1,47 @@
+"""Servers alone: rounds of updates in float64, one after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedsim import algorithms
+from fedsim.cohort import Cohort
+from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
+
+LAYOUT = Layout((Slot("a", (2,), 0, 2), Slot("b", (1, 2), 2, 4), Slot("mean", (2,), 4, 6, "stat")))
+"""Two tensors of two parameters each and a statistic of two numbers."""
+
+
+def vector_layout(size):
+    return Layout((Slot("w", (size,), 0, size),))
+
+
+def cohort(updates, samples=None, layout=None, params=None):
+    """The updates (m, d) of clients 0..m-1; each has one sample by default."""
+    rows = [np.asarray(row) for row in updates]
+    counts = [1] * len(rows) if samples is None else samples
+    sent = zip(counts, rows, strict=True)
+    updates = [ClientUpdate(i, n, 1, row) for i, (n, row) in enumerate(sent)]
+    return Cohort.of(updates, layout or vector_layout(len(rows[0])), params=params)
+
+
+def answers(name, rounds, *, rates=None, layout=None, samples=None, **hyperparameters):
+    """What the server says to each of some rounds' updates (m, d)."""
+    server, state, said = algorithms.load(name, hyperparameters).server, {}, []
+    rates = [0.1] * len(rounds) if rates is None else rates
+    for t, (updates, lr) in enumerate(zip(rounds, rates, strict=True)):
+        ctx = RoundContext(t, len(rounds), 10, lr, seed=0)
+        said.append(server.step(state, cohort(updates, samples, layout), ctx))
+        state = said[-1].state
+    return said
+
+
+def path(name, deltas, **options):
+    """Where one number is after each round in which a single client sends a delta, from 0."""
+    said = answers(name, [np.array([[delta]]) for delta in deltas], **options)
+    return np.cumsum([answer.step[0] for answer in said])
+
+
+def single(name, updates, samples=None, **options):
+    """The answer to one round."""
+    return answers(name, [np.asarray(updates)], samples=samples, **options)[0]

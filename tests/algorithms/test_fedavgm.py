@@ -1,0 +1,73 @@
+"""FedAvgM: the mean, then momentum on the server."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import aggregation, optimisers
+
+import fedsim
+from fedsim.errors import ConfigError
+
+from .cases import PRINTED, draw, every_cohort, every_input
+from .serving import LAYOUT, answers, path, single
+
+DELTAS = np.random.default_rng(5).normal(size=12)
+
+
+def test_published_example():
+    np.testing.assert_allclose(path("fedavgm", [0.3, -0.2]), [0.3, 0.37], **PRINTED)
+
+
+def test_nesterov_by_hand():
+    # v = 0.3, step 0.3 + 0.9 * 0.3; v = 0.27 - 0.2, step -0.2 + 0.9 * 0.07.
+    np.testing.assert_allclose(
+        path("fedavgm", [0.3, -0.2], nesterov=True), [0.57, 0.433], rtol=1e-14
+    )
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("damping", [False, True])
+def test_oracle(nesterov, damping):
+    options = {"beta": 0.7, "eta": 0.4, "nesterov": nesterov}
+    got = path("fedavgm", DELTAS, damping=damping, **options)
+    expected = optimisers.momentum(DELTAS, damped=damping, **options)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+@every_input
+@every_cohort
+def test_the_first_round_and_no_momentum_are_fedavg_bit_for_bit(sampler, m):
+    g, n, _ = draw(sampler, m)
+    fedavg = fedsim.aggregate(g, n, "fedavg")
+    np.testing.assert_array_equal(fedsim.aggregate(g, n, "fedavgm"), fedavg)
+    for answer in answers("fedavgm", [g, g], samples=n.tolist(), beta=0.0):
+        np.testing.assert_array_equal(answer.step, fedavg)
+
+
+def test_constant_updates_reach_the_limit_of_the_geometric_series():
+    steps = np.diff(path("fedavgm", [0.2] * 400, beta=0.9))
+    assert steps[-1] == pytest.approx(0.2 / (1 - 0.9), rel=1e-12)
+
+
+def test_statistics_follow_their_mean_alone_and_state_is_of_parameters():
+    updates = np.random.default_rng(6).normal(size=(3, 2, 6))
+    said = answers("fedavgm", updates, layout=LAYOUT, eta=0.5)
+    for answer, g in zip(said, updates, strict=True):
+        np.testing.assert_allclose(answer.step[4:], aggregation.mean(g, [1, 1])[4:], rtol=1e-12)
+    assert {k: v.shape for k, v in said[-1].state.items()} == {"then.m": (4,)}
+
+
+def test_weights():
+    g = np.array([[1.0, -0.1], [0.2, 0.3]])
+    uniform = single("fedavgm", g, [30, 10], weights="uniform").step
+    np.testing.assert_allclose(uniform, g.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(single("fedavgm", g, [30, 10]).step, [0.8, 0.0], atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"), [("eta", 0.0, "above 0"), ("beta", 1.0, r"in \[0, 1\)")]
+)
+def test_values_that_are_refused(key, value, allowed):
+    with pytest.raises(ConfigError, match=rf"fedavgm\.{key} is {value}; it must .*{allowed}"):
+        single("fedavgm", [[1.0]], **{key: value})

@@ -1,0 +1,127 @@
+"""RobFedAvg: outliers are pruned coordinate by coordinate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import aggregation, robust, samplers
+
+import fedsim
+from fedsim.algorithms import robfedavg
+from fedsim.errors import ConfigError
+
+from .cases import assert_step, draw, every_cohort, every_input
+from .serving import LAYOUT, single
+
+every_test = pytest.mark.parametrize("test", ["iqr", "zscore"])
+
+
+def test_published_example():
+    # Quartiles 2 and 3, band [0.5, 4.5]: 50 goes, (1 + 2 + 2.5 + 3) / 4 = 2.125.
+    answer = single("robfedavg", [[1.0], [2.0], [2.5], [3.0], [50.0]])
+    assert answer.step.tolist() == [2.125]
+    assert answer.metrics == {"pruned_share": pytest.approx(0.2)}
+
+
+def test_zscore_by_hand():
+    # Mean 4, squared deviations 16, 9, 4, 1, 100 -> 26: std sqrt(26), band 4 -+ 7.65: 14 goes.
+    values = [[0.0], [1.0], [2.0], [3.0], [14.0]]
+    assert single("robfedavg", values, test="zscore").step[0] == pytest.approx(1.5, rel=1e-14)
+    wider = single("robfedavg", values, test="zscore", z=2.0)
+    assert wider.step[0] == pytest.approx(4, rel=1e-14)
+    assert wider.metrics == {"pruned_share": 0.0}
+
+
+def test_weights_are_those_of_the_kept():
+    values, n = [[1.0], [2.0], [2.5], [3.0], [50.0]], [1, 2, 3, 4, 90]
+    expected = (1 + 4 + 7.5 + 12) / 10
+    assert single("robfedavg", values, n).step[0] == pytest.approx(expected, rel=1e-14)
+    uniform = single("robfedavg", values, n, weights="uniform").step[0]
+    assert uniform == pytest.approx(2.125, rel=1e-14)
+
+
+@every_input
+@every_cohort
+@every_test
+def test_oracle(sampler, m, test):
+    g, n, _ = draw(sampler, m)
+    expected, share = robust.pruned_mean(g, n, test)
+    answer = single("robfedavg", g, n.tolist(), test=test)
+    assert_step(answer.step, expected, g)
+    assert answer.metrics["pruned_share"] == pytest.approx(share, abs=1e-12)
+    assert_step(
+        fedsim.aggregate(g.astype(np.float32), n, "robfedavg", test=test), expected, g, 1e-5
+    )
+
+
+@pytest.mark.parametrize("m", [1, 2, 3])
+def test_up_to_three_clients_it_is_fedavg(m):
+    for sampler in (samplers.gaussian, samplers.uneven, samplers.duplicated):
+        g, n, _ = draw(sampler, m)
+        answer = single("robfedavg", g, n.tolist())
+        assert_step(answer.step, aggregation.mean(g, n), g, 1e-14)
+        assert answer.metrics == {"pruned_share": 0.0}
+
+
+@every_test
+def test_one_huge_value_among_equal_ones_is_removed(test):
+    g = np.full((5, 3), 0.1)
+    g[2, 1] = 1e6
+    answer = single("robfedavg", g, test=test)
+    np.testing.assert_allclose(answer.step, [0.1, 0.1, 0.1], rtol=1e-14)
+    assert answer.metrics["pruned_share"] == pytest.approx(1 / 15)
+
+
+@every_test
+def test_values_stay_in_the_range_of_what_is_kept(test):
+    g, n, _ = draw(samplers.uneven, 10)
+    step = fedsim.aggregate(g, n, "robfedavg", test=test)
+    for values, result in zip(g.T.tolist(), step, strict=True):
+        keep = [x for x, k in zip(values, robust.kept(values, test), strict=True) if k]
+        assert min(keep) <= result <= max(keep)
+
+
+def test_where_nothing_is_kept_the_median_is_taken():
+    # +-1 and 0.5 std: no value lies within 0.5 std of the mean.
+    g = np.array([[1.0, 1.0], [-1.0, 1.0], [1.0, 5.0], [-1.0, 1.0]])
+    answer = single("robfedavg", g, [9, 1, 1, 1], test="zscore", z=0.5)
+    assert answer.step.tolist() == [0.0, 1.0]
+
+
+@every_test
+def test_any_column_is_treated_alike_wherever_it_lies(test):
+    # More coordinates than are treated at a time, the same few again and again.
+    m, width = 6, 7
+    few = np.random.default_rng(10).standard_t(2, size=(m, width))
+    times = 2 * robfedavg.ENTRIES // m // width + 1
+    step = single("robfedavg", np.tile(few, times), test=test).step
+    once = single("robfedavg", few, test=test).step
+    np.testing.assert_allclose(step, np.tile(once, times), rtol=1e-13)
+
+
+def test_clients_in_another_order():
+    g, n, _ = draw(samplers.gaussian, 10)
+    assert_step(
+        fedsim.aggregate(g[::-1], n[::-1], "robfedavg"),
+        fedsim.aggregate(g, n, "robfedavg"),
+        g,
+        1e-14,
+    )
+
+
+def test_statistics_are_averaged():
+    g = np.random.default_rng(11).normal(size=(5, 6))
+    g[0] = 1e3
+    answer = single("robfedavg", g, [1, 2, 3, 4, 5], layout=LAYOUT)
+    np.testing.assert_allclose(
+        answer.step[4:], aggregation.mean(g, [1, 2, 3, 4, 5])[4:], rtol=1e-12
+    )
+    assert np.abs(answer.step[:4]).max() < 3
+    assert answer.metrics["pruned_share"] >= 4 / 20
+
+
+def test_values_that_are_refused():
+    with pytest.raises(ConfigError, match=r"robfedavg\.z is -1.5; it must be above 0"):
+        single("robfedavg", [[1.0]], z=-1.5)
+    with pytest.raises(ConfigError, match=r"robfedavg\.test is 'median'"):
+        single("robfedavg", [[1.0]], test="median")

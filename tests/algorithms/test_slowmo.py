@@ -1,0 +1,55 @@
+"""SlowMo: the mean, then momentum in units of the clients' learning rate."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from oracles import optimisers
+
+from fedsim.errors import ConfigError
+
+from .serving import answers, path, single
+
+DELTAS = np.random.default_rng(7).normal(size=12)
+
+
+def test_by_hand_with_a_falling_rate():
+    # u = -0.3 / 0.1 = -3, x = 0.3; u = 0.5 * -3 + 0.2 / 0.05 = 2.5, x = 0.3 - 0.05 * 2.5.
+    got = path("slowmo", [0.3, -0.2], rates=[0.1, 0.05], beta=0.5)
+    np.testing.assert_allclose(got, [0.3, 0.175], rtol=1e-14)
+
+
+def test_oracle():
+    rates = np.linspace(0.3, 0.01, len(DELTAS))
+    got = path("slowmo", DELTAS, rates=rates, alpha=0.6, beta=0.8)
+    expected = optimisers.slow_momentum(DELTAS, rates, alpha=0.6, beta=0.8)
+    np.testing.assert_allclose(got, expected, rtol=1e-9)
+
+
+def test_at_a_constant_rate_it_is_fedavgm():
+    got = path("slowmo", DELTAS, rates=[0.03] * 12, alpha=0.6, beta=0.8)
+    np.testing.assert_allclose(got, path("fedavgm", DELTAS, eta=0.6, beta=0.8), rtol=1e-12)
+    other = path("slowmo", DELTAS, rates=[0.03, 0.3] * 6, alpha=0.6, beta=0.8)
+    assert not np.allclose(other, got)
+
+
+def test_rounds_at_rate_zero_move_nothing_and_let_the_momentum_decay():
+    # A warm-up begins at rate 0: the clients stay where they are.
+    got = path("slowmo", [0.0, 0.3, 0.0, 0.3], rates=[0.0, 0.1, 0.0, 0.1], beta=0.5)
+    np.testing.assert_allclose(got, [0.0, 0.3, 0.3, 0.3 + 0.3 + 0.25 * 0.3], rtol=1e-14)
+
+
+def test_weights_and_state():
+    g = np.array([[1.0, -0.1], [0.2, 0.3]])
+    for weights, expected in (("samples", [0.8, 0.0]), ("uniform", [0.6, 0.1])):
+        (answer,) = answers("slowmo", [g], samples=[30, 10], rates=[0.5], weights=weights)
+        np.testing.assert_allclose(answer.step, expected, atol=1e-15)
+        np.testing.assert_allclose(answer.state["then.m"], 2 * np.array(expected), atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"), [("alpha", -1.0, "above 0"), ("beta", 1.0, r"in \[0, 1\)")]
+)
+def test_values_that_are_refused(key, value, allowed):
+    with pytest.raises(ConfigError, match=rf"slowmo\.{key} is {value}; it must .*{allowed}"):
+        single("slowmo", [[1.0]], **{key: value})

@@ -1,0 +1,105 @@
+"""Whole rounds on quadratics in float64, written from the papers' algorithms; nothing is shared.
+
+F_i(w) = sum_k a_ik / 2 (w_k - b_ik)^2, full gradients; ``a`` and ``b`` are (N, d), ``cohorts`` a
+list of client lists, one per round. Every function gives the points after each round, (T, d).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def fednova(a, b, cohorts, steps, samples, lr, rho=0.0, mu=0.0, gmf=0.0):
+    """Wang et al. 2020: heavy-ball SGD, |a_i|_1 by its own recursion per client."""
+    w = np.zeros(a.shape[1])
+    buffer, path = np.zeros_like(w), []
+    for cohort in cohorts:
+        p = np.array([samples[i] for i in cohort], float)
+        p /= p.sum()
+        normed, taus, lengths = [], [], []
+        for i in cohort:
+            y, v = w.copy(), np.zeros_like(w)
+            counter, total = 0.0, 0.0
+            for _ in range(steps[i]):
+                v = rho * v + a[i] * (y - b[i]) + mu * (y - w)
+                y = y - lr * v
+                if mu:
+                    total = (1 - lr * mu) * total + 1
+                else:
+                    counter = rho * counter + 1
+                    total += counter
+            normed.append((y - w) / total)
+            taus.append(steps[i])
+            lengths.append(total)
+        effective = p @ np.array(taus if mu else lengths)
+        update = effective * (p @ np.array(normed))
+        buffer = gmf * buffer + update
+        w = w + buffer
+        path.append(w)
+    return np.array(path)
+
+
+def scaffold(a, b, cohorts, steps, lr, eta_g=1.0, option="II"):
+    """Karimireddy et al. 2020, Algorithm 1; also gives c and all c_i after each round."""
+    n, d = a.shape
+    x, c, own = np.zeros(d), np.zeros(d), np.zeros((n, d))
+    path, controls = [], []
+    for cohort in cohorts:
+        moves, changes = [], []
+        for i in cohort:
+            y = x.copy()
+            for _ in range(steps[i]):
+                y = y - lr * (a[i] * (y - b[i]) - own[i] + c)
+            fresh = own[i] - c + (x - y) / (steps[i] * lr)
+            if option == "I":
+                fresh = a[i] * (x - b[i])
+            moves.append(y - x)
+            changes.append(fresh - own[i])
+        for i, change in zip(cohort, changes, strict=True):
+            own[i] = own[i] + change
+        x = x + eta_g * np.mean(moves, axis=0)
+        c = c + len(cohort) / n * np.mean(changes, axis=0)
+        path.append(x)
+        controls.append((c.copy(), own.copy()))
+    return np.array(path), controls
+
+
+def fedcm(a, b, cohorts, steps, lr, alpha, eta_g=1.0):
+    """Xu et al. 2021; also gives Delta after each round."""
+    w, direction = np.zeros(a.shape[1]), np.zeros(a.shape[1])
+    path, directions = [], []
+    for cohort in cohorts:
+        ends = []
+        for i in cohort:
+            y = w.copy()
+            for _ in range(steps[i]):
+                y = y - lr * (alpha * a[i] * (y - b[i]) + (1 - alpha) * direction)
+            ends.append(y - w)
+        rates = [move / (lr * steps[i]) for i, move in zip(cohort, ends, strict=True)]
+        direction = -np.mean(rates, axis=0)
+        w = w + eta_g * np.mean(ends, axis=0)
+        path.append(w)
+        directions.append(direction)
+    return np.array(path), np.array(directions)
+
+
+def feddyn(a, b, cohorts, alpha, samples=None):
+    """Acar et al. 2021 with exact local minimisers; also gives h and all lambda_i.
+
+    With ``samples`` client i takes alpha n_mean / n_i, as the official code does.
+    """
+    n, d = a.shape
+    w, h, lam = np.zeros(d), np.zeros(d), np.zeros((n, d))
+    path, kept = [], []
+    for cohort in cohorts:
+        ends = []
+        for i in cohort:
+            own = alpha if samples is None else alpha * np.mean(samples) / samples[i]
+            theta = (a[i] * b[i] + lam[i] + own * w) / (a[i] + own)
+            lam[i] = lam[i] - own * (theta - w)
+            ends.append(theta)
+        h = h - alpha / n * np.sum([theta - w for theta in ends], axis=0)
+        w = np.mean(ends, axis=0) - h / alpha
+        path.append(w)
+        kept.append((h.copy(), lam.copy()))
+    return np.array(path), kept

@@ -1,0 +1,200 @@
+"""The virtual clock by hand: distributions, steps, seconds, deadlines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedsim.clock import Clock, Plan, Series, Visit, wire_bytes
+from fedsim.laws import Law, number, parse, parse_within, written
+from fedsim.rng import generator
+
+# distributions
+
+
+@pytest.mark.parametrize(
+    ("text", "law"),
+    [
+        (3, Law("choice", (3.0,))),
+        (" 1e2 ", Law("choice", (100.0,))),
+        ("choice(1, 10,100)", Law("choice", (1.0, 10.0, 100.0))),
+        ("uniform( 1,10 )", Law("uniform", (1.0, 10.0))),
+        ("lognormal(100, 0.5)", Law("lognormal", (100.0, 0.5))),
+    ],
+)
+def test_numbers_and_texts_are_laws(text, law):
+    assert parse(text) == law
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "fast", "normal(1, 2)", "uniform(1)", "uniform(2, 1)", "uniform(1, 2, 3)", "nan"),
+        *("choice()", "choice(1,)", "lognormal(1)", "lognormal(0, 1)", "lognormal(1, 0)", "inf"),
+        *("uniform(0, inf)", "uniform(1, 2) s", True, None),
+    ],
+)
+def test_what_is_no_law_is_refused(text):
+    with pytest.raises(ValueError, match=r"^must be "):
+        parse(text)
+
+
+def test_bounds_are_checked_for_every_number_that_can_come():
+    positive = math.ulp(0.0), math.inf, "above 0"
+    assert parse_within("lognormal(1, 3)", *positive) == parse("lognormal(1, 3)")
+    for text in ("uniform(0, 1)", "choice(1, -1)"):
+        with pytest.raises(ValueError, match=r"must be above 0, this goes from (0|-1) to 1$"):
+            parse_within(text, *positive)
+    with pytest.raises(ValueError, match=r"must be above 0$"):
+        parse_within(0, *positive)
+    with pytest.raises(ValueError, match=r"must be from 0 to 1, this goes from .* to inf$"):
+        parse_within("lognormal(0.1, 1)", 0, 1, "from 0 to 1")
+
+
+def test_a_configuration_holds_numbers_as_numbers():
+    assert written("0.5") == written(0.5) == 0.5
+    assert isinstance(written("7"), float)
+    assert written(" uniform(1,  2) ") == "uniform(1, 2)"
+
+
+def test_draws_follow_their_law():
+    rng = np.random.default_rng(0)
+
+    def draws(text):
+        return np.array([parse(text).draw(lambda: rng) for _ in range(4000)])
+
+    uniform = draws("uniform(2, 4)")
+    assert (uniform >= 2).all()
+    assert (uniform < 4).all()
+    assert uniform.mean() == pytest.approx(3, abs=0.05)
+    values, counts = np.unique(draws("choice(1, 5, 7)"), return_counts=True)
+    assert values.tolist() == [1, 5, 7]
+    assert counts == pytest.approx(4000 / 3, rel=0.1)
+    logs = np.log(draws("lognormal(100, 0.5)"))
+    assert logs.mean() == pytest.approx(math.log(100), abs=0.05)
+    assert logs.std() == pytest.approx(0.5, abs=0.03)
+
+
+# steps and seconds
+
+PLAN = Plan(epochs=2, batch_size=4)
+CLOCK = Clock(
+    laws={
+        "samples_per_second": number(5.0),
+        "download_mb_s": number(1.0),
+        "upload_mb_s": number(0.5),
+    },
+    plan=PLAN,
+    vector_bytes=2_000_000,
+)
+
+
+@pytest.mark.parametrize(("n", "lone"), [(1, 0), (3, 0), (4, 0), (5, 1), (9, 1), (10, 0)])
+def test_steps_and_samples_are_those_of_the_batches(n, lone):
+    for skips in (False, True):
+        seen = n - lone * skips
+        sizes = [len(range(i, min(i + 4, seen))) for i in range(0, seen, 4)] * 2
+        plan = replace(PLAN, skips_lone=skips)
+        assert plan.steps(n) == len(sizes)
+        for steps in range(len(sizes) + 1):
+            assert plan.samples(n, steps) == sum(sizes[:steps])
+
+
+def test_a_round_by_hand():
+    # 2 MB down at 1 MB/s, 2 epochs over 10 samples at 5 samples/s, 2 MB up at 0.5 MB/s
+    visit = CLOCK.visit(0, 0, 10)
+    assert visit == Visit(None, 4.0, 1.0, 0.5)
+    assert visit.seconds(2_000_000, 2_000_000) == 2 + 4 + 4
+    assert visit.seconds(3_000_000, 2_500_000) == 3 + 4 + 5
+
+
+def test_without_a_clock_nothing_takes_time_and_nobody_is_missing():
+    visit = Clock().visit(0, 0, 10)
+    assert (visit.max_steps, visit.absent, visit.seconds(10**9, 10**9)) == (None, None, 0.0)
+    assert not Clock().timed
+    assert not Clock(laws={"availability": number(0.5)}).timed
+    assert CLOCK.timed
+
+
+def test_later_than_the_deadline_is_left_out():
+    late = replace(CLOCK, deadline=9.99).visit(0, 0, 10)
+    assert late.late
+    assert late.absent == "late: needs 10 s for 6 of 6 steps, clock.deadline is 9.99 s"
+    assert replace(CLOCK, deadline=10.0).visit(0, 0, 10) == CLOCK.visit(0, 0, 10)
+
+
+def test_partial_work_is_the_steps_that_fit():
+    # without the 6 s on the way 3 s are left of 9, or 15 samples: batches of 4 4 2 4 4 2
+    clock = replace(CLOCK, late="partial")
+    visit = replace(clock, deadline=9.0).visit(0, 0, 10)
+    assert (visit.max_steps, visit.compute, visit.absent) == (4, 14 / 5, None)
+    assert replace(clock, deadline=10.0).visit(0, 0, 10).max_steps is None
+    assert replace(clock, deadline=6.8).visit(0, 0, 10).max_steps == 1
+    none = replace(clock, deadline=6.79).visit(0, 0, 10)
+    assert none.late
+    assert none.absent == "late: needs 6.8 s for 1 of 6 steps, clock.deadline is 6.79 s"
+
+
+@pytest.mark.parametrize(
+    ("share", "steps"), [(0.0, 1), (0.1, 1), (0.5, 3), (0.51, 4), (0.99, None), (1.0, None)]
+)
+def test_a_share_of_the_work_is_rounded_up_to_steps(share, steps):
+    assert replace(CLOCK, work=number(share)).visit(0, 0, 10).max_steps == steps
+
+
+def test_a_share_of_the_work_is_not_rounded_up_for_a_last_bit():
+    clock = replace(CLOCK, work=number(0.07), plan=Plan(epochs=1, batch_size=1))
+    assert 0.07 * 100 > 7
+    assert clock.visit(0, 0, 100).max_steps == 7
+
+
+def test_who_is_late_for_its_share_of_the_work():
+    clock = replace(CLOCK, deadline=8.5)
+    assert clock.visit(0, 0, 10).late
+    assert replace(clock, work=number(0.5)).visit(0, 0, 10).absent is None
+
+
+# draws
+
+
+def test_traits_are_drawn_once_for_a_client_and_work_in_every_round():
+    law, work = parse("lognormal(100, 1)"), parse("uniform(0.2, 1)")
+    clock = Clock(7, {"samples_per_second": law}, work=work, plan=Plan(10, 1))
+    speeds = [clock.trait("samples_per_second", t, 3) for t in range(4)]
+    rng = generator(7, "clock.samples_per_second", 3)
+    assert speeds == [100 * math.exp(rng.standard_normal())] * 4
+    assert clock.trait("samples_per_second", 0, 4) != speeds[0]
+    steps = [clock.visit(t, 3, 10).max_steps for t in range(4)]
+    drawn = [generator(7, "clock.work", t, 3).uniform(0.2, 1) for t in range(4)]
+    assert steps == [math.ceil(100 * share) for share in drawn]
+    assert len(set(steps)) > 1
+    other = replace(clock, seed=8)
+    assert other.trait("samples_per_second", 0, 3) != speeds[0]
+
+
+def test_availability_is_the_share_of_rounds_in_which_a_client_answers():
+    clock = Clock(0, {"availability": number(0.3)})
+    there = [clock.visit(t, 5, 10).absent is None for t in range(2000)]
+    assert np.mean(there) == pytest.approx(0.3, abs=0.04)
+    absent = clock.visit(there.index(False), 5, 10)
+    assert absent.absent == "not available (clock.availability 0.3)"
+    assert not absent.late
+    for chance, answers in ((0.0, False), (1.0, True)):
+        clock = Clock(0, {"availability": number(chance)})
+        assert all((clock.visit(t, 5, 10).absent is None) is answers for t in range(50))
+
+
+def test_the_newest_row_of_a_trace_counts():
+    clock = replace(CLOCK, laws={}, trace={"samples_per_second": {0: Series((0, 2), (5.0, 10.0))}})
+    assert clock.timed
+    assert [clock.visit(t, 0, 10).compute for t in range(4)] == [4.0, 4.0, 2.0, 2.0]
+
+
+def test_bytes_on_the_way():
+    arrays = [np.zeros((2, 3)), np.zeros(5, np.float32), np.zeros(7, np.float16)]
+    assert wire_bytes(arrays) == 4 * (6 + 5 + 7)
+    assert wire_bytes([np.zeros(3, np.int64), np.zeros(3, np.int8), np.zeros(3, bool)]) == 30
+    assert wire_bytes([]) == 0

@@ -1,0 +1,178 @@
+"""Section clock and its trace file: what they give, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from fedsim import algorithms
+from fedsim.clock import Plan, Series
+from fedsim.config import RunConfig, from_flags, resolve, to_yaml
+from fedsim.contracts import Layout, Slot
+from fedsim.errors import ConfigError, DataError
+from fedsim.laws import number, parse
+from fedsim.local import LocalRule, Phase
+from fedsim.plugin import Algorithm
+from fedsim.timekeeping import clock_of, read_trace
+
+LAYOUT = Layout(
+    (
+        Slot("conv", (4,), 0, 4),
+        Slot("norm", (2,), 4, 6, batchnorm=True),
+        Slot("head", (3,), 6, 9, head=True),
+        Slot("norm.mean", (2,), 9, 11, role="stat", batchnorm=True),
+    )
+)
+
+
+def clock(method="fedavg", train=None, algorithm=None, **section):
+    config = RunConfig(algorithm=method, train=train or {}, clock=section, seed=3)
+    algorithm = algorithm or algorithms.load(method, config.hyperparameters[method])
+    return clock_of(config, 3, algorithm, LAYOUT)
+
+
+def trace(tmp_path, *lines):
+    path = tmp_path / "trace.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_the_clock_of_a_section():
+    found = clock(
+        train={"local_epochs": 2, "batch_size": 8},
+        samples_per_second="lognormal(100, 0.5)", availability="0.9", work="uniform(0.5, 1)",
+        deadline=5, late="partial",
+    )  # fmt: skip
+    assert found.laws == {
+        "samples_per_second": parse("lognormal(100, 0.5)"),
+        "availability": number(0.9),
+    }
+    assert (found.seed, found.deadline, found.late) == (3, 5.0, "partial")
+    assert found.work == parse("uniform(0.5, 1)")
+    assert found.plan == Plan(2, 8, True)
+    assert found.vector_bytes == 4 * 11
+
+
+def test_what_stays_on_the_client_is_not_sent():
+    assert clock("fedbn").vector_bytes == 4 * 7
+    assert clock("fedbn", samples_per_second=1).vector_bytes == 4 * 7
+    assert clock("fedpac").vector_bytes == 4 * 8
+
+
+def test_the_epochs_of_all_phases_count_and_batch_norm_that_does_not_train_skips_nothing():
+    assert clock("fedpac", {"local_epochs": 3}, samples_per_second=1).plan.epochs == 1 + 3
+    assert not clock(train={"frozen_bn": True}, samples_per_second=1).plan.skips_lone
+
+
+def test_without_a_section_nothing_takes_time():
+    found = clock()
+    assert (found.timed, found.deadline, found.laws) == (False, math.inf, {})
+
+
+class Curious(LocalRule):
+    def phases(self, env):
+        return (Phase(len(env.x), 0.1),)
+
+
+def test_a_plan_that_depends_on_the_data_is_refused_with_a_clock_alone():
+    assert clock(algorithm=Algorithm(local=Curious())).vector_bytes == 44
+    with pytest.raises(ConfigError, match="clock: algorithm fedavg plans its training with more"):
+        clock(algorithm=Algorithm(local=Curious()), samples_per_second=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("samples_per_second", "0", "'0' given; must be above 0"),
+        ("upload_mb_s", "uniform(-1, 1)", "must be above 0, this goes from -1 to 1"),
+        ("availability", "1.5", "'1.5' given; must be from 0 to 1"),
+        ("work", "normal(1, 1)", "'normal(1, 1)' given; must be a number, choice(a, b, ...), uni"),
+        ("work", "null", "null given; must be a number"),
+        ("deadline", "0", "'0' given; must be greater than 0"),
+        ("late", "never", "'never' given; must be 'drop' or 'partial'"),
+        ("late", "partial", "'partial' given; give clock.deadline too"),
+        ("speed", "1", "unknown key 'clock.speed'"),
+    ],
+)
+def test_values_that_are_refused(key, value, message):
+    with pytest.raises(ConfigError) as error:
+        resolve(from_flags({}, [f"clock.{key}={value}"]))
+    assert str(error.value).startswith(f"--set clock.{key}: ")
+    assert message in str(error.value)
+
+
+def test_truth_values_are_no_laws():
+    with pytest.raises(ConfigError, match=r"clock\.availability"):
+        RunConfig(clock={"availability": True})
+
+
+def test_a_deadline_needs_something_that_takes_time(tmp_path):
+    with pytest.raises(ConfigError, match=r"clock\.deadline: 5 given, but nothing takes time"):
+        clock(deadline=5, availability=0.5)
+    path = trace(tmp_path, "client_id,upload_mb_s", "0,1", "1,1", "2,1")
+    assert clock(deadline=5, trace=str(path)).timed
+
+
+def test_numbers_in_text_are_the_same_configuration():
+    texts = resolve(from_flags({}, ["clock.availability=0.9", "clock.work=choice(0.5,1)"]))
+    same = RunConfig(clock={"availability": 0.9, "work": "choice(0.5,1)"})
+    assert to_yaml(texts) == to_yaml(same)
+
+
+def test_a_trace(tmp_path):
+    path = trace(
+        tmp_path,
+        "round,client_id,samples_per_second,availability",
+        *("1,2,10,1", "1,0,20,0.5", "1,1,30,0", "5,0,40,0.25", "3,0,50,1"),
+    )
+    assert read_trace(path, 3) == {
+        "samples_per_second": {
+            0: Series((0, 2, 4), (20.0, 50.0, 40.0)),
+            1: Series((0,), (30.0,)),
+            2: Series((0,), (10.0,)),
+        },
+        "availability": {
+            0: Series((0, 2, 4), (0.5, 1.0, 0.25)),
+            1: Series((0,), (0.0,)),
+            2: Series((0,), (1.0,)),
+        },
+    }
+
+
+def test_a_trace_and_a_key_for_the_same_are_refused(tmp_path):
+    path = trace(tmp_path, "client_id,upload_mb_s", "0,1", "1,1", "2,1")
+    with pytest.raises(ConfigError, match=r"clock\.upload_mb_s: 3\.0 given; clock\.trace .* too"):
+        clock(upload_mb_s=3, trace=str(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["client_id,speed", "0,1"], "unknown column 'speed'"),
+        (["client_id,round", "0,1"], "no trait; the columns are client_id"),
+        (["client,upload_mb_s", "0,1"], "needed are the columns client_id"),
+        (["client_id,upload_mb_s", "0,1", "3,1"], "row 3: client_id 3 must be 0 to 2"),
+        (["client_id,upload_mb_s", "0.5,1"], "row 2: client_id '0.5' is not a whole number"),
+        (["client_id,upload_mb_s", "0,1", "0,2"], "row 3: client_id 0 is given twice"),
+        (["client_id,upload_mb_s", "0,1", "2,2"], "trace.csv: no row of client_id 1 for round 1"),
+        (["client_id,round,upload_mb_s", "0,2,1"], "no row of client_id 0 for round 1"),
+        (["client_id,round,upload_mb_s", "0,0,1"], "row 2: round 0 must be 1 or more"),
+        (["client_id,upload_mb_s", "0,fast"], "row 2: upload_mb_s 'fast' must be above 0"),
+        (["client_id,upload_mb_s", "0,"], "row 2: upload_mb_s '' must be above 0"),
+        (["client_id,upload_mb_s", "0,0"], "row 2: upload_mb_s '0' must be above 0"),
+        (["client_id,upload_mb_s", "0,inf"], "row 2: upload_mb_s 'inf' must be above 0"),
+        (["client_id,availability", "0,2"], "row 2: availability '2' must be from 0 to 1"),
+    ],
+)
+def test_traces_that_are_refused(tmp_path, lines, message):
+    path = trace(tmp_path, *lines)
+    with pytest.raises(DataError) as error:
+        read_trace(path, 3)
+    assert str(error.value).startswith(str(path))
+    assert message in str(error.value)
+
+
+def test_a_trace_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match=r"^clock\.trace .*none\.csv: there is no such file$"):
+        clock(trace=str(tmp_path / "none.csv"))
