@@ -122,7 +122,7 @@ def compose(
         if other.own_clients:
             what = other.fixed or "works with what its own clients send"
             raise ConfigError(f"server {server!r} cannot serve {name}: it {what}")
-        both = replace(own, reduce=other.reduce, then=other.then)
+        both = replace(own, reduce=other.reduce, then=other.then, whole=other.whole)
         algorithm = replace(algorithm, server=both)
     loss = algorithm.criterion
     criterion = MarginControl(

@@ -163,6 +163,7 @@ def test_without_terms_and_without_noise_it_is_cross_entropy_of_the_mean():
     h = torch.clamp(x @ hidden.T + hidden_bias, min=0)
     logits = (h @ encoder.T + encoder_bias)[:, :4] @ head.T + head_bias
     ce = functional.cross_entropy(logits, y)
+    assert np.isfinite(deltas).all()
     assert reports[0].train_loss == pytest.approx(ce.item(), rel=1e-6)
     slope = torch.autograd.grad(ce, head)[0]
     np.testing.assert_allclose(

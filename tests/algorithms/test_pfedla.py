@@ -1,0 +1,180 @@
+"""pFedLA: every client trains from its own mixture, whose shares the server learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from methods import config
+from oracles import hypernetworks as oracle
+
+import fedsim
+from fedsim import algorithms
+from fedsim.algorithms.pfedla import Mixtures, Shape, climbed, layers_of, shares
+from fedsim.cohort import Cohort
+from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.errors import ConfigError, ContractError
+
+LAYOUT = Layout(
+    (
+        Slot("a.weight", (2, 2), 0, 4),
+        Slot("a.bias", (2,), 4, 6),
+        Slot("b.weight", (3,), 6, 9),
+        Slot("a.running_mean", (1,), 9, 10, "stat"),
+    )
+)
+CLIENTS, WIDTH = 4, 5
+SHAPE = Shape(CLIENTS, 2, WIDTH)
+COLUMNS = [[0, 1, 2, 3, 4, 5, 9], [6, 7, 8]]
+
+
+def context(round=0):
+    return RoundContext(round, 10, CLIENTS, 0.1, seed=3)
+
+
+def update(client, trained):
+    return ClientUpdate(client, 1, 1, np.zeros(10, np.float32), {"model": trained})
+
+
+def exchange(trained, state=None, start=None, **options):
+    start = np.arange(10.0, dtype=np.float32) if start is None else start
+    rule = Mixtures(options.get("lr", 0.1), WIDTH, options.get("keep_local", 0))
+    updates = [update(c, m) for c, m in trained.items()]
+    return rule(Cohort.of(updates, LAYOUT, params=start), state or {}, context())
+
+
+def trained_models(seed=0, clients=range(CLIENTS)):
+    rng = np.random.default_rng(seed)
+    return {c: rng.normal(size=10).astype(np.float32) for c in clients}
+
+
+def test_a_layer_is_a_module_with_its_statistics():
+    found = layers_of(LAYOUT)
+    assert list(found) == ["a", "b"]
+    assert found["a"] == [slice(0, 4), slice(4, 6), slice(9, 10)]
+
+
+@pytest.mark.parametrize("client", range(CLIENTS))
+def test_shares_against_the_oracle(client):
+    psi = SHAPE.start(0, client)
+    alpha, _ = shares(SHAPE, psi, client)
+    expected = oracle.shares(torch.from_numpy(psi), client, CLIENTS, 2, WIDTH)
+    np.testing.assert_allclose(alpha, expected, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(alpha.sum(axis=1), 1.0, rtol=1e-14)
+    assert (alpha >= 0).all()
+
+
+def test_a_row_without_shares_is_the_client_alone():
+    psi = SHAPE.start(0, 1)
+    _, _, outputs = SHAPE.cut(psi)
+    outputs[:CLIENTS] = -1.0  # layer a: every output is cut off
+    alpha, _ = shares(SHAPE, psi, 1)
+    assert alpha[0].tolist() == [0.0, 1.0, 0.0, 0.0]
+    gain = np.random.default_rng(0).normal(size=(2, CLIENTS))
+    after = SHAPE.cut(climbed(SHAPE, psi, 1, gain, 0.1))[2]
+    np.testing.assert_array_equal(after[:CLIENTS], outputs[:CLIENTS])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_three_rounds_against_the_oracle(seed):
+    # Clients 0 and 2 take part, then 1 and 2, then all.
+    start = np.random.default_rng(seed).normal(size=10).astype(np.float32)
+    psi = [torch.from_numpy(SHAPE.start(3, c)) for c in range(CLIENTS)]
+    models = [torch.from_numpy(start).double() for _ in range(CLIENTS)]
+    state = {}
+    for t, cohort in enumerate(([0, 2], [1, 2], range(CLIENTS))):
+        trained = trained_models(10 * seed + t, cohort)
+        answer = exchange(trained, state, start)
+        state = answer.state
+        ends = {c: torch.from_numpy(m).double() for c, m in trained.items()}
+        for c, end in ends.items():
+            psi[c] = oracle.step(psi[c], c, end, models, COLUMNS, 0.1, WIDTH)
+        for c, end in ends.items():
+            models[c] = end
+        for c in range(CLIENTS):
+            np.testing.assert_allclose(state["psi"][c], psi[c], rtol=1e-6, atol=1e-7)
+            alpha = oracle.shares(psi[c], c, CLIENTS, 2, WIDTH)
+            mixed = oracle.mixture(alpha, models, COLUMNS)
+            np.testing.assert_allclose(answer.private[c]["personal"], mixed, rtol=1e-5, atol=1e-6)
+
+
+def test_the_gradient_against_the_oracle_in_float64():
+    rng = np.random.default_rng(1)
+    models, end = rng.normal(size=(CLIENTS, 10)), rng.normal(size=10)
+    for client in range(CLIENTS):
+        psi = SHAPE.start(1, client)
+        alpha, _ = shares(SHAPE, psi, client)
+        expected = oracle.step(
+            torch.from_numpy(psi), client, torch.from_numpy(end), torch.from_numpy(models),
+            COLUMNS, 0.3, WIDTH,
+        )  # fmt: skip
+        mixed = oracle.mixture(torch.from_numpy(alpha), torch.from_numpy(models), COLUMNS)
+        gained = end - mixed.numpy()
+        gain = np.stack([models[:, c] @ gained[c] for c in COLUMNS])
+        np.testing.assert_allclose(
+            climbed(SHAPE, psi, client, gain, 0.3), expected, rtol=1e-9, atol=1e-12
+        )
+
+
+def test_a_small_step_lowers_the_client_loss():
+    # Client i's loss is ||w - b||^2 / 2, its training goes towards b: so must the mixture.
+    rng = np.random.default_rng(4)
+    models = rng.normal(size=(CLIENTS, 10))
+    for client in range(CLIENTS):
+        b, psi = rng.normal(size=10), SHAPE.start(4, client)
+
+        def mixed(psi, client=client):
+            alpha, _ = shares(SHAPE, psi, client)
+            m = torch.from_numpy(models)
+            return oracle.mixture(torch.from_numpy(alpha), m, COLUMNS).numpy()
+
+        gained = 0.1 * (b - mixed(psi))
+        gain = np.stack([models[:, c] @ gained[c] for c in COLUMNS])
+        after = climbed(SHAPE, psi, client, gain, 1e-3)
+        assert np.sum((mixed(after) - b) ** 2) < np.sum((mixed(psi) - b) ** 2)
+
+
+def test_shares_of_the_client_alone_are_local_training():
+    # Every output but the client's own is cut off: its mixture is what it trained.
+    trained = trained_models()
+    state = exchange(trained).state
+    psi = np.array(state["psi"])
+    _, _, outputs = SHAPE.cut(psi[2])
+    outputs[:] = 0.0
+    outputs[[2, CLIENTS + 2], -1] = 1.0
+    answer = exchange({0: trained[0]}, {"models": state["models"], "psi": psi})
+    np.testing.assert_array_equal(answer.private[2]["personal"], trained[2])
+
+
+def test_layers_that_stay_local():
+    trained = trained_models()
+    none, one, all_ = (exchange(trained, keep_local=k).private for k in (0, 1, 2))
+    for client in range(CLIENTS):
+        own = trained[client]
+        np.testing.assert_array_equal(all_[client]["personal"], own)
+        kept = [np.array_equal(one[client]["personal"][c], own[c]) for c in COLUMNS]
+        assert sum(kept) == 1
+        alpha, _ = shares(SHAPE, exchange(trained).state["psi"][client], client)
+        assert kept[int(alpha[:, client].argmax())]
+        assert not np.array_equal(none[client]["personal"], own)
+
+
+def test_in_a_run_nothing_is_shared_and_everybody_has_a_model(tmp_path):
+    store = fedsim.run(config("pfedla", evaluation={"every": 1}), tmp_path / "run")
+    rounds = store.read("rounds")
+    assert (rounds["update_norm"] == 0).all()
+    assert sorted(store.read("evaluations")["client_id"].unique()) == list(range(8))
+    size = (tmp_path / "run" / "model.safetensors").stat().st_size
+    # Up the trained model, down the mixture, for two clients; nothing else.
+    assert (rounds["uplink_bytes"] == rounds["downlink_bytes"]).all()
+    assert 0 < rounds["uplink_bytes"].iloc[0] < 2 * size
+
+
+def test_what_is_refused():
+    with pytest.raises(ContractError, match="pfedla"):
+        fedsim.aggregate(np.ones((2, 3)), [1, 1], "pfedla")
+    with pytest.raises(ConfigError, match="cannot serve pfedla, which mixes its clients' models"):
+        algorithms.compose("pfedla", {}, server="fedgh")
+    for options in ({"hn_lr": 0.0}, {"width": 0}, {"keep_local": -1}):
+        with pytest.raises(ConfigError, match="needed are hn_lr > 0"):
+            algorithms.load("pfedla", options)

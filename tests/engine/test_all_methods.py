@@ -1,0 +1,26 @@
+"""Every method has the same bytes in one process and on Ray."""
+
+from __future__ import annotations
+
+import pytest
+from methods import config, results
+
+import fedsim
+from fedsim import algorithms
+from fedsim.setup import needs_whole_updates, prepare
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_serial_and_two_actors(name, plain_ray, tmp_path):
+    reference = results(fedsim.run(config(name), tmp_path / "serial"))
+    on_ray = config(name, engine={"kind": "ray", "actors": 2})
+    assert results(fedsim.run(on_ray, tmp_path / "ray", session=plain_ray)) == reference
+
+
+@pytest.mark.parametrize(("name", "server"), [("robfedavg", None), ("fedprox", "robfedavg")])
+def test_rules_that_read_whole_updates_leave_none_on_the_nodes(name, server):
+    setup = prepare(config(name).model_copy(update={"server": server}))
+    said = f"server={server}" if server else f"algorithm={name}"
+    assert needs_whole_updates(setup) == said
