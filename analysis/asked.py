@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis import streams
+from analysis import pairs, streams, target
 from analysis.errors import AnalysisError
 from analysis.layout import Table
 from analysis.runs import Group, group
@@ -39,7 +39,7 @@ class Request:
         if self.columns is not None:
             raise AnalysisError(
                 f"--columns {self.columns}: the table {what} has columns of its own; --columns "
-                f"goes with {', '.join(METRICS)}"
+                f"goes with {', '.join((*METRICS, 'pairs', 'target'))}"
             )
         return group(self.runs, self.by)
 
@@ -50,6 +50,19 @@ def _accuracies(request: Request, metric: str) -> list[Table]:
         return [accuracy(groups, metric, request.baseline, request.test)]
     r = request
     return [crossed_accuracy(r.runs, r.by, request.columns, metric, r.baseline, r.test)]
+
+
+def _pairs(request: Request, metric: str) -> list[Table]:
+    if request.baseline is not None:
+        raise AnalysisError(
+            f"--baseline {request.baseline}: the table {metric} compares each method with its own "
+            "clients under their own server rule; leave it out"
+        )
+    return [pairs.accuracies(request.runs, request.by, request.columns, request.test)]
+
+
+def _target(request: Request, _: str) -> list[Table]:
+    return [target.reached(request.runs, request.by, request.columns)]
 
 
 def _image_groups(request: Request, metric: str) -> list[Table]:
@@ -78,6 +91,8 @@ def _none(what: str) -> list[Table]:
 
 TABLES: Mapping[str, Callable[[Request, str], list[Table]]] = {
     **dict.fromkeys(METRICS, _accuracies),
+    "pairs": _pairs,
+    "target": _target,
     "groups": _image_groups,
     "decomposition": _decomposition,
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 import pandas as pd
@@ -27,19 +27,32 @@ def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list
     Raises:
         AnalysisError: the baseline is in no column.
     """
-    found = []
-    for column, series in values.items():
-        others = {label: reference(label, series, baseline) for label in series}
-        for label, own in series.items():
-            other = others[label]
-            compared = None if other in (None, label) else paired(own, series[other], test)
-            found.append(Cell(label, column, estimate(own.tolist()), compared))
+    found = compared(values, lambda label, labels: reference(label, labels, baseline), test)
     if baseline is not None and not any(cell.comparison for cell in found):
         labels = dict.fromkeys(cell.row for cell in found)
         if baseline not in labels or len(labels) == 1:
             raise AnalysisError(
                 f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
             )
+    return found
+
+
+def compared(
+    values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = "t"
+) -> list[Cell]:
+    """The statistics of a table, each label beside another one of its column.
+
+    Args:
+        values: all runs of the table.
+        other: which of a column's labels a label is compared with; itself or None for none.
+        test: the paired test, over the seeds that both have.
+    """
+    found = []
+    for column, series in values.items():
+        for label, own in series.items():
+            theirs = other(label, series)
+            comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
+            found.append(Cell(label, column, estimate(own.tolist()), comparison))
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
     return [replace(cell, adjusted=p) for cell, p in zip(found, adjusted, strict=True)]
 

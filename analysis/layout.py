@@ -150,7 +150,7 @@ def detailed(name: str, title: str, caption: str, found: Sequence[Cell], unit: U
     for cell in found:
         row = [style.title(cell.row), *[cell.column] * columns, str(cell.estimate.n), bold[cell]]
         rows.append([*row, unit.interval(cell.estimate), *_comparison(cell, unit) * compared])
-    return Table(name, title, caption, head, rows, 1 + columns, _data(found))
+    return Table(name, title, caption, head, rows, 1 + columns, data(found))
 
 
 def _comparison(cell: Cell, unit: Unit) -> list[str]:
@@ -161,17 +161,41 @@ def _comparison(cell: Cell, unit: Unit) -> list[str]:
     return [unit.number(difference.mean, "+"), unit.interval(difference, "+"), p, adjusted]
 
 
+def with_seeds(found: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
+    """Each cell as :func:`emphasised` with its star, and a sentence on the number of seeds.
+
+    Where the cells differ in it, each shows its own.
+    """
+    bold = emphasised(found, unit)
+    seeds = {cell.estimate.n for cell in found}
+    if len(seeds) == 1:
+        return {cell: bold[cell] + cell.mark for cell in found}, f" Seeds: {max(seeds)} each."
+    shown = {cell: f"{bold[cell]} (n={cell.estimate.n}){cell.mark}" for cell in found}
+    return shown, " n: the number of seeds."
+
+
 def crossed(
-    name: str, title: str, caption: str, shown: Mapping[Cell, str], heads: Mapping[str, str]
-) -> Table:
-    """A row per method and a column per column of the cells."""
+    name: str, title: str, caption: str, shown: Mapping[Cell, str], heads: Mapping[str, str],
+    rows: Mapping[str, str] | None = None,
+) -> Table:  # fmt: skip
+    """A row per method and a column per column of the cells.
+
+    Args:
+        name: of the table.
+        title: of the table.
+        caption: of the table.
+        shown: the text of each cell.
+        heads: the heading of each column, in order.
+        rows: the title of each label, in order; None for those of the methods, in the papers'.
+    """
     texts = {(cell.row, cell.column): words for cell, words in shown.items()}
     labels = sorted({cell.row for cell in shown}, key=order)
-    rows = [[style.title(row), *(texts.get((row, c), EMPTY) for c in heads)] for row in labels]
-    return Table(name, title, caption, ["Method", *heads.values()], rows, 1, _data(list(shown)))
+    titles = rows or {label: style.title(label) for label in labels}
+    lines = [[title, *(texts.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
+    return Table(name, title, caption, ["Method", *heads.values()], lines, 1, data(list(shown)))
 
 
-def _data(found: Sequence[Cell]) -> pd.DataFrame:
+def data(found: Sequence[Cell]) -> pd.DataFrame:
     """Every number of the cells, unrounded; empty where not available."""
     nothing = Estimate(math.nan, math.nan, 0, math.nan)
     rows = []

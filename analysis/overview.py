@@ -65,7 +65,8 @@ def methods(groups: Sequence[Group]) -> Table:
             if c != "algorithm" and f"{c}={known[c]}" not in said
         )
         seeds = sorted(int(seed) for seed in group.runs["seed"])
-        meaning = next((m for name, m in words.METHODS.items() if _is(group.label, name)), "")
+        told = (m for name, m in words.METHODS.items() if _is(group.label, name))
+        meaning = next(told, _composed(group.label))
         rows.append(
             [style.title(group.label), meaning, own or EMPTY, _ranges(seeds), str(len(seeds))]
         )
@@ -96,6 +97,13 @@ def _is(label: str, name: str) -> bool:
     """Whether a label is of the method ``name``: it alone, or with settings that are no method."""
     rest = f"{label}, ".removeprefix(f"{name}, ")
     return rest != f"{label}, " and not rest.startswith(("server=", "margin="))
+
+
+def _composed(label: str) -> str:
+    """What a method under the server rule of another one is; empty for others."""
+    method, _, rest = label.partition(", server=")
+    server = style.title(rest.partition(", ")[0])
+    return f"{style.title(method)}'s clients, aggregated as {server} does" if server else ""
 
 
 def _ranges(numbers: Sequence[int]) -> str:

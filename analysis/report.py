@@ -19,10 +19,12 @@ from analysis import (
     html,
     overview,
     owners,
+    pairs,
     phases,
     streams,
     style,
     table,
+    target,
     terms,
     words,
 )
@@ -147,12 +149,20 @@ def _tables(
     runs: pd.DataFrame, groups: Sequence[Group], by: Sequence[str], settings: Sequence[str],
     baseline: str | None,
 ) -> Iterator[Table]:  # fmt: skip
-    """Final, best and last-10 accuracy; where one setting differs also methods by its values."""
+    """Final, best and last-10 accuracy, where one setting differs also methods by its values.
+
+    Methods under two server rules and runs with a target accuracy have tables of their own.
+    """
     crossed = len(settings) == 1 and set(by) != set(settings)
     for metric in table.METRICS:
         if crossed:
             yield table.crossed_accuracy(runs, by, settings[0], metric, baseline)
         yield table.accuracy(groups, metric, baseline)
+    labels = [one.label for one in groups]
+    if any(pairs.base(label, labels) for label in labels):
+        yield pairs.accuracies(runs, by)
+    if target.available(runs):
+        yield target.reached(runs, by)
     yield from table.image_groups(groups, baseline)
     yield from table.decomposition(groups, baseline)
 

@@ -18,14 +18,15 @@ RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 METHOD = ("algorithm", "server", "margin")
 """What makes a method: its clients, and the server rule and margin control put in their place."""
 _ALIKE = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
-_ALIKE_SECTIONS = ("data.", "model", "evaluation.")
+_ALIKE_SECTIONS = ("data.", "model", "evaluation.", "clock.")
 """Columns (and beginnings of columns) in which runs must agree to be compared, if they are not
 grouped by them. Methods may differ in the others, such as a learning rate tuned for each."""
 _OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
 _NO_RESULT = (
-    *("final_", "last10_", "best_test_", "best_val_", "engine.", "train.threads"),
-    *("evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
-    *("evaluation.clients_every", "evaluation.cosines"),
+    *("final_", "last10_", "best_test_", "best_val_", "client_test_", "downlink_", "uplink_"),
+    *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
+    *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
+    *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
 )
 """Beginnings of columns that are outcomes, or on which no outcome depends (but for last bits)."""
 SHOWN = 8

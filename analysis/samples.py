@@ -68,20 +68,22 @@ def figure(
         frame: columns client_id, label, train_samples, and ``name`` where clients have names.
         title: of the whole.
         class_names: by label.
-        rows: the clients whose images are shown, at least one.
+        rows: the clients whose images are shown.
         note: title of the images.
     """
     counts = matrix(frame)
     upper = 1.7 + min(0.3 * max(3, len(counts)), 6)
-    lower = 0.55 + _INCHES * len(rows)
+    lower = 0.55 + _INCHES * len(rows) if rows else 0.0
     with style.look():
         fig = Figure(figsize=(_WIDTH, upper + lower))
         fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
-        above, below = fig.subfigures(2, 1, squeeze=False, height_ratios=(upper, lower))[:, 0]
-        _bubbles(above, frame, counts, class_names)
-        above.suptitle(title, x=0.01, ha="left", fontsize=12)
-        _grid(below, rows)
-        below.suptitle(note, x=0.01, ha="left", fontsize=12)
+        heights = (upper, lower) if rows else (upper,)
+        halves = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        _bubbles(halves[0], frame, counts, class_names)
+        halves[0].suptitle(title, x=0.01, ha="left", fontsize=12)
+        for below in halves[1:]:
+            _grid(below, rows)
+            below.suptitle(note, x=0.01, ha="left", fontsize=12)
     return fig
 
 

@@ -69,11 +69,19 @@ TITLES: Mapping[str, str] = {
 
 
 def title(label: str) -> str:
-    """A group's label for print: ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``."""
+    """A group's label for print.
+
+    ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``, and ``"fedprox, server=fedgh"``
+    ``"FedProx + FedGH"``.
+    """
     titles = {**TITLES, **{variant: words for variant, (words, _) in VARIANTS.items()}}
     known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
     name = max(known, key=len, default="")
-    return titles.get(name, "") + label.removeprefix(name)
+    rest = label.removeprefix(name)
+    server, comma, more = rest.removeprefix(", server=").partition(", ")
+    if rest.startswith(", server=") and server in TITLES:
+        rest = f" + {TITLES[server]}{comma}{more}"
+    return titles.get(name, "") + rest
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis import streams, style
+from analysis import streams
 from analysis.baseline import cells
-from analysis.layout import NONE, PERCENT, PLAIN, Cell, Table, crossed, detailed, emphasised
+from analysis.captions import comparisons
+from analysis.layout import NONE, PERCENT, PLAIN, Cell, Table, crossed, detailed, with_seeds
 from analysis.runs import Group, conditions, group, known, order, text
-from analysis.stats import SIGNIFICANT, TESTS, Test
+from analysis.stats import Test
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,10 @@ def crossed_accuracy(
     found = cells({c: _results(groups, metric) for c, groups in blocks.items()}, baseline, test)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = f"{_meaning(everyone, metric)} {_reading(found, baseline, test, details=False)}"
-    seeds = sorted({cell.estimate.n for cell in found})
-    caption += f" Seeds: {seeds[0]} each." if len(seeds) == 1 else " n: the number of seeds."
-    bold = emphasised(found, PERCENT)
-    shown = {
-        cell: bold[cell] + f" (n={cell.estimate.n})" * (len(seeds) > 1) + cell.mark
-        for cell in found
-    }
+    shown, seeds = with_seeds(found, PERCENT)
     title = f"{METRICS[metric].title} (%) by {columns}"
     heads = {column: f"{columns}={column}" for column in blocks}
-    return crossed(f"accuracy_{metric}_by_{columns}", title, caption, shown, heads)
+    return crossed(f"accuracy_{metric}_by_{columns}", title, caption + seeds, shown, heads)
 
 
 def image_groups(
@@ -154,7 +148,7 @@ def decomposition(
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
             statistics = cells(values, baseline, test)
-            caption += _comparisons(statistics, baseline, test)
+            caption += comparisons(statistics, baseline, test)
             shown = {cell: _with_interval(cell) for cell in statistics}
             tables.append(crossed(name, title, caption, shown, TERMS))
     return tables
@@ -195,50 +189,7 @@ def _reading(
     if len({conditions(cell.row) for cell in found}) > 1:
         first += " for each setting of data and rounds"
     more = ", and 95 % t interval of the mean." if details else "."
-    return f"{first}{more}{_comparisons(found, baseline, test, details=details)}"
-
-
-def _comparisons(
-    found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = False
-) -> str:
-    """What was compared and how, and what could not be; empty without a baseline."""
-    if baseline is None:
-        return ""
-    tests = sum(not math.isnan(cell.adjusted) for cell in found)
-    difference = ", with its 95 % t interval" if details else ""
-    floor = ", which is never below 2 / 2^n over n seeds" if test == "wilcoxon" else ""
-    return (
-        f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
-        f"the seeds that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: corrected "
-        f"over the {tests} comparison{'s' * (tests != 1)} of this table; * below {SIGNIFICANT:g}."
-    ) + f"{_fewer(found)}{_missing(found)}"
-
-
-def _fewer(found: Sequence[Cell]) -> str:
-    """Which differences are over fewer seeds than the method's own mean."""
-    texts = [
-        f"{_name(cell)} {cell.comparison.difference.n} of {cell.estimate.n}"
-        for cell in found
-        if cell.comparison and cell.comparison.difference.n < cell.estimate.n
-    ]
-    return f" Seeds in common where they are not all: {'; '.join(texts)}." * bool(texts)
-
-
-def _name(cell: Cell) -> str:
-    """The method of a cell, and the column where the table has such."""
-    return style.title(cell.row) + f" ({cell.column})" * bool(cell.column)
-
-
-def _missing(found: Sequence[Cell]) -> str:
-    """Where p is not available, and why."""
-    reasons: dict[str, list[str]] = {}
-    for cell in found:
-        if cell.comparison and cell.comparison.reason:
-            reasons.setdefault(cell.comparison.reason, []).append(_name(cell))
-    return "".join(
-        f" p is not available where there is {reason}: {'; '.join(where)}."
-        for reason, where in reasons.items()
-    )
+    return f"{first}{more}{comparisons(found, baseline, test, details=details)}"
 
 
 def _with_interval(cell: Cell) -> str:

@@ -168,14 +168,11 @@ class LocalEnv:
         In eval mode; the model and its mode stay as they are.
         """
         modes = [(module, module.training) for module in self.model.modules()]
-        values = {
-            slot.name.removeprefix("features."): vector[slot.where].view(slot.shape)
-            for slot in self.flat.layout.slots
-            if slot.name.startswith("features.")
-        }
+        slots = self.flat.layout.slots
+        values = {f"model.{slot.name}": vector[slot.where].view(slot.shape) for slot in slots}
         self.model.eval()
         try:
-            found: Tensor = functional_call(self.model.features, values, (x,))  # type: ignore[arg-type]
+            found: Tensor = functional_call(_Features(self.model), values, (x,))
         finally:
             for module, training in modes:
                 module.training = training
@@ -188,6 +185,19 @@ class LocalEnv:
         with self.precision():
             parts = [self.model.features(self.test(x)) for x in self.x.split(batch_size)]  # type: ignore[operator]
         return torch.cat(parts).float()
+
+
+class _Features(nn.Module):
+    """The part of a model before its head as a module, whether it is one or a method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, d)."""
+        found: Tensor = self.model.features(x)  # type: ignore[operator]
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
     one more pass over the data
 :server: uniform mean; running mean of the head's gradient
 :state: server gm (C, d + 1)
-:sends: before training down the model (D), up g_i and b_i (C (d + 1) + 1); then down gm (C (d + 1))
+:sends: before training up g_i and b_i (C (d + 1) + 1), then down gm (C (d + 1))
 :public code: the official code averages uniformly (``weights=uniform``, the default); FL-bench
     never keeps the new gm, which so stays at 0.05 of the round's own gradient
 """

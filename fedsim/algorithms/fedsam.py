@@ -5,9 +5,9 @@
     w <- w - lr (alpha grad F_i(w + e) + (1 - alpha) Delta)                       MoFedSAM
 
 Both gradients are of the same batch (dropout draws anew), the norm is over all parameters, and
-weight decay, momentum and clipping belong to the step. Running statistics of BatchNorm are updated at w alone. A weight is
-a parameter called so, BatchNorm's scale included. Delta is FedCM's direction of the server.
-rho = 0 is FedAvg, and FedCM where alpha < 1.
+weight decay, momentum and clipping belong to the step. Running statistics of BatchNorm are updated
+at w alone. A weight is a parameter called so, BatchNorm's scale included. Delta is FedCM's
+direction of the server. rho = 0 is FedAvg, and FedCM where alpha < 1.
 
 :client: the gradient is taken at w + e, with two passes for each batch
 :server: mean by samples; MoFedSAM (``alpha`` < 1) also the direction Delta

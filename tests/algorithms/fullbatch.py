@@ -39,7 +39,7 @@ def classification(w, client):
 
 
 def expected(w, start, gradient):
-    """(P,) the update by SGD in float64 from the vector ``start``, and its losses' places.
+    """(P,) the update by SGD in float64 from the vector ``start``.
 
     ``gradient`` is a function of the parameters.
     """

@@ -8,10 +8,11 @@ import yaml
 from methods import NUM_CLIENTS, config, results, uneven
 
 import fedsim
-from fedsim import algorithms
-from fedsim.config import load_config, to_yaml
+from fedsim import algorithms, rounds
+from fedsim.config import RunConfig, load_config, to_yaml
 from fedsim.contracts import RoundContext
 from fedsim.engine.serial import SerialExecutor
+from fedsim.errors import ConfigError
 from fedsim.oneround import draw_cohort, lr_at, run_round
 from fedsim.roundlog import RoundLog
 from fedsim.setup import make_executor, prepare, start_of
@@ -60,20 +61,80 @@ def test_finite_moving_and_states_survive_not_being_sampled(name):
 
 
 @every_method
-def test_arrival_order_and_batchnorm(name, tmp_path, monkeypatch):
+def test_arrival_order_does_not_matter(name, tmp_path, monkeypatch):
     reference = results(fedsim.run(config(name), tmp_path / "in_order"))
     train = SerialExecutor.train
     monkeypatch.setattr(SerialExecutor, "train", lambda *given: train(*given)[::-1])
     assert results(fedsim.run(config(name), tmp_path / "reversed")) == reference
 
 
+class Stop(Exception):
+    """Ends a run after its second round."""
+
+
+class Stopper:
+    """An observer that ends a run."""
+
+    def started(self, info):
+        pass
+
+    def round_done(self, row, seconds):
+        if row["round"] == 2:
+            raise Stop
+
+    def finished(self, store, summary):
+        pass
+
+
+@every_method
+def test_stopped_and_resumed(name, tmp_path):
+    reference = results(fedsim.run(config(name), tmp_path / "through"))
+    with pytest.raises(Stop):
+        fedsim.run(config(name), tmp_path / "stopped", Stopper())
+    assert not (tmp_path / "stopped" / "summary.csv").exists()
+    assert results(rounds.resume(tmp_path / "stopped")) == reference
+
+
+ALONE = {"feddyn": "subtracts h", "pfedla": "mixes its clients", "matched_mean": "channels"}
+"""Methods whose server part and clients belong together, and a word of the reason."""
+OF_OWN_CLIENTS = {"fednova", "fedpac", "fedcm", "scaffold", *ALONE}
+
+
+@every_method
+@pytest.mark.parametrize("server", ["fedgh", "fedld", "simagg"])
+def test_a_server_rule_and_margin_control_go_with_any_clients(name, server, tmp_path):
+    own = config(name, train={"rounds": 2}, evaluation={"every": 2})
+    sections = {
+        key: getattr(own, key) for key in ("data", "model", "train", "evaluation", "engine")
+    }
+    both = RunConfig(algorithm=name, server=server, margin="sigma_damp", **sections)
+    if name in ALONE:
+        with pytest.raises(ConfigError, match=f"cannot serve {name}, which .*{ALONE[name]}"):
+            fedsim.run(both, tmp_path / "run")
+        return
+    table = fedsim.run(both, tmp_path / "run").read("rounds")
+    assert np.isfinite(table["train_loss"]).all()
+    assert np.isfinite(table["update_norm"]).all()
+
+
+@every_method
+def test_a_server_part_serves_others_unless_it_needs_its_own_clients(name):
+    if name in OF_OWN_CLIENTS:
+        with pytest.raises(ConfigError, match=f"server '{name}' cannot serve fedprox: it "):
+            algorithms.compose("fedprox", {}, server=name)
+    else:
+        composed = algorithms.compose("fedprox", {}, server=name)
+        assert composed.server.reduce == algorithms.load(name).server.reduce
+        assert composed.server.then == algorithms.load(name).server.then
+
+
 @every_method
 def test_one_client_without_batchnorm(name, tmp_path):
     one = config(name, "mlp", data={"num_clients": 1}, train={"sample_rate": 1.0})
-    rounds = fedsim.run(one, tmp_path / "run").read("rounds")
-    assert np.isfinite(rounds["train_loss"]).all()
-    assert rounds["test_accuracy"].iloc[-1] > 0.05
-    assert rounds["conflict_ratio"].isna().all()
+    table = fedsim.run(one, tmp_path / "run").read("rounds")
+    assert np.isfinite(table["train_loss"]).all()
+    assert table["test_accuracy"].iloc[-1] > 0.05
+    assert table["conflict_ratio"].isna().all()
 
 
 @every_method

@@ -222,7 +222,10 @@ def test_files(runs: Path, tmp_path: Path) -> None:
     [
         (("--baseline", "moon"), "baseline moon: nothing to compare with it; the runs are fedavg;"),
         (("--columns", "colour"), "no column colour to group by"),
-        (("--columns", "alpha", "--metric", "groups"), "--columns goes with final, best, last10"),
+        (
+            ("--columns", "alpha", "--metric", "groups"),
+            "goes with final, best, last10, pairs, target",
+        ),
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
         (("--metric", "decomposition"), "evaluation.decompose_every above 0"),
     ],

@@ -1,0 +1,241 @@
+"""FedGH's layouts: pairs of rows, columns of experiments, rounds and time to a target."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from run_files import run_of
+
+from analysis import formats, overview, pairs, style, target, words
+from analysis.__main__ import main
+from analysis.errors import AnalysisError
+from analysis.layout import EMPTY
+from analysis.runs import find, group, summaries
+
+FINAL = {
+    ("fedavg", None): (0.60, 0.62, 0.64),
+    ("fedavg", "fedgh"): (0.65, 0.67, 0.71),
+    ("fedprox", None): (0.50, 0.50, 0.50),
+    ("fedprox", "fedgh"): (0.55, 0.55, 0.55),
+}
+
+
+def sweep_of(root: Path, gain: float = 0.0, **settings: object) -> None:
+    """Three seeds of two methods, each under its own server rule and under FedGH's."""
+    for (algorithm, server), accuracies in FINAL.items():
+        for seed, accuracy in enumerate(accuracies):
+            run_of(root, algorithm, seed, [accuracy + gain], **{"server": server} | settings)
+
+
+def table_of(root: Path) -> pd.DataFrame:
+    return summaries(find([root])[0])
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def test_each_method_is_followed_by_itself_under_the_other_server(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    got = pairs.accuracies(table_of(tmp_path))
+    # differences 0.05 0.05 0.07: mean 0.17 / 3, s = 0.011547, t = 8.5, p(2 degrees) = 0.01356; the
+    # two of fedprox do not vary, so that this is the only test
+    assert got.head == ["Method", "Accuracy (%)"]
+    assert got.rows == [
+        ["FedAvg", "62.00 ± 2.00"],
+        ["+ FedGH", "**67.67** ± 3.06 *"],
+        ["FedProx", "50.00 ± 0.00"],
+        ["+ FedGH", "55.00 ± 0.00"],
+    ]
+    assert "Compared: method minus the same clients under their own server rule" in got.caption
+    assert "the same difference for every seed: FedProx + FedGH." in got.caption
+    assert got.caption.endswith("Seeds: 3 each.")
+    own = got.data.set_index("label").loc["fedavg, server=fedgh"]
+    assert own["difference"] == pytest.approx(0.17 / 3)
+    assert own["p"] == pytest.approx(0.013560, abs=1e-6)
+    assert got.data.set_index("label").loc[["fedavg", "fedprox"], "p"].isna().all()
+
+
+def test_columns_are_the_settings_that_tell_experiments_apart(tmp_path: Path) -> None:
+    sweep_of(tmp_path, 0.0, alpha=0.1, sample_rate=1.0)
+    sweep_of(tmp_path, 0.1, alpha=1.0, sample_rate=0.2)
+    sweep_of(tmp_path, 0.2, alpha=1.0, sample_rate=1.0)
+    sweep_of(tmp_path, 0.3, dataset="mnist", alpha=10.0, sample_rate=1.0)
+    got = pairs.accuracies(table_of(tmp_path))
+    assert got.head == [
+        "Method", "digits, alpha=0.1, sample_rate=1", "digits, alpha=1, sample_rate=0.2",
+        "digits, alpha=1, sample_rate=1", "mnist, alpha=10, sample_rate=1",
+    ]  # fmt: skip
+    assert [cell.removesuffix(" *") for cell in got.rows[1][1:]] == [
+        "**67.67** ± 3.06", "**77.67** ± 3.06", "**87.67** ± 3.06", "**97.67** ± 3.06",
+    ]  # fmt: skip
+    by_rate = pairs.experiments(
+        table_of(tmp_path), ["algorithm", "alpha", "dataset"], ["sample_rate"]
+    )
+    assert list(by_rate) == ["sample_rate=0.2", "sample_rate=1"]
+    with pytest.raises(AnalysisError, match=r"--by alpha"):
+        pairs.accuracies(table_of(tmp_path), columns="sample_rate")
+
+
+def test_a_setting_that_another_one_implies_is_no_column(tmp_path: Path) -> None:
+    for alpha, clients in ((0.1, 10), (1.0, 20)):
+        sweep_of(tmp_path, alpha=alpha, num_clients=clients)
+    assert pairs.accuracies(table_of(tmp_path)).head == ["Method", "alpha=0.1", "alpha=1"]
+
+
+def test_data_of_users_have_two_accuracies(tmp_path: Path) -> None:
+    sweep_of(tmp_path, dataset="digits", alpha=0.1)
+    sweep_of(tmp_path, dataset="celeba", alpha=None, client_test_accuracy=0.25)
+    got = pairs.accuracies(table_of(tmp_path))
+    assert got.head == ["Method", "celeba Acc_l", "celeba Acc_g", "digits"]
+    assert got.rows[2][1:3] == ["**25.00** ± 0.00", "50.00 ± 0.00"]
+    assert "Acc_l: the unweighted mean over the clients" in got.caption
+    alone = pairs.accuracies(table_of(tmp_path).query("dataset == 'celeba'"))
+    assert alone.head == ["Method", "Acc_l", "Acc_g"]
+
+
+def test_missing_runs_and_methods_of_one_kind(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedprox", 0, [0.5], server="fedgh", alpha=0.1)
+    run_of(tmp_path, "fedavg", 0, [0.5], alpha=0.1)
+    run_of(tmp_path, "fedavg", 0, [0.5], alpha=1.0)
+    run_of(tmp_path, "fedavg", 1, [0.7], alpha=1.0)
+    got = pairs.accuracies(table_of(tmp_path))
+    assert got.rows == [
+        ["FedAvg", "**50.00** (n=1)", "60.00 ± 14.14 (n=2)"],
+        ["FedProx + FedGH", "**50.00** (n=1)", EMPTY],
+    ]
+    assert "Compared" not in got.caption
+    assert "Acc_l" not in got.caption
+
+
+def test_the_same_clients_with_a_margin_are_a_pair_of_their_own() -> None:
+    labels = [
+        "fedavg",
+        "fedavg, margin=x",
+        "fedavg, server=fedgh",
+        "fedavg, server=fedgh, margin=x",
+    ]
+    assert list(pairs.titles(labels).items()) == [
+        ("fedavg", "FedAvg"), ("fedavg, server=fedgh", "+ FedGH"),
+        ("fedavg, margin=x", "FedAvg, margin=x"), ("fedavg, server=fedgh, margin=x", "+ FedGH"),
+    ]  # fmt: skip
+    assert pairs.base("fedavg, server=fedgh, margin=x", labels) == "fedavg, margin=x"
+
+
+def test_a_method_under_another_server_is_named_by_both() -> None:
+    assert style.title("fedprox, server=fedgh, alpha=0.1") == "FedProx + FedGH, alpha=0.1"
+    assert style.title("fedprox, server=my:own") == "FedProx, server=my:own"
+    assert style.title("fedld, server=fedavg") == "Margin control only"
+
+
+def test_the_report_says_what_such_a_method_is(tmp_path: Path) -> None:
+    sweep_of(tmp_path)
+    rows = overview.methods(group(table_of(tmp_path))).rows
+    assert [row[:2] for row in rows][1:3] == [
+        ["FedAvg + FedGH", "FedAvg's clients, aggregated as FedGH does"],
+        ["FedProx", words.METHODS["fedprox"]],
+    ]
+
+
+def test_the_report_has_both_tables_where_they_say_something(tmp_path: Path) -> None:
+    for name, target_accuracy in (("with", 0.6), ("without", None)):
+        sweep_of(tmp_path / name / "runs", target_accuracy=target_accuracy, rounds_to_target=1)
+        result = invoke("report", tmp_path / name / "runs", "--out", tmp_path / name / "out")
+        assert result.exit_code == 0, result.output
+    run_of(tmp_path / "plain" / "runs", "fedavg", 0, [0.5])
+    result = invoke("report", tmp_path / "plain" / "runs", "--out", tmp_path / "plain" / "out")
+    assert result.exit_code == 0, result.output
+    made = {
+        name: {file.stem for file in (tmp_path / name / "out" / "tables").glob("*.md")}
+        & {"pairs", "target"}
+        for name in ("with", "without", "plain")
+    }
+    assert made == {"with": {"pairs", "target"}, "without": {"pairs"}, "plain": set()}
+
+
+def test_every_known_method_has_a_line_of_words() -> None:
+    assert set(style.TITLES) == set(words.METHODS) - set(style.VARIANTS)
+    assert len(set(words.METHODS.values())) == len(words.METHODS)
+
+
+def reaching(root: Path, algorithm: str, seed: int, rounds: float | None, **more: object) -> None:
+    times = {"seconds_to_target": None if rounds is None else 2.5 * rounds}
+    settings = {"target_accuracy": 0.6, "rounds_to_target": rounds} | times | more
+    run_of(root, algorithm, seed, [0.5], **settings)
+
+
+def test_rounds_to_target_say_how_many_seeds_reached_it(tmp_path: Path) -> None:
+    for seed, (first, second) in enumerate(((10, 4), (12, None), (14, 5))):
+        reaching(tmp_path, "fedavg", seed, first)
+        reaching(tmp_path, "fedprox", seed, second)
+        reaching(tmp_path, "fedld", seed, None)
+        reaching(tmp_path, "fedgh", seed, 20 + seed)
+    got = target.reached(table_of(tmp_path))
+    assert got.head == ["Method", "60 %: rounds", "60 %: seconds"]
+    assert got.rows == [
+        ["FedAvg", "**12.0** ± 2.0", "**30.0** ± 5.0"],
+        ["FedProx", "4.5 ± 0.7 (2 of 3)", "11.2 ± 1.8 (2 of 3)"],
+        ["FedGH", "21.0 ± 1.0", "52.5 ± 2.5"],
+        ["FedLD", f"{EMPTY} (0 of 3)", f"{EMPTY} (0 of 3)"],
+    ]
+    data = got.data[got.data["column"] == "60 %: rounds"].set_index("label")
+    assert data.loc[["fedavg", "fedprox", "fedld"], "n"].tolist() == [3, 2, 0]
+    assert data["seeds"].tolist() == [3, 3, 3, 3]
+
+
+def test_simulated_seconds_and_targets_of_several_experiments(tmp_path: Path) -> None:
+    for server in (None, "fedgh"):
+        reaching(tmp_path, "fedavg", 0, 3, server=server, alpha=0.1)
+        reaching(
+            tmp_path, "fedavg", 0, 2, server=server, alpha=1.0, target_accuracy=0.8,
+            simulated_seconds_to_target=40.25,
+        )  # fmt: skip
+    got = target.reached(table_of(tmp_path))
+    assert got.head == [
+        "Method", "alpha=0.1, 60 %: rounds", "alpha=0.1, 60 %: seconds", "alpha=1, 80 %: rounds",
+        "alpha=1, 80 %: seconds", "alpha=1, 80 %: simulated seconds",
+    ]  # fmt: skip
+    assert [row[0] for row in got.rows] == ["FedAvg", "+ FedGH"]
+    assert got.rows[0][5] == "**40.2**"
+    reaching(tmp_path, "fedprox", 0, 3, alpha=1.0)  # to 60 %: columns of its own
+    run_of(tmp_path, "fedgh", 0, [0.5], alpha=1.0)  # without a target
+    again = target.reached(table_of(tmp_path))
+    assert again.head[3:5] == ["alpha=1, 60 %: rounds", "alpha=1, 60 %: seconds"]
+    assert [row[0] for row in again.rows] == ["FedAvg", "+ FedGH", "FedProx"]
+    assert [row[3] for row in again.rows] == [EMPTY, EMPTY, "3.0"]
+
+
+def test_on_the_command_line_in_every_format(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    sweep_of(runs, target_accuracy=0.6, rounds_to_target=1, seconds_to_target=1.5)
+    asked = ("table", runs, "--metric", "pairs", "--metric", "target")
+    shown = invoke(*asked)
+    assert shown.exit_code == 0, shown.output
+    assert r"| + FedGH | **67.67** ± 3.06 \* |" in shown.stdout
+    assert "| FedAvg | **1.0** ± 0.0 |" in shown.stdout
+    assert invoke(*asked, "--out", tmp_path / "t.tex").exit_code == 0
+    assert r"+ FedGH & \textbf{67.67} $\pm$ 3.06$^{*}$ \\" in (tmp_path / "t.tex").read_text()
+    assert invoke(*asked, "--out", tmp_path / "t.csv").exit_code == 0
+    back = pd.read_csv(io.StringIO((tmp_path / "t.csv").read_text()))
+    assert back["table"].unique().tolist() == ["pairs", "target"]
+    assert set(formats.FORMATS) == {".md", ".tex", ".csv"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pairs", "--baseline", "fedavg"), "--baseline fedavg: the table pairs compares each"),
+        (("pairs", "--columns", "colour"), "no column colour to group by"),
+        (("target",), "in no run summary.csv has target_accuracy; evaluation.target_accuracy"),
+    ],
+)
+def test_refusals(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    sweep_of(tmp_path)
+    result = invoke("table", tmp_path, "--metric", *arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1
