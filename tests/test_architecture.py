@@ -16,7 +16,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     ("version", "errors", "contracts", "names", "rng", "laws"),
     ("vectors", "columns", "cohort", "gram", "losses", "models", "data"),
-    ("local", "server", "optimisers", "similarity", "metrics", "decomposition", "clock"),
+    (
+        "localenv",
+        "local",
+        "server",
+        "optimisers",
+        "similarity",
+        "metrics",
+        "decomposition",
+        "clock",
+    ),
     ("plugin",),
     ("algorithms",),
     ("api", "sections", "checks", "settings", "experiments", "presets", "config"),
@@ -76,7 +85,9 @@ def test_ray_is_imported_in_the_engine_alone():
     assert users == {"engine"}
 
 
-@pytest.mark.parametrize("folder", ["algorithms", "gram.py", "server.py", "local.py", "losses.py"])
+@pytest.mark.parametrize(
+    "folder", ["algorithms", "gram.py", "server.py", "local.py", "localenv.py", "losses.py"]
+)
 def test_rules_do_no_input_or_output(folder):
     target = PACKAGE / folder
     for path in [target] if target.is_file() else target.glob("*.py"):
