@@ -16,7 +16,7 @@ from fedsim.config import RunConfig, cohort_size
 from fedsim.contracts import Dataset, Layout, ModelSpec, Partition, Training, Vector
 from fedsim.data import partitions
 from fedsim.engine import Executor
-from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
+from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
 from fedsim.errors import ConfigError
 from fedsim.plugin import Algorithm
 from fedsim.shares import load, read_images

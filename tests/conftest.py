@@ -11,6 +11,13 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several processes: one has the tests that start Ray, a file stays together otherwise."""
+    for item in items:
+        together = "ray" if item.get_closest_marker("ray") else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(together))
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of small real data sets beside the checkout; skips where it is absent."""

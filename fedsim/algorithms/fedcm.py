@@ -78,7 +78,8 @@ def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") 
 
     Args:
         alpha: share of the client's own gradient, in (0, 1].
-        eta_g: server learning rate, > 0.
+        eta_g: server learning rate, > 0; this and ``weights`` have no effect with another server
+            rule.
         weights: of the models, uniform (the paper) or by samples.
     """
     if not (0 < alpha <= 1 and eta_g > 0):

@@ -7,7 +7,9 @@ tau_i steps of plain SGD, (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with
 (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term; both together by their joint recursion. With
 mu > 0 tau_eff is sum_i p_i tau_i, as in the official code. Running statistics are plain means. With
 another server rule its reduction sees the updates tau_eff Delta_i / |a_i|_1 (``normalised``), or
-sees the updates as they are and the weights p_i tau_eff / |a_i|_1 (``delta``).
+sees the updates as they are and the weights p_i tau_eff / |a_i|_1 (``delta``; a rule that weighs
+its clients uniformly does not look at these). The server momentum gives way to what follows the
+other rule.
 
 :client: SGD, with mu > 0 and a proximal term as in FedProx
 :server: mean by samples of the normalised updates, or another reduction of them; server momentum
@@ -60,7 +62,8 @@ class PerStep:
         factors = p @ (steps if self.proximal else a) / np.where(a > 0, a, np.inf)
         if self.gh_on == "normalised":
             return cohort.scaled(factors), 1.0
-        return cohort.weighted(p * factors), float(p @ factors)
+        total = float(p @ factors)  # 0 where nobody made a step: nobody moved then
+        return cohort.weighted(p * factors if total > 0 else p), total
 
 
 def build(
@@ -70,7 +73,7 @@ def build(
 
     Args:
         mu: weight of the clients' proximal term, >= 0.
-        gmf: server momentum in [0, 1).
+        gmf: server momentum in [0, 1); without effect with another server rule.
         gh_on: what another server rule (``--server fedgh``) sees.
     """
     if not (mu >= 0 and 0 <= gmf < 1):

@@ -93,13 +93,19 @@ def build(
         l2r_power: 1 as the official code, 2 as the paper.
         z_dim: size of the representation, >= 1; None for that of the features.
         share_reference: the server averages the reference too.
-        deterministic: FedL2R, the features as they are and no divergence.
+        deterministic: FedL2R, the features as they are and no divergence; without ``z_dim`` and
+            ``share_reference``, as there is neither.
         weights: of the models, uniform (the official code) or by samples.
     """
     if not (a_l2r >= 0 and a_cmi >= 0):
         raise ConfigError(f"fedsr: a_l2r={a_l2r}, a_cmi={a_cmi}; both must be >= 0")
     if z_dim is not None and z_dim < 1:
         raise ConfigError(f"fedsr.z_dim is {z_dim}; it must be at least 1, or null")
+    if deterministic and (z_dim is not None or share_reference):
+        raise ConfigError(
+            f"fedsr: deterministic=true with z_dim={z_dim}, share_reference={share_reference}; "
+            "it leaves the model unchanged, leave these out"
+        )
     server = Server(Average(weights))
     if deterministic:
         return Algorithm(Short(a_l2r, l2r_power), server)

@@ -10,7 +10,8 @@ the shares alpha_i^{l,j} of client j in layer l of client i's model (rows sum to
 D_i is a multiple of minus the gradient, so this descends. The hypernetwork is an embedding, three
 layers of rectified units and per model layer a linear map to N rectified numbers, divided by their
 sum (all zero: client i alone). A layer is a module, its running statistics included. With
-``keep_local`` = k (HeurpFedLA) the k layers with the largest share of the client are its own.
+``keep_local`` = k (HeurpFedLA) the k layers with the largest share of the client are its own; they
+are no mixture, so that psi_i learns nothing from them.
 
 Memory is N models, a round mixes N of them for N clients: for small models and N up to about 50.
 
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.cohort import Cohort
-from fedsim.contracts import F64, Array, Layout, RoundContext, Slot, Vectors
+from fedsim.contracts import F64, I64, Array, Layout, RoundContext, Slot, Vectors
 from fedsim.errors import ConfigError
 from fedsim.local import LocalEnv, LocalRule, Uplink
 from fedsim.plugin import Algorithm
@@ -135,28 +136,34 @@ class Mixtures:
         offsets = models - start
         for update in cohort.updates:
             i = update.client_id
-            gained = update.extras["model"] - self._mixed(shape, psi[i], i, models, layers)
+            alpha, own = self._alpha(shape, psi[i], i)
+            gained = update.extras["model"] - _mixed(alpha, models, layers)
             gain = np.stack([_inner(offsets, gained, layer) for layer in layers])
+            gain[own] = 0.0
             psi[i] = climbed(shape, psi[i], i, gain, self.hn_lr)
         for update in cohort.updates:
             models[update.client_id] = update.extras["model"]
         private: Mapping[int, Vectors] = {
-            i: {"personal": self._mixed(shape, psi[i], i, models, layers)} for i in range(n)
+            i: {"personal": _mixed(self._alpha(shape, psi[i], i)[0], models, layers)}
+            for i in range(n)
         }
         return Exchanged({"models": models, "psi": psi}, private=private)
 
-    def _mixed(
-        self, shape: Shape, psi: F64, client: int, models: Array, layers: list[list[slice]]
-    ) -> Array:
-        """(D,) client's mixture of the models (N, D)."""
+    def _alpha(self, shape: Shape, psi: F64, client: int) -> tuple[F64, I64]:
+        """alpha (L, N) of a client's mixture, and the layers that stay its own."""
         alpha, _ = shares(shape, psi, client)
-        kept = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
-        alpha[kept] = np.eye(shape.clients)[client]
-        mixture = np.empty_like(models[client])
-        for row, layer in zip(alpha, layers, strict=True):
-            for where in layer:
-                mixture[where] = row @ models[:, where]
-        return mixture
+        own = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
+        alpha[own] = np.eye(shape.clients)[client]
+        return alpha, own
+
+
+def _mixed(alpha: F64, models: Array, layers: list[list[slice]]) -> Array:
+    """(D,) the mixture of the models (N, D) by the shares (L, N)."""
+    mixture = np.empty_like(models[0])
+    for row, layer in zip(alpha, layers, strict=True):
+        for where in layer:
+            mixture[where] = row @ models[:, where]
+    return mixture
 
 
 def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:

@@ -6,8 +6,9 @@
 
 All control variates start at 0, so c = (1/N) sum_i c_i over all N clients always. With momentum
 K lr is the way lr |a|_1 that a constant gradient of one makes, and (x - y) / (lr |a|_1) a weighted
-mean of the gradients. Weight decay is a part of the gradient. Option I takes the gradient over all
-of the client's data in evaluation mode, without augmentation.
+mean of the gradients; at lr = 0, as in the first round of a warm-up, option II leaves c_i as it is.
+Weight decay is a part of the gradient. Option I takes the gradient over all of the client's data in
+evaluation mode, without augmentation.
 
 :client: the gradient is corrected by c - c_i
 :server: uniform mean with server learning rate eta_g; control variate c
@@ -53,10 +54,13 @@ class Corrected(LocalRule):
         torch._foreach_add_(env.grads(), s[0])
 
     def finish(self, env: LocalEnv, s: tuple[list[Tensor], Tensor | None]) -> Uplink:
-        """The new control variate to keep, and by how much it changed to send."""
-        before, fresh = env.kept("c"), s[1]
-        if fresh is None and env.steps:
-            fresh = before - env.received("c") - env.moved / env.displacement
+        """The new control variate to keep, and by how much it changed to send.
+
+        Option II learns nothing where nobody moves: without a step, or at a learning rate of 0.
+        """
+        before, fresh, way = env.kept("c"), s[1], env.displacement
+        if fresh is None and way > 0:
+            fresh = before - env.received("c") - env.moved / way
         after = before if fresh is None else fresh
         change = (after - before).cpu().numpy()
         return Uplink({"c": change}, {"c": after.cpu().numpy()})
@@ -77,7 +81,8 @@ def build(
 
     Args:
         option: how clients renew their control variate; I costs a pass over their data.
-        eta_g: server learning rate, > 0.
+        eta_g: server learning rate, > 0; this and ``weights`` have no effect with another server
+            rule.
         weights: of the models, uniform (the paper) or by samples.
     """
     if not eta_g > 0:

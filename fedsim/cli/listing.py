@@ -52,7 +52,9 @@ def _origin(info: DatasetInfo) -> str:
     """Where the files come from, in a word; ``source`` says it at length."""
     if info.needs_folder:
         return "--data-dir"
-    return info.source if info.source in ("embedded", "generated") else "download"
+    if info.generated:
+        return "generated"
+    return "embedded" if info.source == "embedded" else "download"
 
 
 def _models() -> Rows:

@@ -12,7 +12,7 @@ from fedsim.metrics import SampleScores
 from fedsim.rng import generator
 
 if TYPE_CHECKING:
-    from fedsim.engine.worker import WorkerSpec
+    from fedsim.engine.spec import WorkerSpec
 
 
 def name(part: Part) -> str:

@@ -29,8 +29,9 @@ from fedsim.engine.placement import Node, Plan
 from fedsim.engine.pool import ActorPool
 from fedsim.engine.session import Options, Session
 from fedsim.engine.shards import Aggregators, allowed_shards, plan_shards
+from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.spread import Sharded, held_of
-from fedsim.engine.worker import WorkerSpec, num_batches, score_part
+from fedsim.engine.worker import num_batches, score_part
 from fedsim.errors import ConfigError
 from fedsim.metrics import SampleScores, joined
 from fedsim.sections import EngineConfig

@@ -12,7 +12,8 @@ from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, 
 from fedsim.engine import Incident, Job, Model, Result
 from fedsim.engine.flags import torch_flags
 from fedsim.engine.outputs import Outputs
-from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Report, Worker, num_batches
 from fedsim.errors import ConfigError, WorkerError
 from fedsim.metrics import SampleScores
 from fedsim.sections import EngineConfig

@@ -27,7 +27,8 @@ from fedsim.engine.cluster import connect
 from fedsim.engine.flags import keep_freed_memory
 from fedsim.engine.serial import device_name
 from fedsim.engine.shards import split
-from fedsim.engine.worker import Report, Worker, WorkerSpec
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Report, Worker
 from fedsim.errors import ConfigError, FedsimError, WorkerError
 from fedsim.sections import EngineConfig
 

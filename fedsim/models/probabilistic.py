@@ -45,8 +45,8 @@ class ProbabilisticModel(nn.Module):
     same sample has the same logits in any batch. They are not part of the model's state.
 
     Args:
-        model: its features come before a new linear layer to mean and deviation, and its number
-            of classes is kept.
+        model: its features come before a new linear layer to mean and deviation, and the new head
+            is of the kind of its own.
         z_dim: the size of the representation.
 
     ``reference`` is for the method's loss alone; no prediction depends on it.
@@ -59,7 +59,7 @@ class ProbabilisticModel(nn.Module):
         num_classes = model.head.out_features
         self.backbone = model.features
         self.encoder = nn.Linear(model.head.in_features, 2 * z_dim)
-        self.head = nn.Linear(z_dim, num_classes)
+        self.head = type(model.head)(z_dim, num_classes)
         self.reference = Reference(num_classes, z_dim)
         self.register_buffer("noise", torch.randn(DRAWS, z_dim), persistent=False)
 

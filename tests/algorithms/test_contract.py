@@ -149,6 +149,16 @@ def test_a_client_with_one_sample(name, tmp_path):
 
 
 @every_method
+def test_a_warm_up_begins_at_a_rate_of_zero(name, tmp_path):
+    train = {"lr_schedule": "warmup_round", "weight_decay": 0.01}
+    store = fedsim.run(config(name, train=train), tmp_path / "run")
+    rounds = store.read("rounds")
+    assert rounds["lr"].iloc[0] == 0.0 < rounds["lr"].iloc[1]
+    assert (store.read("clients")["status"] == "ok").all()
+    assert np.isfinite(rounds["train_loss"]).all()
+
+
+@every_method
 def test_the_configuration_round_trips_through_yaml(name, tmp_path):
     options = {k: p.default for k, p in algorithms.parameters(name).items()}
     original = config(name)

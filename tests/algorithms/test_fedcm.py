@@ -65,6 +65,13 @@ def test_the_first_round_is_fedavg_with_a_smaller_rate():
     np.testing.assert_allclose(first, smaller, rtol=1e-12)
 
 
+def test_a_rate_of_zero_has_no_direction():
+    federation = Federation("fedcm", {}, A, B, STEPS, SAMPLES, w=np.ones(3))
+    federation.lr = 0.0
+    np.testing.assert_array_equal(federation.step(), np.ones(3))
+    np.testing.assert_array_equal(federation.downlink["direction"], np.zeros(3))
+
+
 @pytest.mark.parametrize("options", [{"alpha": 0.0}, {"alpha": 1.1}, {"eta_g": 0.0}])
 def test_bad_values(options):
     with pytest.raises(ConfigError, match="needed are 0 < alpha <= 1"):

@@ -115,6 +115,22 @@ def test_a_client_without_steps_adds_nothing():
 
 
 @pytest.mark.parametrize("gh_on", ["normalised", "delta"])
+def test_where_nobody_made_a_step_nothing_moves(gh_on):
+    step = fedsim.aggregate(np.zeros((2, 3)), [1, 2], "fednova", num_steps=[0, 0], gh_on=gh_on)
+    assert step.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_the_server_momentum_is_in_units_of_the_rate():
+    # buf = update / 0.1, then 0.5 update / 0.1 + update / 0.05; times 0.05: 1.25 update.
+    server, sent = algorithms.load("fednova", {"gmf": 0.5}).server, cohort([2.0, 4.0])
+    update = algorithms.load("fednova").server.step({}, sent, CTX).step[:2]
+    first = server.step({}, sent, CTX)
+    np.testing.assert_allclose(first.step[:2], update, rtol=1e-14)
+    later = server.step(first.state, sent, RoundContext(1, 2, 2, 0.05, 0))
+    np.testing.assert_allclose(later.step[:2], 1.25 * update, rtol=1e-14)
+
+
+@pytest.mark.parametrize("gh_on", ["normalised", "delta"])
 def test_fedgh_on_normalised_updates_or_on_the_updates(gh_on):
     c = cohort([2.0, 4.0])
     rows = [u.delta[:2] for u in c.updates]

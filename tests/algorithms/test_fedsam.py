@@ -15,7 +15,7 @@ from torch import nn
 from fedsim import algorithms
 from fedsim.algorithms.fedsam import SharpnessAware, ascent
 from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Slot, Training
+from fedsim.contracts import ClientUpdate, Layout, Slot, Training
 from fedsim.errors import ConfigError
 from fedsim.local import Phase, train_local
 from fedsim.losses import MarginControl
@@ -212,6 +212,19 @@ def test_momentum_mixes_the_gradient_at_the_moved_weights():
         return [alpha * g + (1 - alpha) * d for g, d in zip(there, direction, strict=True)]
 
     fullbatch.assert_update(w, deltas[0], start, gradient)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_weights_of_the_models(alpha):
+    layout = Layout((Slot("w", (2,), 0, 2),))
+    updates = [
+        ClientUpdate(i, n, 1, np.array(delta), {"way": np.ones(1)})
+        for i, (n, delta) in enumerate([(30, [1.0, -0.1]), (10, [0.2, 0.3])])
+    ]
+    for options, expected in (({}, [0.8, 0.0]), ({"weights": "uniform"}, [0.6, 0.1])):
+        server = algorithms.load("fedsam", {"alpha": alpha, **options}).server
+        step = server.step({}, Cohort.of(updates, layout), context()).step
+        np.testing.assert_allclose(step, expected, atol=1e-15)
 
 
 def test_margin_control_is_part_of_both_gradients():

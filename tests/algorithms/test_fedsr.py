@@ -9,8 +9,8 @@ import torch.nn.functional as functional
 from oracles import client_losses as oracle
 from torch import distributions
 
-from fedsim import algorithms
-from fedsim.contracts import Training
+from fedsim import algorithms, models
+from fedsim.contracts import ModelSpec, Training
 from fedsim.errors import ConfigError
 from fedsim.losses import gaussian_divergence, length
 from fedsim.rng import seed_for
@@ -212,6 +212,14 @@ def test_the_size_of_the_representation(z_dim):
     assert shapes["head.weight"] == (CLASSES, size)
 
 
+def test_the_head_stays_of_its_kind():
+    # LEAF's perceptron has a sigmoid after its head.
+    spec = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
+    model = models.build(spec, 0, algorithms.load("fedsr").adapt)
+    assert model.head(100 * torch.ones(1, 60)).abs().max() <= 1
+    assert model.head.out_features == 5
+
+
 def test_clients_weigh_the_same_by_default():
     algorithm = algorithms.load("fedsr")
     assert algorithm.server.reduce.weights == "uniform"
@@ -224,6 +232,8 @@ def test_clients_weigh_the_same_by_default():
         ({"a_cmi": float("nan")}, "a_cmi=nan"),
         ({"z_dim": 0}, r"fedsr\.z_dim is 0; it must be at least 1, or null"),
         ({"l2r_power": 3}, r"fedsr\.l2r_power is 3"),
+        ({"deterministic": True, "z_dim": 4}, "deterministic=true with z_dim=4"),
+        ({"deterministic": True, "share_reference": True}, "share_reference=True; it leaves"),
     ],
 )
 def test_bad_values_are_named(given, said):

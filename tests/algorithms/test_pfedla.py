@@ -159,6 +159,25 @@ def test_layers_that_stay_local():
         assert not np.array_equal(none[client]["personal"], own)
 
 
+def test_nothing_is_learnt_from_layers_that_stay_local():
+    # They are constants of the mixture: torch's derivative has nothing for them.
+    state = exchange(trained_models()).state
+    psi = torch.from_numpy(np.array(state["psi"][1])).requires_grad_()
+    models = torch.from_numpy(np.array(state["models"], np.float64))
+    alpha = oracle.shares(psi, 1, CLIENTS, 2, WIDTH)
+    own = int(alpha[:, 1].argmax())
+    alone = torch.eye(CLIENTS, dtype=torch.float64)[1]
+    rows = torch.stack([alone if layer == own else alpha[layer] for layer in range(2)])
+    end = trained_models(5)[1]
+    mixed = oracle.mixture(rows, models, COLUMNS)
+    pull = torch.from_numpy(end).double() - mixed.detach()
+    expected = (psi + 0.1 * torch.autograd.grad(mixed, psi, pull)[0]).detach()
+    found = exchange({1: end}, state, keep_local=1).state["psi"][1]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    mixed_all = exchange({1: end}, state).state["psi"][1]
+    assert np.abs(found - mixed_all).max() > 1e-3
+
+
 def test_in_a_run_nothing_is_shared_and_everybody_has_a_model(tmp_path):
     store = fedsim.run(config("pfedla", evaluation={"every": 1}), tmp_path / "run")
     rounds = store.read("rounds")

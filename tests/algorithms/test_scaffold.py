@@ -110,6 +110,27 @@ def test_option_one_on_images_is_the_full_gradient_in_eval_mode():
     np.testing.assert_allclose(reports[0].state["c"], expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_a_rate_of_zero_leaves_the_control_variates_of_option_two(option):
+    # The first round of a warm-up: (x - y) / (K lr) would be 0 / 0.
+    federation = Federation("scaffold", {"option": option}, A, B, STEPS, SAMPLES, w=np.ones(3))
+    federation.lr = 0.0
+    np.testing.assert_array_equal(federation.step(), np.ones(3))
+    known = A * (1 - B) if option == "I" else np.zeros_like(A)
+    np.testing.assert_allclose(controls(federation)[1], known, rtol=1e-12)
+    federation.lr = 0.1
+    federation.step()
+    c, before = controls(federation)
+    assert np.abs(before).max() > 0.1
+    federation.lr = 0.0
+    federation.step()
+    after_c, after = controls(federation)
+    if option == "II":
+        np.testing.assert_array_equal(after, before)
+        np.testing.assert_array_equal(after_c, c)
+    np.testing.assert_allclose(after_c, after.mean(axis=0), rtol=1e-12)
+
+
 def test_another_reduction_keeps_the_control_variates():
     federation = Federation("scaffold", {}, A, B, STEPS, SAMPLES, server="fedgh")
     for _ in range(3):

@@ -8,7 +8,8 @@ from torch import nn
 
 from fedsim import algorithms
 from fedsim.contracts import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
-from fedsim.engine.worker import Worker, WorkerSpec
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Worker
 from fedsim.local import LocalEnv
 from fedsim.losses import MarginControl
 from fedsim.vectors import FlatModel, as_tensor
