@@ -162,8 +162,10 @@ def _pooled(
     if not outputs:
         return {}
     index = np.concatenate([owned[c] for c in outputs])
-    whole = scores_of(concatenated(list(outputs.values())), data, index, groups_among(data, index))
-    each = {c: group_score("", samples_of(z, data, owned[c])) for c, z in outputs.items()}
+    pooled = concatenated(list(outputs.values()))
+    whole = scores_of(pooled, data, index, groups_among(data, index))
+    samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
+    each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
     accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
     return {"test": Evaluated(whole, {} if None in models else each, accuracy)}
 
@@ -204,6 +206,7 @@ def write(evaluated: Mapping[str, Evaluated], log: RoundLog) -> None:
         row["test_macro_f1"] = test.whole.macro_f1
         row["test_auc"] = test.whole.auc
         row["client_test_accuracy"] = test.client_accuracy
+        log.tables.setdefault("classes", [])  # the file is there even if it stays without rows
         for c in test.whole.classes:
             log.add("classes", **asdict(c))
         for g in test.whole.groups:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.contracts import Vectors
-from fedsim.localenv import PARTS, LocalEnv, Phase, Precision, Preprocess, normaliser
+from fedsim.localenv import PARTS, LocalEnv, Phase, Precision, Preprocess, labels, normaliser
 from fedsim.rng import torch_generator
 
 __all__ = [
@@ -113,7 +113,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
                 momentum = _sgd(env, momentum, phase.lr)
             env.steps += 1
             losses.append(ce.detach())
-            sizes.append(len(y) if y.ndim == 1 else int((y >= 0).sum()))
+            sizes.append(labels(y))
     _enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
     return Trained(uplink, env.steps, _mean(losses, sizes))

@@ -135,12 +135,14 @@ class LocalEnv:
 
         In eval mode, without augmentation, at the model's present values.
         """
-        size, n = self.training.batch_size, len(self.y)
+        size, n = self.training.batch_size, labels(self.y)
         self.flat.mode(train=False)
+        for module in self.model.modules():
+            module.training = isinstance(module, nn.RNNBase)  # cuDNN differentiates no others
         for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
             with self.precision():
                 loss = self.criterion(self.model(self.test(x)), y)
-            (loss * (len(y) / n)).backward()
+            (loss * (labels(y) / n)).backward()
         found = self.start.new_zeros(self.flat.layout.num_params)
         with torch.no_grad():
             for view, g, p in zip(self.split(found), self.grads(), self.params, strict=True):
@@ -190,6 +192,11 @@ class _Features(nn.Module):
         """(B, ...) -> (B, d)."""
         found: Tensor = self.model.features(x)  # type: ignore[operator]
         return found
+
+
+def labels(y: Tensor) -> int:
+    """How many labels count: one a sample, or those of its tokens that are >= 0."""
+    return len(y) if y.ndim == 1 else int((y >= 0).sum())
 
 
 def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:

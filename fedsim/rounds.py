@@ -14,6 +14,7 @@ from fedsim.checkpoint import Checkpoints, Position
 from fedsim.clientstates import Shelf
 from fedsim.config import RunConfig, to_yaml
 from fedsim.drive import Drive, Observer, RunInfo
+from fedsim.errors import DataError
 from fedsim.finished import decisive
 from fedsim.oneround import draw_cohort, lr_at, run_round
 from fedsim.record import FOLDER, Identity, layout_hash
@@ -122,6 +123,7 @@ def resume(
     begun = time.perf_counter()
     with lock.held(store.path):
         setup, start = start_of(prepare(config))
+        _check_trace(config, store)
         checkpoints, position = _position(setup, start, store, tell or _on_stderr)
         with checkpoints:
             executor = make_executor(setup, session)
@@ -174,6 +176,23 @@ def _environment(setup: Setup) -> dict[str, object]:
     if setup.config.clock.trace is not None:
         known["trace_sha256"] = file_sha256(Path(setup.config.clock.trace))
     return known
+
+
+def _check_trace(config: RunConfig, store: RunStore) -> None:
+    """Refuses a ``clock.trace`` that is another one than the run began with.
+
+    Raises:
+        DataError: it has changed.
+    """
+    trace, path = config.clock.trace, store.path / "env.json"
+    if trace is None or not path.exists():
+        return
+    began = json.loads(path.read_text(encoding="utf-8")).get("trace_sha256")
+    if began not in (None, file_sha256(Path(trace))):
+        raise DataError(
+            f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
+            "cannot go on with it"
+        )
 
 
 def _environments(

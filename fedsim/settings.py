@@ -40,6 +40,8 @@ FIXED_PARTITIONS = ("by_site", "natural", "files")
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
 """Keys of section evaluation that mean nothing without ``decompose_every``."""
+OF_SYNTHETIC = ("synthetic_alpha", "synthetic_beta", "synthetic_iid")
+"""Keys of section data that mean nothing where the data set ``synthetic`` is not drawn."""
 
 
 class RunConfig(Section):
@@ -130,6 +132,12 @@ class RunConfig(Section):
                 raise InvalidSetting(
                     f"evaluation.{key}",
                     "it is part of the decomposition; give evaluation.decompose_every too",
+                )
+        drawn = self.data.name == "synthetic" and self.data.dir is None
+        for key in () if drawn else OF_SYNTHETIC:
+            if getattr(self.data, key) != DataConfig.model_fields[key].default:
+                raise InvalidSetting(
+                    f"data.{key}", "only data set synthetic is drawn with it, without data.dir"
                 )
         if self.decides_num_clients:
             self._check_cohort()

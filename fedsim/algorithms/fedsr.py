@@ -20,7 +20,7 @@ features of the unchanged model and a_cmi has no effect.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -33,7 +33,7 @@ from fedsim.gram import Weights
 from fedsim.local import LocalEnv, LocalRule
 from fedsim.losses import gaussian_divergence, length
 from fedsim.models import probabilistic
-from fedsim.plugin import Algorithm
+from fedsim.plugin import Algorithm, nothing
 from fedsim.server import Average, Server
 
 
@@ -102,16 +102,10 @@ def build(
     if z_dim is not None and z_dim < 1:
         raise ConfigError(f"fedsr.z_dim is {z_dim}; it must be at least 1, or null")
     if deterministic and (z_dim is not None or share_reference):
-        raise ConfigError(
-            f"fedsr: deterministic=true with z_dim={z_dim}, share_reference={share_reference}; "
-            "it leaves the model unchanged, leave these out"
-        )
+        raise ConfigError("fedsr.deterministic goes with neither z_dim nor share_reference")
     server = Server(Average(weights))
     if deterministic:
         return Algorithm(Short(a_l2r, l2r_power), server)
-    algorithm = Algorithm(
-        Simple(a_l2r, l2r_power, a_cmi), server, adapt=partial(probabilistic, z_dim=z_dim)
-    )
-    return (
-        algorithm if share_reference else replace(algorithm, personal=of_reference, one_model=True)
-    )
+    local, adapt = Simple(a_l2r, l2r_power, a_cmi), partial(probabilistic, z_dim=z_dim)
+    personal = nothing if share_reference else of_reference
+    return Algorithm(local, server, personal=personal, one_model=True, adapt=adapt)

@@ -75,6 +75,6 @@ def synthetic(request: Request) -> Raw:
 
 def _synthetic(samples: Samples) -> tuple[Array, I64]:
     x = numbers(samples.x, "x", samples.where).astype(np.float32)
-    if x.ndim != 2 or not np.isfinite(x).all():
+    if x.ndim != 2 or not x.size or not np.isfinite(x).all():
         raise DataError(f"{samples.where}: x has to be lists of finite numbers")
     return x, labels(samples, _MOST_CLASSES)

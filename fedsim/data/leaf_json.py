@@ -8,6 +8,7 @@ in some of LEAF's own files.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from fedsim.data.files import find, reason
 from fedsim.data.raw import TEST, TRAIN, VAL, Raw, Request
 from fedsim.errors import DataError
 
+_SOURCE = "a folder with LEAF's json files in train/ and test/"
 _PARTS = (("train", TRAIN), ("val", VAL), ("test", TEST))
 
 
@@ -44,7 +46,7 @@ def place(request: Request) -> Path:
     """
     name = request.name
     below = ("data", name, f"{name}/data", f"data/{name}", f"data/{name}/data")
-    return find(request.own_folder, below, ("train", "test"), request.source)
+    return find(request.own_folder, below, ("train", "test"), _SOURCE)
 
 
 def gather(folder: Path, convert: Convert) -> Raw:
@@ -71,8 +73,9 @@ def gather(folder: Path, convert: Convert) -> Raw:
             if key in whose:
                 raise DataError(f"{samples.where}: the user is also in {whose[key]}")
             whose[key] = samples.where.partition(", user")[0]
-            if samples.y:
-                blocks[key] = _alike(blocks, convert(samples), samples.where)
+            block = convert(samples) if samples.y else None
+            if block is not None and len(block[1]):
+                blocks[key] = _alike(blocks, block, samples.where)
     if not blocks:
         raise DataError(f"{folder}: the json files hold no samples")
     order = sorted(blocks)
@@ -151,6 +154,9 @@ def _users(folder: Path) -> Iterator[Samples]:
         users, data = content.get("users"), content.get("user_data")
         if not isinstance(users, list) or not isinstance(data, dict):
             raise DataError(f"{file}: needed are the keys users (a list) and user_data (an object)")
+        (name, times), *_ = Counter(map(str, users)).most_common(1) or [("", 0)]
+        if times > 1:
+            raise DataError(f"{file}, user {name!r}: {times} times in users")
         odd = set(map(str, users)) ^ set(data)
         if odd:
             name = min(odd)

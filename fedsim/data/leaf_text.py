@@ -53,7 +53,8 @@ def _shakespeare(samples: Samples) -> tuple[Array, I64]:
 
 def _letters(texts: list[str]) -> Array:
     """The numbers of all characters, one text after the other."""
-    return _LETTER[np.fromiter(map(ord, chain.from_iterable(texts)), dtype=np.int64)]
+    points = "".join(texts).encode("utf-32-le", "surrogatepass")
+    return _LETTER[np.frombuffer(points, dtype="<u4")]
 
 
 def sent140(request: Request) -> Raw:

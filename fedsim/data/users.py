@@ -31,7 +31,7 @@ def held_out(y: I64, user: I64, fraction: float, seed: int, stream: str, name: s
     for number, own in _by_user(user):
         draw = rng.generator(seed, stream, number)
         parts.append(own[stratified(label[own], round(fraction * len(own)), draw)])
-    out = np.sort(np.concatenate(parts))
+    out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
     if not 0 < len(out) < len(y):
         raise DataError(
             f"{name}: {len(y)} samples of {len(parts)} users are too few to hold out a fraction "
@@ -44,7 +44,7 @@ def _by_user(user: I64) -> Iterator[tuple[int, I64]]:
     """Each user's number and the positions of its samples."""
     order = np.argsort(user, kind="stable")
     numbers, starts = np.unique(user[order], return_index=True)
-    yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+    yield from zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)
 
 
 def with_enough(dataset: Dataset, min_samples: int) -> Dataset:

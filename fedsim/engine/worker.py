@@ -149,7 +149,9 @@ class Worker:
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
         trained = train_local(self._rule(ctx), env)
         if ctx.probe:
-            return Report(client, len(index), 0, trained.train_loss, trained.uplink.extras)
+            extras = trained.uplink.extras
+            bad = _diverged(trained, {}, delta, self.flat.layout)
+            return Report(client, len(index), 0, trained.train_loss, extras, diverged=bad)
         kept = dict(trained.uplink.state)
         if len(self.personal):
             kept["personal"] = self.flat.flat[self.personal].cpu().numpy()

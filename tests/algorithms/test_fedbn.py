@@ -81,8 +81,8 @@ def test_a_client_resumes_with_its_own_norms_and_the_newest_rest():
     own = moved.copy()
     own[mask] = reports[0].state["personal"]
     np.testing.assert_array_equal(
-        still.logits(moved, reports[0].state, "test", 0, 2),
-        worker("fedavg").logits(own, {}, "test", 0, 2),
+        still.outputs(moved, reports[0].state, "test", 0, 2),
+        worker("fedavg").outputs(own, {}, "test", 0, 2),
     )
 
 

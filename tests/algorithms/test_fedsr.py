@@ -232,8 +232,8 @@ def test_clients_weigh_the_same_by_default():
         ({"a_cmi": float("nan")}, "a_cmi=nan"),
         ({"z_dim": 0}, r"fedsr\.z_dim is 0; it must be at least 1, or null"),
         ({"l2r_power": 3}, r"fedsr\.l2r_power is 3"),
-        ({"deterministic": True, "z_dim": 4}, "deterministic=true with z_dim=4"),
-        ({"deterministic": True, "share_reference": True}, "share_reference=True; it leaves"),
+        ({"deterministic": True, "z_dim": 4}, r"fedsr\.deterministic goes with neither"),
+        ({"deterministic": True, "share_reference": True}, "neither z_dim nor share_reference"),
     ],
 )
 def test_bad_values_are_named(given, said):

@@ -26,7 +26,7 @@ from fedsim.cli import main
 from fedsim.cli.options import FLAGS
 from fedsim.cli.resume import SHOWN
 from fedsim.clientstates import Shelf
-from fedsim.config import RunConfig
+from fedsim.config import ClockConfig, RunConfig
 from fedsim.drive import Drive
 from fedsim.engine import Incident
 from fedsim.engine.serial import SerialExecutor
@@ -400,6 +400,23 @@ def test_other_data_are_refused(after_four, tmp_path):
     flip(run / "partition.csv", 0.5)
     with pytest.raises(DataError, match=r"partition\.csv: .*they have changed"):
         rounds.resume(run, tell=silent)
+
+
+def test_another_trace_is_refused(tmp_path):
+    run, trace = tmp_path / "run", tmp_path / "trace.csv"
+    rows = [f"{client},100" for client in range(8)]
+    trace.write_text("\n".join(["client_id,samples_per_second", *rows]))
+    wanted = config(rounds=2).model_copy(update={"clock": ClockConfig(trace=str(trace))})
+    with pytest.raises(Stop):
+        fedsim.run(wanted, run, Stopper(1))
+    kept = trace.read_text()
+    trace.write_text(kept.replace("7,100", "7,50"))
+    before = contents(run)
+    with pytest.raises(DataError, match=r"clock\.trace .*trace\.csv: it has changed since"):
+        rounds.resume(run, tell=silent)
+    assert contents(run) == before
+    trace.write_text(kept)
+    assert len(rounds.resume(run, tell=silent).read("rounds")) == 2
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -104,6 +104,14 @@ def test_a_test_part_of_other_users_is_common(tmp_path: Path):
             r"a\.json, user 'v': in ",
         ),
         (
+            '{"users": ["u", "v", "u"], "user_data": {"u": {"x": [], "y": []}}}',
+            r"a\.json, user 'u': 2 times in users",
+        ),
+        (
+            '{"users": ["u"], "user_data": {"u": {"x": [[], []], "y": [0, 1]}}}',
+            r"user 'u': x has to be lists of finite numbers",
+        ),
+        (
             '{"users": [], "user_data": {"u": {"x": [], "y": []}}}',
             r"user 'u': in user_data, but not",
         ),
@@ -267,3 +275,10 @@ def test_fedprox_synthetic(shared_data: Path, which, samples, classes):
         assert len(test) == round(0.2 * len(own))
         assert np.array_equal(loaded.x[own], np.float32(content["user_data"][name]["x"]))
         assert loaded.y[own].tolist() == content["user_data"][name]["y"]
+
+
+def test_a_fraction_of_no_training_samples_is_refused(tmp_path: Path):
+    write(tmp_path / "train", "a.json", {"u": ([], [])})
+    write(tmp_path / "test", "a.json", {"u": points(0, 4)})
+    with pytest.raises(DataError, match="synthetic: 0 samples of 0 users are too few"):
+        data.load("synthetic", tmp_path, val_fraction=0.2)

@@ -235,3 +235,19 @@ def test_a_split_within_users_works_on_labels_of_tokens(tmp_path: Path):
     write(tmp_path / "train", "a.json", {"u": (x, y)})
     loaded = data.load("reddit", tmp_path, test_fraction=0.25)
     assert (len(loaded.train), len(loaded.test)) == (6, 2)
+
+
+def test_reddit_without_a_token_that_counts_is_refused(tmp_path: Path):
+    label = {"target_tokens": [["b"] * 10], "count_tokens": [[0] * 10]}
+    write(tmp_path / "train", "a.json", {"u": ([[["a"] * 10]], [label])})
+    with pytest.raises(DataError, match="the json files hold no samples"):
+        data.load("reddit", tmp_path)
+
+
+def test_shakespeare_takes_any_code_point(tmp_path: Path):
+    texts = ["\ud800" * 80, "\U0001f600" * 80, "b" * 80]
+    write(tmp_path / "train", "a.json", {"HAMLET": (texts, ["\ud800", "a", "b"])})
+    loaded = data.load("shakespeare", tmp_path, test_fraction=0.4)
+    b = loaded.class_names.index("b")
+    assert loaded.x[:, [0, -1]].tolist() == [[79, 79], [79, 79], [b, b]]
+    assert loaded.y.tolist() == [79, b - 1, b]

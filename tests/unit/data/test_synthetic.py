@@ -128,6 +128,13 @@ def test_files_decide_the_number_of_clients(shared_data: Path):
         load(config)
 
 
+@pytest.mark.parametrize("given", [{"name": "digits"}, {"name": "synthetic", "dir": "."}])
+@pytest.mark.parametrize("key", ["synthetic_alpha", "synthetic_beta", "synthetic_iid"])
+def test_settings_of_the_draw_are_refused_where_nothing_is_drawn(given, key: str):
+    with pytest.raises(ConfigError, match=rf"data\.{key}: .*only data set synthetic is drawn"):
+        RunConfig(data=given | {key: True if key.endswith("iid") else 1.0})
+
+
 @pytest.mark.parametrize("key", ["synthetic_alpha", "synthetic_beta"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_other_spreads_are_refused(key: str, value: float):
