@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
 import pytest
 
+# One thread for torch, here and in what tests start: small tensors gain nothing from more, and
+# several test processes would fight for the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # A shell starts background jobs with Ctrl-C ignored, and so would be what tests start from one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the plugin looks at the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several processes: one has the tests that start Ray, a file stays together otherwise."""
     for item in items:

@@ -29,6 +29,13 @@ study table2_small "decomposition" "${alpha[@]}"
 study table3_retina_small "curves" --baseline fedavg
 study variants_small "curves" --by algorithm --by fedld.orientation --baseline fedavg
 study shortcut_small "groups curves" --by algorithm --by fedld.margin_weight --baseline fedavg
+study fedgh_mnist_small "curves agreement"
+study fedgh_cifar10_small ""
+study fedgh_clients_small ""
+study fedgh_epochs_small ""
+study fedgh_synthetic_small ""
+study fedgh_shakespeare_small ""
+study fedgh_fig2_small "cosines agreement" --by num_clients --by alpha
 mkdir -p lambda_small
 cp "$sweeps/lambda_small"/{summary,aggregate}.csv lambda_small
 python -m analysis select "$sweeps/lambda_small" --by fedld.margin_weight --within alpha \

@@ -15,7 +15,7 @@ from .federation import Federation
 
 RNG = np.random.default_rng(8)
 A, B = RNG.uniform(0.5, 2.0, (4, 3)), RNG.normal(size=(4, 3))
-MANY, SAMPLES = (600, 600, 600, 600), (30, 10, 20, 5)
+MANY, SAMPLES = (70, 70, 70, 70), (30, 10, 20, 5)
 COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
 
 
@@ -26,7 +26,7 @@ def duals(federation):
 
 
 def test_published_example():
-    federation = Federation("feddyn", {"alpha": 0.5}, steps=(600, 600))
+    federation = Federation("feddyn", {"alpha": 0.5}, steps=(25, 25), lr=0.5)
     rows = []
     for _ in range(3):
         w = federation.run(1)
@@ -39,7 +39,7 @@ def test_published_example():
 @pytest.mark.parametrize("client_alpha", ["equal", "by_samples"])
 def test_oracle(client_alpha):
     options = {"alpha": 0.4, "client_alpha": client_alpha}
-    federation = Federation("feddyn", options, A, B, MANY, SAMPLES)
+    federation = Federation("feddyn", options, A, B, MANY, SAMPLES, lr=0.4)
     samples = SAMPLES if client_alpha == "by_samples" else None
     path, kept = oracle.feddyn(A, B, COHORTS, 0.4, samples)
     for cohort, w, (h, own) in zip(COHORTS, path, kept, strict=True):
@@ -51,7 +51,7 @@ def test_oracle(client_alpha):
 
 def test_laws_of_exact_local_solves():
     # lambda_i = grad F_i(theta_i), h = mean of all lambda_i, first round: 2 mean(theta) - w
-    federation = Federation("feddyn", {"alpha": 0.4}, A, B, MANY, SAMPLES, w=np.ones(3))
+    federation = Federation("feddyn", {"alpha": 0.4}, A, B, MANY, SAMPLES, w=np.ones(3), lr=0.4)
     first = federation.step()
     h, own = duals(federation)
     theta = (A * B + 0.4 * np.ones(3)) / (A + 0.4)
