@@ -20,6 +20,15 @@ study() {
   rm -r "$report"
 }
 
+# pairs NAME: each method of the study with and without another server rule
+pairs() {
+  mkdir -p "$1"
+  cp "$sweeps/$1"/{summary,aggregate}.csv "$1"
+  for format in md csv; do
+    python -m analysis table "$sweeps/$1" --metric pairs --out "$1/pairs.$format"
+  done
+}
+
 alpha=(--by algorithm --by alpha --baseline fedavg)
 study fig2_small "fig2" "${alpha[@]}"
 study fig2_training_small "fig2 decomposition" "${alpha[@]}"
@@ -30,11 +39,10 @@ study table3_retina_small "curves" --baseline fedavg
 study variants_small "curves" --by algorithm --by fedld.orientation --baseline fedavg
 study shortcut_small "groups curves" --by algorithm --by fedld.margin_weight --baseline fedavg
 study fedgh_mnist_small "curves agreement"
-study fedgh_cifar10_small ""
-study fedgh_clients_small ""
-study fedgh_epochs_small ""
-study fedgh_synthetic_small ""
-study fedgh_shakespeare_small ""
+pairs fedgh_cifar10_small
+pairs fedgh_clients_small
+pairs fedgh_epochs_small
+pairs fedgh_synthetic_small
 study fedgh_fig2_small "cosines agreement" --by num_clients --by alpha
 mkdir -p lambda_small
 cp "$sweeps/lambda_small"/{summary,aggregate}.csv lambda_small
