@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 # One thread for torch, here and in what tests start: small tensors gain nothing from more, and
 # several test processes would fight for the cores.
@@ -16,12 +18,16 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin looks at the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several processes: one has the tests that start Ray, a file stays together otherwise."""
-    for item in items:
-        together = "ray" if item.get_closest_marker("ray") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(together))
+class Together(LoadFileScheduling):
+    """With several processes one has the tests of the engine, which start Ray; files stay whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "engine" if nodeid.startswith("tests/engine/") else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:
+    """Deals the tests out to the processes."""
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")
