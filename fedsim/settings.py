@@ -40,8 +40,11 @@ FIXED_PARTITIONS = ("by_site", "natural", "files")
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
 """Keys of section evaluation that mean nothing without ``decompose_every``."""
-OF_SYNTHETIC = ("synthetic_alpha", "synthetic_beta", "synthetic_iid")
-"""Keys of section data that mean nothing where the data set ``synthetic`` is not drawn."""
+OF_DRAWN = {
+    "synthetic": ("synthetic_alpha", "synthetic_beta", "synthetic_iid"),
+    "shortcut": ("correlation", "samples_per_client"),
+}
+"""By data set keys of section data that mean nothing where it is not drawn."""
 
 
 class RunConfig(Section):
@@ -133,12 +136,13 @@ class RunConfig(Section):
                     f"evaluation.{key}",
                     "it is part of the decomposition; give evaluation.decompose_every too",
                 )
-        drawn = self.data.name == "synthetic" and self.data.dir is None
-        for key in () if drawn else OF_SYNTHETIC:
-            if getattr(self.data, key) != DataConfig.model_fields[key].default:
-                raise InvalidSetting(
-                    f"data.{key}", "only data set synthetic is drawn with it, without data.dir"
-                )
+        for name, keys in OF_DRAWN.items():
+            drawn = self.data.name == name and self.data.dir is None
+            for key in () if drawn else keys:
+                if getattr(self.data, key) != DataConfig.model_fields[key].default:
+                    raise InvalidSetting(
+                        f"data.{key}", f"only data set {name} is drawn with it, without data.dir"
+                    )
         if self.decides_num_clients:
             self._check_cohort()
         return self

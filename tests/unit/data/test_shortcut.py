@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsim import data
+from fedsim import RunConfig, data
 from fedsim.contracts import Dataset
 from fedsim.data import fundus, partitions
 from fedsim.data.assemble import check
@@ -141,3 +141,11 @@ def test_groups_outside_the_test_part_are_refused():
     empty = replace(made, groups={"aligned": made.test[:1], "nobody": made.test[:0]})
     with pytest.raises(DataError, match=r"groups without samples: \['nobody'\]$"):
         check(empty, "toy")
+
+
+@pytest.mark.parametrize("given", [{"correlation": 0.5}, {"samples_per_client": 9}])
+def test_settings_of_the_draw_are_refused_where_nothing_is_drawn(given):
+    (key,) = given
+    with pytest.raises(ConfigError, match=rf"data\.{key}: .*only data set shortcut is drawn"):
+        RunConfig(data={"name": "digits"} | given)
+    assert getattr(RunConfig(data={"name": "shortcut"} | given).data, key) == given[key]
