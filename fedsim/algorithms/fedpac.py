@@ -127,8 +127,8 @@ class AlignedFeatures(LocalRule):
 
     def loss(self, env: LocalEnv, s: _Memory, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Adds the distance to the prototypes while the extractor trains."""
-        h = env.model.features(x)  # type: ignore[operator]
-        objective, ce = env.criterion.with_cross_entropy(env.model.head(h), y)  # type: ignore[operator]
+        h, logits = env.outputs(x)
+        objective, ce = env.criterion.with_cross_entropy(logits, y)
         if env.phase.part == "features" and s.targets is not None:
             objective = objective + self.lam * F.mse_loss(h, s.targets[y])
         return objective, ce

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
-from statistics import mean
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -81,7 +81,7 @@ class Worker:
         self.labels = as_tensor(spec.dataset.y)
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
-        self.mean_size = mean(map(len, spec.partition.train))
+        self.mean_size = fmean(map(len, spec.partition.train))
         self.progress: tuple[int | None, float] | None = None
 
     def train(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import yaml
 from methods import NUM_CLIENTS, config, results, uneven
+from stopping import Stop, Stopper
 
 import fedsim
 from fedsim import algorithms, rounds
@@ -68,29 +69,11 @@ def test_arrival_order_does_not_matter(name, tmp_path, monkeypatch):
     assert results(fedsim.run(config(name), tmp_path / "reversed")) == reference
 
 
-class Stop(Exception):
-    """Ends a run after its second round."""
-
-
-class Stopper:
-    """An observer that ends a run."""
-
-    def started(self, info):
-        pass
-
-    def round_done(self, row, seconds):
-        if row["round"] == 2:
-            raise Stop
-
-    def finished(self, store, summary):
-        pass
-
-
 @every_method
 def test_stopped_and_resumed(name, tmp_path):
     reference = results(fedsim.run(config(name), tmp_path / "through"))
     with pytest.raises(Stop):
-        fedsim.run(config(name), tmp_path / "stopped", Stopper())
+        fedsim.run(config(name), tmp_path / "stopped", Stopper(2))
     assert not (tmp_path / "stopped" / "summary.csv").exists()
     assert results(rounds.resume(tmp_path / "stopped")) == reference
 

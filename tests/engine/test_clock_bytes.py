@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from stopping import Stopper
 
 import fedsim
 from fedsim import rounds
@@ -11,20 +12,6 @@ from fedsim.config import RunConfig
 pytestmark = pytest.mark.ray
 
 FILES = ("rounds.csv", "clients.csv", "classes.csv", "errors.csv", "model.safetensors")
-
-
-class Stop:
-    """Ends the run after its second round."""
-
-    def started(self, info):
-        pass
-
-    def round_done(self, row, seconds):
-        if row["round"] == 2:
-            raise KeyboardInterrupt
-
-    def finished(self, store, summary):
-        pass
 
 
 def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
@@ -53,6 +40,8 @@ def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
     two = fedsim.run(config(actors=2), tmp_path / "two", session=plain_ray)
     assert contents(two) == contents(serial)
     with pytest.raises(KeyboardInterrupt):
-        fedsim.run(config(actors=2), tmp_path / "again", Stop(), session=plain_ray)
+        fedsim.run(
+            config(actors=2), tmp_path / "again", Stopper(2, KeyboardInterrupt), session=plain_ray
+        )
     store = rounds.resume(tmp_path / "again", session=plain_ray)
     assert contents(store) == contents(serial)

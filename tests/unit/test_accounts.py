@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from stopping import Stopper
 
 import fedsim
 from fedsim import rounds
@@ -225,29 +226,12 @@ CLOCK = {
 }
 
 
-class Stop:
-    """Ends the run after a round."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def started(self, info):
-        pass
-
-    def round_done(self, row, seconds):
-        if row["round"] == self.after:
-            raise KeyboardInterrupt
-
-    def finished(self, store, summary):
-        pass
-
-
 def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     settings = config("fedbn", model={"name": "cnn"}, clock=CLOCK, train={"rounds": 5})
     wanted = fedsim.run(settings, tmp_path / "wanted")
     assert wanted.read("rounds")["dropped"].sum() > 0
     with pytest.raises(KeyboardInterrupt):
-        fedsim.run(settings, tmp_path / "run", observer=Stop(2))
+        fedsim.run(settings, tmp_path / "run", observer=Stopper(2, KeyboardInterrupt))
     store = rounds.resume(tmp_path / "run")
     assert contents(store) == contents(wanted)
     again = fedsim.run(load_config(file=wanted.path / "config.yaml"), tmp_path / "again")

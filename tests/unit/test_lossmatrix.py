@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from stopping import Stop, Stopper
 
 import fedsim
 from fedsim import algorithms
@@ -244,27 +245,6 @@ def test_the_same_part_of_the_data_in_every_round(monkeypatch):
 
 
 # interrupted, refused, failed
-
-
-class Stop(Exception):
-    """An end that nobody expects."""
-
-
-class Stopper:
-    """Ends a run after some rounds."""
-
-    def __init__(self, after):
-        self.after = after
-
-    def started(self, info):
-        pass
-
-    def round_done(self, row, seconds):
-        if row["round"] == self.after:
-            raise Stop
-
-    def finished(self, store, summary):
-        pass
 
 
 TABLES = ("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz", "cosines.csv", "spectrum.csv",

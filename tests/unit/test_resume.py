@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 import yaml
 from click.testing import CliRunner
+from stopping import Stop, Stopper
 
 import fedsim
 from fedsim import clientstates, durable, lock, resuming, rounds, tensorfile
@@ -40,29 +41,6 @@ from fedsim.store import RunStore
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
-
-
-class Stop(Exception):
-    """An end that nobody expects."""
-
-
-class Stopper:
-    """Ends the run after some rounds; remembers what it was told."""
-
-    def __init__(self, after: int, error: type[BaseException] = Stop) -> None:
-        self.after, self.error = after, error
-        self.infos, self.rows = [], []
-
-    def started(self, info):
-        self.infos.append(info)
-
-    def round_done(self, row, seconds):
-        self.rows.append(row["round"])
-        if row["round"] == self.after:
-            raise self.error
-
-    def finished(self, store, summary):
-        self.infos.append(summary)
 
 
 def config(method="fedavg", rounds=ROUNDS, **engine):
