@@ -16,9 +16,9 @@ from benchmarks.pairing import Pairs, Spread, compare
 from benchmarks.profiles import profile
 from benchmarks.report import Result, of_pairs, of_step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
-from fedsim.errors import FedsimError
-from fedsim.setup import prepare
-from fedsim.tables import show
+from fedsim.core.errors import FedsimError
+from fedsim.training.setup import prepare
+from fedsim.training.tables import show
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": {},

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch import multiprocessing as mp
 
 from benchmarks import models
-from fedsim.contracts import Array, RoundContext
-from fedsim.errors import ContractError, WorkerError
-from fedsim.rng import torch_generator
-from fedsim.rounds import draw_cohort
-from fedsim.sections import TrainConfig
-from fedsim.setup import Setup
+from fedsim.config.sections import TrainConfig
+from fedsim.core.errors import ContractError, WorkerError
+from fedsim.core.rng import torch_generator
+from fedsim.core.types import Array, RoundContext
+from fedsim.training.driver import draw_cohort
+from fedsim.training.setup import Setup
 
 COLUMNS = 1 << 18
 """Columns of the updates that are converted to float64 together."""

@@ -12,8 +12,8 @@ from typing import Any, Literal
 import pandas as pd
 
 from benchmarks.pairing import Spread
-from fedsim import rounds
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
+from fedsim.training import driver
 
 Kind = Literal["serial", "ray"]
 CASES: Mapping[str, Mapping[str, Any]] = {
@@ -59,7 +59,7 @@ def measure(pairs: int) -> Iterator[tuple[str, Turns]]:
     kinds: tuple[Kind, ...] = ("serial", "ray")
     for kind, (case, evaluation) in product(kinds, CASES.items()):
         with tempfile.TemporaryDirectory(prefix="fedsim-benchmark-") as folder:
-            store = rounds.run(config(kind, pairs, **evaluation), Path(folder) / "run")
+            store = driver.run(config(kind, pairs, **evaluation), Path(folder) / "run")
             timings = store.read("timings")
         yield f"{kind}, {case}", turns_of(timings)
 

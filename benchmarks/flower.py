@@ -12,9 +12,9 @@ import numpy as np
 
 from benchmarks.bare import job_of
 from benchmarks.workloads import Workload, run_config
-from fedsim.engine.cluster import local_node
-from fedsim.errors import FedsimError
-from fedsim.setup import prepare
+from fedsim.core.errors import FedsimError
+from fedsim.engine.ray.cluster import local_node
+from fedsim.training.setup import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM = 2

@@ -21,12 +21,12 @@ import numpy as np
 
 from benchmarks.bare import Bare, job_of
 from benchmarks.workloads import Workload, run_config
-from fedsim import rounds
-from fedsim.config import RunConfig
-from fedsim.engine.cluster import local_node
-from fedsim.rounds import RunInfo
-from fedsim.setup import prepare
-from fedsim.store import RunStore
+from fedsim.config.resolve import RunConfig
+from fedsim.engine.ray.cluster import local_node
+from fedsim.storage.run_dir import RunStore
+from fedsim.training import driver
+from fedsim.training.driver import RunInfo
+from fedsim.training.setup import prepare
 
 # Ray's workers are nicer than others by 15; where others work too, that would count against fedsim
 os.environ.setdefault("RAY_worker_niceness", "0")
@@ -147,7 +147,7 @@ def compare(
     with ExitStack() as stack:
         turns.bares = [stack.enter_context(b) for b in bare_loops(config, method, device, tf32)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsim-benchmark-"))
-        store = rounds.run(config, Path(folder) / "run", turns)
+        store = driver.run(config, Path(folder) / "run", turns)
         timings = store.read("timings")
     timed = timings[timings["round"].isin(turns.timed)]
     phases = timed.groupby("phase", sort=False)["seconds"].median()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.workloads import Workload
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 
 T = TypeVar("T")
 INTERVAL = 0.05

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from benchmarks.workloads import Workload, run_config
-from fedsim import rounds
+from fedsim.training import driver
 
 LINES = 25
 """Functions that a profile lists."""
@@ -30,7 +30,7 @@ def profile(workload: Workload, method: str) -> str:
         profiler = cProfile.Profile(time.process_time)
         with tempfile.TemporaryDirectory(prefix="fedsim-benchmark-") as folder:
             profiler.enable()
-            store = rounds.run(config, Path(folder) / "run")
+            store = driver.run(config, Path(folder) / "run")
             profiler.disable()
             phases = store.read("timings").groupby("phase", sort=False)["seconds"].median()
         text = io.StringIO()

@@ -14,8 +14,8 @@ import torch
 from benchmarks.pairing import Pairs, Spread
 from benchmarks.processes import available_memory
 from benchmarks.serverstep import Step
-from fedsim.engine.cluster import local_node
-from fedsim.store import environment, to_json
+from fedsim.engine.ray.cluster import local_node
+from fedsim.storage.run_dir import environment, to_json
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from threadpoolctl import threadpool_limits
 from benchmarks.pairing import Spread
 from benchmarks.processes import available_memory
 from fedsim import algorithms
-from fedsim.cohort import Cohort, single_threaded_blas
-from fedsim.contracts import F64, Array, ClientUpdate, Layout, RoundContext, Slot
-from fedsim.engine.cluster import local_node
+from fedsim.core.types import F64, Array, ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine.ray.cluster import local_node
+from fedsim.server.cohort import Cohort, single_threaded_blas
 
 METHODS = ("fedavg", "fedgh", "fedld")
 COHORTS = (5, 10, 50)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.config import RunConfig
-from fedsim.contracts import Dataset, Pipeline
+from fedsim.config.resolve import RunConfig
+from fedsim.core.types import Dataset, Pipeline
 
 METHODS = ("fedavg", "fedld")
 TEST_SAMPLES = 10

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedsim import algorithms
+from fedsim.algorithms import registry
 
 PAGE = Path(__file__).resolve().parent / "METHODS.md"
 INTRO = """# Methods
@@ -46,7 +47,7 @@ def title(name: str) -> tuple[str, str, str]:
 
 def options(name: str) -> list[tuple[str, str, str]]:
     """Each hyperparameter with its default and its line in the docstring of ``build``."""
-    text = inspect.getdoc(algorithms.builder(name)) or ""
+    text = inspect.getdoc(registry.builder(name)) or ""
     said = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", text, re.MULTILINE))
     found = algorithms.parameters(name).items()
     return [(key, str(p.default), " ".join(said[key].split())) for key, p in found]

@@ -12,17 +12,17 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.api import aggregate, decompose
-    from fedsim.config import RunConfig
-    from fedsim.rounds import resume, run
+    from fedsim.config.resolve import RunConfig
+    from fedsim.training.driver import resume, run
 
 __all__ = ["RunConfig", "__version__", "aggregate", "decompose", "resume", "run"]
 
 _HOME = {
     "aggregate": "fedsim.api",
     "decompose": "fedsim.api",
-    "RunConfig": "fedsim.config",
-    "resume": "fedsim.rounds",
-    "run": "fedsim.rounds",
+    "RunConfig": "fedsim.config.resolve",
+    "resume": "fedsim.training.driver",
+    "run": "fedsim.training.driver",
 }
 
 

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedsim import algorithms
-from fedsim.cohort import Cohort
-from fedsim.contracts import Array, ClientUpdate, Layout, RoundContext, Slot
-from fedsim.decomposition import terms
-from fedsim.errors import ContractError
-from fedsim.server import HistoryGram, Server
+from fedsim.core.errors import ContractError
+from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
+from fedsim.metrics.decomposition import terms
+from fedsim.server.base import HistoryGram, Server
+from fedsim.server.cohort import Cohort
 
 
 def aggregate(

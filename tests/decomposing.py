@@ -15,14 +15,14 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from fedsim import models
-from fedsim.config import RunConfig
-from fedsim.contracts import Dataset, Pipeline, RoundContext
+from fedsim.config.resolve import RunConfig
+from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
-from fedsim.oneround import draw_cohort, lr_at, run_round
-from fedsim.roundlog import RoundLog
-from fedsim.setup import prepare
-from fedsim.state import ServerState
+from fedsim.storage.checkpoint import ServerState
+from fedsim.training.log import RoundLog
+from fedsim.training.round import draw_cohort, lr_at, run_round
+from fedsim.training.setup import prepare
 
 TERMS = ("local_loss", "shift_loss", "aggregation_loss", "global_loss")
 SPREADS = ("shift_spread", "aggregation_spread")

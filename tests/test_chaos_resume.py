@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim import lock
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
+from fedsim.core import files
 from tests.commands import ROOT, ended, rows, somewhere, tell_to_end, wait_for
 from tests.engine.chaos import STATEFUL
 
@@ -69,7 +69,7 @@ def undisturbed(tmp_path_factory):
 def contents(run: Path) -> dict[str, object]:
     """All files of a run but times, places and checkpoints; of its summary what they leave."""
     names = {path.name for path in run.iterdir() if path.is_file()}
-    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", lock.NAME}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.NAME}
     summary = pd.read_csv(run / "summary.csv").drop(columns=["run_id", "total_seconds"])
     return {name: (run / name).read_bytes() for name in names} | {"": summary.to_csv()}
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

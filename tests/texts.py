@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.config import RunConfig
-from fedsim.contracts import Dataset
-from fedsim.models import SplitModel
-from fedsim.vectors import FlatModel
+from fedsim.config.resolve import RunConfig
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import Dataset
+from fedsim.models.vision import SplitModel
 
 TOKENS, WORDS, UNKNOWN = 6, 9, (0, 1)
 USERS = (0, 1, 2, 3, 4, 5)

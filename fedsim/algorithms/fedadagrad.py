@@ -13,10 +13,10 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics follow their mean alone.
 
 from __future__ import annotations
 
-from fedsim.gram import Weights
-from fedsim.optimisers import Start, adaptive
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Average, Server
+from fedsim.server.gram import Weights
+from fedsim.server.optimizers import Start, adaptive
 
 
 def build(

@@ -14,10 +14,10 @@ Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics foll
 
 from __future__ import annotations
 
-from fedsim.gram import Weights
-from fedsim.optimisers import HeavyBall, check_decays, check_positive
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Average, Server
+from fedsim.server.gram import Weights
+from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
 
 
 def build(

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedsim.contracts import Slot
-from fedsim.plugin import Algorithm
+from fedsim.algorithms.base import Algorithm
+from fedsim.core.types import Slot
 
 
 def of_batchnorm(slot: Slot) -> bool:

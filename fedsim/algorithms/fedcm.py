@@ -23,14 +23,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import RoundContext, Vectors
-from fedsim.errors import ConfigError
-from fedsim.gram import Weights
-from fedsim.local import LocalEnv, LocalRule, Uplink
-from fedsim.optimisers import Multiply
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Exchanged, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import RoundContext, Vectors
+from fedsim.server.base import Average, Exchanged, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import Weights
+from fedsim.server.optimizers import Multiply
 
 
 def mix(gradients: list[Tensor], direction: list[Tensor], alpha: float) -> None:

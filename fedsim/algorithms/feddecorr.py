@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.losses import Decorrelation, decorrelation
-from fedsim.plugin import Algorithm
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.criterion import Decorrelation, decorrelation
+from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.core.errors import ConfigError
 
 
 @dataclass(frozen=True)

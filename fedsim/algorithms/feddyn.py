@@ -24,12 +24,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import Array, RoundContext, Vectors
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule, Uplink
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Array, RoundContext, Vectors
+from fedsim.server.base import Average, Server
+from fedsim.server.cohort import Cohort
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Corrected:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.Then`; keeps h."""
+        """See :class:`fedsim.server.base.Then`; keeps h."""
         h = state.get("h", 0.0) - self.alpha * (len(cohort.updates) / ctx.num_clients) * step
         return step - h / self.alpha, {"h": h}
 

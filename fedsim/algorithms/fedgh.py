@@ -15,9 +15,9 @@ n in p_k = n_k / n is the sum over the cohort. Not the FedGH of Yi et al. (ACM M
 
 from __future__ import annotations
 
-from fedsim.gram import Harmonize, Order, Weights
-from fedsim.plugin import Algorithm
-from fedsim.server import Gram, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Gram, Server
+from fedsim.server.gram import Harmonize, Order, Weights
 
 
 def build(order: Order = "random", weights: Weights = "samples") -> Algorithm:

@@ -23,9 +23,9 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.contracts import F64, Array, RoundContext
-from fedsim.plugin import Algorithm
-from fedsim.server import HistoryGram, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.core.types import F64, Array, RoundContext
+from fedsim.server.base import HistoryGram, Server
 
 EPS = 1e-7
 

@@ -29,15 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import RoundContext, Vectors
-from fedsim.errors import ConfigError
-from fedsim.gram import Weights
-from fedsim.local import LocalEnv, LocalRule, Phase, Uplink
-from fedsim.losses import head_gradient
-from fedsim.plugin import Algorithm, Probe
-from fedsim.server import Average, Exchanged, Server
-from fedsim.vectors import as_tensor
+from fedsim.algorithms.base import Algorithm, Probe
+from fedsim.client.criterion import head_gradient
+from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import as_tensor
+from fedsim.core.types import RoundContext, Vectors
+from fedsim.server.base import Average, Exchanged, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import Weights
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedsim.errors import ConfigError
-from fedsim.gram import Principal, Weights
-from fedsim.losses import MarginControl
-from fedsim.plugin import Algorithm
-from fedsim.server import Gram, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.criterion import MarginControl
+from fedsim.core.errors import ConfigError
+from fedsim.server.base import Gram, Server
+from fedsim.server.gram import Principal, Weights
 
 
 def build(
@@ -39,7 +39,8 @@ def build(
     """FedLD.
 
     Args:
-        margin: form of margin control, see ``fedsim.losses.FORMS``; ``none`` for cross-entropy.
+        margin: form of margin control, see ``fedsim.client.criterion.FORMS``; ``none`` for
+            cross-entropy.
         margin_weight: lambda, >= 0.
         keep: share of the principal axes that is kept, in (0, 1].
         norm: how the eigenvalues weight the axes.

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.contracts import F64, Array, RoundContext
-from fedsim.errors import ConfigError
-from fedsim.gram import Principal
-from fedsim.losses import MarginControl
-from fedsim.plugin import Algorithm
-from fedsim.server import HistoryGram, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.criterion import MarginControl
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import F64, Array, RoundContext
+from fedsim.server.base import HistoryGram, Server
+from fedsim.server.gram import Principal
 
 
 @dataclass(frozen=True)

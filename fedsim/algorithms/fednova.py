@@ -27,14 +27,14 @@ from typing import Literal
 
 import numpy as np
 
+from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedprox import Proximal
-from fedsim.cohort import Cohort
-from fedsim.errors import ConfigError
-from fedsim.gram import shares
-from fedsim.local import LocalEnv, Uplink, normaliser
-from fedsim.optimisers import HeavyBall
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.client.trainer import LocalEnv, Uplink, normaliser
+from fedsim.core.errors import ConfigError
+from fedsim.server.base import Average, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import shares
+from fedsim.server.optimizers import HeavyBall
 
 
 class Counted(Proximal):
@@ -54,7 +54,7 @@ class PerStep:
     gh_on: str
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, float]:
-        """See :class:`fedsim.server.Normalise`; a client without a step contributes nothing."""
+        """See :class:`~fedsim.server.base.Normalise`; a client without a step adds nothing."""
         steps = np.array([u.num_steps for u in cohort.updates], np.float64)
         found = [u.extras.get("normaliser", [u.num_steps])[0] for u in cohort.updates]
         a = np.array(found, np.float64)

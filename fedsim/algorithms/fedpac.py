@@ -33,12 +33,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import F64, Array, RoundContext, Slot, Vectors
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule, Phase, Uplink
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Exchanged, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import F64, Array, RoundContext, Slot, Vectors
+from fedsim.server.base import Average, Exchanged, Server
+from fedsim.server.cohort import Cohort
 
 
 def of_head(slot: Slot) -> bool:

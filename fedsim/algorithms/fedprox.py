@@ -21,9 +21,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.plugin import Algorithm
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.core.errors import ConfigError
 
 Form = Literal["squared", "l2_per_tensor"]
 

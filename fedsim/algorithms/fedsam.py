@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedcm import Mixed, direction
-from fedsim.errors import ConfigError
-from fedsim.gram import Weights
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.core.errors import ConfigError
+from fedsim.server.base import Average, Server
+from fedsim.server.gram import Weights
 
 Tensors = tuple[Tensor, ...]
 

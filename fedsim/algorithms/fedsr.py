@@ -27,14 +27,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsim.contracts import Slot
-from fedsim.errors import ConfigError
-from fedsim.gram import Weights
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.losses import gaussian_divergence, length
-from fedsim.models import probabilistic
-from fedsim.plugin import Algorithm, nothing
-from fedsim.server import Average, Server
+from fedsim.algorithms.base import Algorithm, nothing
+from fedsim.client.criterion import gaussian_divergence, length
+from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Slot
+from fedsim.models.probabilistic import probabilistic
+from fedsim.server.base import Average, Server
+from fedsim.server.gram import Weights
 
 
 @dataclass(frozen=True)

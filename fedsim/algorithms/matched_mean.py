@@ -31,14 +31,14 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import F64, I64, Array, Layout, RoundContext, Vectors
-from fedsim.errors import ConfigError, ContractError
-from fedsim.gram import Weights
+from fedsim.algorithms.base import Algorithm
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.layout import layout_of
+from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
 from fedsim.models.chain import Link, chain
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Reduced, Server
-from fedsim.vectors import layout_of
+from fedsim.server.base import Average, Reduced, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import Weights
 
 SWEEPS = 100
 """Passes over the layers at most; each but the last gains similarity, and few are needed."""

@@ -24,11 +24,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule, Uplink
-from fedsim.losses import contrast
-from fedsim.plugin import Algorithm
-from fedsim.vectors import as_tensor
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.criterion import contrast
+from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import as_tensor
 
 
 @dataclass(frozen=True)

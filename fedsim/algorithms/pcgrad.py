@@ -18,10 +18,10 @@ the sum. Beside the unit weights it is FedGH.
 
 from __future__ import annotations
 
-from fedsim.gram import Harmonize, Order
-from fedsim.optimisers import check_positive
-from fedsim.plugin import Algorithm
-from fedsim.server import Gram, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Gram, Server
+from fedsim.server.gram import Harmonize, Order
+from fedsim.server.optimizers import check_positive
 
 
 def build(order: Order = "random", include_self: bool = False, eta_g: float = 1.0) -> Algorithm:

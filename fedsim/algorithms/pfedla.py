@@ -31,13 +31,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import F64, I64, Array, Layout, RoundContext, Slot, Vectors
-from fedsim.errors import ConfigError
-from fedsim.local import LocalEnv, LocalRule, Uplink
-from fedsim.plugin import Algorithm
-from fedsim.rng import generator
-from fedsim.server import Average, Exchanged, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import generator
+from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Slot, Vectors
+from fedsim.server.base import Average, Exchanged, Server
+from fedsim.server.cohort import Cohort
 
 DEPTH = 3
 

@@ -18,10 +18,10 @@ makes the rule depend on the scale of the updates.
 
 from __future__ import annotations
 
-from fedsim.optimisers import check_positive
-from fedsim.plugin import Algorithm
-from fedsim.server import Blocks, Server
-from fedsim.similarity import Distance, Similar
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Blocks, Server
+from fedsim.server.optimizers import check_positive
+from fedsim.server.similarity import Distance, Similar
 
 
 def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-5) -> Algorithm:

@@ -25,12 +25,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import F64, RoundContext, Vectors
-from fedsim.gram import Weights, shares
-from fedsim.optimisers import check_positive
-from fedsim.plugin import Algorithm
-from fedsim.server import Reduced, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.core.types import F64, RoundContext, Vectors
+from fedsim.server.base import Reduced, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import Weights, shares
+from fedsim.server.optimizers import check_positive
 
 Test = Literal["iqr", "zscore"]
 ENTRIES = 1 << 19

@@ -15,10 +15,10 @@ follow their mean alone.
 
 from __future__ import annotations
 
-from fedsim.gram import Weights
-from fedsim.optimisers import HeavyBall, check_decays, check_positive
-from fedsim.plugin import Algorithm
-from fedsim.server import Average, Server
+from fedsim.algorithms.base import Algorithm
+from fedsim.server.base import Average, Server
+from fedsim.server.gram import Weights
+from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
 
 
 def build(alpha: float = 1.0, beta: float = 0.7, weights: Weights = "samples") -> Algorithm:

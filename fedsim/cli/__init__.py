@@ -13,14 +13,14 @@ from typing import Any
 
 import click
 
+from fedsim.cli.common import complain, said_by_the_system, show_notes, show_traceback
 from fedsim.cli.doctor import doctor
-from fedsim.cli.failure import complain, said_by_the_system, show_notes, show_traceback
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.configuration import configuration
+from fedsim.cli.common import configuration
 from fedsim.cli.options import GroupedCommand, settings_options, verbose_option
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
-    from fedsim.config import RunConfig
-    from fedsim.engine.placement import Plan
-    from fedsim.engine.resources import Node
+    from fedsim.config.resolve import RunConfig
+    from fedsim.engine.ray.placement import Plan
+    from fedsim.engine.ray.resources import Node
 
 
 @click.command(cls=GroupedCommand)
@@ -36,14 +36,14 @@ def doctor(preset: str | None, config: str | None, **values: Any) -> None:
       fedsim doctor --clients 100 --gpus-per-client 0.25
       fedsim doctor --address auto
     """
-    from fedsim.tables import show
+    from fedsim.training.tables import show
 
     settings = configuration(preset, config, values)
     show([{"": name, "here": value} for name, value in machine()])
     if settings.engine.kind == "serial":
         rows = [("placement", "one process for all clients (--engine serial)")]
     else:
-        from fedsim.engine.cluster import connect, machines, plan_for
+        from fedsim.engine.ray.cluster import connect, machines, plan_for
 
         if settings.engine.address is not None:
             connect(settings.engine)
@@ -111,8 +111,9 @@ def few(clients: Sequence[int]) -> str:
 
 def size(settings: RunConfig) -> tuple[int, int]:
     """K, and the bytes of the model; reads the data only where their files decide one of them."""
-    from fedsim import data, models, setup
-    from fedsim.contracts import ModelSpec
+    from fedsim import data, models
+    from fedsim.core.types import ModelSpec
+    from fedsim.training import setup
 
     c = settings.model
     info = {info.name: info for info in data.catalogue()}.get(settings.data.name)

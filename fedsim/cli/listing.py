@@ -11,7 +11,7 @@ import click
 from fedsim.cli.options import verbose_option
 
 if TYPE_CHECKING:
-    from fedsim.data.info import DatasetInfo
+    from fedsim.data.registry import DatasetInfo
 
 Rows = list[dict[str, Any]]
 
@@ -58,7 +58,7 @@ def _origin(info: DatasetInfo) -> str:
 
 
 def _models() -> Rows:
-    from fedsim.models.catalogue import CATALOGUE
+    from fedsim.models.registry import CATALOGUE
 
     return [
         {"name": name, "inputs": ", ".join(e.inputs), "description": e.description}
@@ -73,7 +73,8 @@ def _partitions() -> Rows:
 
 
 def _presets() -> Rows:
-    from fedsim import presets, sweep
+    from fedsim.config import presets
+    from fedsim.training import sweep
 
     return [
         {
@@ -118,7 +119,7 @@ def listing(kind: str, form: str) -> None:
       fedsim list algorithms
       fedsim list datasets --format json
     """
-    from fedsim.tables import show
+    from fedsim.training.tables import show
 
     rows = KINDS[kind]()
     if form == "json":

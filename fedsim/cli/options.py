@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from fedsim.experiments import Settings
+    from fedsim.config.experiments import Settings
 
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
@@ -348,7 +348,7 @@ def overrides(values: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: a ``--set`` that is not key=value, or a key given twice.
     """
-    from fedsim.config import from_flags
+    from fedsim.config.resolve import from_flags
 
     flags = {f.key: (f.names[-1].partition("/")[0], values[destination(f.key)]) for f in FLAGS}
     return from_flags(flags, values["sets"])

@@ -1,15 +1,15 @@
-"""``fedsim partition``."""
+"""``fedsim partition``: the split as a table, as files, and as a picture."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli import picture
-from fedsim.cli.configuration import configuration
+from fedsim.cli.common import configuration
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -17,12 +17,77 @@ from fedsim.cli.options import (
     settings_options,
     verbose_option,
 )
+from fedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-    from fedsim.contracts import I64, Dataset, Partition
+    from fedsim.core.types import I64, Dataset, Partition
+
+
+SUFFIXES = (".png", ".pdf", ".svg")
+_PIXELS = 128
+"""Larger images are shown at this size."""
+
+
+def check_picture(file: Path) -> None:
+    """Refuses a file that cannot be the picture, and another package in place of ``analysis``.
+
+    Raises:
+        ConfigError: in one line.
+    """
+    if file.suffix.lower() not in SUFFIXES:
+        raise ConfigError(f"--plot {file}: the name must end in {', '.join(SUFFIXES)}")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--plot {file}: there is no directory {file.parent}")
+    if file.exists():
+        raise ConfigError(f"--plot {file}: is already there")
+    try:
+        import analysis.samples  # noqa: F401
+    except ImportError as error:
+        raise foreign("--plot", error) from error
+
+
+def foreign(flag: str, error: ImportError) -> ConfigError:
+    """What to say where ``analysis`` is not fedsim's, but such as one of the user's."""
+    found = sys.modules.get("analysis")
+    where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+    return ConfigError(
+        f"{flag}: the picture needs the package 'analysis' of fedsim, found is {where}: {error}"
+    )
+
+
+def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
+    """Draws bubbles by class and client and images of up to ten clients into ``file``.
+
+    Of features and text only the bubbles.
+
+    Args:
+        dataset: with the samples as clients see them.
+        split: who owns what.
+        title: of the whole.
+        note: of the images.
+        file: checked by :func:`check`.
+    """
+    import pandas as pd
+
+    from analysis import samples, style
+    from fedsim.data import partitions
+    from fedsim.data.images import resize
+
+    rows = []
+    shown_clients = samples.CLIENTS if dataset.inputs == "images" else 0
+    for client in samples.spread(split.num_clients, shown_clients).tolist():
+        own = split.train[client]
+        shown = own[samples.in_proportion(dataset.y[own])]
+        images = resize(dataset.x[shown], min(_PIXELS, dataset.x.shape[-1]))
+        name = split.names[client] if split.names else f"Client {client}"
+        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        rows.append(samples.Row(f"{name}\n{len(own):,} samples", images, labels))
+    frame = pd.DataFrame(partitions.table(dataset, split))
+    classes = ("text",) if dataset.vocabulary else dataset.class_names  # the table's label is -1
+    style.save(samples.figure(frame, title, classes, rows, note), file)
 
 
 @click.command(cls=GroupedCommand)
@@ -50,32 +115,32 @@ def partition(
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
-    from fedsim import shares
-    from fedsim.data import users
-    from fedsim.tables import show
+    from fedsim.data import holdout
+    from fedsim.training import setup
+    from fedsim.training.tables import show
 
     settings = configuration(preset, config, values)
     if out:
         check_new(Path(out))
-        draw = figure()
+        draw = partition_figure()
     if plot:
-        picture.check(Path(plot))
-    dataset, split, kind = shares.load(settings)
+        check_picture(Path(plot))
+    dataset, split, kind = setup.load(settings)
     title = (
         f"{dataset.name}, {kind}: {sum(map(len, split.train))} training samples of "
         f"{dataset.num_classes} classes on {split.num_clients} clients"
     )
     click.echo(title)
-    if gone := users.left_out(dataset):
+    if gone := holdout.left_out(dataset):
         click.echo(f"left out: {gone} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
     if out:
-        write(dataset, split, Path(out), draw)
+        write_split(dataset, split, Path(out), draw)
         click.echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
     if plot:
         shift = settings.data.feature_shift
         note = "Training images" + (f", feature shift {shift}" if shift != "none" else "")
-        picture.save(dataset, split, title, note, Path(plot))
+        save_picture(dataset, split, title, note, Path(plot))
         click.echo(f"picture: {plot}")
 
 
@@ -88,7 +153,7 @@ def check_new(folder: Path) -> None:
     Raises:
         ConfigError: one of the files is there, or the path is no directory.
     """
-    from fedsim.errors import ConfigError
+    from fedsim.core.errors import ConfigError
 
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"--out {folder}: is not a directory")
@@ -123,7 +188,7 @@ def _row(client: str, name: str, counts: I64) -> dict[str, str]:
     return {"client": client, "name": name, **cells, "samples": str(counts.sum())}
 
 
-def figure() -> Callable[[pd.DataFrame], Figure]:
+def partition_figure() -> Callable[[pd.DataFrame], Figure]:
     """The function that draws the picture, from the package ``analysis`` beside fedsim.
 
     Raises:
@@ -132,11 +197,11 @@ def figure() -> Callable[[pd.DataFrame], Figure]:
     try:
         from analysis.partition import figure as drawing
     except ImportError as error:
-        raise picture.foreign("--out", error) from error
+        raise foreign("--out", error) from error
     return drawing
 
 
-def write(
+def write_split(
     dataset: Dataset, split: Partition, folder: Path, draw: Callable[[pd.DataFrame], Figure]
 ) -> None:
     """Writes the table, the picture and the reusable split."""

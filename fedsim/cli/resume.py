@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fedsim.cli.configuration import make_importable
+from fedsim.cli.common import make_importable, watched
 from fedsim.cli.options import (
     FLAGS,
     F,
@@ -18,7 +18,6 @@ from fedsim.cli.options import (
     flag_option,
     verbose_option,
 )
-from fedsim.cli.watching import watched
 
 DECISIVE = ("engine.on_client_failure", "engine.fast")
 """Keys of section engine that can change a result and stay as they are."""
@@ -62,10 +61,10 @@ def resume(ctx: click.Context, /, directory: str, **values: Any) -> None:
       fedsim resume runs/digits/fedld/RUN
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
-    from fedsim import experiments
-    from fedsim.config import from_flags
-    from fedsim.progress import observer, show_result
-    from fedsim.store import RunStore
+    from fedsim.config import experiments
+    from fedsim.config.resolve import from_flags
+    from fedsim.storage.run_dir import RunStore
+    from fedsim.training.progress import observer, show_result
 
     store = RunStore(Path(directory))
     given = {flag.key: (flag.names[-1], values[destination(flag.key)]) for flag in SHOWN}
@@ -76,8 +75,8 @@ def resume(ctx: click.Context, /, directory: str, **values: Any) -> None:
         click.echo(f"{directory} is finished; its result:")
         show_result(store)
         return
-    from fedsim import rounds
+    from fedsim.training import driver
 
     watcher = observer()
     with watched(ctx, watcher):
-        rounds.resume(store.path, flags, watcher, tell=lambda text: click.echo(text, err=True))
+        driver.resume(store.path, flags, watcher, tell=lambda text: click.echo(text, err=True))

@@ -7,9 +7,8 @@ from typing import Any
 
 import click
 
-from fedsim.cli.configuration import configuration
+from fedsim.cli.common import configuration, watched
 from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
-from fedsim.cli.watching import watched
 
 
 @click.command(cls=GroupedCommand)
@@ -35,11 +34,11 @@ def run(
 
     Ctrl-C and SIGTERM leave a checkpoint: 'fedsim resume DIR' goes on.
     """
-    from fedsim.progress import observer
+    from fedsim.training.progress import observer
 
     settings = configuration(preset, config, values)
-    from fedsim import rounds
+    from fedsim.training import driver
 
     watcher = observer()
     with watched(ctx, watcher):
-        rounds.run(settings, Path(out) if out else None, watcher)
+        driver.run(settings, Path(out) if out else None, watcher)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.configuration import make_importable
-from fedsim.cli.failure import show_notes, show_traceback
+from fedsim.cli.common import make_importable, show_notes, show_traceback
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -18,13 +17,13 @@ from fedsim.cli.options import (
     settings_options,
     verbose_option,
 )
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError, exit_status
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.config import RunConfig
-    from fedsim.sweep import SweepRun
+    from fedsim.config.resolve import RunConfig
+    from fedsim.training.sweep import SweepRun
 
 
 @click.command(cls=GroupedCommand)
@@ -55,7 +54,7 @@ def sweep(
     others. After an interruption or a failure the same command goes on with what is missing, each
     run after its newest checkpoint.
     """
-    from fedsim import sweep as sweeps
+    from fedsim.training import sweep as sweeps
 
     name, loaded = sweeps.load(experiment)
     flags = overrides(values)
@@ -69,12 +68,12 @@ def sweep(
 
 
 def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
-    from fedsim import finished, interrupts, resuming, rounds
-    from fedsim import sweep as sweeps
-    from fedsim.progress import observer
-    from fedsim.tables import show
+    from fedsim.training import driver, resume, signals
+    from fedsim.training import sweep as sweeps
+    from fedsim.training.progress import observer
+    from fedsim.training.tables import show
 
-    missing = [run for run in runs if not finished.is_complete(run.config, folder / run.name)]
+    missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
     session = None
 
@@ -85,10 +84,10 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
         watcher = observer(final_table=False)
         ray = session if config.engine.kind == "ray" else None
         try:
-            if resuming.can_go_on(config, out):
-                rounds.resume(out, resuming.placement(config), watcher, ray, tell)
+            if resume.can_go_on(config, out):
+                driver.resume(out, resume.placement(config), watcher, ray, tell)
             else:
-                rounds.run(config, out, watcher, ray)
+                driver.run(config, out, watcher, ray)
         except FedsimError as error:
             show_traceback(ctx, error)
             raise
@@ -96,16 +95,16 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
             watcher.close()
 
     try:
-        with interrupts.handled(), ExitStack() as sessions:
+        with signals.handled(), ExitStack() as sessions:
             if on_ray:
-                from fedsim.engine.session import Session
+                from fedsim.engine.ray.session import Session
 
                 session = sessions.enter_context(Session(on_ray[0]))
             table, failed = sweeps.run_all(runs, folder, start, click.echo)
     except KeyboardInterrupt as interrupt:
         click.echo(f"interrupted; the runs are in {folder}, the same command goes on", err=True)
         show_notes(interrupt)
-        ctx.exit(interrupts.exit_status(interrupt))
+        ctx.exit(exit_status(interrupt))
     if len(failed) < len(runs):
         show(_rows(table))
         click.echo(f"+- is the 95 % interval; files: {folder}/summary.csv, {folder}/aggregate.csv")

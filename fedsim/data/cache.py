@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.contracts import Array
-from fedsim.data.files import BROKEN_ARRAY, reason
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.core.files import BROKEN_ARRAY, reason
+from fedsim.core.types import Array
 
 _VERSION = 1
 

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedsim.contracts import Array
-from fedsim.data.files import BROKEN_ARRAY, reason
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.core.files import BROKEN_ARRAY, reason
+from fedsim.core.types import Array
 
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 _CHUNK = 1024

@@ -1,17 +1,22 @@
-"""Which client owns which training sample."""
+"""Which client owns which training sample: drawn, or given by sites, users or files.
+
+The order of calls on ``numpy.random.RandomState`` is that of SSL-FL's and NIID-Bench's public
+code, so that published splits can be drawn again.
+"""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedsim.contracts import Dataset, Partition
-from fedsim.data.draws import EQUAL, UNEQUAL, Draw, until_filled
-from fedsim.data.given import fixed
-from fedsim.errors import ConfigError, DataError, nearest
+from fedsim.core.errors import ConfigError, DataError, nearest
+from fedsim.core.files import read_table, whole_number
+from fedsim.core.types import F64, I64, Dataset, Partition
+from fedsim.data.holdout import of_sites
 
 NAMES: Mapping[str, str] = {
     "iid": "equal shares at random",
@@ -197,3 +202,235 @@ def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
                 f"{dataset.name}: client {client}{name} of the partition has {len(indices)} "
                 f"training samples, data.min_samples is {min_samples}"
             )
+
+
+MAX_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a random partition is drawn from; ``labels`` (n,) of the training part, in its order.
+
+    ``alpha``, ``shards_per_client``, ``prior`` and ``order`` are as in
+    :func:`fedsim.data.partitions.make`.
+    """
+
+    labels: I64
+    num_clients: int
+    alpha: float
+    rng: np.random.RandomState
+    shards_per_client: int
+    prior: str
+    order: str
+
+
+def iid(draw: Draw) -> list[I64]:
+    """A random permutation cut into K nearly equal pieces."""
+    return np.array_split(draw.rng.permutation(len(draw.labels)), draw.num_clients)
+
+
+def dirichlet(draw: Draw) -> list[I64]:
+    """Per class q ~ Dir(alpha) over the clients, 0 for those that hold n/K samples already."""
+    return _dealt(draw, cap=len(draw.labels) / draw.num_clients)
+
+
+def dirichlet_plain(draw: Draw) -> list[I64]:
+    """Per class q ~ Dir(alpha) over the clients, nothing else."""
+    return _dealt(draw, cap=np.inf)
+
+
+def _dealt(draw: Draw, cap: float) -> list[I64]:
+    """Per class in ascending order: shuffle, draw q, cut at floor(cumsum(q) n_class).
+
+    Where the cap leaves no client with a positive q, the uncapped q is used; the public codes
+    divide by zero there.
+    """
+    pieces: list[list[I64]] = [[] for _ in range(draw.num_clients)]
+    sizes = np.zeros(draw.num_clients, dtype=np.int64)
+    for label in np.unique(draw.labels):
+        indices = np.flatnonzero(draw.labels == label)
+        draw.rng.shuffle(indices)
+        q = _proportions(draw.rng, np.full(draw.num_clients, draw.alpha))
+        capped = np.where(sizes < cap, q, 0.0)
+        q = capped / capped.sum() if capped.sum() > 0 else q
+        cuts = (np.cumsum(q) * len(indices)).astype(np.int64)[:-1]
+        for client, piece in enumerate(np.split(indices, cuts)):
+            pieces[client].append(piece)
+            sizes[client] += len(piece)
+    return [np.concatenate(p) for p in pieces]
+
+
+def quantity(draw: Draw) -> list[I64]:
+    """A random permutation cut by q ~ Dir(alpha) over the clients, whatever the classes.
+
+    As NIID-Bench draws it, except that a draw that is repeated shuffles again as well.
+    """
+    shuffled = draw.rng.permutation(len(draw.labels))
+    q = _proportions(draw.rng, np.full(draw.num_clients, draw.alpha))
+    return np.split(shuffled, (np.cumsum(q) * len(shuffled)).astype(np.int64)[:-1])
+
+
+def _proportions(rng: np.random.RandomState, alpha: F64) -> F64:
+    """A Dirichlet draw, or its limit for alpha to 0: everything on one entry.
+
+    The limit stands where all gamma draws underflow (alpha below about 1e-3) and NumPy gives NaN.
+    """
+    q = rng.dirichlet(alpha)
+    if np.isnan(q).any():
+        q = np.eye(len(alpha))[rng.choice(len(alpha), p=alpha / alpha.sum())]
+    return q
+
+
+def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int) -> list[I64]:
+    """Draws again, the generator going on, until every client has ``min_samples``; shuffles then.
+
+    Raises:
+        DataError: no draw of 1000 does; quotes the sizes of the best one.
+    """
+    best: list[int] = []
+    for _ in range(MAX_TRIES):
+        pieces = rule(draw)
+        sizes = [len(p) for p in pieces]
+        if min(sizes) >= min_samples:
+            for piece in pieces:
+                draw.rng.shuffle(piece)
+            return pieces
+        best = max(best, sizes, key=lambda s: min(s, default=-1))
+    reached = sorted(best)
+    smallest = "" if len(reached) <= 20 else " for its smallest clients"
+    raise DataError(
+        f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
+        f"samples: none of {MAX_TRIES} draws gives every client data.min_samples {min_samples}; "
+        f"the best one reached {reached[:20]}{smallest}; take a larger alpha, fewer clients or a "
+        "smaller minimum"
+    )
+
+
+def dirichlet_per_client(draw: Draw) -> list[I64]:
+    """Every client takes floor(n/K) samples by class proportions of its own (Hsu et al. 2019).
+
+    A class that is used up leaves all proportions; a client with nothing left of its classes
+    takes from the remaining ones with equal probability.
+    """
+    pools = [np.flatnonzero(draw.labels == label) for label in np.unique(draw.labels)]
+    for pool in pools:
+        draw.rng.shuffle(pool)
+    left = np.array([len(pool) for pool in pools])
+    prior = np.ones(len(pools)) if draw.prior == "uniform" else left / left.sum()
+    q = [_proportions(draw.rng, draw.alpha * prior) for _ in range(draw.num_clients)]
+    share = len(draw.labels) // draw.num_clients
+    clients = np.arange(draw.num_clients)
+    turns = np.repeat(clients, share) if draw.order == "sequential" else np.tile(clients, share)
+    pieces: list[list[int]] = [[] for _ in clients]
+    for client in turns.tolist():
+        p = np.where(left > 0, q[client], 0.0)
+        p = p if p.sum() > 0 else (left > 0).astype(np.float64)
+        label = draw.rng.choice(len(pools), p=p / p.sum())
+        left[label] -= 1
+        pieces[client].append(pools[label][left[label]])
+    return [np.array(p, dtype=np.int64) for p in pieces]
+
+
+def shards(draw: Draw) -> list[I64]:
+    """Sorted by label, cut into shards, the shards dealt out at random (McMahan et al. 2017)."""
+    count = draw.num_clients * draw.shards_per_client
+    if not draw.num_clients <= count <= len(draw.labels):
+        raise ConfigError(
+            f"shards_per_client {draw.shards_per_client}: {draw.num_clients} clients would need "
+            f"{count} shards, possible are {draw.num_clients} to {len(draw.labels)}"
+        )
+    shuffled = draw.rng.permutation(len(draw.labels))
+    by_label = shuffled[np.argsort(draw.labels[shuffled], kind="stable")]
+    pieces = np.array_split(by_label, count)
+    dealt = draw.rng.permutation(count).reshape(draw.num_clients, draw.shards_per_client)
+    return [np.concatenate([pieces[s] for s in row]) for row in dealt]
+
+
+EQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
+    "iid": iid,
+    "dirichlet_per_client": dirichlet_per_client,
+    "shards": shards,
+}
+"""The kinds whose sizes are known beforehand."""
+UNEQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
+    "dirichlet": dirichlet,
+    "dirichlet_plain": dirichlet_plain,
+    "quantity": quantity,
+}
+"""The kinds that are drawn again until everybody has enough."""
+
+
+def fixed(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
+    """The partition of ``by_site``, ``natural`` or ``files``; None for the kinds that are drawn.
+
+    Raises:
+        ConfigError: the data set has no sites, users or lists.
+        DataError: a damaged file.
+    """
+    if kind in ("by_site", "natural"):
+        return _by_site(dataset, kind)
+    if kind == "files":
+        return _listed(dataset) if file is None else _read(dataset, file)
+    return None
+
+
+def _by_site(dataset: Dataset, kind: str) -> Partition:
+    """A client per site with training samples; of users some may have none to test on."""
+    natural = kind == "natural"
+    if dataset.site is None or (natural and not dataset.sites_are_users):
+        raise ConfigError(
+            f"data.partition {kind!r}: {dataset.name} has no {'users' if natural else 'sites'}"
+            f"{_instead(dataset)}"
+        )
+    site = dataset.site
+    present = np.unique(site[dataset.train])
+    own = (
+        of_sites(part, site, present, some=natural)
+        for part in (dataset.train, dataset.val, dataset.test)
+    )
+    train, val, test = own
+    return Partition(train, tuple(dataset.site_names[s] for s in present), val, test)
+
+
+def _instead(dataset: Dataset) -> str:
+    if dataset.site is not None:
+        return "; its sites are partition 'by_site'"
+    return "; its client lists are partition 'files'" if dataset.clients is not None else ""
+
+
+def _listed(dataset: Dataset) -> Partition:
+    if dataset.clients is None:
+        raise ConfigError(
+            f"data.partition 'files': {dataset.name} brings no client lists; give "
+            "data.partition_file, a CSV file with the columns client,index"
+        )
+    names = tuple(sorted(dataset.clients))
+    return Partition(tuple(dataset.clients[name] for name in names), names)
+
+
+def _read(dataset: Dataset, file: Path) -> Partition:
+    """Reads client,index[,name]; clients in the order of their numbers, else of their names."""
+    owner: dict[int, str] = {}
+    members: dict[str, list[int]] = {}
+    names: dict[str, str] = {}
+    for row in read_table(file, required=("client", "index")):
+        index = whole_number(row.values["index"], f"{row.where}: index")
+        client = row.values["client"]
+        if not 0 <= index < len(dataset.train):
+            raise DataError(
+                f"{row.where}: index {index} is outside the training part of {dataset.name}, "
+                f"0..{len(dataset.train) - 1}"
+            )
+        if index in owner:
+            raise DataError(
+                f"{row.where}: index {index} is given twice, to client {owner[index]} and to "
+                f"client {client}"
+            )
+        owner[index] = client
+        members.setdefault(client, []).append(index)
+        names[client] = row.values.get("name") or client
+    numbered = all(client.isdecimal() for client in members)
+    clients = sorted(members, key=int) if numbered else sorted(members)
+    labels = tuple(names[client] for client in clients)
+    plain = labels == tuple(map(str, range(len(labels))))
+    return Partition(tuple(dataset.train[members[c]] for c in clients), () if plain else labels)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim import rng
-from fedsim.contracts import F64, I64, Array, Dataset, Partition
-from fedsim.errors import ConfigError, nearest
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.types import F64, I64, Array, Dataset, Partition
 
 _PIXELS = 1 << 22
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -1,7 +1,7 @@
 """Stored samples to a model's input, batched on the device.
 
 Random numbers come from torch's global generators, which the caller seeds in a scope
-(:func:`fedsim.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
+(:func:`fedsim.core.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
 them. Every sample has parameters of its own.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from fedsim.contracts import Pipeline
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.types import Pipeline
 from fedsim.data.autoaugment import CIFAR10, IMAGENET, Policy, autoaugment
-from fedsim.errors import ConfigError, nearest
 
 _PAD = 4
 

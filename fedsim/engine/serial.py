@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from fedsim.contracts import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine import Incident, Job, Model, Result
-from fedsim.engine.flags import torch_flags
-from fedsim.engine.outputs import Outputs
-from fedsim.engine.spec import WorkerSpec
-from fedsim.engine.worker import Report, Worker, num_batches
-from fedsim.errors import ConfigError, WorkerError
-from fedsim.metrics import SampleScores
-from fedsim.sections import EngineConfig
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError, WorkerError
+from fedsim.core.types import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.engine.base import Incident, Job, Model, Result
+from fedsim.engine.devices import torch_flags
+from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches
+from fedsim.metrics.outputs import Outputs
+from fedsim.metrics.scores import SampleScores
 
 
 class SerialExecutor:
@@ -48,13 +47,13 @@ class SerialExecutor:
         return {"engine": "serial", "device": device_name(self._device)}
 
     def broadcast(self, params: Vector, downlink: Vectors) -> Any:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         return params, downlink
 
     def train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[Result]:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         params, downlink = shared
         results = []
         for client in sorted(clients):
@@ -67,18 +66,18 @@ class SerialExecutor:
         return results
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         return [self._worker.scores(params, state, part) for params, state in models]
 
     def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         spec = self._worker.spec
         return [
             self._worker.samples(*model, part, 0, num_batches(spec, part)) for model, part in jobs
         ]
 
     def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         spec = self._worker.spec
         return [
             self._worker.outputs(*model, part, 0, num_batches(spec, part)) for model, part in jobs
@@ -91,10 +90,10 @@ class SerialExecutor:
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> None:
-        """See :class:`~fedsim.engine.Executor`; the updates are here."""
+        """See :class:`~fedsim.engine.base.Executor`; the updates are here."""
 
     def incidents(self) -> list[Incident]:
-        """See :class:`~fedsim.engine.Executor`."""
+        """See :class:`~fedsim.engine.base.Executor`."""
         found, self._incidents = self._incidents, []
         return found
 

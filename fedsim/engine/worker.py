@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import platform
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -15,26 +17,97 @@ import torch
 from torch import Tensor
 
 from fedsim import models
-from fedsim.contracts import (
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Trained, train_local
+from fedsim.core.errors import DataError, FedsimError, WorkerError
+from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
+from fedsim.core.rng import seed_for, seed_torch, torch_scope
+from fedsim.core.types import (
     Array,
+    Dataset,
     Layout,
+    ModelSpec,
     Part,
+    Partition,
     RoundContext,
     Scores,
+    Training,
     Vector,
     Vectors,
 )
 from fedsim.data.transforms import transforms
-from fedsim.engine import gpu
-from fedsim.engine.flags import configure, precision
-from fedsim.engine.outputs import Outputs, samples_of, scores_of, token_scores
-from fedsim.engine.parts import count, groups, indices, name
-from fedsim.engine.spec import WorkerSpec
-from fedsim.errors import FedsimError, WorkerError
-from fedsim.local import LocalEnv, LocalRule, Trained, train_local
-from fedsim.metrics import SampleScores, joined
-from fedsim.rng import seed_for, seed_torch, torch_scope
-from fedsim.vectors import FlatModel, as_tensor, not_finite, select, subtract
+from fedsim.engine import devices
+from fedsim.engine.devices import configure, precision
+from fedsim.metrics.outputs import Outputs, samples_of, scores_of, token_scores
+from fedsim.metrics.scores import SampleScores, joined
+from fedsim.metrics.splits import count, groups, indices, name
+from fedsim.systems.clock import Clock
+
+
+@dataclass(frozen=True)
+class LocalImages:
+    """Images that each node reads itself, instead of getting them from the driver.
+
+    Args:
+        read: gives (N, channels, H, W) uint8, on whatever machine it is called.
+        sha256: of the driver's.
+    """
+
+    read: Callable[[], Array]
+    sha256: str
+
+    def __call__(self) -> Array:
+        """The images of this machine.
+
+        Raises:
+            DataError: they are not the driver's.
+        """
+        found = self.read()
+        if array_sha256(found) != self.sha256:
+            raise DataError(
+                f"engine.data_from=node: {platform.node()} reads other images than the driver; "
+                "data.dir must hold the same files on every machine, and data.feature_shift may "
+                "give other pixels on another kind of processor"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """Everything a worker is made of; travels once per node.
+
+    Args:
+        local_images: how a node gets the images itself; None where ``dataset`` brings them.
+        seed: of the run, for the start weights.
+        threads: torch threads on the CPU; part of the result's bits.
+        batch_size: images per forward pass of an evaluation.
+        fast: on a GPU bfloat16 forward passes, TF32, autotuned kernels and images with channels
+            last; bits may differ between runs and from those of an exact run.
+        clock: says after how many steps a client stops.
+    """
+
+    dataset: Dataset
+    partition: Partition
+    model: ModelSpec
+    algorithm: Algorithm
+    training: Training
+    seed: int
+    threads: int
+    batch_size: int
+    fast: bool
+    local_images: LocalImages | None = None
+    clock: Clock = field(default_factory=Clock)
+
+    def to_send(self) -> WorkerSpec:
+        """What has to travel: without the images where nodes read them."""
+        if self.local_images is None:
+            return self
+        return replace(self, dataset=replace(self.dataset, x=self.dataset.x[:0]))
+
+
+def array_sha256(array: Array) -> str:
+    """The SHA-256 of an array's bytes, in hex."""
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -228,7 +301,7 @@ class Worker:
         except FedsimError:
             raise
         except Exception as error:
-            why = gpu.reason(error, self.share, self.device)
+            why = devices.reason(error, self.share, self.device)
             raise WorkerError(f"{what}: {why}") from error
         finally:
             self.progress = None

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.models.nets import SplitModel
+from fedsim.models.vision import SplitModel
 
 _LAYERS = (nn.Linear, nn.Conv2d, SigmoidLinear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)

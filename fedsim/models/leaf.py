@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.nets import SplitModel
+from fedsim.models.vision import SplitModel
 
 
 class SigmoidLinear(nn.Linear):

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedsim.errors import ConfigError
-from fedsim.models.nets import SplitModel
+from fedsim.core.errors import ConfigError
+from fedsim.models.vision import SplitModel
 
 DRAWS = 20
 """Representations of a sample whose predictions an evaluation averages."""

@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedsim.contracts import ModelSpec
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import ModelSpec
 
 _IMAGENET = {
     "resnet18": "ResNet18_Weights.IMAGENET1K_V1",

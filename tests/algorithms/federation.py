@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from fedsim import algorithms
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, RoundContext, Training
-from fedsim.local import LocalEnv, train_local
-from fedsim.vectors import FlatModel, as_tensor
+from fedsim.client.trainer import LocalEnv, train_local
+from fedsim.core.layout import FlatModel, as_tensor
+from fedsim.core.types import ClientUpdate, RoundContext, Training
+from fedsim.server.cohort import Cohort
 
 CURVATURES, CENTRES = (1.0, 2.0), (0.0, 3.0)
 """The two clients of ALGORITHMS part E; the optimum of the mean objective is 2."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from oracles import client_losses as oracle
 
-from fedsim.contracts import Training
+from fedsim.core.types import Training
 
 STEPS = 3
 LR = 0.2

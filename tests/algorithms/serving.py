@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim import algorithms
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.cohort import Cohort
 
 LAYOUT = Layout((Slot("a", (2,), 0, 2), Slot("b", (1, 2), 2, 4), Slot("mean", (2,), 4, 6, "stat")))
 """Two tensors of two parameters each and a statistic of two numbers."""

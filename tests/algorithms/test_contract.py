@@ -9,14 +9,15 @@ from methods import NUM_CLIENTS, config, results, uneven
 from stopping import Stop, Stopper
 
 import fedsim
-from fedsim import algorithms, rounds
-from fedsim.config import RunConfig, load_config, to_yaml
-from fedsim.contracts import RoundContext
+from fedsim import algorithms
+from fedsim.config.resolve import RunConfig, load_config, to_yaml
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import RoundContext
 from fedsim.engine.serial import SerialExecutor
-from fedsim.errors import ConfigError
-from fedsim.oneround import draw_cohort, lr_at, run_round
-from fedsim.roundlog import RoundLog
-from fedsim.setup import make_executor, prepare, start_of
+from fedsim.training import driver
+from fedsim.training.log import RoundLog
+from fedsim.training.round import draw_cohort, lr_at, run_round
+from fedsim.training.setup import make_executor, prepare, start_of
 
 every_method = pytest.mark.parametrize("name", algorithms.names())
 
@@ -75,7 +76,7 @@ def test_stopped_and_resumed(name, tmp_path):
     with pytest.raises(Stop):
         fedsim.run(config(name), tmp_path / "stopped", Stopper(2))
     assert not (tmp_path / "stopped" / "summary.csv").exists()
-    assert results(rounds.resume(tmp_path / "stopped")) == reference
+    assert results(driver.resume(tmp_path / "stopped")) == reference
 
 
 ALONE = {"feddyn": "subtracts h", "pfedla": "mixes its clients", "matched_mean": "channels"}

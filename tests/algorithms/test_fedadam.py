@@ -7,7 +7,7 @@ import pytest
 from oracles import aggregation, optimisers
 
 import fedsim
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 from .cases import PRINTED
 from .serving import LAYOUT, answers, path, single

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 import fedsim
 from fedsim import models
-from fedsim.contracts import Training
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
+from fedsim.core.types import Training
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 from .training import dataset, train, worker

@@ -8,11 +8,11 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms, models
-from fedsim.contracts import ModelSpec, Training
+from fedsim.core.layout import layout_of, select
+from fedsim.core.types import ModelSpec, Training
 from fedsim.engine.serial import SerialExecutor
-from fedsim.rounds import RoundLog, ServerState, draw_cohort, run_round
-from fedsim.setup import Setup
-from fedsim.vectors import layout_of, select
+from fedsim.training.driver import RoundLog, ServerState, draw_cohort, run_round
+from fedsim.training.setup import Setup
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .training import context, train, worker

@@ -7,7 +7,7 @@ import pytest
 from oracles import rounds as oracle
 
 from fedsim import algorithms
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 from .cases import PRINTED
 from .federation import Federation

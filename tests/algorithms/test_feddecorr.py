@@ -8,8 +8,8 @@ import torch
 from oracles import client_losses as oracle
 
 from fedsim import algorithms
-from fedsim.errors import ConfigError
-from fedsim.losses import decorrelation
+from fedsim.client.criterion import decorrelation
+from fedsim.core.errors import ConfigError
 
 from . import fullbatch
 from .training import train, worker

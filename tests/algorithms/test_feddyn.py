@@ -8,7 +8,7 @@ from oracles import rounds as oracle
 
 import fedsim
 from fedsim import RunConfig, algorithms
-from fedsim.errors import ConfigError, ContractError
+from fedsim.core.errors import ConfigError, ContractError
 
 from .cases import PRINTED
 from .federation import Federation

@@ -11,10 +11,10 @@ from oracles import client_losses as oracle
 from torch import nn
 
 from fedsim import algorithms, models
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, ModelSpec
-from fedsim.errors import ConfigError
-from fedsim.losses import head_gradient
+from fedsim.client.criterion import head_gradient
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import ClientUpdate, Layout, ModelSpec
+from fedsim.server.cohort import Cohort
 
 from . import fullbatch
 from .training import CLASSES, context, train, worker

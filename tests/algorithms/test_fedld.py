@@ -10,7 +10,7 @@ from oracles import aggregation as oracle
 from oracles import samplers
 
 import fedsim
-from fedsim.errors import FedsimError
+from fedsim.core.errors import FedsimError
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input, revised
 from .training import train, worker

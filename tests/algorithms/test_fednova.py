@@ -10,10 +10,10 @@ from oracles import rounds as oracle
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.fednova import PerStep
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.errors import ConfigError, ContractError
-from fedsim.local import normaliser
+from fedsim.client.trainer import normaliser
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.cohort import Cohort
 
 from .cases import PRINTED, assert_step, draw, every_cohort, every_input
 from .federation import Federation

@@ -8,9 +8,9 @@ from oracles import fedpac as oracle
 
 from fedsim import algorithms
 from fedsim.algorithms.fedpac import head_weights, solve_simplex, statistics
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Training
-from fedsim.vectors import select
+from fedsim.core.layout import select
+from fedsim.core.types import ClientUpdate, Training
+from fedsim.server.cohort import Cohort
 
 from .training import CLASSES, context, train, worker
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from fedsim import algorithms
 from fedsim.algorithms.fedsam import SharpnessAware, ascent
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, Slot, Training
-from fedsim.errors import ConfigError
-from fedsim.local import Phase, train_local
-from fedsim.losses import MarginControl
-from fedsim.vectors import FlatModel, select
+from fedsim.client.criterion import MarginControl
+from fedsim.client.trainer import Phase, train_local
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import FlatModel, select
+from fedsim.core.types import ClientUpdate, Layout, Slot, Training
+from fedsim.server.cohort import Cohort
 
 from . import fullbatch
 from .training import context, scalar_env, train, worker

@@ -10,11 +10,11 @@ from oracles import client_losses as oracle
 from torch import distributions
 
 from fedsim import algorithms, models
-from fedsim.contracts import ModelSpec, Training
-from fedsim.errors import ConfigError
-from fedsim.losses import gaussian_divergence, length
-from fedsim.rng import seed_for
-from fedsim.vectors import select
+from fedsim.client.criterion import gaussian_divergence, length
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import select
+from fedsim.core.rng import seed_for
+from fedsim.core.types import ModelSpec, Training
 
 from . import fullbatch
 from .training import CLASSES, train, worker

@@ -10,8 +10,8 @@ import torch
 from oracles import losses as oracle
 from torch.nn import functional
 
-from fedsim.errors import ConfigError
-from fedsim.losses import MarginControl, margins
+from fedsim.client.criterion import MarginControl, margins
+from fedsim.core.errors import ConfigError
 
 LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 0.0]]
 LABELS = [0, 2]

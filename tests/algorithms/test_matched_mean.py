@@ -14,10 +14,10 @@ from torch import nn
 import fedsim
 from fedsim import algorithms, models
 from fedsim.algorithms.matched_mean import Matched, Pair, layers_of, links_of
-from fedsim.contracts import ModelSpec, RoundContext
-from fedsim.errors import ConfigError, ContractError
-from fedsim.models import chain
-from fedsim.vectors import layout_of, named_tensors
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.layout import layout_of, named_tensors
+from fedsim.core.types import ModelSpec, RoundContext
+from fedsim.models.chain import chain
 
 from .serving import LAYOUT, cohort
 from .training import train, worker

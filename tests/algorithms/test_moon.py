@@ -11,10 +11,10 @@ import torch
 from oracles import client_losses as oracle
 
 from fedsim import algorithms
+from fedsim.client.criterion import contrast
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import select
 from fedsim.engine.worker import Worker
-from fedsim.errors import ConfigError
-from fedsim.losses import contrast
-from fedsim.vectors import select
 
 from . import fullbatch
 from .training import train, worker

@@ -11,9 +11,9 @@ from oracles import hypernetworks as oracle
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.pfedla import Mixtures, Shape, climbed, layers_of, shares
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.errors import ConfigError, ContractError
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.cohort import Cohort
 
 LAYOUT = Layout(
     (

@@ -8,7 +8,7 @@ from oracles import aggregation, robust, samplers
 
 import fedsim
 from fedsim.algorithms import robfedavg
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

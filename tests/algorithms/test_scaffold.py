@@ -9,8 +9,8 @@ from oracles import rounds as oracle
 
 import fedsim
 from fedsim import algorithms
-from fedsim.contracts import Training
-from fedsim.errors import ConfigError, ContractError
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.types import Training
 
 from .cases import PRINTED
 from .federation import Federation
@@ -82,7 +82,7 @@ def test_the_way_is_that_of_the_corrected_mean_gradient(momentum, weight_decay):
     c, before = controls(federation)
     env = federation.env(1, context(lr=0.1))
     rule = federation.algorithm.local
-    fedsim.local.train_local(rule, env)
+    fedsim.client.trainer.train_local(rule, env)
     uplink = rule.finish(env, rule.begin(env))
     left = env.displacement * (uplink.state["c"] - before[1] + c)
     np.testing.assert_allclose(left, -env.moved.numpy(), rtol=1e-9, atol=1e-13)

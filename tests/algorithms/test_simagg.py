@@ -7,7 +7,7 @@ import pytest
 from oracles import aggregation, robust, samplers
 
 import fedsim
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracles import optimisers
 
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
 
 from .serving import answers, path, single
 

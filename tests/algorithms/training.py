@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 from fedsim import algorithms
-from fedsim.contracts import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
-from fedsim.engine.spec import WorkerSpec
-from fedsim.engine.worker import Worker
-from fedsim.local import LocalEnv
-from fedsim.losses import MarginControl
-from fedsim.vectors import FlatModel, as_tensor
+from fedsim.client.criterion import MarginControl
+from fedsim.client.trainer import LocalEnv
+from fedsim.core.layout import FlatModel, as_tensor
+from fedsim.core.types import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
+from fedsim.engine.worker import Worker, WorkerSpec
 
 CLASSES = 3
 SIZE = 8

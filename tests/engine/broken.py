@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import ray
 
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.plugin import Algorithm
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule
 
 
 @dataclass(frozen=True)

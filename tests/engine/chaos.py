@@ -17,8 +17,8 @@ from torch import nn
 
 import fedsim
 from fedsim import models
-from fedsim.config import RunConfig
-from fedsim.contracts import ModelSpec
+from fedsim.config.resolve import RunConfig
+from fedsim.core.types import ModelSpec
 from fedsim.engine.worker import Report
 
 FOLDER = "FEDSIM_CHAOS"

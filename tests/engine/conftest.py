@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.config import EngineConfig
-from fedsim.engine.session import Session
+from fedsim.config.resolve import EngineConfig
+from fedsim.engine.ray.session import Session
 from tests.engine import chaos
 
 

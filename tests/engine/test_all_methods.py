@@ -7,7 +7,7 @@ from methods import config, results
 
 import fedsim
 from fedsim import algorithms
-from fedsim.setup import needs_whole_updates, prepare
+from fedsim.training.setup import needs_whole_updates, prepare
 
 pytestmark = pytest.mark.ray
 

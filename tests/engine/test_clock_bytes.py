@@ -6,8 +6,8 @@ import pytest
 from stopping import Stopper
 
 import fedsim
-from fedsim import rounds
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
+from fedsim.training import driver
 
 pytestmark = pytest.mark.ray
 
@@ -43,5 +43,5 @@ def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
         fedsim.run(
             config(actors=2), tmp_path / "again", Stopper(2, KeyboardInterrupt), session=plain_ray
         )
-    store = rounds.resume(tmp_path / "again", session=plain_ray)
+    store = driver.resume(tmp_path / "again", session=plain_ray)
     assert contents(store) == contents(serial)

@@ -9,18 +9,19 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
-from fedsim.config import EngineConfig
-from fedsim.contracts import RoundContext
-from fedsim.engine import cluster, dispatch, pool, ray_engine
-from fedsim.engine.calls import EvaluationCall, Piece, TrainCall
-from fedsim.engine.dispatch import INLINE, Dispatcher, Sent, Work
-from fedsim.engine.faults import Fault
-from fedsim.engine.pool import ActorPool
-from fedsim.engine.ray_engine import RayExecutor
-from fedsim.engine.resources import Node
-from fedsim.engine.session import Place
-from fedsim.engine.shards import Aggregators
-from fedsim.errors import ConfigError, WorkerError
+from fedsim.config.resolve import EngineConfig
+from fedsim.core.errors import ConfigError, WorkerError
+from fedsim.core.types import RoundContext
+from fedsim.engine.ray import cluster, dispatch, pool
+from fedsim.engine.ray import executor as ray_executor
+from fedsim.engine.ray.calls import EvaluationCall, Piece, TrainCall
+from fedsim.engine.ray.dispatch import INLINE, Dispatcher, Sent, Work
+from fedsim.engine.ray.executor import RayExecutor
+from fedsim.engine.ray.faults import Fault
+from fedsim.engine.ray.pool import ActorPool
+from fedsim.engine.ray.resources import Node
+from fedsim.engine.ray.session import Place
+from fedsim.engine.ray.sharded import Aggregators
 
 CTX = RoundContext(0, 5, 8, 0.1, 0)
 LOST = Fault("its process died", lost=True)
@@ -62,7 +63,7 @@ def fake(monkeypatch):
     for module in (dispatch, pool):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
-    monkeypatch.setattr(ray_engine, "time", stand_in)
+    monkeypatch.setattr(executor, "time", stand_in)
     monkeypatch.setattr(pool, "end_process", lambda place: stand_in.killed.append(place.pid))
     return stand_in
 
@@ -365,7 +366,7 @@ class Session(Actors):
 def executor(fake, monkeypatch):
     """A function of the machines and settings that gives an executor, and changes its machines."""
     now = SimpleNamespace(nodes=[])
-    for module in (cluster, ray_engine):
+    for module in (cluster, ray_executor):
         monkeypatch.setattr(module, "machines", lambda: list(now.nodes))
     monkeypatch.setattr(Aggregators, "close", lambda self: None)
 
@@ -374,7 +375,7 @@ def executor(fake, monkeypatch):
         spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * clients))
         return RayExecutor(spec, EngineConfig(**engine), 4000, Session())
 
-    def replan(executor, *nodes, after=ray_engine.REPLAN):
+    def replan(executor, *nodes, after=ray_executor.REPLAN):
         now.nodes = nodes
         fake.now += after
         executor._replan()
@@ -393,7 +394,7 @@ def test_a_node_that_joins_or_leaves_changes_the_number_of_actors(executor):
 
 def test_machines_are_looked_for_now_and_then(executor):
     ours = executor(Node(2))
-    assert executor.replan(ours, Node(2), Node(3), after=ray_engine.REPLAN - 0.1).actors == 2
+    assert executor.replan(ours, Node(2), Node(3), after=ray_executor.REPLAN - 0.1).actors == 2
     assert executor.replan(ours, Node(2), Node(3), after=0.1).actors == 5
 
 

@@ -8,10 +8,10 @@ import math
 import pytest
 from ray import exceptions
 
-from fedsim.engine.calls import alone, groups
-from fedsim.engine.faults import FINAL, LOST, failure, fault_of, one_line
-from fedsim.engine.patience import Patience
-from fedsim.errors import DivergedError, WorkerError
+from fedsim.core.errors import DivergedError, WorkerError
+from fedsim.engine.ray.calls import alone, groups
+from fedsim.engine.ray.dispatch import Patience
+from fedsim.engine.ray.faults import FINAL, LOST, failure, fault_of, one_line
 
 NOT_OURS = {
     "ActorAlreadyExistsError",  # named actors

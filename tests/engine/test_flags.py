@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from fedsim.engine.flags import torch_flags
+from fedsim.engine.devices import torch_flags
 
 
 def test_flags_come_back():

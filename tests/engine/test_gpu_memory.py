@@ -7,10 +7,10 @@ import re
 import pytest
 import torch
 
-from fedsim.engine import gpu
-from fedsim.engine.gpu import CONTEXT, Usage, asked, explain, is_out_of_memory, tensor_fraction
-from fedsim.engine.resources import GIB
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import GIB
+from fedsim.engine import devices
+from fedsim.engine.devices import CONTEXT, Usage, asked, explain, is_out_of_memory, tensor_fraction
 
 
 def test_tensors_get_the_share_less_what_the_process_itself_takes():
@@ -38,7 +38,7 @@ def test_only_a_shared_gpu_is_capped(monkeypatch, device, share, fraction):
     properties = type("Properties", (), {"total_memory": 16 * GIB})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: caps.append(a))
-    gpu.cap(torch.device(device), share)
+    devices.cap(torch.device(device), share)
     assert caps == ([] if fraction is None else [(fraction, torch.device(device))])
 
 
@@ -89,7 +89,7 @@ def test_the_advice_is_a_larger_share_that_holds_the_need(total, share, beyond):
     assert usage.needed <= advised * total
     clients = round(1 / advised)
     assert clients * advised <= 1, "as many processes as that fit on the GPU"
-    assert clients == 1 or usage.needed * gpu.HEADROOM > total / (clients + 1)
+    assert clients == 1 or usage.needed * devices.HEADROOM > total / (clients + 1)
 
 
 def test_a_model_that_is_too_large_for_the_gpu():
@@ -112,11 +112,13 @@ def test_the_reason_of_a_failure(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 * GIB)
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has")
     on_gpu, on_cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert gpu.reason(error, 0.125, on_gpu) == explain(
+    assert devices.reason(error, 0.125, on_gpu) == explain(
         Usage(80 * GIB, 40 * GIB, 9 * GIB, 3 * GIB), 0.125
     )
-    assert gpu.reason(ValueError("on purpose"), 0.125, on_gpu) == "ValueError: on purpose"
-    assert gpu.reason(RuntimeError("CUDA error: out of memory"), 1.0, on_cpu).startswith("Runtime")
+    assert devices.reason(ValueError("on purpose"), 0.125, on_gpu) == "ValueError: on purpose"
+    assert devices.reason(RuntimeError("CUDA error: out of memory"), 1.0, on_cpu).startswith(
+        "Runtime"
+    )
 
 
 @pytest.mark.gpu
@@ -125,13 +127,13 @@ def test_a_capped_process_runs_out_at_its_share():
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory
     share = 4 * GIB / total
-    gpu.cap(device, share)
+    devices.cap(device, share)
     held = []
     try:
         held += [torch.empty(GIB, dtype=torch.uint8, device=device) for _ in range(3)]
         with pytest.raises(torch.OutOfMemoryError) as error:
             torch.empty(GIB, dtype=torch.uint8, device=device)
-        text = gpu.out_of_memory(error.value, share, device)
+        text = devices.out_of_memory(error.value, share, device)
     finally:
         held.clear()
         torch.cuda.empty_cache()

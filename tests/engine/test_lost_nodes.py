@@ -10,7 +10,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 import fedsim
-from fedsim.engine.pool import ActorPool
+from fedsim.engine.ray.pool import ActorPool
 from tests.engine.chaos import STATEFUL, Orders, bytes_of, config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -32,7 +32,7 @@ def cluster(orders):
 def test_a_node_killed_in_a_round_and_one_that_joins(
     method, cluster, orders, undisturbed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("fedsim.engine.ray_engine.REPLAN", 0.0)
+    monkeypatch.setattr("fedsim.engine.ray.executor.REPLAN", 0.0)
     pools, joined, used = [], [], []
     start, take = ActorPool.__init__, ActorPool.take
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedsim
-from fedsim.engine.shards import Aggregators
+from fedsim.engine.ray.sharded import Aggregators
 from tests.engine.test_shards import bytes_of, cluster_of_two, config, in_one_process
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

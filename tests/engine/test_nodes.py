@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 import ray
 
-from fedsim.local import LocalEnv, LocalRule
-from fedsim.plugin import Algorithm
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import ray
 
-from fedsim.config import EngineConfig
-from fedsim.engine.cluster import available_memory, local_node, machines, node_of, plan_for
-from fedsim.engine.packing import Demand, pack
-from fedsim.engine.placement import plan_placement
-from fedsim.engine.resources import GIB, Node, Share, read_shares
-from fedsim.errors import ConfigError, DataError
+from fedsim.config.resolve import EngineConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import GIB
+from fedsim.engine.ray.cluster import available_memory, local_node, machines, node_of, plan_for
+from fedsim.engine.ray.placement import plan_placement
+from fedsim.engine.ray.resources import Demand, Node, Share, pack, read_shares
 
 GPU2 = [Node(64, 2)]
 BIG, SMALL = Share(1.0, 0.6), Share(1.0, 0.3)
@@ -332,7 +332,7 @@ def test_a_machine_as_ray_describes_it():
 
 def test_this_machine(monkeypatch):
     assert GIB // 8 < available_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr("fedsim.engine.cluster.available_memory", lambda: 10.0 * GIB)
+    monkeypatch.setattr("fedsim.engine.ray.cluster.available_memory", lambda: 10.0 * GIB)
     assert local_node().memory == pytest.approx(7 * GIB), "Ray's object store takes 30 %"
     assert local_node().cpus == len(os.sched_getaffinity(0))
 

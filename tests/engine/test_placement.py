@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from fedsim.engine.placement import Node, Share, plan_placement
-from fedsim.errors import ConfigError
+from fedsim.core.errors import ConfigError
+from fedsim.engine.ray.placement import Node, Share, plan_placement
 
 GPU2 = [Node(64, 2)]
 

@@ -12,11 +12,11 @@ import torch
 from ray.cluster_utils import Cluster
 
 import fedsim
-from fedsim.config import EngineConfig, RunConfig
-from fedsim.engine import cluster as clusters
-from fedsim.engine.cluster import connect, plan_for
-from fedsim.engine.placement import Node
-from fedsim.errors import ConfigError, WorkerError
+from fedsim.config.resolve import EngineConfig, RunConfig
+from fedsim.core.errors import ConfigError, WorkerError
+from fedsim.engine.ray import cluster as clusters
+from fedsim.engine.ray.cluster import connect, plan_for
+from fedsim.engine.ray.placement import Node
 from tests.engine.broken import Holder
 
 pytestmark = pytest.mark.ray

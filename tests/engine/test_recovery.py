@@ -9,10 +9,10 @@ import ray
 from ray.exceptions import OwnerDiedError
 
 import fedsim
-from fedsim.config import EngineConfig
-from fedsim.engine.ray_engine import RayExecutor
-from fedsim.engine.session import Session
-from fedsim.errors import WorkerError
+from fedsim.config.resolve import EngineConfig
+from fedsim.core.errors import WorkerError
+from fedsim.engine.ray.executor import RayExecutor
+from fedsim.engine.ray.session import Session
 from tests.engine.broken import Owner
 from tests.engine.chaos import STATEFUL, Orders, bytes_of, config
 
@@ -73,7 +73,7 @@ def test_a_client_that_hangs_is_taken_from_its_actor(one_ray, orders, undisturbe
 def test_actors_killed_while_they_are_idle_and_a_lost_object(
     one_ray, orders, undisturbed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("fedsim.engine.dispatch.INLINE", 0)
+    monkeypatch.setattr("fedsim.engine.ray.dispatch.INLINE", 0)
     executors = []
 
     class Known(RayExecutor):
@@ -81,7 +81,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
             super().__init__(*args)
             executors.append(self)
 
-    monkeypatch.setattr("fedsim.engine.ray_engine.RayExecutor", Known)
+    monkeypatch.setattr("fedsim.engine.ray.executor.RayExecutor", Known)
 
     def kill_idle() -> None:
         pool = executors[0]._pool

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
 
 pytestmark = pytest.mark.ray
 
@@ -54,14 +54,16 @@ def test_clients_with_shares_of_their_own(actors, plain_ray, tmp_path):
 def test_images_that_each_node_reads_itself(plain_ray, tmp_path, monkeypatch):
     reference = run("fedavg", tmp_path / "driver", plain_ray)
     assert run("fedavg", tmp_path / "node", plain_ray, data_from="node") == reference
-    monkeypatch.setattr("fedsim.setup.array_sha256", lambda _: "another")
-    with pytest.raises(fedsim.errors.DataError, match=r"engine\.data_from=node: .* other images"):
+    monkeypatch.setattr("fedsim.training.setup.array_sha256", lambda _: "another")
+    with pytest.raises(
+        fedsim.core.errors.DataError, match=r"engine\.data_from=node: .* other images"
+    ):
         run("fedavg", tmp_path / "other", plain_ray, data_from="node")
 
 
 def test_large_updates_travel_one_by_one_with_the_same_bits(plain_ray, tmp_path, monkeypatch):
     together = run("fedbn", tmp_path / "together", plain_ray)
-    monkeypatch.setattr("fedsim.engine.ray_engine.SMALL", 0)
+    monkeypatch.setattr("fedsim.engine.ray.executor.SMALL", 0)
     assert run("fedbn", tmp_path / "alone", plain_ray) == together
 
 
@@ -72,7 +74,7 @@ def test_an_error_in_a_client_names_round_and_client(plain_ray, tmp_path):
         train={"rounds": 3, "sample_rate": 1.0},
     )
     with pytest.raises(
-        fedsim.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
+        fedsim.core.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
     ):
         fedsim.run(config, tmp_path / "out", session=plain_ray)
 
@@ -81,6 +83,6 @@ def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):
     config = RunConfig(
         engine={"actors": "per-client"}, data={"num_clients": 500, "partition": "iid"}
     )
-    with pytest.raises(fedsim.errors.ConfigError, match="--actors per-client: 500 actors"):
+    with pytest.raises(fedsim.core.errors.ConfigError, match="--actors per-client: 500 actors"):
         fedsim.run(config, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -10,9 +10,9 @@ import pytest
 import ray
 
 import fedsim
-from fedsim.config import RunConfig
-from fedsim.contracts import Owned
-from fedsim.engine.calls import EvaluationCall, Piece, cut
+from fedsim.config.resolve import RunConfig
+from fedsim.core.types import Owned
+from fedsim.engine.ray.calls import EvaluationCall, Piece, cut
 from tests.decomposing import OWN
 
 TABLES = (

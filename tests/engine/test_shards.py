@@ -17,24 +17,24 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms
-from fedsim.cohort import Cohort
-from fedsim.columns import SHARD, Local, Piece
-from fedsim.config import EngineConfig, RunConfig
-from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.engine import Result
-from fedsim.engine.ray_engine import RayExecutor
-from fedsim.engine.shards import (
+from fedsim.config.resolve import EngineConfig, RunConfig
+from fedsim.core.errors import ConfigError, ContractError, WorkerError
+from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.engine.base import Result
+from fedsim.engine.ray.executor import RayExecutor
+from fedsim.engine.ray.sharded import (
     LEAST,
     Aggregator,
     Aggregators,
     Held,
+    Sharded,
     allowed_shards,
     plan_shards,
     split,
 )
-from fedsim.engine.spread import Sharded
-from fedsim.errors import ConfigError, ContractError, WorkerError
-from fedsim.models.nets import SplitModel
+from fedsim.models.vision import SplitModel
+from fedsim.server.cohort import Cohort
+from fedsim.server.linalg import SHARD, Local, Piece
 from tests.engine.broken import Holder
 
 M, SIZE, STATS = 5, 3_300_000, 1001

@@ -11,14 +11,14 @@ import torch
 from algorithms.training import context, dataset, train, worker
 from torch.nn import functional
 
-from fedsim.contracts import ModelSpec, Partition, Pipeline, Training
-from fedsim.engine.flags import torch_flags
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.core.errors import DivergedError, WorkerError
+from fedsim.core.types import ModelSpec, Partition, Pipeline, Training
+from fedsim.engine.devices import torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
-from fedsim.errors import DivergedError, WorkerError
-from fedsim.local import LocalEnv, LocalRule, Uplink
-from fedsim.metrics import score
-from fedsim.plugin import Algorithm
+from fedsim.metrics.scores import score
 
 CPU = torch.device("cpu")
 

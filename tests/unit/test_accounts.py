@@ -12,13 +12,13 @@ from safetensors.numpy import load_file
 from stopping import Stopper
 
 import fedsim
-from fedsim import rounds
-from fedsim.config import RunConfig, load_config
-from fedsim.local import LocalRule, Uplink
-from fedsim.plugin import Algorithm, Probe
-from fedsim.server import Exchanged
-from fedsim.setup import prepare
-from fedsim.vectors import named_tensors
+from fedsim.algorithms.base import Algorithm, Probe
+from fedsim.client.trainer import LocalRule, Uplink
+from fedsim.config.resolve import RunConfig, load_config
+from fedsim.core.layout import named_tensors
+from fedsim.server.base import Exchanged
+from fedsim.training import driver
+from fedsim.training.setup import prepare
 
 LOGISTIC = 64 * 10 + 10
 """Parameters of the logistic model on digits."""
@@ -232,7 +232,7 @@ def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     assert wanted.read("rounds")["dropped"].sum() > 0
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(settings, tmp_path / "run", observer=Stopper(2, KeyboardInterrupt))
-    store = rounds.resume(tmp_path / "run")
+    store = driver.resume(tmp_path / "run")
     assert contents(store) == contents(wanted)
     again = fedsim.run(load_config(file=wanted.path / "config.yaml"), tmp_path / "again")
     assert contents(again) == contents(wanted)

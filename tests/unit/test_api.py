@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import ConfigError, ContractError, FedsimError
+from fedsim.core.errors import ConfigError, ContractError, FedsimError
 
 METHODS = ("fedavg", "fedprox", "fedbn", "fedgh", "fedld", "fedld_released", "fedgh_released")
 G = np.random.default_rng(0).normal(size=(4, 30))

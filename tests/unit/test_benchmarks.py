@@ -25,9 +25,9 @@ from benchmarks.processes import below, own_memory, peak_memory, proportional, s
 from benchmarks.report import Result, of_pairs, of_step, save
 from benchmarks.serverstep import Machine, Step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
-from fedsim.errors import FedsimError, WorkerError
-from fedsim.setup import prepare
-from fedsim.vectors import FlatModel
+from fedsim.core.errors import FedsimError, WorkerError
+from fedsim.core.layout import FlatModel
+from fedsim.training.setup import prepare
 
 
 @pytest.mark.parametrize(

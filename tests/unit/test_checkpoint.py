@@ -13,15 +13,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from fedsim import durable, tensorfile
-from fedsim import restore as restoring
-from fedsim.checkpoint import Checkpoints, Position
-from fedsim.clientstates import Shelf
-from fedsim.contracts import Layout, Slot
-from fedsim.errors import StoreError
-from fedsim.record import Identity, layout_hash, seal, unseal
-from fedsim.restore import restore
-from fedsim.state import ServerState
+from fedsim.core import files
+from fedsim.core.errors import StoreError
+from fedsim.core.types import Layout, Slot
+from fedsim.storage import restore as restoring
+from fedsim.storage import tensors
+from fedsim.storage.checkpoint import (
+    Checkpoints,
+    Identity,
+    Position,
+    ServerState,
+    layout_hash,
+    seal,
+    unseal,
+)
+from fedsim.storage.client_states import Shelf
+from fedsim.storage.restore import restore
 
 ARRAYS = {
     "scalar": np.array(1.5, np.float32),
@@ -78,10 +85,10 @@ def back(run, **options):
 
 def test_arrays_come_back_to_the_bit(tmp_path):
     path = tmp_path / "a.safetensors"
-    digest, places = tensorfile.write(path, ARRAYS)
-    assert tensorfile.places(path) == places
+    digest, places = tensors.write(path, ARRAYS)
+    assert tensors.places(path) == places
     assert len(digest) == 64
-    found = tensorfile.read(path, places)
+    found = tensors.read(path, places)
     official = load_file(path)
     for name, array in ARRAYS.items():
         assert same(found[name], np.ascontiguousarray(array).reshape(array.shape)), name
@@ -91,45 +98,45 @@ def test_arrays_come_back_to_the_bit(tmp_path):
 
 def test_one_array_is_read_without_the_others(tmp_path):
     path = tmp_path / "a.safetensors"
-    _, places = tensorfile.write(path, ARRAYS)
-    found = tensorfile.read(path, {"long": places["long"]})
+    _, places = tensors.write(path, ARRAYS)
+    found = tensors.read(path, {"long": places["long"]})
     assert list(found) == ["long"]
     assert same(found["long"], ARRAYS["long"])
 
 
 def test_what_has_no_code_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"a\.safetensors: z has data type complex128"):
-        tensorfile.write(tmp_path / "a.safetensors", {"z": np.array([1j])})
+        tensors.write(tmp_path / "a.safetensors", {"z": np.array([1j])})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_ends_too_early_or_is_gone(tmp_path):
     path = tmp_path / "a.safetensors"
-    _, places = tensorfile.write(path, ARRAYS)
+    _, places = tensors.write(path, ARRAYS)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(StoreError, match="ends too early"):
-        tensorfile.read(path, places)
+        tensors.read(path, places)
     path.unlink()
     with pytest.raises(StoreError, match="cannot be read"):
-        tensorfile.read(path, places)
+        tensors.read(path, places)
 
 
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     path = tmp_path / "file"
-    durable.write(path, [b"old"])
+    files.write(path, [b"old"])
 
     def pieces():
         yield b"new"
         raise OSError(28, "No space left on device")
 
     with pytest.raises(StoreError, match=r"file: cannot be written \(No space left on device\)"):
-        durable.write(path, pieces())
+        files.write(path, pieces())
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
 
 
 def test_files_have_the_usual_permissions(tmp_path):
-    durable.write(tmp_path / "a", [b""])
+    files.write(tmp_path / "a", [b""])
     (tmp_path / "b").write_bytes(b"")
     a, b = (stat.S_IMODE((tmp_path / name).stat().st_mode) for name in "ab")
     assert a == b
@@ -139,15 +146,15 @@ def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch):
     def fsync(descriptor):
         raise OSError(number, os.strerror(number))
 
-    durable.write(tmp_path / "file", [b"old"])
-    monkeypatch.setattr(durable.os, "fsync", fsync)
+    files.write(tmp_path / "file", [b"old"])
+    monkeypatch.setattr(files.os, "fsync", fsync)
     for number in (errno.EINVAL, errno.ENOTSUP):
-        durable.sync(tmp_path)
+        files.sync(tmp_path)
         with pytest.raises(OSError, match=os.strerror(number)):
-            durable.sync(tmp_path / "file")
+            files.sync(tmp_path / "file")
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
-        durable.sync(tmp_path)
+        files.sync(tmp_path)
 
 
 # records
@@ -290,14 +297,14 @@ def test_spilling_leaves_what_the_last_checkpoint_needs(tmp_path):
 
 
 def test_one_at_a_time_in_the_background(tmp_path, monkeypatch):
-    real, gate, begun = tensorfile.write, threading.Event(), threading.Event()
+    real, gate, begun = tensors.write, threading.Event(), threading.Event()
 
     def slow(path, arrays):
         begun.set()
         assert gate.wait(30)
         return real(path, arrays)
 
-    monkeypatch.setattr(tensorfile, "write", slow)
+    monkeypatch.setattr(tensors, "write", slow)
     with checkpoints(tmp_path) as target:
         advance(target, 1)
         assert begun.wait(30)
@@ -310,13 +317,13 @@ def test_one_at_a_time_in_the_background(tmp_path, monkeypatch):
 
 
 def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch):
-    real, gate = tensorfile.write, threading.Event()
+    real, gate = tensors.write, threading.Event()
 
     def slow(path, arrays):
         assert gate.wait(30)
         return real(path, arrays)
 
-    monkeypatch.setattr(tensorfile, "write", slow)
+    monkeypatch.setattr(tensors, "write", slow)
     rng, newest, moved = np.random.default_rng(0), {}, set()
     with checkpoints(tmp_path, budget=30 * 80) as target:  # of 60 clients
         for number in range(1, 60):
@@ -338,14 +345,14 @@ def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch
 
 
 def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
-    real, gate, written = tensorfile.write, threading.Event(), []
+    real, gate, written = tensors.write, threading.Event(), []
 
     def slow(path, arrays):
         written.append(path.name)
         assert gate.wait(30)
         return real(path, arrays)
 
-    monkeypatch.setattr(tensorfile, "write", slow)
+    monkeypatch.setattr(tensors, "write", slow)
     main = threading.main_thread().ident
     with checkpoints(tmp_path) as target:
         position = advance(target, 1)

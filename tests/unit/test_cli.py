@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
-from fedsim.cli.configuration import configuration
+from fedsim.cli.common import configuration
 from fedsim.cli.doctor import doctor, size
 from fedsim.cli.options import FLAGS
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--engine", "serial", "--rounds", "2", "--clients", "5", "--sample-rate", "0.4"]
@@ -225,12 +225,12 @@ def test_a_diverged_run_ends_with_status_1_and_one_line() -> None:
 
 
 def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedsim import rounds
+    from fedsim.training import driver
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(rounds, "run", stop)
+    monkeypatch.setattr(driver, "run", stop)
     result = fedsim("run", *QUICK)
     assert result.exit_code == 130
     assert result.stderr == "interrupted before the first round\n"
@@ -293,7 +293,7 @@ def test_the_console_script_finds_the_users_own_modules(
 ) -> None:
     (tmp_path / place).mkdir(exist_ok=True)
     (tmp_path / place / "toy_method.py").write_text(
-        "from fedsim.plugin import Algorithm\n"
+        "from fedsim.algorithms.base import Algorithm\n"
         "def build(strength: float = 1.0) -> Algorithm:\n    return Algorithm()\n"
     )
     folder = [] if place == "." else ["--working-dir", place]

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsim import progress, tables
-from fedsim.rounds import RunInfo
-from fedsim.store import RunStore
+from fedsim.storage.run_dir import RunStore
+from fedsim.training import progress, tables
+from fedsim.training.driver import RunInfo
 
 INFO = RunInfo(Path("out"), "fedld", "digits", "cnn", 1234, 50, 5, 100, "serial", 3)
 SUMMARY = {

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim import clientstates, evaluation
-from fedsim.clientstates import ClientStates, Shelf, compact
-from fedsim.errors import StoreError
+from fedsim.core.errors import StoreError
+from fedsim.storage import client_states
+from fedsim.storage.client_states import ClientStates, Shelf, compact
+from fedsim.training import evaluate
 
 
 def own(number, size=10):
@@ -72,7 +73,7 @@ def test_new_states_are_taken_all_or_none(tmp_path, monkeypatch):
             raise MemoryError
         return compact(array)
 
-    monkeypatch.setattr(clientstates, "compact", full)
+    monkeypatch.setattr(client_states, "compact", full)
     with pytest.raises(MemoryError):
         shelf.put({1: {}, 2: own(-2), 3: own(3), 4: own(4)})
     after = vars(shelf) | {"segments": {n: set(s.live) for n, s in shelf.segments.items()}}
@@ -172,7 +173,7 @@ def test_views_do_not_keep_what_they_are_views_of():
 
 def test_models_are_evaluated_some_at_a_time(monkeypatch):
     shared = np.zeros(25)  # 200 bytes; each own state 80
-    monkeypatch.setattr(evaluation, "MEMORY", 200 + 3 * 80)
+    monkeypatch.setattr(evaluate, "MEMORY", 200 + 3 * 80)
     loaded = []
 
     def candidate(client):
@@ -180,12 +181,12 @@ def test_models_are_evaluated_some_at_a_time(monkeypatch):
             loaded.append(client)
             return shared, own(client)
 
-        return evaluation.Candidate(client, load)
+        return evaluate.Candidate(client, load)
 
-    parts = evaluation.batches({c: candidate(c) for c in range(8)})
+    parts = evaluate.batches({c: candidate(c) for c in range(8)})
     assert list(next(parts)) == [0, 1, 2]
     assert loaded == [0, 1, 2, 3]  # the others when their turn comes
     assert [list(some) for some in parts] == [[3, 4, 5], [6, 7]]
-    monkeypatch.setattr(evaluation, "MEMORY", 1)
-    one = evaluation.batches({c: candidate(c) for c in range(3)})
+    monkeypatch.setattr(evaluate, "MEMORY", 1)
+    one = evaluate.batches({c: candidate(c) for c in range(3)})
     assert [list(some) for some in one] == [[0], [1], [2]]

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedsim.clock import Clock, Plan, Series, Visit, wire_bytes
-from fedsim.laws import Law, number, parse, parse_within, written
-from fedsim.rng import generator
+from fedsim.core.rng import generator
+from fedsim.systems.clock import Clock, Plan, Series, Visit, wire_bytes
+from fedsim.systems.distributions import Law, number, parse, parse_within, written
 
 # distributions
 

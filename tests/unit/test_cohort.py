@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from fedsim import columns as module
-from fedsim.cohort import Cohort, gram, single_threaded_blas
-from fedsim.columns import Local, cut
-from fedsim.contracts import ClientUpdate, Layout, Slot
-from fedsim.errors import ContractError
+from fedsim.core.errors import ContractError
+from fedsim.core.types import ClientUpdate, Layout, Slot
+from fedsim.server import linalg as module
+from fedsim.server.cohort import Cohort, gram, single_threaded_blas
+from fedsim.server.linalg import Local, cut
 
 
 def layout(size, stats=0):

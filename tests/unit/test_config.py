@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fedsim import experiments
-from fedsim.config import RunConfig, TrainConfig, cohort_size, from_flags, load_config, to_yaml
-from fedsim.errors import ConfigError
+from fedsim.config import experiments
+from fedsim.config.resolve import (
+    RunConfig,
+    TrainConfig,
+    cohort_size,
+    from_flags,
+    load_config,
+    to_yaml,
+)
+from fedsim.core.errors import ConfigError
 
 
 def refusal(**values: object) -> str:
@@ -140,7 +147,7 @@ def test_cohort_size() -> None:
 
 def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_method.py").write_text(
-        "from fedsim.plugin import Algorithm\n"
+        "from fedsim.algorithms.base import Algorithm\n"
         "def build(strength: float, rounds: int = 3) -> Algorithm:\n"
         "    return Algorithm()\n"
     )

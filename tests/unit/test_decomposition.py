@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.decomposition import TOLERANCE, Terms, terms
-from fedsim.errors import ContractError, DivergedError
+from fedsim.core.errors import ContractError, DivergedError
+from fedsim.metrics.decomposition import TOLERANCE, Terms, terms
 from tests import decomposing
 from tests.decomposing import SPREADS, TERMS
 

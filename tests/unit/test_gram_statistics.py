@@ -9,8 +9,8 @@ import pytest
 import threadpoolctl
 
 import fedsim
-from fedsim import aggregation
-from fedsim.gram import cosines, gradient_diversity, shares, spectrum
+from fedsim.server.gram import cosines, gradient_diversity, shares, spectrum
+from fedsim.training import round
 from tests.decomposing import config, rounds
 
 # (3, 0) and (0, 4): squared lengths 9 and 16, orthogonal
@@ -137,14 +137,14 @@ def test_they_are_computed_with_one_blas_thread(monkeypatch):
     """The last bits of products and eigenvalues depend on the number of threads."""
     numbers = []
     for name in ("spectrum", "gradient_diversity"):
-        statistic = getattr(aggregation, name)
+        statistic = getattr(round, name)
 
         def watched(*args, statistic=statistic):
             info = threadpoolctl.threadpool_info()
             numbers.append({p["num_threads"] for p in info if p["user_api"] == "blas"})
             return statistic(*args)
 
-        monkeypatch.setattr(aggregation, name, watched)
+        monkeypatch.setattr(round, name, watched)
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
         list(rounds(config(evaluation=NEVER | {"cosines": True})))
     assert numbers == [{1}] * 4, "each once in each of the two rounds"

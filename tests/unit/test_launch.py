@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from fedsim.cli import main
-from fedsim.cli.configuration import configuration
+from fedsim.cli.common import configuration
 from fedsim.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[2]

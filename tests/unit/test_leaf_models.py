@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedsim.contracts import ModelSpec
-from fedsim.errors import ConfigError
-from fedsim.models import CATALOGUE, NAMES, SplitModel, build
-from fedsim.models.custom import zeros
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import ModelSpec
+from fedsim.models import NAMES, build
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.vectors import FlatModel
+from fedsim.models.registry import CATALOGUE, zeros
+from fedsim.models.vision import SplitModel
 
 SYNTHETIC = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
 SHAKESPEARE = ModelSpec("leaf_shakespeare", 80, 80, 80, inputs="tokens")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.config import RunConfig
+from fedsim.config.resolve import RunConfig
 
 
 @pytest.mark.parametrize(

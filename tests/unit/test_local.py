@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from fedsim.contracts import RoundContext, Training
-from fedsim.local import LocalEnv, LocalRule, Phase, Uplink, train_local
-from fedsim.losses import MarginControl
-from fedsim.vectors import FlatModel
+from fedsim.client.criterion import MarginControl
+from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink, train_local
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import RoundContext, Training
 
 CLASSES = 3
 

@@ -10,14 +10,14 @@ from stopping import Stop, Stopper
 
 import fedsim
 from fedsim import algorithms
-from fedsim import rounds as runs
-from fedsim.contracts import Owned, Partition
-from fedsim.engine.parts import by_owner, count, counts, drawn, indices
+from fedsim.core.errors import ConfigError, DivergedError
+from fedsim.core.types import Owned, Partition
 from fedsim.engine.serial import SerialExecutor
-from fedsim.errors import ConfigError, DivergedError
-from fedsim.metrics import SampleScores
-from fedsim.setup import prepare
-from fedsim.store import RunStore
+from fedsim.metrics.scores import SampleScores
+from fedsim.metrics.splits import by_owner, count, counts, drawn, indices
+from fedsim.storage.run_dir import RunStore
+from fedsim.training import driver as runs
+from fedsim.training.setup import prepare
 from tests.decomposing import SPREADS, TERMS, config, mean_loss, merged, rounds, terms
 
 CASES = [
@@ -289,7 +289,7 @@ def test_a_part_that_clients_do_not_own_is_refused(split, tmp_path):
 
 
 def test_where_every_client_is_left_out_there_is_no_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsim.aggregation.finite", lambda *_: [])
+    monkeypatch.setattr("fedsim.training.round.finite", lambda *_: [])
     store = fedsim.run(config(engine={"on_client_failure": "drop"}), tmp_path / "run")
     assert store.read("rounds")["dropped"].tolist() == [3, 3]
     assert not list(store.path.glob("decomposition*"))

@@ -1,4 +1,4 @@
-"""fedsim.metrics: by hand, against scikit-learn, and where values are undefined."""
+"""fedsim.metrics.scores: by hand, against scikit-learn, and where values are undefined."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from fedsim.contracts import ClassScore, GroupScore
-from fedsim.errors import ContractError, DivergedError
-from fedsim.metrics import (
+from fedsim.core.errors import ContractError, DivergedError
+from fedsim.core.types import ClassScore, GroupScore
+from fedsim.metrics.scores import (
     SampleScores,
     auc,
     group_score,

@@ -13,10 +13,13 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fedsim.contracts import ModelSpec
-from fedsim.errors import ConfigError
-from fedsim.models import ProbabilisticModel, SplitModel, build, chain, nets, probabilistic
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import ModelSpec
+from fedsim.models import build, vision
+from fedsim.models.chain import chain
 from fedsim.models.leaf import SigmoidLinear
+from fedsim.models.probabilistic import ProbabilisticModel, probabilistic
+from fedsim.models.vision import SplitModel
 
 DIGITS = ModelSpec("cnn", 10, 1, 8)
 REDDIT = ModelSpec("leaf_reddit", 30, 30, 10, inputs="tokens", per_token=True)
@@ -260,7 +263,7 @@ shared = nn.Linear(4, 4)
             nn.Sequential(nn.Linear(8, 5), nn.Flatten(), nn.Linear(40, 3)),
             r"2 is Linear: its 40 inputs are not the 5 outputs of 0\.weight",
         ),
-        (nets.InvertedResidual(4, 4, 1, 1), r"it is InvertedResidual: not one of these"),
+        (vision.InvertedResidual(4, 4, 1, 1), r"it is InvertedResidual: not one of these"),
         (build(replace(DIGITS, norm="group"), 0), r"features\.1 is GroupNorm: not one of these"),
         (build(replace(DIGITS, name="resnet18"), 0), r"features is ResNet: not one of these"),
         (build(REDDIT, 0), r"features\.0 is Embedding: not one of these"),

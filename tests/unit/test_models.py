@@ -17,11 +17,12 @@ from torch import nn
 
 from fedsim import algorithms
 from fedsim.cli import main
-from fedsim.contracts import ModelSpec
-from fedsim.errors import ConfigError
-from fedsim.models import CATALOGUE, SplitModel, build, has_batchnorm
-from fedsim.models.nets import InvertedResidual
-from fedsim.names import resolve
+from fedsim.core.errors import ConfigError
+from fedsim.core.imports import resolve
+from fedsim.core.types import ModelSpec
+from fedsim.models import build
+from fedsim.models.registry import CATALOGUE
+from fedsim.models.vision import InvertedResidual, SplitModel, has_batchnorm
 
 DIGITS = ModelSpec("cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec("resnet18", num_classes=3, in_channels=3, image_size=8)
@@ -413,7 +414,7 @@ def test_name_of_another_form(name: str) -> None:
         build(replace(DIGITS, name=name), 0)
 
 
-# ---- fedsim.names, shared with data sets and methods
+# ---- fedsim.core.imports, shared with data sets and methods
 
 
 @pytest.fixture
@@ -452,7 +453,7 @@ def test_module_of_your_own_that_fails(
     ("name", "message"),
     [
         (":x", r"':x' is not of the form module:function"),
-        ("os:getcwd", r"the function returned str, needed is fedsim\.plugin\.Algorithm"),
+        ("os:getcwd", r"the function returned str, needed is fedsim\.algorithms\.Algorithm"),
         ("os:path", r"os has no function 'path'"),
         ("os:listdir", r"'path=None' is no hyperparameter; .* path: float = 0\.5"),
         ("builtins:dict", r"its parameters cannot be read"),

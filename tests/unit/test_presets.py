@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from fedsim import presets, sweep
-from fedsim.config import load_config
-from fedsim.errors import ConfigError
+from fedsim.config import presets
+from fedsim.config.resolve import load_config
+from fedsim.core.errors import ConfigError
+from fedsim.training import sweep
 
 SIX = ["fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld"]
 RETINA = ["table1_retina_split1", "table1_retina_split2", "table1_retina_split3"]

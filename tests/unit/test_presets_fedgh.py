@@ -6,8 +6,10 @@ import math
 
 import pytest
 
-from fedsim import algorithms, presets, sweep
-from fedsim.config import RunConfig, load_config
+from fedsim import algorithms
+from fedsim.config import presets
+from fedsim.config.resolve import RunConfig, load_config
+from fedsim.training import sweep
 
 FOUR = ["fedavg", "fedprox", "fednova", "feddecorr"]
 PUBLISHED = {

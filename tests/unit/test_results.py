@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from fedsim import presets
+from fedsim.config import presets
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "RESULTS.md").read_text()

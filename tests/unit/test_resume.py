@@ -21,22 +21,29 @@ from click.testing import CliRunner
 from stopping import Stop, Stopper
 
 import fedsim
-from fedsim import clientstates, durable, lock, resuming, rounds, tensorfile
-from fedsim.checkpoint import Checkpoints
 from fedsim.cli import main
 from fedsim.cli.options import FLAGS
 from fedsim.cli.resume import SHOWN
-from fedsim.clientstates import Shelf
-from fedsim.config import ClockConfig, RunConfig
-from fedsim.drive import Drive
-from fedsim.engine import Incident
+from fedsim.config.experiments import Given
+from fedsim.config.resolve import ClockConfig, RunConfig
+from fedsim.core import files
+from fedsim.core.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    Interrupted,
+    StoreError,
+    WorkerError,
+)
+from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
-from fedsim.errors import ConfigError, DataError, DivergedError, StoreError, WorkerError
-from fedsim.experiments import Given
-from fedsim.finished import FREE
-from fedsim.interrupts import Interrupted
-from fedsim.segments import Segment, by_client, size_of
-from fedsim.store import RunStore
+from fedsim.storage import client_states, tensors
+from fedsim.storage.checkpoint import Checkpoints
+from fedsim.storage.client_states import Segment, Shelf, by_client, size_of
+from fedsim.storage.run_dir import RunStore
+from fedsim.training import driver, resume
+from fedsim.training.driver import Drive
+from fedsim.training.resume import FREE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
@@ -56,7 +63,7 @@ def config(method="fedavg", rounds=ROUNDS, **engine):
 def contents(run: Path) -> dict[str, bytes]:
     """What must be the same: all but times, environment, summary, placement and checkpoints."""
     names = {p.name for p in run.iterdir() if p.is_file()}
-    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", lock.NAME}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.NAME}
     return {name: (run / name).read_bytes() for name in names}
 
 
@@ -85,7 +92,7 @@ def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undist
     for after in range(1, ROUNDS + 1):
         run = stopped(tmp_path / str(after), after, method)
         watcher = Stopper(0)
-        store = rounds.resume(run, observer=watcher, tell=silent)
+        store = driver.resume(run, observer=watcher, tell=silent)
         assert contents(store.path) == undisturbed[method], f"stopped after round {after}"
         assert watcher.rows == list(range(after + 1, ROUNDS + 1))
         assert watcher.infos[0].done == after
@@ -101,15 +108,15 @@ def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
 ):
     run = stopped(tmp_path / "run", after, method, checkpoint_every=every)
     assert records(run)[-1] == f"round-{start:06d}.json"
-    assert contents(rounds.resume(run, tell=silent).path) == undisturbed[method]
+    assert contents(driver.resume(run, tell=silent).path) == undisturbed[method]
 
 
 def test_stopped_again_and_again(tmp_path, undisturbed):
     run = stopped(tmp_path / "run", 1, "fedpac")
     for after in range(2, ROUNDS + 1):
         with pytest.raises(Stop):
-            rounds.resume(run, observer=Stopper(after), tell=silent)
-    store = rounds.resume(run, tell=silent)
+            driver.resume(run, observer=Stopper(after), tell=silent)
+    store = driver.resume(run, tell=silent)
     assert contents(store.path) == undisturbed["fedpac"]
     resumed = json.loads((run / "env.json").read_text())["resumed"]
     assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
@@ -121,7 +128,7 @@ def test_the_seconds_of_all_parts_add_up(tmp_path):
     record = run / "checkpoints" / records(run)[-1]
     before = json.loads(record.read_text())["checkpoint"]["seconds"]
     begun = time.perf_counter()
-    store = rounds.resume(run)
+    store = driver.resume(run)
     after = time.perf_counter() - begun
     (total,) = store.read("summary")["total_seconds"]
     assert before < total <= before + after
@@ -135,7 +142,7 @@ def test_client_states_on_disk_give_the_same_bytes(tmp_path, undisturbed):
             store = fedsim.run(config(method, **engine), tmp_path / name)
             assert contents(store.path) == undisturbed[method]
             run = stopped(tmp_path / f"{name} stopped", 5, method, **engine)
-            assert contents(rounds.resume(run, tell=silent).path) == undisturbed[method]
+            assert contents(driver.resume(run, tell=silent).path) == undisturbed[method]
 
 
 def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
@@ -143,8 +150,8 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     long = 15
     wanted = contents(fedsim.run(config("fedbn", long), tmp_path / "wanted").path)
     file = next((tmp_path / "wanted" / "checkpoints").glob("clients-*"))
-    size = size_of(by_client(tensorfile.places(file)).popitem()[1])
-    write, read, save, wait = tensorfile.write, Segment.read, Checkpoints.save, Checkpoints.wait
+    size = size_of(by_client(tensors.places(file)).popitem()[1])
+    write, read, save, wait = tensors.write, Segment.read, Checkpoints.save, Checkpoints.wait
     asked, early = threading.Event(), []
 
     def late(path, arrays):
@@ -168,7 +175,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
             asked.set()
         wait(self)
 
-    monkeypatch.setattr(tensorfile, "write", late)
+    monkeypatch.setattr(tensors, "write", late)
     monkeypatch.setattr(Segment, "read", watched_read)
     monkeypatch.setattr(Checkpoints, "save", watched_save)
     monkeypatch.setattr(Checkpoints, "wait", watched_wait)
@@ -224,7 +231,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     DAMAGE[damage](newest_files(run)[which])
     before = round_of(records(run)[0])
     told, watcher = [], Stopper(0)
-    rounds.resume(run, observer=watcher, tell=told.append)
+    driver.resume(run, observer=watcher, tell=told.append)
     assert len(told) == 1
     assert re.match(r".*round-000004\.json cannot be used: ", told[0])
     assert watcher.infos[0].done == before < 4
@@ -253,11 +260,11 @@ def test_where_no_checkpoint_is_whole_nothing_is_changed(what, after_four, tmp_p
     with pytest.raises(
         StoreError, match=rf"^none of 2 checkpoints of {run} can be .*{both}; {end}$"
     ):
-        rounds.resume(run, tell=silent)
+        driver.resume(run, tell=silent)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     shutil.rmtree(run / "checkpoints")
     told = []
-    rounds.resume(run, tell=told.append)
+    driver.resume(run, tell=told.append)
     assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
     assert contents(run) == undisturbed["fedbn"]
 
@@ -271,7 +278,7 @@ def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undi
     else:
         os.truncate(timings, left)
     kept = timings.read_text().count("\n") - 1 if left else 0
-    rounds.resume(run, tell=silent)
+    driver.resume(run, tell=silent)
     assert contents(run) == undisturbed["fedbn"]
     table = RunStore(run).read("timings")
     new = (table["round"] > 4).sum()
@@ -284,7 +291,7 @@ def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undist
     run = shutil.copytree(after_four, tmp_path / "run")
     os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
     told = []
-    rounds.resume(run, tell=told.append)
+    driver.resume(run, tell=told.append)
     assert told[0].endswith("cannot be used: clients.csv is shorter than it was then")
     assert contents(run) == undisturbed["fedbn"]
 
@@ -295,16 +302,16 @@ def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, u
         file.write("5,0.01,3")
     (run / "errors.csv").write_text("round,client_id,attempt,node,error\n5,1,1,,lost\n")
     for folder in (run, run / "checkpoints"):
-        (folder / f"{durable.UNFINISHED}x").write_text("half")
+        (folder / f"{files.UNFINISHED}x").write_text("half")
     (run / "checkpoints" / "notes.txt").write_text("mine")
-    rounds.resume(run, tell=silent)
+    driver.resume(run, tell=silent)
     assert contents(run) == undisturbed["fedbn"]
-    assert not list(run.rglob(f"{durable.UNFINISHED}*"))
+    assert not list(run.rglob(f"{files.UNFINISHED}*"))
     assert (run / "checkpoints" / "notes.txt").read_text() == "mine"
 
 
 def reseal(record: Path, **changes) -> None:
-    from fedsim.record import seal
+    from fedsim.storage.checkpoint import seal
 
     content = json.loads(record.read_text())["checkpoint"]
     record.write_bytes(seal(content | changes))
@@ -329,7 +336,7 @@ def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp
     run = shutil.copytree(after_four, tmp_path / "run")
     reseal(run / "checkpoints" / records(run)[-1], **changes)
     with pytest.raises(ConfigError, match=message):
-        rounds.resume(run, tell=silent)
+        driver.resume(run, tell=silent)
     assert contents(run) == contents(after_four)
 
 
@@ -337,7 +344,7 @@ def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9")
     told = []
-    rounds.resume(run, tell=told.append)
+    driver.resume(run, tell=told.append)
     (line,) = told
     assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
     assert contents(run) == undisturbed["fedbn"]
@@ -358,7 +365,7 @@ def test_an_edited_configuration_is_refused_with_its_key(section, key, value, af
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     before = contents(run)
     with pytest.raises(ConfigError, match=rf"config\.yaml \({section}\.{key}\): {value!r} given"):
-        rounds.resume(run, tell=silent)
+        driver.resume(run, tell=silent)
     assert contents(run) == before
 
 
@@ -366,18 +373,18 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     changes = {"engine.cpus_per_client": 2, "engine.checkpoint_every": 5, "engine.actors": 7}
     before = (run / "config.yaml").read_bytes()
-    rounds.resume(run, changes, tell=silent)
+    driver.resume(run, changes, tell=silent)
     assert contents(run) == undisturbed["fedbn"]
     assert (run / "config.yaml").read_bytes() == before
     with pytest.raises(ConfigError, match=r"train\.lr: train\.lr cannot change when a run goes on"):
-        rounds.resume(run, {"train.lr": 1.0})
+        driver.resume(run, {"train.lr": 1.0})
 
 
 def test_other_data_are_refused(after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     flip(run / "partition.csv", 0.5)
     with pytest.raises(DataError, match=r"partition\.csv: .*they have changed"):
-        rounds.resume(run, tell=silent)
+        driver.resume(run, tell=silent)
 
 
 def test_another_trace_is_refused(tmp_path):
@@ -391,20 +398,20 @@ def test_another_trace_is_refused(tmp_path):
     trace.write_text(kept.replace("7,100", "7,50"))
     before = contents(run)
     with pytest.raises(DataError, match=r"clock\.trace .*trace\.csv: it has changed since"):
-        rounds.resume(run, tell=silent)
+        driver.resume(run, tell=silent)
     assert contents(run) == before
     trace.write_text(kept)
-    assert len(rounds.resume(run, tell=silent).read("rounds")) == 2
+    assert len(driver.resume(run, tell=silent).read("rounds")) == 2
 
 
 def test_what_is_no_run_is_refused(tmp_path):
     for name in ("absent", "."):
         with pytest.raises(ConfigError, match=r"holds no run \(no config\.yaml\)$"):
-            rounds.resume(tmp_path / name)
+            driver.resume(tmp_path / name)
     (tmp_path / "seed=0").mkdir()
     (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
     with pytest.raises(ConfigError, match="a sweep goes on with"):
-        rounds.resume(tmp_path)
+        driver.resume(tmp_path)
 
 
 def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatch):
@@ -413,7 +420,7 @@ def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatc
     values["data"]["dir"] = "my data"
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(ConfigError, match=r"config\.yaml:\d+ \(data\.dir\): 'my data' is not here"):
-        rounds.resume(run)
+        driver.resume(run)
 
 
 def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
@@ -425,28 +432,28 @@ def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match=r"config\.yaml:\d+ \(engine\.working_dir\): 'as it was' is"
     ):
-        resuming.configuration(run)
+        resume.configuration(run)
     key = "engine.working_dir"
-    assert resuming.configuration(run, {key: Given(".", "--working-dir")}).engine.working_dir == "."
+    assert resume.configuration(run, {key: Given(".", "--working-dir")}).engine.working_dir == "."
     with pytest.raises(ConfigError, match=r"--working-dir: 'nowhere' is not here"):
-        resuming.configuration(run, {key: Given("nowhere", "--working-dir")})
+        resume.configuration(run, {key: Given("nowhere", "--working-dir")})
 
 
 def test_a_live_run_holds_its_directory(after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     holder = f"pid {os.getpid()} on "
     with (
-        lock.held(run),
+        files.held(run),
         pytest.raises(ConfigError, match=f"another live run holds this directory .{holder}"),
     ):
-        rounds.resume(run)
-    assert (run / lock.NAME).read_text() == ""
-    rounds.resume(run, tell=silent)
+        driver.resume(run)
+    assert (run / files.NAME).read_text() == ""
+    driver.resume(run, tell=silent)
 
     class Again(Stopper):
         def round_done(self, row, seconds):
             with pytest.raises(ConfigError, match="another live run holds"):
-                rounds.resume(tmp_path / "new")
+                driver.resume(tmp_path / "new")
             raise Stop
 
     with pytest.raises(Stop):
@@ -456,7 +463,7 @@ def test_a_live_run_holds_its_directory(after_four, tmp_path):
 def test_a_finished_run_is_left_as_it_is(tmp_path):
     store = fedsim.run(config(rounds=1), tmp_path / "run")
     times = {p: p.stat().st_mtime_ns for p in store.path.rglob("*")}
-    assert rounds.resume(store.path).path == store.path
+    assert driver.resume(store.path).path == store.path
     assert {p: p.stat().st_mtime_ns for p in store.path.rglob("*")} == times
 
 
@@ -466,7 +473,7 @@ def test_killed_after_the_last_round(missing, tmp_path, undisturbed):
     wanted = pd.read_csv(run / "summary.csv").drop(columns="total_seconds")
     for name in missing:
         (run / name).unlink()
-    rounds.resume(run, tell=silent)
+    driver.resume(run, tell=silent)
     assert contents(run) == undisturbed["fedavg"]
     pd.testing.assert_frame_equal(
         pd.read_csv(run / "summary.csv").drop(columns="total_seconds"), wanted
@@ -479,7 +486,7 @@ def test_killed_before_the_first_round(tmp_path, undisturbed):
     for name in ("partition", "rounds", "clients", "classes", "timings"):
         (run / f"{name}.csv").unlink()
     told = []
-    rounds.resume(run, tell=told.append)
+    driver.resume(run, tell=told.append)
     assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
     assert contents(run) == undisturbed["fedavg"]
 
@@ -499,13 +506,13 @@ class Failing(SerialExecutor):
 
 def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "make_executor", lambda s, _: Failing(s.spec, s.config.engine))
+        patch.setattr(driver, "make_executor", lambda s, _: Failing(s.spec, s.config.engine))
         with pytest.raises(WorkerError, match="no actor came up"):
             fedsim.run(config(checkpoint_every=5), tmp_path / "run")
     assert records(tmp_path / "run") == ["round-000002.json"]
     (lost,) = RunStore(tmp_path / "run").read("errors").to_dict("records")
     assert (lost["round"], lost["error"]) == (3, "lost")
-    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedavg"]
+    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedavg"]
 
 
 def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
@@ -518,7 +525,7 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
         with monkeypatch.context() as patch:
             if len(count) == 3:
                 *first, _ = changes.values()
-                patch.setattr(clientstates, "compact", for_so_many(sum(map(len, first))))
+                patch.setattr(client_states, "compact", for_so_many(sum(map(len, first))))
             put(self, changes)
 
     def for_so_many(arrays):
@@ -549,12 +556,12 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
             with pytest.raises(error):
                 fedsim.run(config("fedbn", checkpoint_every=9), run)
         assert records(run) == ["round-000002.json"]
-        assert contents(rounds.resume(run, tell=silent).path) == undisturbed["fedbn"]
+        assert contents(driver.resume(run, tell=silent).path) == undisturbed["fedbn"]
 
 
 def full_disk(monkeypatch, pattern: str, after: int) -> None:
     """Lets the disk be full for files of a name, from a number of them on."""
-    real, count = durable.os.fsync, [0]
+    real, count = files.os.fsync, [0]
 
     def fsync(descriptor: int) -> None:
         name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
@@ -563,7 +570,7 @@ def full_disk(monkeypatch, pattern: str, after: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(descriptor)
 
-    monkeypatch.setattr(durable.os, "fsync", fsync)
+    monkeypatch.setattr(files.os, "fsync", fsync)
 
 
 @pytest.mark.parametrize(
@@ -579,7 +586,7 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
         with pytest.raises(StoreError, match=r"/(run|checkpoints)/.* \(No space left on device\)"):
             fedsim.run(config("fedbn", state_memory=memory), run)
     assert records(run)
-    rounds.resume(run, tell=silent)
+    driver.resume(run, tell=silent)
     assert contents(run) == undisturbed["fedbn"]
 
 
@@ -599,7 +606,7 @@ def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch)
         with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
             fedsim.run(config("fedbn"), tmp_path / "run")
     assert records(tmp_path / "run")[-1] == "round-000002.json"
-    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):
@@ -610,7 +617,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("in the way")
     with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
-        rounds.resume(run, tell=lambda _: None)
+        driver.resume(run, tell=lambda _: None)
 
 
 # signals
@@ -635,7 +642,7 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
     assert watcher.rows == [1, 2, 3]  # what is written down is told
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert records(tmp_path / "run")[-1] == "round-000003.json"
-    assert contents(rounds.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
 
 
 def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
@@ -643,7 +650,7 @@ def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("fedsim.checkpoint.Checkpoints.spill", spill)
+    monkeypatch.setattr("fedsim.storage.checkpoint.Checkpoints.spill", spill)
     with pytest.raises(Interrupted) as caught:
         fedsim.run(config(checkpoint_every=9), tmp_path / "run")
     assert caught.value.again
@@ -683,7 +690,7 @@ def test_signals_to_a_process(number, status, tmp_path):
     after = rows + 4
     wanted = quit_after(tmp_path / "other", long, after)
     with pytest.raises(Stop):
-        rounds.resume(tmp_path / "r", observer=Stopper(after), tell=silent)
+        driver.resume(tmp_path / "r", observer=Stopper(after), tell=silent)
     assert contents(tmp_path / "r") == contents(wanted)
 
 
@@ -724,7 +731,7 @@ def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path)
         done = CliRunner().invoke(main, ["resume", *args])
         assert done.exit_code == 2
         assert done.stderr.count("\n") == 1
-    with lock.held(run):
+    with files.held(run):
         done = CliRunner().invoke(main, ["resume", str(run)])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 
@@ -841,12 +848,12 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch):
 def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
     wanted = config("fedbn")
     run = stopped(tmp_path / "run", 2, "fedbn")
-    assert resuming.can_go_on(wanted, run)
-    assert resuming.can_go_on(config("fedbn", actors=3, checkpoint_every=7), run)
-    assert not resuming.can_go_on(config("fedbn", rounds=7), run)
-    assert not resuming.can_go_on(wanted, tmp_path / "nothing")
+    assert resume.can_go_on(wanted, run)
+    assert resume.can_go_on(config("fedbn", actors=3, checkpoint_every=7), run)
+    assert not resume.can_go_on(config("fedbn", rounds=7), run)
+    assert not resume.can_go_on(wanted, tmp_path / "nothing")
     (run / "config.yaml").write_text("a: [")
-    assert not resuming.can_go_on(wanted, run)
+    assert not resume.can_go_on(wanted, run)
     run = stopped(tmp_path / "early", 1)
     shutil.rmtree(run / "checkpoints")
-    assert not resuming.can_go_on(config(), run)
+    assert not resume.can_go_on(config(), run)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.rng import generator, seed_for, seed_torch, torch_generator, torch_scope
+from fedsim.core.rng import generator, seed_for, seed_torch, torch_generator, torch_scope
 
 
 def test_seeds_are_the_same_for_ever():

@@ -14,23 +14,23 @@ import torch
 from safetensors.numpy import load_file
 
 import fedsim
-from fedsim import evaluation
-from fedsim.aggregation import _advanced
-from fedsim.config import RunConfig, load_config
-from fedsim.contracts import Dataset, Pipeline, RoundContext, ServerStep
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalRule, Uplink
+from fedsim.config.resolve import RunConfig, load_config
+from fedsim.core.errors import ConfigError, DivergedError, WorkerError
+from fedsim.core.layout import named_tensors
+from fedsim.core.types import Dataset, Pipeline, RoundContext, ServerStep
 from fedsim.data import partitions
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
-from fedsim.errors import ConfigError, DivergedError, WorkerError
-from fedsim.local import LocalRule, Uplink
-from fedsim.metrics import mean_scores
-from fedsim.models import SplitModel
-from fedsim.plugin import Algorithm
-from fedsim.roundlog import RoundLog
-from fedsim.rounds import draw_cohort, lr_at, run_round
-from fedsim.setup import prepare
-from fedsim.state import ServerState
-from fedsim.vectors import named_tensors
+from fedsim.metrics.scores import mean_scores
+from fedsim.models.vision import SplitModel
+from fedsim.storage.checkpoint import ServerState
+from fedsim.training import evaluate
+from fedsim.training.driver import draw_cohort, lr_at, run_round
+from fedsim.training.log import RoundLog
+from fedsim.training.round import _advanced
+from fedsim.training.setup import prepare
 
 TABLES = ("rounds", "clients", "classes", "partition")
 
@@ -683,8 +683,8 @@ def test_the_same_state_with_other_parameters_is_another_model():
     executor = SerialExecutor(setup.spec)
     other = setup.initial + np.float32(0.1)
     vectors = {0: setup.initial, 1: other, 2: setup.initial}
-    models = {c: evaluation.Candidate(c, lambda v=v: (v, {})) for c, v in vectors.items()}
-    scores = evaluation._scores(setup, executor, models)["test"].clients
+    models = {c: evaluate.Candidate(c, lambda v=v: (v, {})) for c, v in vectors.items()}
+    scores = evaluate._scores(setup, executor, models)["test"].clients
     assert scores[0].loss != scores[1].loss
     assert scores[0].loss == scores[2].loss
     executor.close()

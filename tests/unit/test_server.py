@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import threadpoolctl
 
-from fedsim.cohort import Cohort
-from fedsim.contracts import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
-from fedsim.server import Average, Exchanged, Gram, HistoryGram, Reduced, Server
+from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, Server
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
 
 CTX = RoundContext(3, 10, 20, 0.1, seed=7)
 LAYOUT = Layout(

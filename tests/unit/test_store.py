@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedsim import lock
-from fedsim import store as module
-from fedsim.contracts import Layout, Slot
-from fedsim.errors import ConfigError, StoreError
-from fedsim.store import (
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.types import Layout, Slot
+from fedsim.storage import run_dir as module
+from fedsim.storage.run_dir import (
     COLUMNS,
     RunStore,
     cell,
@@ -79,7 +79,7 @@ def test_what_holds_something_is_refused_and_left(tmp_path):
 
 
 def test_what_a_start_leaves_that_failed_right_away_is_no_obstacle(tmp_path):
-    with lock.held(tmp_path):
+    with files.held(tmp_path):
         pass
     (tmp_path / "checkpoints").mkdir()
     assert RunStore.create(tmp_path).path == tmp_path
@@ -92,18 +92,18 @@ def test_a_lock_that_the_system_cannot_take_is_a_clear_error(tmp_path, monkeypat
     def flock(file, how):
         raise OSError(numbers.pop(0), "no")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
-    numbers = [*lock.NO_LOCKS, errno.EIO]
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    numbers = [*files.NO_LOCKS, errno.EIO]
     while len(numbers) > 1:
-        with lock.held(tmp_path):
-            assert (tmp_path / lock.NAME).read_text().startswith("pid ")
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), lock.held(tmp_path):
+        with files.held(tmp_path):
+            assert (tmp_path / files.NAME).read_text().startswith("pid ")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), files.held(tmp_path):
         pass
 
 
 def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path):
-    (tmp_path / lock.NAME).symlink_to("/dev/full")
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), lock.held(tmp_path):
+    (tmp_path / files.NAME).symlink_to("/dev/full")
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), files.held(tmp_path):
         pass
 
 

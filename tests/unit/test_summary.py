@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fedsim.config import RunConfig
-from fedsim.store import RunStore
-from fedsim.summary import last10, summarise
+from fedsim.config.resolve import RunConfig
+from fedsim.storage.run_dir import RunStore
+from fedsim.training.summary import last10, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
 LAST = [

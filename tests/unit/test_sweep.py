@@ -8,9 +8,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from fedsim import experiments, finished, lock, sweep
-from fedsim.config import RunConfig, from_flags, resolve, to_yaml
-from fedsim.errors import ConfigError, DivergedError, StoreError
+from fedsim.config import experiments
+from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, DivergedError, StoreError
+from fedsim.training import resume, sweep
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 CLUSTERS = ("cluster_name", "apiVersion")
@@ -153,7 +155,7 @@ def test_another_configuration_in_the_same_place_is_refused(tmp_path: Path) -> N
     fake_run(run.config, tmp_path / run.name)
     other = runs_of(GRID, "train.lr=0.5")[0]
     with pytest.raises(ConfigError, match=r"another train\.lr \(0\.01, wanted 0\.5\)"):
-        finished.is_complete(other.config, tmp_path / run.name)
+        resume.is_complete(other.config, tmp_path / run.name)
 
 
 def written(clients: int = 50, partition: str = "dirichlet", **sections: object) -> object:
@@ -167,8 +169,8 @@ def written(clients: int = 50, partition: str = "dirichlet", **sections: object)
 
 def test_placement_does_not_make_another_run() -> None:
     placed = RunConfig(engine={"actors": 8, "kind": "serial", "cpus_per_client": 0.5})
-    assert finished.difference(placed, written()) is None
-    fast = finished.difference(RunConfig(engine={"fast": True}), written())
+    assert resume.difference(placed, written()) is None
+    fast = resume.difference(RunConfig(engine={"fast": True}), written())
     assert fast == "engine.fast (False, wanted True)"
 
 
@@ -190,25 +192,25 @@ def test_what_is_no_longer_given_makes_another_run(flags: str, wanted: str) -> N
     before = resolve(from_flags({}, [flags]))
     kind = before.data.partition or "dirichlet"
     found = written(before.data.num_clients, kind, **dict(before))
-    assert finished.difference(before, found) is None
-    assert finished.difference(RunConfig(), found) == wanted
+    assert resume.difference(before, found) is None
+    assert resume.difference(RunConfig(), found) == wanted
 
 
 def test_what_only_the_files_know_is_taken_from_the_finished_run() -> None:
     retina = RunConfig(data={"name": "retina"})
-    assert finished.difference(retina, written(5, "files", data={"name": "retina"})) is None
+    assert resume.difference(retina, written(5, "files", data={"name": "retina"})) is None
     found = written(20, "iid", data={"name": "retina", "num_clients": 20})
-    assert finished.difference(retina, found) == "data.partition ('iid', wanted 'files')"
+    assert resume.difference(retina, found) == "data.partition ('iid', wanted 'files')"
     explicit = RunConfig(data={"name": "retina", "num_clients": 60})
     found = written(5, "files", data={"name": "retina"})
-    assert finished.difference(explicit, found) == "data.num_clients (5, wanted 60)"
+    assert resume.difference(explicit, found) == "data.num_clients (5, wanted 60)"
     arrays = RunConfig(data={"name": "npz"})
-    assert finished.difference(arrays, written(7, "by_site", data={"name": "npz"})) is None
-    assert finished.difference(arrays, written(50, data={"name": "npz"})) is None
+    assert resume.difference(arrays, written(7, "by_site", data={"name": "npz"})) is None
+    assert resume.difference(arrays, written(50, data={"name": "npz"})) is None
     found = written(10, data={"name": "npz", "num_clients": 10})  # no files that fix the 10
-    assert finished.difference(arrays, found) == "data.num_clients (10, wanted 50)"
+    assert resume.difference(arrays, found) == "data.num_clients (10, wanted 50)"
     lists = {"partition_file": "split.csv"}
-    assert finished.difference(RunConfig(data=lists), written(4, "files", data=lists)) is None
+    assert resume.difference(RunConfig(data=lists), written(4, "files", data=lists)) is None
 
 
 def test_a_finished_run_without_its_configuration_is_refused(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_a_finished_run_without_its_configuration_is_refused(tmp_path: Path) -> 
     fake_run(run.config, tmp_path / run.name)
     (tmp_path / run.name / "config.yaml").unlink()
     with pytest.raises(ConfigError, match=r"seed=0/config\.yaml: cannot be read: No such file"):
-        finished.is_complete(run.config, tmp_path / run.name)
+        resume.is_complete(run.config, tmp_path / run.name)
 
 
 @pytest.mark.parametrize("leaf", ["address", "working_dir"])
@@ -272,9 +274,9 @@ def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
     for attempt in (1, 2):
         (tmp_path / runs[0].name).mkdir()
         (tmp_path / runs[0].name / "rounds.csv").write_text(f"attempt {attempt}\n")
-        finished.set_aside(tmp_path / runs[0].name)
+        resume.set_aside(tmp_path / runs[0].name)
     (tmp_path / runs[0].name).mkdir()  # empty: nothing to keep
-    finished.set_aside(tmp_path / runs[0].name)
+    resume.set_aside(tmp_path / runs[0].name)
     kept = sorted(p.name for p in tmp_path.glob("*interrupted*"))
     assert kept == [f"{runs[0].name}.interrupted-{n}" for n in (1, 2)]
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
@@ -284,7 +286,7 @@ def test_a_live_run_is_not_set_aside(tmp_path: Path) -> None:
     runs, lines = runs_of(GRID, "seed=0"), []
     folder = tmp_path / runs[0].name
     folder.mkdir()
-    with lock.held(folder):
+    with files.held(folder):
         _, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
     assert failed == [runs[0].name]
     assert "failed: " in lines[1]
@@ -314,7 +316,7 @@ def test_what_cannot_be_set_aside_is_a_failure(
     (folder / "rounds.csv").write_text("")
     monkeypatch.setattr("pathlib.Path.rename", rename)
     with pytest.raises(StoreError, match=r"run: cannot be written \(Operation not permitted\)"):
-        finished.set_aside(folder)
+        resume.set_aside(folder)
 
 
 def test_spread_of_one_seed_has_no_interval() -> None:

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.contracts import Pipeline
+from fedsim.core.errors import ConfigError, ContractError, DivergedError
+from fedsim.core.types import Pipeline
 from fedsim.data.transforms import Plain, Transforms, transforms
-from fedsim.engine import outputs
-from fedsim.engine.outputs import concatenated, samples_of, scores_of, split, token_scores
-from fedsim.engine.parts import having, labels_in
-from fedsim.errors import ConfigError, ContractError, DivergedError
-from fedsim.metrics import (
+from fedsim.metrics import outputs
+from fedsim.metrics.outputs import concatenated, samples_of, scores_of, split, token_scores
+from fedsim.metrics.scores import (
     SampleScores,
     group_score,
     joined,
@@ -25,7 +24,8 @@ from fedsim.metrics import (
     score,
     score_tokens,
 )
-from fedsim.setup import prepare
+from fedsim.metrics.splits import having, labels_in
+from fedsim.training.setup import prepare
 from tests import texts
 from tests.decomposing import merged, rounds
 
@@ -295,12 +295,12 @@ def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
 @pytest.mark.parametrize(("data", "classes"), [("phrases", ["text"]), ("numbers", ["0", "1", "2"])])
 def test_a_picture_of_texts_and_features_has_no_images(data, classes, tmp_path, monkeypatch):
     from analysis import style
-    from fedsim.cli import picture
+    from fedsim.cli.partition import save_picture
 
     drawn = []
     monkeypatch.setattr(style, "save", lambda figure, file: drawn.append(figure))
     setup = prepare(texts.config(data))
-    picture.save(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
+    save_picture(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
     ((bubbles,),) = [figure.axes for figure in drawn]
     assert [tick.get_text() for tick in bubbles.get_yticklabels()] == classes
     assert not bubbles.images

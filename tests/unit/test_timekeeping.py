@@ -7,14 +7,15 @@ import math
 import pytest
 
 from fedsim import algorithms
-from fedsim.clock import Plan, Series
-from fedsim.config import RunConfig, from_flags, resolve, to_yaml
-from fedsim.contracts import Layout, Slot
-from fedsim.errors import ConfigError, DataError
-from fedsim.laws import number, parse
-from fedsim.local import LocalRule, Phase
-from fedsim.plugin import Algorithm
-from fedsim.timekeeping import clock_of, read_trace
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.trainer import LocalRule, Phase
+from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Layout, Slot
+from fedsim.systems.clock import Plan, Series
+from fedsim.systems.distributions import number, parse
+from fedsim.systems.trace import read_trace
+from fedsim.training.setup import clock_of
 
 LAYOUT = Layout(
     (

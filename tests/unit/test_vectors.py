@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from fedsim import models
-from fedsim.contracts import Layout, ModelSpec
-from fedsim.vectors import (
+from fedsim.core.layout import (
     FlatModel,
     as_tensor,
     layout_of,
@@ -20,6 +19,7 @@ from fedsim.vectors import (
     select,
     subtract,
 )
+from fedsim.core.types import Layout, ModelSpec
 
 CPU = torch.device("cpu")
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
+from fedsim.core.rng import torch_scope
 from fedsim.data import autoaugment as ours
-from fedsim.rng import torch_scope
 
 PAIRS = [
     ("cifar10", ours.CIFAR10, v2.AutoAugmentPolicy.CIFAR10),

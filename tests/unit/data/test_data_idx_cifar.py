@@ -16,8 +16,8 @@ import pytest
 from torchvision.datasets import utils as torchvision_utils
 
 from fedsim import data
-from fedsim.data.fetch import fetch, unpacked
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.data.download import fetch, unpacked
 
 
 @pytest.fixture(autouse=True)

@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 
 from fedsim import data
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import cache as packs
-from fedsim.data import medical, partitions
-from fedsim.errors import ConfigError, DataError
+from fedsim.data import partitions
+from fedsim.data.readers import medical
 
 
 @pytest.fixture(autouse=True)

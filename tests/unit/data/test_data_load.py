@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.contracts import Dataset, Pipeline
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset, Pipeline
 from fedsim.data.transforms import AUGMENTS
-from fedsim.errors import ConfigError, DataError
 
 
 def test_digits_are_scikit_learns_scaled_to_bytes():
@@ -97,7 +97,7 @@ def test_wrong_options_are_refused(name, options, message):
 
 OWN = """
 import numpy as np
-from fedsim.contracts import Dataset, Pipeline
+from fedsim.core.types import Dataset, Pipeline
 
 def make(folder, image_size=4, seed=0):
     x = np.zeros((6, 1, image_size, image_size), np.uint8)
@@ -184,7 +184,7 @@ EACH = np.array([[-1, 1, 0, 1, -1]] * 4)
     ],
 )
 def test_features_and_tokens_are_checked(made, message):
-    from fedsim.data.assemble import check
+    from fedsim.data.dataset import check
 
     if message is None:
         check(made, "here")
@@ -218,7 +218,7 @@ def test_features_and_tokens_are_checked(made, message):
     ],
 )
 def test_every_data_set_is_checked(change, message):
-    from fedsim.data.assemble import check
+    from fedsim.data.dataset import check
 
     made = replace(GOOD, **change)
     if message is None:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.data import npz as reader
-from fedsim.data.medmnist_info import MEDMNIST, SIZES
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.data.readers import npz as reader
+from fedsim.data.readers.medmnist import MEDMNIST, SIZES
 
 COUNTS = {"train": 10, "val": 4, "test": 5}
 

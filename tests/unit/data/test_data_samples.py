@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from fedsim import data
+from fedsim.core.errors import DataError
+from fedsim.core.rng import torch_scope
 from fedsim.data import partitions
 from fedsim.data.transforms import Transforms
-from fedsim.errors import DataError
-from fedsim.rng import torch_scope
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fedsim.data.splits import held_out
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.data.holdout import held_out
 
 
 def test_every_class_gives_its_share():

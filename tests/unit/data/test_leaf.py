@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 
 from fedsim import data
-from fedsim.contracts import Dataset
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.transforms import Transforms
-from fedsim.errors import ConfigError, DataError
 from tests.unit.data.leaf_files import write
 
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.data import leaf_text, partitions
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data import partitions
+from fedsim.data.readers import leaf_text
 from tests.unit.data.leaf_files import write
 
 

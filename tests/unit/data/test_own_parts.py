@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim import data, shares
-from fedsim.config import RunConfig
-from fedsim.contracts import Partition
+from fedsim import data
+from fedsim.config.resolve import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Partition
 from fedsim.data import partitions
-from fedsim.data.own import hold_out, needed, stratified
-from fedsim.errors import ConfigError, DataError
+from fedsim.data.holdout import hold_out, needed, stratified
+from fedsim.training import setup
 
 DIGITS = data.load("digits")
 FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.25}
@@ -147,6 +148,6 @@ def test_fractions_that_leave_nothing_are_refused():
 def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
     for seed in range(5):
         data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
-        _, partition, _ = shares.load(RunConfig(data=data))
+        _, partition, _ = setup.load(RunConfig(data=data))
         assert min(map(len, partition.train)) >= 2
         assert min(map(len, partition.test)) >= 1

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.contracts import Dataset, Partition, Pipeline
-from fedsim.data import draws, given, partitions
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset, Partition, Pipeline
+from fedsim.data import partitions
 
 
 def dataset(labels: list[int], *, skip: int = 0, **changes: object) -> Dataset:
@@ -88,7 +88,9 @@ def test_zero_draws_fall_back_to_the_uncapped_proportions():
     for seed in range(30):
         rng = np.random.RandomState(seed)
         labels = np.repeat([0, 1], 30)
-        pieces = draws.dirichlet(draws.Draw(labels, 2, 1e-4, rng, 2, "uniform", "round_robin"))
+        pieces = partitions.dirichlet(
+            partitions.Draw(labels, 2, 1e-4, rng, 2, "uniform", "round_robin")
+        )
         assert np.array_equal(np.sort(np.concatenate(pieces)), np.arange(60))
         largest.append(max(map(len, pieces)))
     assert set(largest) == {30, 60}
@@ -173,8 +175,8 @@ def test_files_takes_the_lists_by_sorted_name():
 def test_lists_and_sites_need_no_number_and_are_read_once(tmp_path: Path, monkeypatch):
     file, read = tmp_path / "split.csv", []
     file.write_text("client,index\n0,0\n0,1\n1,2\n1,3\n")
-    table = given.read_table
-    monkeypatch.setattr(given, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
+    table = partitions.read_table
+    monkeypatch.setattr(partitions, "read_table", lambda *a, **k: read.append(a) or table(*a, **k))
     assert partitions.make(TOY, "files", file=file).num_clients == 2
     assert len(read) == 1
     site = np.array([0, 2, 2, 0, 2, 0, 1])

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim import data, setup
-from fedsim.config import RunConfig
-from fedsim.contracts import Array, Dataset, Partition
+from fedsim import data
+from fedsim.config.resolve import RunConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Array, Dataset, Partition
 from fedsim.data import partitions, shifts
-from fedsim.data.own import hold_out
+from fedsim.data.holdout import hold_out
 from fedsim.data.shifts import KINDS, owners, shifted, strengths
-from fedsim.errors import ConfigError
+from fedsim.training import setup
 
 EYES = replace(
     data.load("shortcut", num_clients=6, samples_per_client=20), site=None, site_names=(), groups={}

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedsim import RunConfig, data
-from fedsim.contracts import Dataset
-from fedsim.data import fundus, partitions
-from fedsim.data.assemble import check
-from fedsim.data.shortcut import _balanced, _training, correlations
-from fedsim.errors import ConfigError, DataError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import Dataset
+from fedsim.data import partitions
+from fedsim.data.dataset import check
+from fedsim.data.readers import fundus
+from fedsim.data.readers.shortcut import _balanced, _training, correlations
 
 
 def load(**options: object) -> Dataset:

@@ -9,17 +9,17 @@ import pytest
 from scipy.optimize import linprog
 
 from fedsim import data
-from fedsim.config import RunConfig
-from fedsim.data import leaf_synthetic
-from fedsim.errors import ConfigError, DataError
-from fedsim.shares import load
+from fedsim.config.resolve import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.data.readers import synthetic
+from fedsim.training.setup import load
 
 ALL = {"sample_rate": 1.0}
 
 
 def largest(seed: int = 0, **options: float) -> tuple[np.ndarray, np.ndarray]:
     """The samples of the first user that has at least 3,000."""
-    users = (leaf_synthetic.user(seed, k, 0.0, 0.0, **options) for k in range(200))
+    users = (synthetic.user(seed, k, 0.0, 0.0, **options) for k in range(200))
     return next(pair for pair in users if len(pair[1]) >= 3000)
 
 
@@ -44,7 +44,7 @@ def test_the_draw_is_a_function_of_seed_and_user():
 
 
 def test_sizes_are_lognormal_above_fifty():
-    sizes = [len(leaf_synthetic.user(0, k, 0, 0)[1]) for k in range(300)]
+    sizes = [len(synthetic.user(0, k, 0, 0)[1]) for k in range(300)]
     logs = np.log(np.array(sizes) - 49.5)
     # floor moves a sample by less than one; 300 draws: 0.12 is a standard error of the mean
     assert abs(logs.mean() - 4) < 0.5
@@ -80,25 +80,25 @@ def test_labels_are_argmaxes_of_linear_functions():
 
 def test_alpha_and_beta_spread_the_users():
     def centres(beta: float) -> np.ndarray:
-        users = (leaf_synthetic.user(3, k, 0.0, beta) for k in range(200))
+        users = (synthetic.user(3, k, 0.0, beta) for k in range(200))
         return np.array([x.mean() for x, _ in users])
 
     # the mean of 60 centres v ~ N(B, 1) has the variance beta^2 + 1/60, and little noise
     for beta in (0.0, 1.0, 3.0):
         assert centres(beta).std() == pytest.approx(np.sqrt(beta**2 + 1 / 60), rel=0.25)
     # u moves all logits of a sample alike
-    plain, moved = leaf_synthetic.user(3, 1, 0.0, 1.0), leaf_synthetic.user(3, 1, 5.0, 1.0)
+    plain, moved = synthetic.user(3, 1, 0.0, 1.0), synthetic.user(3, 1, 5.0, 1.0)
     assert np.array_equal(plain[0], moved[0])
     assert (plain[1] == moved[1]).all()
 
 
 def test_iid_users_share_one_model_and_one_law():
-    x = np.concatenate([leaf_synthetic.user(4, k, 0, 0, iid=True)[0] for k in range(60)])
-    error = np.sqrt(leaf_synthetic.variances() / len(x))
+    x = np.concatenate([synthetic.user(4, k, 0, 0, iid=True)[0] for k in range(60)])
+    error = np.sqrt(synthetic.variances() / len(x))
     assert (np.abs(x.mean(axis=0)) < 5 * error).all()
     shares = [
         np.bincount(y, minlength=10) / len(y)
-        for y in (leaf_synthetic.user(4, k, 0, 0, iid=True)[1] for k in range(60))
+        for y in (synthetic.user(4, k, 0, 0, iid=True)[1] for k in range(60))
         if len(y) > 1000
     ]
     assert len(shares) > 3

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from fedsim import data
-from fedsim.data import fetch
-from fedsim.errors import DataError
+from fedsim.core.errors import DataError
+from fedsim.data import download
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +97,9 @@ def archive_of(folder: Path, archive: Path) -> str:
 
 def test_the_archive_is_downloaded_and_unpacked_once(tmp_path: Path, monkeypatch, web):
     archive = tmp_path / "t.zip"
-    reader = import_module("fedsim.data.tiny_imagenet")  # the package has a function of that name
+    reader = import_module(
+        "fedsim.data.readers.tiny_imagenet"
+    )  # the package has a function of that name
     monkeypatch.setattr(reader, "MD5", archive_of(make(tmp_path / "in"), archive))
     monkeypatch.setattr(reader, "URL", f"{web}/t.zip")
     first = data.load("tiny_imagenet")
@@ -111,7 +113,7 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path, cache: Path):
     archive_of(make(tmp_path), archive)
     archive.write_bytes(archive.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"t\.zip: cannot be unpacked"):
-        fetch.unzipped(archive, "tiny/files")
+        download.unzipped(archive, "tiny/files")
     assert list((cache / "tiny").iterdir()) == []
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedsim.contracts import Pipeline
+from fedsim.core.errors import ConfigError
+from fedsim.core.rng import torch_scope
+from fedsim.core.types import Pipeline
 from fedsim.data.transforms import AUGMENTS, Transforms
-from fedsim.errors import ConfigError
-from fedsim.rng import torch_scope
 
 CPU = torch.device("cpu")
 

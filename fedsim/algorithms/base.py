@@ -1,0 +1,62 @@
+"""What a file in ``fedsim/algorithms`` builds: the client part and the server part of a method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fedsim.client.criterion import MarginControl
+from fedsim.client.trainer import LocalRule
+from fedsim.core.types import Slot
+from fedsim.server.base import Average, Exchange, Server
+
+
+def nothing(slot: Slot) -> bool:
+    """No slot is personal."""
+    return False
+
+
+def as_it_is(model: nn.Module) -> nn.Module:
+    """The model."""
+    return model
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A pass over the cohort before training, with the model as received.
+
+    Args:
+        local: what clients do; it has no phases, so that nothing is trained.
+        digest: the server's answer to their uploads; its downlink goes with the model, its state is
+            kept, private answers there are none.
+    """
+
+    local: LocalRule
+    digest: Exchange
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A method of federated learning; the defaults are FedAvg.
+
+    Args:
+        local: what clients do beside plain SGD.
+        server: how updates become a step.
+        criterion: the classification loss, cross-entropy with or without margin control.
+        personal: the slots that stay on the client: each client keeps its own values, the global
+            vector keeps the initial ones, and the update is zero there.
+        one_model: personal slots do not change predictions, so that the global model is evaluated.
+        probe: a pass over the clients before training.
+        adapt: changes the model before anything is trained, or refuses one that does not fit by a
+            ConfigError; draws from torch's global generator, which is seeded.
+    """
+
+    local: LocalRule = field(default_factory=LocalRule)
+    server: Server = field(default_factory=lambda: Server(Average()))
+    criterion: MarginControl = field(default_factory=MarginControl)
+    personal: Callable[[Slot], bool] = nothing
+    one_model: bool = False
+    probe: Probe | None = None
+    adapt: Callable[[nn.Module], nn.Module] = as_it_is

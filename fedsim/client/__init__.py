@@ -1,0 +1,1 @@
+"""The clients: local training, what a client's rule may look at, the classification loss."""

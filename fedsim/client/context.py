@@ -1,0 +1,213 @@
+"""What a client's training may look at, and what it asks of its model; lives for one task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fedsim.client.criterion import MarginControl
+from fedsim.core.layout import FlatModel, as_tensor
+from fedsim.core.types import RoundContext, Slot, Training, Vectors
+
+Preprocess = Callable[[Tensor], Tensor]
+"""Stored images (B, channels, H, W) uint8 -> model input (B, channels, size, size) float32."""
+
+Precision = Callable[[], AbstractContextManager[object]]
+"""Makes the context that a forward pass runs in, such as autocast."""
+
+PARTS = {"all": (True, False), "head": (True,), "features": (False,)}
+"""Per part of a model the values of ``Slot.head`` that belong to it."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local training: ``epochs`` over the client's data on one part of the model.
+
+    What is not trained is frozen, its BatchNorm statistics included.
+    """
+
+    epochs: int
+    lr: float
+    part: Literal["all", "head", "features"] = "all"
+
+
+@dataclass
+class LocalEnv:
+    """What a client's training may look at; lives for one task.
+
+    Args:
+        flat: the model, loaded with ``start``.
+        start: (D,) the vector that training starts from, on the model's device; never written.
+        x: (n, channels, H, W) uint8 images of the client, y: (n,) labels, on the device.
+        train, test: turn stored images into model input, with and without augmentation.
+        criterion: the classification loss.
+        downlink: what the server sent to everybody beside the model.
+        state: what this client's rule kept at its last participation, or {}.
+        precision: makes the context of each forward pass.
+        relative_size: its number of samples by the mean over all clients.
+        max_steps: after so many steps there is no time for more; None for all.
+        phase, params: the current phase and the parameters it trains.
+        steps: done so far.
+    """
+
+    flat: FlatModel
+    start: Tensor
+    x: Tensor
+    y: Tensor
+    train: Preprocess
+    test: Preprocess
+    criterion: MarginControl
+    num_classes: int
+    training: Training
+    ctx: RoundContext
+    client_id: int
+    downlink: Vectors
+    state: Vectors
+    precision: Precision = nullcontext
+    relative_size: float = 1.0
+    max_steps: int | None = None
+    phase: Phase = field(init=False)
+    params: list[Tensor] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many more there is time for, None for any number."""
+        return None if self.max_steps is None else self.max_steps - self.steps
+
+    @property
+    def model(self) -> nn.Module:
+        """The model; ``model.features`` and ``model.head`` where it has them."""
+        return self.flat.model
+
+    def anchors(self) -> list[Tensor]:
+        """The start values of the parameters in ``params``, as views of ``start``."""
+        return self.split(self.start)
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        """Views of a vector (D,) or (P,) that belong to the parameters in ``params``."""
+        return [vector[slot.where].view(slot.shape) for slot in self.slots()]
+
+    def received(self, name: str) -> Tensor:
+        """What the server sent under this name, (P,) on the device; zeros before it sent any."""
+        return self._tensor(self.downlink, name)
+
+    def kept(self, name: str) -> Tensor:
+        """What this client kept under this name, (P,) on the device; zeros before it did."""
+        return self._tensor(self.state, name)
+
+    def _tensor(self, vectors: Vectors, name: str) -> Tensor:
+        if name not in vectors:
+            return self.start.new_zeros(self.flat.layout.num_params)
+        return as_tensor(vectors[name]).to(self.start.device)
+
+    @property
+    def moved(self) -> Tensor:
+        """(P,) the parameters now minus those received."""
+        params = slice(0, self.flat.layout.num_params)
+        return self.flat.flat.detach()[params] - self.start[params]
+
+    @property
+    def displacement(self) -> float:
+        """By how much the steps so far have moved a parameter whose gradient is -1, without decay:
+        lr |a|_1, see :func:`normaliser`."""
+        return self.ctx.lr * normaliser(self.steps, self.training.momentum)
+
+    def slots(self) -> list[Slot]:
+        """The slots of the parameters that the current phase trains, in vector order."""
+        return [slot for slot, _ in self.flat.params if slot.head in PARTS[self.phase.part]]
+
+    def grads(self) -> list[Tensor]:
+        """The gradients of ``params``; zeros where the loss does not reach one."""
+        for p in self.params:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        return [p.grad for p in self.params if p.grad is not None]
+
+    def gradient(self) -> Tensor:
+        """(P,) the gradient of the criterion over all of the client's data, with weight decay.
+
+        In eval mode, without augmentation, at the model's present values.
+        """
+        size, n = self.training.batch_size, labels(self.y)
+        self.flat.mode(train=False)
+        for module in self.model.modules():
+            module.training = isinstance(module, nn.RNNBase)  # cuDNN differentiates no others
+        for x, y in zip(self.x.split(size), self.y.split(size), strict=True):
+            with self.precision():
+                loss = self.criterion(self.model(self.test(x)), y)
+            (loss * (labels(y) / n)).backward()
+        found = self.start.new_zeros(self.flat.layout.num_params)
+        with torch.no_grad():
+            for view, g, p in zip(self.split(found), self.grads(), self.params, strict=True):
+                view.copy_(g.add(p, alpha=self.training.weight_decay))
+                p.grad = None
+        return found
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, d) inputs of the head and (B, C) logits for model input ``x``."""
+        h: Tensor = self.model.features(x)  # type: ignore[operator]
+        return h, self.model.head(h)  # type: ignore[operator]
+
+    @torch.no_grad()
+    def features_of(self, vector: Tensor, x: Tensor) -> Tensor:
+        """(B, d) inputs of the head for model input ``x``, by the model with other values (D,).
+
+        In eval mode; the model and its mode stay as they are.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        slots = self.flat.layout.slots
+        values = {f"model.{slot.name}": vector[slot.where].view(slot.shape) for slot in slots}
+        self.model.eval()
+        try:
+            found: Tensor = functional_call(_Features(self.model), values, (x,))
+        finally:
+            for module, training in modes:
+                module.training = training
+        return found
+
+    @torch.no_grad()
+    def features(self, batch_size: int = 256) -> Tensor:
+        """(n, d) float32 inputs of the head for the client's images: eval mode, no augmentation."""
+        self.flat.mode(train=False)
+        with self.precision():
+            parts = [self.model.features(self.test(x)) for x in self.x.split(batch_size)]  # type: ignore[operator]
+        return torch.cat(parts).float()
+
+
+class _Features(nn.Module):
+    """The part of a model before its head as a module, whether it is one or a method."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, ...) -> (B, d)."""
+        found: Tensor = self.model.features(x)  # type: ignore[operator]
+        return found
+
+
+def labels(y: Tensor) -> int:
+    """How many labels count: one a sample, or those of its tokens that are >= 0."""
+    return len(y) if y.ndim == 1 else int((y >= 0).sum())
+
+
+def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:
+    """|a|_1: by how many learning rates a constant gradient of one moves a parameter.
+
+    Wang et al. 2020 (FedNova): the number of steps for plain SGD. ``momentum`` is that of a buffer
+    that starts at zero, ``pull`` the share (lr mu) of the way that a proximal term takes back in
+    each step; both together as SGD with momentum on the proximal objective moves.
+    """
+    way = speed = 0.0
+    for _ in range(steps):
+        speed = momentum * speed + 1 - pull * way
+        way += speed
+    return way

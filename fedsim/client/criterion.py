@@ -1,0 +1,215 @@
+"""Margin control and the other client losses, as pure functions of a batch.
+
+Shapes: logits (B, C), features (B, d), labels (B,) int64. All values are means over the batch
+unless stated. Half precision is computed in float32.
+Sources: FedLD (Zeng et al., MICCAI 2024, Eq. 3) and Puli et al., "Don't blame dataset shift!"
+(NeurIPS 2023), whose scalar margins are generalised to C classes by the log-sum-exp margin; of the
+other losses in the methods' files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedsim.core.errors import ConfigError, nearest
+
+KAPPA = 1.2784645427610737
+"""Root of u sigmoid(u) = 1: sigma-damp turns around at the margin kappa tau."""
+
+
+def margins(logits: Tensor, labels: Tensor) -> Tensor:
+    """(B,) margins ``f_y - logsumexp_{j != y} f_j``; cross-entropy is ``softplus(-margin)``."""
+    true = logits.gather(1, labels[:, None]).squeeze(1)
+    others = logits.scatter(1, labels[:, None], -math.inf)
+    return true - others.logsumexp(dim=1)
+
+
+def marg_log(logits: Tensor) -> Tensor:
+    """``mean_b log(1 + ||f_b||^2)`` over the logit vectors (FedLD Eq. 3)."""
+    return torch.log1p(logits.square().sum(dim=1)).mean()
+
+
+def softmax_frob(logits: Tensor) -> Tensor:
+    """``log(1 + ||softmax(f)||_F^2)`` of the whole batch (the released FedLD code)."""
+    return torch.log1p(logits.softmax(dim=1).square().sum())
+
+
+def spectral(logits: Tensor) -> Tensor:
+    """``mean_b ||f_b||^2`` (spectral decoupling)."""
+    return logits.square().sum(dim=1).mean()
+
+
+def logit_hinge(logits: Tensor, threshold: float = 1.0) -> Tensor:
+    """``mean_b max(0, ||f_b|| - u)^2``: a threshold u on the length of the logits."""
+    squared = logits.square().sum(dim=1)
+    beyond = squared > threshold**2
+    length = torch.where(beyond, squared, torch.ones_like(squared)).sqrt()
+    return torch.where(beyond, length - threshold, torch.zeros_like(length)).square().mean()
+
+
+def sigma_damp(logits: Tensor, labels: Tensor, scale: float, tau: float) -> Tensor:
+    """``mean_b softplus(-z)``, ``z = s m (1 - sigmoid(m / tau))`` (Puli et al. 2023)."""
+    m = margins(logits, labels)
+    return -F.logsigmoid(scale * m * torch.sigmoid(-m / tau)).mean()
+
+
+def sigma_stitch(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
+    """``mean_b softplus(-z)``, ``z = m`` up to u and ``2u - m`` beyond (Puli et al. 2023)."""
+    m = margins(logits, labels)
+    return -F.logsigmoid(torch.minimum(m, 2 * threshold - m)).mean()
+
+
+def single(x: Tensor) -> Tensor:
+    """Half precision as float32, anything else as it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` in their own precision, which autocast would lower."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+Decorrelation = Literal["code", "paper"]
+_VARIANCE: Mapping[Decorrelation, float] = {"code": 1e-8, "paper": 1e-12}
+
+
+def decorrelation(features: Tensor, form: Decorrelation = "code") -> Tensor:
+    """How much the features correlate over the batch (FedDecorr); 0 for a single sample.
+
+    With the correlations rho over the batch, those of a constant feature being 0: ``code`` is
+    ``(B - 1)^2 / B`` times the mean of rho_ij^2 over pairs i != j, ``paper`` the mean of rho_ij^2
+    over all i and j. The released code adds 1e-8 to variances; the paper's form has only what
+    keeps it finite.
+    """
+    b, d = features.shape
+    if b == 1:
+        return features.new_zeros(())
+    x = single(features)
+    z = (x - x.mean(dim=0)) / (x.var(dim=0) + _VARIANCE[form]).sqrt()
+    products = _product(z.T, z)
+    if form == "paper":
+        return (products / (b - 1)).square().mean()
+    others = products - torch.diag_embed(products.diagonal())
+    return others.square().sum() / max(1, d * (d - 1)) / b
+
+
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """``mean_b -log(e^{cos(z, near)/T} / (e^{cos(z, near)/T} + e^{cos(z, far)/T}))`` (MOON).
+
+    All three are features (B, d).
+    """
+    z = single(z)
+    closer = F.cosine_similarity(z, single(near)) - F.cosine_similarity(z, single(far))
+    return F.softplus(-closer / temperature).mean()
+
+
+def length(z: Tensor, power: Literal[1, 2]) -> Tensor:
+    """``mean_b ||z_b||^power`` of features (B, d)."""
+    return torch.linalg.vector_norm(single(z), dim=1).pow(power).mean()
+
+
+def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
+    """``mean_b sum_k KL(N(mu, sigma^2) || N(r_mu, r_sigma^2))_bk``, all (B, d)."""
+    mu, sigma, r_mu, r_sigma = single(mu), single(sigma), single(r_mu), single(r_sigma)
+    ratio = (sigma.square() + (mu - r_mu).square()) / (2 * r_sigma.square())
+    return ((r_sigma / sigma).log() + ratio - 0.5).sum(dim=1).mean()
+
+
+def head_gradient(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """(C, d + 1) gradient of the cross-entropy by the weight and, last, the bias of a linear head.
+
+    ``(softmax - onehot)^T [h, 1] / B``, a differentiable function of logits and features.
+    """
+    h, logits = single(features), single(logits)
+    wrong = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
+    return _product(wrong.T, torch.cat([h, torch.ones_like(h[:, :1])], dim=1)) / len(labels)
+
+
+PENALTIES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
+    "marg_log": lambda f, _: marg_log(f),
+    "softmax_frob": lambda f, _: softmax_frob(f),
+    "spectral": lambda f, _: spectral(f),
+    "logit_hinge": logit_hinge,
+}
+"""Forms that add ``weight * penalty(logits, threshold)`` to the cross-entropy."""
+
+REPLACEMENTS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "sigma_damp": lambda f, y, tau: sigma_damp(f, y, 1.0, tau),
+    "sigma_damp_kappa": lambda f, y, t: sigma_damp(f, y, KAPPA * t, 1 / KAPPA),
+    "sigma_stitch": sigma_stitch,
+}
+"""Forms that take the place of the cross-entropy; they have a threshold and no weight."""
+
+FORMS: Mapping[str, str] = {
+    "none": "plain cross-entropy",
+    "marg_log": "CE + weight * mean log(1 + ||logits||^2), FedLD as published",
+    "softmax_frob": "CE + weight * log(1 + ||softmax||_F^2) of the batch, FedLD's released code",
+    "spectral": "CE + weight * mean ||logits||^2",
+    "logit_hinge": "CE + weight * mean max(0, ||logits|| - threshold)^2",
+    "sigma_damp": "log loss of the damped margin m (1 - sigmoid(m / threshold))",
+    "sigma_damp_kappa": "log loss of the damped margin with its maximum at m = 1, times threshold",
+    "sigma_stitch": "log loss of the margin reflected at the threshold",
+}
+"""Every form of margin control with a line of explanation."""
+
+_THRESHOLDS = {"sigma_damp": 2.0}
+
+
+@dataclass(frozen=True)
+class MarginControl:
+    """The classification loss of a method: cross-entropy with one form of margin control.
+
+    Half-precision logits are computed in float32.
+
+    Args:
+        form: a key of :data:`FORMS`.
+        weight: lambda of the additive forms.
+        threshold: tau, T or u of the forms that have one; None for the form's default
+            (2 for ``sigma_damp``, else 1).
+
+    Raises:
+        ConfigError: the form is unknown, the weight negative or the threshold not positive.
+    """
+
+    form: str = "none"
+    weight: float = 0.03
+    threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ConfigError(
+                f"margin {self.form!r} is not one of {', '.join(FORMS)}{nearest(self.form, FORMS)}"
+            )
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ConfigError(f"margin_weight is {self.weight}; it must be finite and >= 0")
+        if self.threshold is not None and not self.threshold > 0:
+            raise ConfigError(f"margin_threshold is {self.threshold}; it must be > 0")
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The scalar training loss."""
+        return self.with_cross_entropy(logits, labels)[0]
+
+    def with_cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The training loss and the plain cross-entropy of the same batch, both scalars.
+
+        Logits (B, T, C) with labels (B, T) are as many samples as there are labels >= 0.
+        """
+        if labels.ndim == 2:
+            counted = labels >= 0
+            logits, labels = logits[counted], labels[counted]
+        logits = single(logits)
+        ce = F.cross_entropy(logits, labels)
+        threshold = self.threshold or _THRESHOLDS.get(self.form, 1.0)
+        if self.form in REPLACEMENTS:
+            return REPLACEMENTS[self.form](logits, labels, threshold), ce
+        if self.form in PENALTIES and self.weight > 0:
+            return ce + self.weight * PENALTIES[self.form](logits, threshold), ce
+        return ce, ce

@@ -1,0 +1,176 @@
+"""Local training: the only SGD loop of fedsim, and the hooks in which methods differ.
+
+A client's work is a pure function of (global vector, client id, client state, round context): its
+random numbers come from (seed, round, client), the model is loaded anew for each task, and nothing
+is kept between tasks. So it can run anywhere, be retried after a crash and be replayed.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedsim.client.context import PARTS, LocalEnv, Phase, Precision, Preprocess, labels, normaliser
+from fedsim.core.rng import torch_generator
+from fedsim.core.types import Vectors
+
+__all__ = [
+    "LocalEnv",
+    "LocalRule",
+    "Phase",
+    "Precision",
+    "Preprocess",
+    "Trained",
+    "Uplink",
+    "normaliser",
+    "train_local",
+]
+
+
+@dataclass(frozen=True)
+class Uplink:
+    """What a rule sends beside the update, and what it keeps for its next participation."""
+
+    extras: Vectors = field(default_factory=dict)
+    state: Vectors = field(default_factory=dict)
+
+
+class LocalRule:
+    """The client part of a method; the defaults are plain SGD on the classification loss.
+
+    Subclasses are frozen dataclasses and override the smallest hook that does it. What
+    :meth:`begin` returns is handed to the other hooks.
+    """
+
+    needs_features: ClassVar[bool] = False
+    """Whether the model must have ``features`` and ``head``."""
+    plain_sgd: ClassVar[bool] = False
+    """Whether the method's equations leave no room for momentum."""
+
+    def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
+        """The stretches of local training, by default the configured epochs on everything."""
+        return (Phase(env.training.local_epochs, env.ctx.lr),)
+
+    def begin(self, env: LocalEnv) -> Any:
+        """Runs once with the received model, before any step."""
+        return None
+
+    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The objective of a batch and its plain cross-entropy (for the log), both scalars."""
+        return env.criterion.with_cross_entropy(env.model(x), y)
+
+    def adjust_grads(self, env: LocalEnv, s: Any) -> None:
+        """Changes ``p.grad`` of ``env.params`` in place, after backward, before the step."""
+
+    def finish(self, env: LocalEnv, s: Any) -> Uplink:
+        """Runs once after the last step."""
+        return Uplink()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The result of :func:`train_local`: the local vector is in ``env.flat``.
+
+    ``train_loss`` is the plain cross-entropy, mean over the samples seen; NaN if there was no step.
+    """
+
+    uplink: Uplink
+    num_steps: int
+    train_loss: float
+
+
+def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
+    """Trains the loaded model on the client's data by SGD (momentum and L2 as in torch.optim.SGD).
+
+    The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
+    except a single sample after other batches where BatchNorm trains. With one sample per
+    batch in all, BatchNorm uses its running statistics.
+    """
+    order = torch_generator(env.ctx.seed, "shuffle", env.ctx.round, env.client_id)
+    clip = env.training.clip_norm
+    losses: list[Tensor] = []
+    sizes: list[int] = []
+    _enter(env, Phase(0, 0.0))
+    s = rule.begin(env)
+    for phase in rule.phases(env):
+        _enter(env, phase)
+        momentum: list[Tensor] = []
+        for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
+            x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
+            with env.precision():
+                objective, ce = rule.loss(env, s, x, y)
+            objective.backward()
+            with torch.no_grad():
+                rule.adjust_grads(env, s)
+                if clip is not None:
+                    torch.nn.utils.clip_grad_norm_(env.params, clip)
+                momentum = _sgd(env, momentum, phase.lr)
+            env.steps += 1
+            losses.append(ce.detach())
+            sizes.append(labels(y))
+    _enter(env, Phase(0, 0.0))
+    uplink = rule.finish(env, s)
+    return Trained(uplink, env.steps, _mean(losses, sizes))
+
+
+def _mean(losses: list[Tensor], sizes: list[int]) -> float:
+    """The mean of the batches' losses over labels, in float64; read from the device only here."""
+    if not sizes:
+        return float("nan")
+    values = torch.stack(losses).tolist()
+    return sum(map(operator.mul, values, sizes)) / sum(sizes)
+
+
+def _enter(env: LocalEnv, phase: Phase) -> None:
+    """Selects what the phase trains; the rest is frozen, and in eval mode where it has one."""
+    env.phase = phase
+    wanted = PARTS[phase.part]
+    env.params = []
+    for slot, parameter in env.flat.params:
+        parameter.requires_grad_(slot.head in wanted)
+        if slot.head in wanted:
+            env.params.append(parameter)
+    env.flat.mode(train=phase.part != "head")
+    if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
+        for norm in env.flat.norms:
+            norm.eval()
+
+
+def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Indices of the batches of all epochs, on the client's device."""
+    n, size = len(env.x), env.training.batch_size
+    lone = any(norm.training for norm in env.flat.norms) and n > size and n % size == 1
+    for _ in range(epochs):
+        shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
+        for start in range(0, n - lone, size):
+            yield shuffled[start : start + size]
+
+
+def _sgd(env: LocalEnv, momentum: list[Tensor], lr: float) -> list[Tensor]:
+    """One step of SGD in one pass over the memory; returns the momentum buffers, [] without.
+
+    The first step's gradients become the buffers, so that no memory is taken for them.
+    """
+    grads, training = env.grads(), env.training
+    buffers = (momentum or grads) if training.momentum else []
+    torch._fused_sgd_(
+        env.params,
+        grads,
+        buffers,
+        weight_decay=training.weight_decay,
+        momentum=training.momentum,
+        lr=lr,
+        dampening=0.0,
+        nesterov=False,
+        maximize=False,
+        is_first_step=buffers is grads,
+    )
+    for p in env.params:
+        p.grad = None
+    return buffers

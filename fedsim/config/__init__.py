@@ -1,0 +1,1 @@
+"""The configuration of a run: its settings, their validation, files and presets."""

@@ -1,0 +1,195 @@
+"""Reads YAML files of settings, each value with the file and line that it came from.
+
+A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted, and may add
+
+- ``about``: a text for people;
+- ``preset``: the name of a preset to start from;
+- ``grid``: axes of a sweep. An axis is a key with a list of values; an entry of the list may also
+  be ``name: {key: value, ...}``, a row of settings that go together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Given:
+    """A value and where it came from: ``--alpha``, ``run.yaml:12 (train.lr)``."""
+
+    value: object
+    origin: str
+
+
+Settings = Mapping[str, Given]
+"""Dotted keys, such as ``train.lr``, and what was given for them."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One entry of an axis: its name in directories and what it sets."""
+
+    label: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a grid."""
+
+    name: str
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The content of one file."""
+
+    settings: Settings = field(default_factory=dict)
+    about: str = ""
+    preset: str | None = None
+    grid: tuple[Axis, ...] = ()
+
+    def over(self, base: Experiment) -> Experiment:
+        """This experiment's settings above those of another; its grid, if it has one."""
+        settings = {**base.settings, **self.settings}
+        return Experiment(settings, self.about or base.about, None, self.grid or base.grid)
+
+
+def read(path: Path) -> Experiment:
+    """The experiment in a YAML file.
+
+    Raises:
+        ConfigError: the file is missing or not readable as such; names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        detail = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {detail}") from error
+    return parse(text, str(path), with_lines=True)
+
+
+def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
+    """The experiment in a YAML text; ``source`` is its name in messages.
+
+    Raises:
+        ConfigError: the text is not YAML, a key is given twice, a grid has another shape.
+    """
+    try:
+        return _Reader(text, source, with_lines).experiment()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        problem = getattr(error, "problem", None) or "unreadable characters"
+        raise ConfigError(f"{where}: not valid YAML: {problem}") from error
+
+
+class _Reader:
+    """Walks the nodes of one YAML document; lives for one call of :func:`parse`."""
+
+    def __init__(self, text: str, source: str, with_lines: bool) -> None:
+        self.loader = yaml.SafeLoader(text)
+        self.source, self.with_lines = source, with_lines
+
+    def experiment(self) -> Experiment:
+        root = self.loader.get_single_node()
+        if root is None:
+            return Experiment()
+        settings: dict[str, Given] = {}
+        special: dict[str, yaml.Node] = {}
+        for key, node in self.pairs(root, "the file"):
+            if key in ("about", "preset", "grid"):
+                special[key] = node
+            else:
+                self.add(settings, key, node)
+        return Experiment(
+            settings=settings,
+            about=self.text(special, "about") or "",
+            preset=self.text(special, "preset"),
+            grid=self.axes(special["grid"]) if "grid" in special else (),
+        )
+
+    def origin(self, node: yaml.Node, key: str) -> str:
+        line = f":{node.start_mark.line + 1}" if self.with_lines else ""
+        return f"{self.source}{line} ({key})"
+
+    def value(self, node: yaml.Node, key: str) -> Any:
+        try:
+            return self.loader.construct_object(node, deep=True)
+        except (ValueError, LookupError, AttributeError) as error:  # 2020-13-45, !!bool x
+            kind = node.tag.rpartition(":")[2]
+            raise ConfigError(
+                f"{self.origin(node, key)}: {node.value!r} given; not a {kind} of YAML ({error})"
+            ) from error
+
+    def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:
+        if key not in nodes:
+            return None
+        value = self.value(nodes[key], key)
+        if not isinstance(value, str):
+            raise ConfigError(f"{self.origin(nodes[key], key)}: {value!r} given; must be a text")
+        return value.strip()
+
+    def pairs(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
+        """Keys and value nodes of a mapping whose keys are texts, each given once."""
+        if not isinstance(node, yaml.MappingNode):
+            raise ConfigError(f"{self.origin(node, what)}: must hold lines 'key: value'")
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            key = self.value(key_node, what)
+            if not isinstance(key, str):
+                raise ConfigError(f"{self.origin(key_node, str(key))}: a key must be a text")
+            if key in seen:
+                raise ConfigError(f"{self.origin(key_node, key)}: given twice")
+            seen.add(key)
+            yield key, value_node
+
+    def add(self, settings: dict[str, Given], key: str, node: yaml.Node) -> None:
+        """Adds a key, or every key of a section."""
+        if isinstance(node, yaml.MappingNode):
+            for leaf, leaf_node in self.pairs(node, key):
+                if isinstance(leaf_node, yaml.MappingNode):
+                    where = self.origin(leaf_node, f"{key}.{leaf}")
+                    raise ConfigError(f"{where}: sections are one level deep")
+                self.add(settings, f"{key}.{leaf}", leaf_node)
+            return
+        if key in settings:
+            raise ConfigError(f"{self.origin(node, key)}: given twice")
+        settings[key] = Given(self.value(node, key), self.origin(node, key))
+
+    def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
+        return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))
+
+    def axis(self, name: str, node: yaml.Node) -> Axis:
+        if not isinstance(node, yaml.SequenceNode) or not node.value:
+            raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
+        points = tuple(self.point(name, entry) for entry in node.value)
+        labels = [point.label for point in points]
+        for label in labels:
+            if labels.count(label) > 1:
+                raise ConfigError(f"{self.origin(node, f'grid.{name}')}: {label} is given twice")
+        return Axis(name, points)
+
+    def point(self, axis: str, node: yaml.Node) -> Point:
+        if not isinstance(node, yaml.MappingNode):
+            key = f"grid.{axis}"
+            given = Given(self.value(node, key), self.origin(node, key))
+            return Point(str(given.value), {axis: given})
+        named = list(self.pairs(node, f"grid.{axis}"))
+        if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
+            raise ConfigError(
+                f"{self.origin(node, f'grid.{axis}')}: a row must be 'name: {{key: value, ...}}'"
+            )
+        label, row = named[0]
+        settings: dict[str, Given] = {}
+        for key, value in self.pairs(row, f"grid.{axis}.{label}"):
+            self.add(settings, key, value)
+        return Point(label, settings)

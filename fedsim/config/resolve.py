@@ -1,0 +1,125 @@
+"""Where settings come from: flags > file > preset > defaults, and how they are written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.config import experiments, presets
+from fedsim.config.experiments import Given, Settings
+from fedsim.config.run import RunConfig, keys
+from fedsim.config.sections import (
+    ClockConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from fedsim.config.validation import InvalidSetting, cohort_size, is_method
+from fedsim.core.errors import ConfigError
+
+__all__ = [
+    "ClockConfig",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluationConfig",
+    "ModelConfig",
+    "RunConfig",
+    "TrainConfig",
+    "cohort_size",
+    "from_flags",
+    "load_config",
+    "resolve",
+    "to_yaml",
+]
+
+SECTIONS = ("data", "model", "train", "evaluation", "clock", "engine")
+
+
+def load_config(
+    *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
+) -> RunConfig:
+    """The configuration of one run.
+
+    Args:
+        preset: a name of ``fedsim list presets``; takes the place of the file's own ``preset``.
+        file: a YAML file without a grid.
+        overrides: the flags, see :func:`from_flags`.
+
+    Raises:
+        ConfigError: something given cannot be used; one line that says what, where, what can.
+    """
+    written = experiments.read(file) if file is not None else experiments.Experiment()
+    if written.grid:
+        raise ConfigError(f"{file} (grid): a grid is run by 'fedsim sweep {file}'")
+    name, origin = written.preset, f"{file} (preset)"
+    if preset is not None:
+        name, origin = preset, "--preset"
+    base = {} if name is None else presets.load(name, origin).settings
+    return resolve(base, written.settings, overrides or {})
+
+
+def resolve(*layers: Settings) -> RunConfig:
+    """The configuration that layers of settings give together; a later layer wins.
+
+    Raises:
+        ConfigError: as :func:`load_config`.
+    """
+    merged: dict[str, Given] = {}
+    for layer in layers:
+        merged |= layer
+    nested: dict[str, Any] = {}
+    for key, given in merged.items():
+        section, _, leaf = key.rpartition(".")
+        if not section and (leaf in SECTIONS or is_method(leaf)):
+            if given.value is not None:
+                raise ConfigError(
+                    f"{given.origin}: {given.value!r} given; {leaf} is a section of keys"
+                )
+        elif not section and key in keys():
+            nested[key] = given.value
+        elif key in keys() or is_method(section):
+            nested.setdefault(section, {})[leaf] = given.value
+        else:
+            raise ConfigError(f"{given.origin}: {RunConfig.unknown(key)}")
+    try:
+        return RunConfig.model_validate(nested)
+    except InvalidSetting as error:
+        origin = merged[error.key].origin if error.key in merged else error.key
+        raise ConfigError(f"{origin}: {error.reason}") from None
+
+
+def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
+    """The settings that a command line gives.
+
+    Args:
+        flags: per dotted key the flag and its value; a value None was not given.
+        sets: the texts of ``--set``, each ``key=value``; ``null`` is None.
+
+    Raises:
+        ConfigError: a text without ``=``, or a key that is given twice.
+    """
+    found = {
+        key: Given(None if value == "null" else value, flag)
+        for key, (flag, value) in flags.items()
+        if value is not None
+    }
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not (equals and key):
+            raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
+        if key in found:
+            raise ConfigError(f"--set {text}: {key} is also given by {found[key].origin}")
+        found[key] = Given(None if value == "null" else value, f"--set {key}")
+    return found
+
+
+def to_yaml(config: RunConfig) -> str:
+    """The configuration as YAML; ``fedsim run --config`` on it repeats the run."""
+    values = config.model_dump(mode="json")
+    values |= values.pop("hyperparameters")
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

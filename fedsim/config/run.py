@@ -1,0 +1,221 @@
+"""RunConfig: everything that decides a run, as one frozen value that checks itself.
+
+The sections and keys are the same in YAML files, in ``--set`` and here. A value that cannot be
+used raises :class:`~fedsim.config.validation.InvalidSetting`, one line that names the key; where
+the key came from a file or a flag, :mod:`fedsim.config.resolve` puts that place instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from fedsim import algorithms, models
+from fedsim.client import criterion
+from fedsim.config.sections import (
+    ClockConfig,
+    DataConfig,
+    EngineConfig,
+    EvaluationConfig,
+    ModelConfig,
+    Section,
+    TrainConfig,
+)
+from fedsim.config.validation import (
+    InvalidSetting,
+    Scalar,
+    check_hyperparameters,
+    check_name,
+    cohort_size,
+    default_hyperparameters,
+    is_method,
+)
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.data import partitions, transforms
+from fedsim.data.registry import catalogue
+
+FIXED_PARTITIONS = ("by_site", "natural", "files")
+"""Partitions in which the data decide the number of clients."""
+
+OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
+"""Keys of section evaluation that mean nothing without ``decompose_every``."""
+OF_DRAWN = {
+    "synthetic": ("synthetic_alpha", "synthetic_beta", "synthetic_iid"),
+    "shortcut": ("correlation", "samples_per_client"),
+}
+"""By data set keys of section data that mean nothing where it is not drawn."""
+
+
+class RunConfig(Section):
+    """A whole run. Hyperparameters of a method are given under its name.
+
+    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; those of the methods in use are filled
+    up with the defaults of their ``build`` function.
+
+    Args:
+        algorithm: a method of ``fedsim list algorithms``, or ``module:function``.
+        server: take the server rule of this method instead of the algorithm's own.
+        margin: margin control of the client loss; ``none`` for plain cross-entropy, None for the
+            method's own default.
+        margin_weight: lambda; None for the method's own default.
+        margin_threshold: tau, T or u of the forms that have one; None for the form's default.
+        seed: of training: start weights, cohorts, orders of batches.
+        data: which images, and how clients own them.
+        model: which network.
+        train: rounds, sampling, local SGD.
+        evaluation: when and how models are tested.
+        clock: how fast clients are and whether they answer, simulated.
+        engine: where the work is done.
+        hyperparameters: per method name, filled from the sections named like methods.
+
+    Raises:
+        ConfigError: a value that cannot be used, in one line.
+    """
+
+    algorithm: str = "fedld"
+    server: str | None = None
+    margin: str | None = None
+    margin_weight: float | None = Field(None, ge=0)
+    margin_threshold: float | None = Field(None, gt=0)
+    seed: int = Field(0, ge=0)
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    clock: ClockConfig = ClockConfig()
+    engine: EngineConfig = EngineConfig()
+    hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather_hyperparameters(cls, values: Any) -> Any:
+        """Moves the methods' sections into ``hyperparameters``, checked and filled up."""
+        if not isinstance(values, Mapping):
+            return values
+        sections = dict(values.get("hyperparameters") or {})
+        sections |= {name: values[name] for name in values if is_method(name)}
+        for role in ("algorithm", "server"):
+            name = values.get(role, cls.model_fields[role].default)
+            if isinstance(name, str):
+                check_name(role, name, algorithms.names(), "algorithm", own=True)
+                sections[name] = default_hyperparameters(role, name) | dict(
+                    sections.get(name) or {}
+                )
+        checked = {name: check_hyperparameters(name, given) for name, given in sections.items()}
+        rest = {name: value for name, value in values.items() if not is_method(name)}
+        name = values.get("algorithm", cls.model_fields["algorithm"].default)
+        if name in checked and algorithms.load(name, checked[name]).local.plain_sgd:
+            rest["train"] = _without_momentum(rest.get("train", TrainConfig()))
+        return rest | {"hyperparameters": checked}
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> RunConfig:
+        data_sets = [info.name for info in catalogue()]
+        self._check_momentum()
+        check_name("data.name", self.data.name, data_sets, "data set", own=True)
+        check_name("model.name", self.model.name, models.NAMES, "model", own=True)
+        check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
+        check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
+        check_name("margin", self.margin, criterion.FORMS, "form of margin control")
+        if self.data.val_fraction + self.data.test_fraction >= 1:
+            raise InvalidSetting(
+                "data.val_fraction",
+                f"{self.data.val_fraction} given; with data.test_fraction="
+                f"{self.data.test_fraction} nothing is left for training",
+            )
+        if self.data.client_val_fraction + self.data.client_test_fraction >= 1:
+            raise InvalidSetting(
+                "data.client_test_fraction",
+                f"{self.data.client_test_fraction} given; with data.client_val_fraction="
+                f"{self.data.client_val_fraction} nothing is left for training",
+            )
+        for key in () if self.evaluation.decompose_every else OF_DECOMPOSITION:
+            if getattr(self.evaluation, key) != EvaluationConfig.model_fields[key].default:
+                raise InvalidSetting(
+                    f"evaluation.{key}",
+                    "it is part of the decomposition; give evaluation.decompose_every too",
+                )
+        for name, keys in OF_DRAWN.items():
+            drawn = self.data.name == name and self.data.dir is None
+            for key in () if drawn else keys:
+                if getattr(self.data, key) != DataConfig.model_fields[key].default:
+                    raise InvalidSetting(
+                        f"data.{key}", f"only data set {name} is drawn with it, without data.dir"
+                    )
+        if self.decides_num_clients:
+            self._check_cohort()
+        return self
+
+    @property
+    def asked_partition(self) -> str | None:
+        """The partition that is named, ``files`` with a CSV file, None for the data set's own."""
+        by_file = (self.data.partition_file or "").lower().endswith(".csv")
+        return self.data.partition or ("files" if by_file else None)
+
+    @property
+    def decides_num_clients(self) -> bool:
+        """Whether ``data.num_clients`` holds whatever is in the data's files."""
+        if "num_clients" in self.data.model_fields_set:
+            return True
+        if self.asked_partition is not None:
+            return self.asked_partition not in FIXED_PARTITIONS
+        info = {info.name: info for info in catalogue()}.get(self.data.name)
+        return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
+
+    def concrete(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
+        """The configuration with what the data decided filled in, for ``config.yaml``."""
+        data = {"num_clients": num_clients, "partition": partition}
+        return self.model_copy(
+            update={
+                "data": self.data.model_copy(update=data),
+                "model": self.model.model_copy(update={"name": model}),
+            }
+        )
+
+    def _check_momentum(self) -> None:
+        algorithm = algorithms.load(self.algorithm, self.hyperparameters[self.algorithm])
+        if self.train.momentum > 0 and algorithm.local.plain_sgd:
+            raise InvalidSetting(
+                "train.momentum",
+                f"{self.train.momentum} given; the clients of {self.algorithm} train without: "
+                "leave it out, or say 0",
+            )
+
+    def _check_cohort(self) -> None:
+        rate_given = "sample_rate" in self.train.model_fields_set
+        try:
+            cohort_size(self.data.num_clients, self.train.sample_rate)
+        except ConfigError as error:
+            key = "train.sample_rate" if rate_given else "data.num_clients"
+            raise InvalidSetting(key, str(error)) from None
+
+    @classmethod
+    def unknown(cls, key: str) -> str:
+        """Why the dotted ``key`` is refused, with the nearest key that exists."""
+        same_leaf = [known for known in keys() if known.rpartition(".")[2] == key]
+        if same_leaf:
+            return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
+        methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
+        return f"unknown key {key!r}{nearest(key, (*keys(), *methods))}"
+
+
+def _without_momentum(train: Any) -> Any:
+    """Section ``train`` with no momentum where none is given."""
+    if isinstance(train, TrainConfig) and "momentum" not in train.model_fields_set:
+        return train.model_copy(update={"momentum": 0.0})
+    if isinstance(train, Mapping):
+        return {"momentum": 0.0, **train}
+    return train
+
+
+def keys() -> tuple[str, ...]:
+    """Every dotted key but the hyperparameters of methods."""
+    found: list[str] = []
+    for name, field in RunConfig.model_fields.items():
+        if isinstance(field.default, Section):
+            found += (f"{name}.{leaf}" for leaf in type(field.default).model_fields)
+        elif name != "hyperparameters":
+            found.append(name)
+    return tuple(found)

@@ -1,0 +1,79 @@
+"""The errors that fedsim raises on purpose; each carries the process's exit status.
+
+A message is one line that says what was given, where it came from (flag, file and line, key)
+and what is allowed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+from collections.abc import Iterable
+
+
+class FedsimError(Exception):
+    """Base of all errors that fedsim raises on purpose; a run that fails ends with status 1."""
+
+    exit_status = 1
+
+
+class ConfigError(FedsimError):
+    """An option, key, name or value that cannot be used; known before anything starts."""
+
+    exit_status = 2
+
+
+class DataError(FedsimError):
+    """A data file or split that is missing, damaged, mislabelled or cannot be partitioned so."""
+
+    exit_status = 2
+
+
+class ContractError(FedsimError):
+    """Arrays or states that do not fit the rule they are given to (shape, length, order)."""
+
+
+class DivergedError(FedsimError):
+    """A loss or an update that is NaN or infinite; names round, client and tensor."""
+
+
+class WorkerError(FedsimError):
+    """A client's work that failed or was lost; names round and client, raised from its cause."""
+
+
+class StoreError(FedsimError):
+    """A run directory that cannot be written or read."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """The process was told to end.
+
+    Args:
+        number: of the signal.
+        again: whether it was told for the second time, and is to end at once.
+    """
+
+    def __init__(self, number: int, again: bool = False) -> None:
+        super().__init__(number)
+        self.number, self.again = number, again
+
+    @property
+    def exit_status(self) -> int:
+        """130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.number
+
+
+def exit_status(interrupt: KeyboardInterrupt) -> int:
+    """The exit status that an interrupt asks for; Python's own is a Ctrl-C."""
+    return interrupt.exit_status if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
+
+
+def notes(error: BaseException) -> list[str]:
+    """What was added to an error on its way: what else went wrong because of it."""
+    return list(getattr(error, "__notes__", []))
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """``" (did you mean 'x'?)"`` for the allowed name nearest to ``given``, else ``""``."""
+    match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,326 @@
+"""Files of all kinds: written whole or not at all, locked by a live run, read with row numbers."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import fcntl
+import hashlib
+import lzma
+import os
+import platform
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError, StoreError, nearest
+from fedsim.core.types import I64, Array
+
+UNFINISHED = ".writing-"
+"""Prefix of a file that is being written; one that is left after a kill is of no use."""
+ONLY_FILES = (errno.EINVAL, errno.ENOTSUP)
+"""What a file system says that cannot flush folders."""
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Writes or replaces a file: under another name, flushed to the disk, then renamed.
+
+    Args:
+        path: of the file; nobody else may write it at the same time.
+        pieces: its content in order.
+
+    Returns:
+        The SHA-256 of the content, in hex.
+
+    Raises:
+        StoreError: it cannot be written; what was there before is still there.
+    """
+    digest = hashlib.sha256()
+    unfinished = path.with_name(UNFINISHED + path.name)
+    with writing(path):
+        try:
+            with unfinished.open("wb") as file:
+                for piece in pieces:
+                    digest.update(piece)
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        sync(path.parent)
+    return digest.hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Flushes a file or a folder's list of names to the disk, a folder where the system can.
+
+    Raises:
+        OSError: it cannot be flushed.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in ONLY_FILES or not path.is_dir():
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def writing(path: Path) -> AbstractContextManager[Path]:
+    """Turns what the system says into a StoreError that names the file.
+
+    Raises:
+        StoreError: from the OSError.
+    """
+    return _named(path, "written")
+
+
+def reading(path: Path) -> AbstractContextManager[Path]:
+    """Likewise, for a file that is read.
+
+    Raises:
+        StoreError: from the OSError.
+    """
+    return _named(path, "read")
+
+
+@contextmanager
+def _named(path: Path, done: str) -> Iterator[Path]:
+    try:
+        yield path
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be {done} ({error.strerror})") from error
+
+
+NAME = ".lock"
+"""The file that a run locks; it names the run that holds it and stays, empty, when that ends."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""What a file system says that has no locks; runs there are not protected from each other."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Holds a run directory while the block runs; the system lets go when the process dies.
+
+    Raises:
+        ConfigError: another live run holds it.
+        StoreError: the file cannot be written.
+    """
+    with writing(folder / NAME) as path:
+        file = path.open("a+b", buffering=0)
+    with file:
+        with writing(path):
+            _take(file, folder)
+            _say(file, f"pid {os.getpid()} on {platform.node()}\n")
+        try:
+            yield
+        finally:
+            with writing(path):
+                _say(file, "")
+
+
+def _take(file: FileIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().decode().strip() or "it does not say which"
+        raise ConfigError(f"{folder}: another live run holds this directory ({holder})") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+
+
+def _say(file: FileIO, text: str) -> None:
+    file.truncate(0)
+    file.write(text.encode())
+
+
+BROKEN_ARRAY = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    KeyError,
+    SyntaxError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # with NotImplementedError: an encrypted entry, an unknown compression
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+"""What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
+
+
+class Row(NamedTuple):
+    """One row of a table: values by column name, and "file, row n" for messages."""
+
+    values: Mapping[str, str]
+    where: str
+
+
+def reason(error: BaseException) -> str:
+    """What ``error`` says, in one line; its type where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def find(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
+    """The folder that holds one of the files ``markers``: ``folder`` or one of ``below`` in it.
+
+    Raises:
+        DataError: there is none; says what was wanted and where it was looked for.
+    """
+    if not folder.is_dir():
+        raise DataError(f"data.dir {folder}: there is no such folder; wanted is {wanted}")
+    places = [folder, *(folder / name for name in below)]
+    for place in places:
+        if any((place / marker).exists() for marker in markers):
+            return place
+    tried = ", ".join(map(str, places))
+    raise DataError(f"data.dir {folder}: no {' or '.join(markers)} in {tried}; wanted is {wanted}")
+
+
+def read_lines(path: Path) -> list[tuple[int, str]]:
+    """Row number (from 1) and stripped text of all lines that are not blank.
+
+    Raises:
+        DataError: missing, not readable, not UTF-8, or without any line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not a readable UTF-8 text file ({error})") from error
+    lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise DataError(f"{path}: the file is empty")
+    return lines
+
+
+def read_table(
+    path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
+) -> list[Row]:
+    """The rows of a CSV file with a header; values are stripped.
+
+    Args:
+        path: the file.
+        required: columns that must be there.
+        aliases: other names that a header may use, by the name that stands for them here.
+
+    Raises:
+        DataError: a missing file or column, a column given twice, a row of another length.
+    """
+    lines = read_lines(path)
+    parsed = [[value.strip() for value in next(csv.reader([line]))] for _, line in lines]
+    header = [(aliases or {}).get(name.lower(), name.lower()) for name in parsed[0]]
+    missing = [name for name in required if name not in header]
+    if missing or len(set(header)) < len(header):
+        raise DataError(
+            f"{path}: the header is {','.join(parsed[0])}, needed are the columns "
+            f"{', '.join(required)}, each once"
+        )
+    if len(parsed) == 1:
+        raise DataError(f"{path}: no rows below the header")
+    rows = []
+    for (number, _), values in zip(lines[1:], parsed[1:], strict=True):
+        where = f"{path}, row {number}"
+        if len(values) != len(header):
+            raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
+        rows.append(Row(dict(zip(header, values, strict=True)), where))
+    return rows
+
+
+def whole_number(text: str, where: str) -> int:
+    """``text`` as an integer; "3.0" is one, as in the published label files.
+
+    Raises:
+        DataError: it is not a whole number.
+    """
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise DataError(f"{where} {text!r} is not a whole number") from error
+    if not value.is_integer():
+        raise DataError(f"{where} {text!r} is not a whole number")
+    return int(value)
+
+
+def inside(folder: Path, name: str, where: str) -> Path:
+    """``folder / name``, an existing file that does not lie outside ``folder``.
+
+    Raises:
+        DataError: the name leaves the folder, or there is no such file.
+    """
+    normal = os.path.normpath(name)
+    if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
+        raise DataError(f"{where}: {name!r} leaves the data folder {folder}")
+    path = folder / normal
+    if not path.is_file():
+        raise DataError(f"{where}: there is no file {path}")
+    return path
+
+
+def check_labels(labels: Array, num_classes: int, where: str) -> I64:
+    """Labels (N,) or (N, 1) as int64 (N,); rows in messages count from 0, as in the array.
+
+    Raises:
+        DataError: another shape or a dtype that is not integer, or a label outside 0..C-1.
+    """
+    flat = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if flat.ndim != 1 or not np.issubdtype(flat.dtype, np.integer):
+        raise DataError(
+            f"{where}: labels are {labels.dtype} {labels.shape}, needed are integers (N,) or (N, 1)"
+        )
+    y = flat.astype(np.int64)
+    wrong = np.flatnonzero((y < 0) | (y >= num_classes))
+    if len(wrong):
+        raise DataError(
+            f"{where}: label {y[wrong[0]]} in row {wrong[0]} is outside the classes "
+            f"0..{num_classes - 1}"
+        )
+    return y
+
+
+def check_images(images: Array, num_labels: int, where: str) -> Array:
+    """Images (N, H, W) or (N, H, W, 1 or 3) uint8, as (N, channels, H, W) with H = W.
+
+    Raises:
+        DataError: another dtype, shape, or number of images than of labels.
+    """
+    if images.dtype != np.uint8:
+        raise DataError(f"{where}: images are {images.dtype}, needed is uint8 (0..255)")
+    x = images[..., None] if images.ndim == 3 else images
+    if x.ndim != 4 or x.shape[3] not in (1, 3) or x.shape[1] != x.shape[2] or x.shape[1] == 0:
+        raise DataError(
+            f"{where}: images have the shape {images.shape}, needed are square images (N, H, H), "
+            "(N, H, H, 1) or (N, H, H, 3)"
+        )
+    if len(x) != num_labels:
+        raise DataError(f"{where}: {len(x)} images, but {num_labels} labels")
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+
+
+def choose(given: str, allowed: Sequence[str], what: str) -> str:
+    """``given`` if it is one of ``allowed``.
+
+    Raises:
+        DataError: it is not; names the nearest.
+    """
+    if given not in allowed:
+        raise DataError(
+            f"{what} {given!r} is unknown{nearest(given, allowed)}; there are: {', '.join(allowed)}"
+        )
+    return given

@@ -1,0 +1,71 @@
+"""What a user names as ``module:function``: resolved, or refused in one line."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fedsim.core.errors import ConfigError, nearest
+
+
+def resolve(name: str, where: str) -> Callable[..., Any]:
+    """The callable that ``module:function`` names; its module is imported.
+
+    Args:
+        name: dotted module, colon, name in that module.
+        where: what the name was given for, the beginning of every message.
+
+    Raises:
+        ConfigError: not of this form, a module that cannot be imported (whatever it raises), or
+            nothing callable of that name.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not all((*module_name.split("."), function_name)):
+        raise ConfigError(f"{where}: {name!r} is not of the form module:function")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        if not isinstance(error, ImportError):
+            reason = f"{type(error).__name__}: {reason}"
+        raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        callables = [key for key, value in vars(module).items() if callable(value)]
+        raise ConfigError(
+            f"{where}: {module_name} has no function {function_name!r}"
+            f"{nearest(function_name, callables)}"
+        )
+    return function
+
+
+def signature(
+    function: Callable[..., Any], where: str, *, evaluate: bool = False
+) -> inspect.Signature:
+    """The parameters of ``function``; ``evaluate`` turns annotations that are text into types.
+
+    Raises:
+        ConfigError: it tells none (some written in C), or an annotation cannot be evaluated.
+    """
+    try:
+        return inspect.signature(function, eval_str=evaluate)
+    except (ValueError, TypeError, NameError, AttributeError, SyntaxError) as error:
+        raise ConfigError(f"{where}: its parameters cannot be read ({error})") from error
+
+
+def call(function: Callable[..., Any], where: str, *given: Any, **named: Any) -> Any:
+    """Calls ``function``; what it raises itself is left as it is.
+
+    Raises:
+        ConfigError: it does not take these arguments.
+    """
+    taken = signature(function, where)
+    try:
+        taken.bind(*given, **named)
+    except TypeError as error:
+        raise ConfigError(
+            f"{where}: the function takes {taken}, not this call ({error})"
+        ) from error
+    return function(*given, **named)

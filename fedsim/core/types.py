@@ -1,0 +1,307 @@
+"""The data types that every part of fedsim agrees on. Computes nothing.
+
+Dimension letters: K clients, m clients in the cohort of a round, P trained parameters,
+B float statistics (running means and variances), D = P + B, N images, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+GIB = 2**30
+"""Bytes of a gibibyte."""
+Vector = NDArray[np.float32]
+"""(D,): the P parameters in ``named_parameters()`` order, then the B float buffers."""
+Vectors = Mapping[str, Array]
+"""Named arrays: what a rule keeps, sends or uploads beside the vector itself."""
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of the model lies in a :data:`Vector`.
+
+    ``batchnorm`` and ``head`` are decided by module, never by name: a BatchNorm module's tensors,
+    and those of the model's last linear layer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    role: Literal["param", "stat"] = "param"
+    batchnorm: bool = False
+    head: bool = False
+
+    @property
+    def where(self) -> slice:
+        """The slot's coordinates."""
+        return slice(self.start, self.stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The slots of a model in vector order: parameters first, then statistics."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def num_params(self) -> int:
+        """P, the number of trained parameters."""
+        return max((s.stop for s in self.slots if s.role == "param"), default=0)
+
+    @property
+    def size(self) -> int:
+        """D, the length of a vector."""
+        return self.slots[-1].stop if self.slots else 0
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
+
+    ``probe`` is true in the pass over the clients that some methods need before training.
+    """
+
+    round: int
+    num_rounds: int
+    num_clients: int
+    lr: float
+    seed: int
+    probe: bool = False
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What a client sends after local training: ``delta`` (D,) = local - global, and extras."""
+
+    client_id: int
+    num_samples: int
+    num_steps: int
+    delta: Array
+    extras: Vectors = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """What a server rule decides: ``step`` (D,) is added to the global vector.
+
+    ``downlink`` goes to every client from the next round on; ``private`` replaces entries of the
+    states of single clients; ``state`` is the rule's own state for the next round; ``metrics`` are
+    numbers about the step for the log.
+    """
+
+    step: Array
+    state: Vectors = field(default_factory=dict)
+    downlink: Vectors = field(default_factory=dict)
+    private: Mapping[int, Vectors] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How stored uint8 images become a model's input; data, so that it travels to the actors.
+
+    Args:
+        size: height and width in pixels that the model sees.
+        mean: per channel, of values in 0..1.
+        std: per channel, of values in 0..1.
+        augment: the name of the training augmentation (``"none"`` for none).
+    """
+
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    augment: str = "none"
+
+
+Inputs = Literal["images", "features", "tokens"]
+"""What a sample is to a model."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Decoded samples of all parts and how they are read.
+
+    Args:
+        name: the data set's name.
+        x: images (N, channels, H, W) uint8; or features (N, d) float32, which the model sees as
+            they are; or token ids (N, T) int32 in 0..vocabulary-1.
+        y: (N,) int64 class indices in 0..num_classes-1; or (N, T), one for each token, -1 where a
+            token does not count (at least one counts in every sample).
+        class_names: one per class.
+        train: indices into x of the training part.
+        val: indices of the validation part, may be empty.
+        test: indices of the common test part.
+        pipeline: normalisation and augmentation of images; None for features and tokens.
+        site: (N,) int64 index into ``site_names``, or None where samples have no site.
+        site_names: names of the sites.
+        clients: training indices per client where the files bring client lists, by client name.
+        groups: indices of test samples by the name of a group, whose accuracies are also reported.
+        vocabulary: the number of different tokens, 0 for images and features.
+        never_right: classes that count as wrong wherever they are predicted (padding, unknown).
+        sites_are_users: the sites are people: their partition is called ``natural``.
+    """
+
+    name: str
+    x: Array
+    y: I64
+    class_names: tuple[str, ...]
+    train: I64
+    val: I64
+    test: I64
+    pipeline: Pipeline | None
+    site: I64 | None = None
+    site_names: tuple[str, ...] = ()
+    clients: Mapping[str, I64] | None = None
+    groups: Mapping[str, I64] = field(default_factory=dict)
+    vocabulary: int = 0
+    never_right: tuple[int, ...] = ()
+    sites_are_users: bool = False
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def inputs(self) -> Inputs:
+        """What its samples are."""
+        if self.vocabulary:
+            return "tokens"
+        return "features" if self.pipeline is None else "images"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether every token has a label of its own."""
+        return self.y.ndim == 2
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
+
+    ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
+    and ``test`` are empty where clients have no such parts of their own.
+    """
+
+    train: tuple[I64, ...]
+    names: tuple[str, ...] = ()
+    val: tuple[I64, ...] = ()
+    test: tuple[I64, ...] = ()
+
+    @property
+    def num_clients(self) -> int:
+        """K, the number of clients."""
+        return len(self.train)
+
+
+@dataclass(frozen=True)
+class Owned:
+    """The samples of some clients, one client after the other, to evaluate models on.
+
+    Args:
+        split: which of the clients' own parts.
+        owners: the clients.
+        most: samples of a client at most, drawn once for a run; None for all.
+    """
+
+    split: Literal["train", "val", "test"]
+    owners: tuple[int, ...]
+    most: int | None = None
+
+
+Part = str | Owned
+"""``"val"`` or ``"test"`` for a common part, or what clients own."""
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as data: name (or ``module:function``), input and output sizes, start weights.
+
+    Args:
+        name: of the catalogue, or ``module:function``.
+        num_classes: C.
+        in_channels: of an image; the numbers of a sample of features; the size of a vocabulary.
+        image_size: height and width of an image in pixels; 1 for features; T, the tokens of a
+            sample.
+        norm: BatchNorm, or GroupNorm in its place.
+        pretrained: start from ImageNet weights.
+        weights: start from those of a file.
+        inputs: what a sample is.
+        per_token: the model predicts a class for every token: (B, T, C).
+        projection: width of a projection head (linear, ReLU, linear) between features and
+            classifier, 0 for none.
+    """
+
+    name: str
+    num_classes: int
+    in_channels: int
+    image_size: int
+    norm: Literal["batch", "group"] = "batch"
+    pretrained: bool = False
+    weights: str | None = None
+    inputs: Inputs = "images"
+    per_token: bool = False
+    projection: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """The knobs of local training that all methods share."""
+
+    local_epochs: int = 1
+    batch_size: int = 50
+    momentum: float = 0.5
+    weight_decay: float = 5e-4
+    frozen_bn: bool = False
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class of an evaluation; None where the value is undefined (see ``classes.csv``)."""
+
+    label: int
+    support: int
+    recall: float | None
+    precision: float
+
+
+@dataclass(frozen=True)
+class GroupScore:
+    """One group of an evaluation's samples; accuracy in 0..1.
+
+    Where every token has a label, loss and accuracy are means over the tokens that count.
+    """
+
+    group: str
+    num_samples: int
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Scores:
+    """An evaluation of one model on one part; accuracies in 0..1, None where undefined.
+
+    Where every token has a label, loss and accuracy are means over the tokens that count, what
+    follows them is None, and there are no ``classes``.
+    """
+
+    num_samples: int
+    loss: float
+    accuracy: float
+    balanced_accuracy: float | None
+    macro_f1: float | None
+    auc: float | None
+    classes: tuple[ClassScore, ...]
+    groups: tuple[GroupScore, ...] = ()

@@ -1,0 +1,269 @@
+"""From what a reader decoded to a checked :class:`fedsim.core.types.Dataset`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import I64, Array, Dataset, Pipeline
+from fedsim.data.holdout import held_out, held_out_by_user
+from fedsim.data.images import resize
+from fedsim.data.transforms import check_augment
+
+TRAIN, VAL, TEST = 0, 1, 2
+Parts = NDArray[np.int8]
+"""(N,): TRAIN, VAL or TEST for every sample."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a reader is asked for.
+
+    Args:
+        name: the data set's name.
+        folder: where its files (or their parent folder) are; None: embedded or downloaded.
+        image_size: height and width in pixels that the model shall see; None: the default.
+        split: the folder of client lists to use, for the data sets that have such folders.
+        source: how to get the data set, for messages.
+        seed: of what is drawn.
+        num_sites: of generated data.
+        samples_per_site: training images of each such site.
+        correlation: of mark and class at such sites, in 0..1.
+        val_fraction: validation images, as a share of the training images.
+        alpha: how much the models of drawn users differ (synthetic).
+        beta: how much their features differ.
+        iid: they do not differ.
+    """
+
+    name: str
+    folder: Path | None
+    image_size: int | None = None
+    split: str | None = None
+    source: str = ""
+    seed: int = 0
+    num_sites: int = 50
+    samples_per_site: int = 60
+    correlation: float = 0.9
+    val_fraction: float = 0.0
+    alpha: float = 0.0
+    beta: float = 0.0
+    iid: bool = False
+
+    @property
+    def own_folder(self) -> Path:
+        """``folder``, for the data sets that cannot do without.
+
+        Raises:
+            ConfigError: none was given.
+        """
+        if self.folder is None:
+            raise ConfigError(f"data set {self.name!r} needs data.dir: {self.source}")
+        return self.folder
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Decoded samples of a data set.
+
+    Args:
+        source: the file or folder that was read, for messages.
+        x: images (N, channels, H, W) uint8, H = W; features (N, d) float32; tokens (N, T) int32.
+        y: (N,) int64 class indices, or (N, T) of tokens, -1 where one does not count.
+        class_names: one per class.
+        mean: of images, per channel, of values in 0..1.
+        std: of images, per channel, of values in 0..1.
+        parts: (N,) part of each sample where the files say so, or None.
+        size: the model's image size where ``x`` is stored at another one and fitted on the
+            device; None: ``x`` is resized once.
+        augment: the training augmentation of the published pipeline.
+        patient: (N,) int64 number of the patient, or None where unknown.
+        site: (N,) int64 index into ``site_names``, or None.
+        site_names: names of the sites.
+        clients: training indices per client, by client name, or None.
+        groups: indices of test images by the name of a group.
+        vocabulary: the number of different tokens, 0 for images and features.
+        never_right: classes that count as wrong wherever they are predicted.
+        sites_are_users: the sites are people, of whom each has training samples of its own where
+            a part is drawn.
+    """
+
+    source: Path | str
+    x: Array
+    y: I64
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    parts: Parts | None = None
+    size: int | None = None
+    augment: str = "none"
+    patient: I64 | None = None
+    site: I64 | None = None
+    site_names: tuple[str, ...] = ()
+    clients: Mapping[str, I64] | None = None
+    groups: Mapping[str, I64] = field(default_factory=dict)
+    vocabulary: int = 0
+    never_right: tuple[int, ...] = ()
+    sites_are_users: bool = False
+
+
+Reader = Callable[[Request], Raw]
+
+
+def parts_of(train: int, val: int, test: int) -> Parts:
+    """The parts of images that lie in the order training, validation, test."""
+    return np.repeat(np.array([TRAIN, VAL, TEST], dtype=np.int8), [train, val, test])
+
+
+def assemble(
+    raw: Raw,
+    name: str,
+    *,
+    image_size: int | None,
+    augment: str | None,
+    val_fraction: float,
+    test_fraction: float,
+    seed: int,
+) -> Dataset:
+    """Draws the parts that the files do not give, settles the image size and checks everything.
+
+    Arguments as in :func:`fedsim.data.load`.
+    """
+    images = raw.x.ndim == 4
+    if not images:
+        _check_for_images(raw, name, image_size, augment)
+    parts = _parts(raw, name, val_fraction, test_fraction, seed)
+    x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
+    train = np.flatnonzero(parts == TRAIN)
+    clients = raw.clients
+    if clients is not None:
+        clients = {client: i[parts[i] == TRAIN] for client, i in clients.items()}
+    dataset = Dataset(
+        name=name,
+        x=x,
+        y=raw.y,
+        class_names=raw.class_names,
+        train=train,
+        val=np.flatnonzero(parts == VAL),
+        test=np.flatnonzero(parts == TEST),
+        pipeline=Pipeline(
+            size=raw.size or x.shape[-1],
+            mean=raw.mean,
+            std=raw.std,
+            augment=raw.augment if augment is None else augment,
+        )
+        if images
+        else None,
+        site=raw.site,
+        site_names=raw.site_names,
+        clients=clients,
+        groups=raw.groups,
+        vocabulary=raw.vocabulary,
+        never_right=raw.never_right,
+        sites_are_users=raw.sites_are_users,
+    )
+    check(dataset, str(raw.source))
+    return dataset
+
+
+def _check_for_images(raw: Raw, name: str, image_size: int | None, augment: str | None) -> None:
+    kind = "texts" if raw.vocabulary else "features"
+    if image_size is not None:
+        raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
+    if augment not in (None, "none"):
+        raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
+
+
+def _parts(raw: Raw, name: str, val_fraction: float, test_fraction: float, seed: int) -> Parts:
+    """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not."""
+    parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
+    for part, fraction in ((TEST, test_fraction), (VAL, val_fraction)):
+        if fraction > 0 and not (parts == part).any():
+            train = np.flatnonzero(parts == TRAIN)
+            stream = "split.test" if part == TEST else "split.val"
+            parts[train[_drawn(raw, train, fraction, seed, stream, name)]] = part
+    return parts
+
+
+def _drawn(raw: Raw, train: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
+    """Positions in ``train`` of a random part: within users, else by class, site and patient."""
+    if raw.sites_are_users and raw.site is not None:
+        return held_out_by_user(raw.y[train], raw.site[train], fraction, seed, stream, name)
+    patient = None if raw.patient is None else raw.patient[train]
+    stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
+    return held_out(stratum[train], patient, fraction, seed, stream, name)
+
+
+def check(dataset: Dataset, source: str) -> None:
+    """Refuses a data set that breaks the contract; every reader's and every user's goes through.
+
+    Raises:
+        ConfigError: an unknown augmentation.
+        DataError: a wrong dtype, shape, label or index; says which.
+    """
+    for kept, message in (*_of_samples(dataset), *_of_parts(dataset)):
+        if not kept:
+            raise DataError(f"{source}: data set {dataset.name}: {message}")
+
+
+Rules = Iterator[tuple[bool, str]]
+"""Whether a rule is kept, and what to say if not; a rule may count on those before it."""
+
+
+def _of_samples(d: Dataset) -> Rules:
+    """The rules for x, y and how they are read."""
+    x, y = d.x, d.y
+    if d.pipeline is not None:
+        check_augment(d.pipeline.augment)
+        shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
+        normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]
+        yield normal, f"mean and std need {x.shape[1]} values"
+        yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
+        yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
+    elif d.vocabulary:
+        shaped = x.dtype == np.int32 and x.ndim == 2
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
+        yield _within(x, 0, d.vocabulary), f"tokens outside the vocabulary 0..{d.vocabulary - 1}"
+    else:
+        shaped = x.dtype == np.float32 and x.ndim == 2
+        yield shaped, f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"
+        yield bool(np.isfinite(x).all()), "features that are not finite"
+    per_token = d.vocabulary > 0 and y.shape == x.shape
+    shapes = f"({len(x)},){f' or {x.shape}' if d.vocabulary else ''}"
+    shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
+    yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
+    yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
+    last = d.num_classes - 1
+    yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
+    yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
+    yield _within(np.array(d.never_right), 0, last + 1), f"never_right outside 0..{last}"
+
+
+def _of_parts(d: Dataset) -> Rules:
+    """The rules for parts, sites and groups."""
+    n, parts = len(d.y), (d.train, d.val, d.test)
+    yield len(d.train) > 0, "the training part is empty"
+    yield len(d.test) > 0, "the test part is empty"
+    indices = all(p.dtype == np.int64 and p.ndim == 1 for p in parts)
+    yield indices, "train, val and test have to be int64 index arrays"
+    yield _disjoint(parts, n), f"train, val and test have to be disjoint indices in 0..{n - 1}"
+    yield d.site is None or d.site.shape == (n,), "site needs one value per sample"
+    yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
+    inside = all(np.isin(group, d.test).all() for group in d.groups.values())
+    yield inside, "groups name samples outside the test part"
+    empty = [name for name, group in d.groups.items() if not len(group)]
+    yield not empty, f"groups without samples: {empty}"
+
+
+def _within(values: Array, low: int, end: int) -> bool:
+    return values.size == 0 or bool(values.min() >= low and values.max() < end)
+
+
+def _disjoint(parts: tuple[I64, ...], n: int) -> bool:
+    everything = np.concatenate(parts)
+    return _within(everything, 0, n) and len(np.unique(everything)) == len(everything)

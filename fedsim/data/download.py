@@ -1,0 +1,103 @@
+"""Downloads into the cache, checked by md5; a run without a network learns what to get."""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import reason
+from fedsim.data.cache import cache_dir, workspace
+
+
+def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
+    """A file of the cache, downloaded from the first of ``urls`` that serves it.
+
+    Args:
+        urls: mirrors of one file.
+        md5: of the file.
+        folder: folder in the cache.
+        file: the file's name there.
+
+    Returns:
+        The path of the complete file. Every process downloads to a place of its own, and the
+        complete file takes its name at once, so that several may ask for it at the same time.
+
+    Raises:
+        DataError: no mirror could be reached, or the sum differs (says what to put where), or
+            the cache folder cannot be written.
+    """
+    target = cache_dir() / folder / file
+    if target.exists():
+        return target
+    from torchvision.datasets import utils  # two seconds to import
+
+    causes = []
+    with workspace(target.parent) as temporary:
+        for url in urls:
+            try:
+                utils.download_url(url, temporary, file, md5)
+                os.replace(temporary / file, target)
+            except (OSError, RuntimeError, ValueError, HTTPException) as error:
+                causes.append(f"{url}: {reason(error)}")
+            if target.exists():
+                return target
+    raise DataError(
+        f"cannot download {file} ({'; '.join(causes)}); get it elsewhere (md5 {md5}) and put it "
+        f"into {target.parent}, or name its folder as data.dir"
+    )
+
+
+def unpacked(archive: Path, folder: str) -> Path:
+    """The files of ``archive`` (tar.gz), without its folders, in a folder of the cache.
+
+    Raises:
+        DataError: the archive is damaged, or the cache folder cannot be written.
+    """
+    return _installed(archive, folder, _flat)
+
+
+def unzipped(archive: Path, folder: str) -> Path:
+    """The files and folders of ``archive`` (zip) in a folder of the cache.
+
+    Raises:
+        DataError: the archive is damaged, or the cache folder cannot be written.
+    """
+    return _installed(archive, folder, _whole)
+
+
+def _flat(archive: Path, files: Path) -> None:
+    with tarfile.open(archive, "r:gz") as tar:
+        for member in tar:
+            stream = tar.extractfile(member)
+            if stream is not None:
+                (files / Path(member.name).name).write_bytes(stream.read())
+
+
+def _whole(archive: Path, files: Path) -> None:
+    with zipfile.ZipFile(archive) as content:
+        content.extractall(files)  # names that lead elsewhere lose what would
+
+
+def _installed(archive: Path, folder: str, unpack: Callable[[Path, Path], None]) -> Path:
+    """The folder of the cache, unpacked beside it first: never half of an archive."""
+    target = cache_dir() / folder
+    if target.exists():
+        return target
+    with workspace(target.parent) as temporary:
+        files = temporary / "files"
+        try:
+            files.mkdir()
+            unpack(archive, files)
+            os.replace(files, target)
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+            if not target.is_dir():  # else another process was faster
+                raise DataError(
+                    f"{archive}: cannot be unpacked ({reason(error)}); delete it"
+                ) from error
+    return target

@@ -1,0 +1,250 @@
+"""Validation and test parts where the data have none: common ones, per user, and per client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import I64, Dataset, Partition
+
+
+def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
+    """The samples of each of the sites in a part; nothing unless every site has some there.
+
+    Args:
+        part: indices of samples.
+        site: (N,) of every sample.
+        sites: the sites, a client each, ascending.
+        some: it is enough if one of the sites has samples there.
+    """
+    order = part[np.argsort(site[part], kind="stable")]
+    starts, stops = (np.searchsorted(site[order], sites, side) for side in ("left", "right"))
+    own = tuple(order[i:j] for i, j in zip(starts, stops, strict=True))
+    return own if (any if some else all)(map(len, own)) else ()
+
+
+def hold_out(
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    val_fraction: float = 0.0,
+    test_fraction: float = 0.0,
+    min_samples: int = 1,
+    seed: int = 0,
+) -> Partition:
+    """Takes parts of every client's training samples for its own validation and test.
+
+    A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
+    leaves that part as it is. The draw looks neither at the order of a client's samples nor at the
+    other fraction where that one is for validation. Patients are not kept together: a data set says
+    no more which images are of one patient once its common parts are drawn.
+
+    Args:
+        dataset: of the samples' classes.
+        partition: whose ``train`` is taken from; its order stays.
+        val_fraction: ``data.client_val_fraction``.
+        test_fraction: ``data.client_test_fraction``.
+        min_samples: what every client has to keep for training.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: the fractions leave nothing to train on.
+        DataError: a client would keep fewer than ``min_samples``.
+    """
+    check_fractions(val_fraction, test_fraction)
+    kept = partition
+    for part, fraction in (("test", test_fraction), ("val", val_fraction)):
+        if fraction > 0:
+            counts = [held(len(own), fraction) for own in partition.train]
+            kept = _without(kept, dataset, part, counts, seed)
+    for client, own in enumerate(kept.train):
+        if len(own) < min_samples:
+            raise DataError(
+                f"{dataset.name}: client {client} has {len(partition.train[client])} samples; "
+                f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
+                f"{test_fraction} leave it {len(own)}, data.min_samples is {min_samples}"
+            )
+    return kept
+
+
+def held(samples: int, fraction: float) -> int:
+    """How many of so many samples a fraction holds out: 1 at least where it is above 0."""
+    return max(1, round(fraction * samples)) if fraction > 0 else 0
+
+
+def needed(min_samples: int, val_fraction: float, test_fraction: float) -> int:
+    """The fewest samples of which the fractions leave ``min_samples`` to train on.
+
+    Raises:
+        ConfigError: the fractions leave nothing, whatever the number.
+    """
+    check_fractions(val_fraction, test_fraction)
+    count = min_samples
+    while count - held(count, val_fraction) - held(count, test_fraction) < min_samples:
+        count += 1
+    return count
+
+
+def check_fractions(val_fraction: float, test_fraction: float) -> None:
+    """Refuses fractions that are no fractions or leave nothing to train on.
+
+    Raises:
+        ConfigError: with both values.
+    """
+    if not 0 <= val_fraction + test_fraction < 1 or min(val_fraction, test_fraction) < 0:
+        raise ConfigError(
+            f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
+            f"{test_fraction} must be at least 0 and together below 1"
+        )
+
+
+def _without(
+    partition: Partition, dataset: Dataset, part: str, counts: Sequence[int], seed: int
+) -> Partition:
+    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``."""
+    train, held, label = [], [], strata(dataset.y)
+    for client, (own, count) in enumerate(zip(partition.train, counts, strict=True)):
+        ordered = np.sort(own)
+        draw = rng.generator(seed, f"own.{part}", client)
+        out = np.isin(own, ordered[stratified(label[ordered], count, draw)])
+        train.append(own[~out])
+        held.append(own[out])
+    parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}
+    return replace(partition, **parts)
+
+
+def strata(y: I64) -> I64:
+    """(N,) what random parts have in equal shares: the labels, nothing where tokens have them."""
+    return y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
+
+
+def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
+    """Positions of ``count`` random samples, of each class nearly its share.
+
+    Every n/count-th sample of the shuffled samples in the order of their classes, from a random
+    first one on: a class of c samples gives c count/n of them, rounded down or up.
+
+    Args:
+        labels: (n,) classes.
+        count: how many; all where there are no more than that.
+        draw: consumed.
+    """
+    shuffled = draw.permutation(len(labels))
+    by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    n, taken = max(1, len(labels)), max(1, min(count, len(labels)))
+    return by_class[(np.arange(len(labels))[:count] * n + draw.integers(n)) // taken]
+
+
+def held_out_by_user(y: I64, user: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
+    """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
+
+    Args:
+        y: (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at.
+        user: (n,) the users' numbers.
+        fraction: in 0..1, both excluded.
+        seed: of the draw; a user's samples are drawn whatever other users have.
+        stream: purpose of the draw.
+        name: of the data set, for messages.
+
+    Raises:
+        DataError: no user has enough samples to give one, or nothing is left.
+    """
+    label, parts = strata(y), []
+    for number, own in _by_user(user):
+        draw = rng.generator(seed, stream, number)
+        parts.append(own[stratified(label[own], round(fraction * len(own)), draw)])
+    out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
+    if not 0 < len(out) < len(y):
+        raise DataError(
+            f"{name}: {len(y)} samples of {len(parts)} users are too few to hold out a fraction "
+            f"{fraction} of each user's"
+        )
+    return out
+
+
+def _by_user(user: I64) -> Iterator[tuple[int, I64]]:
+    """Each user's number and the positions of its samples."""
+    order = np.argsort(user, kind="stable")
+    numbers, starts = np.unique(user[order], return_index=True)
+    yield from zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)
+
+
+def with_enough(dataset: Dataset, min_samples: int) -> Dataset:
+    """The data set without users that have fewer training samples, as by LEAF's option -k.
+
+    Their samples stay in ``x`` and leave all parts. A validation or test part of users of whom
+    none has training samples (LEAF's split by users) is common to all clients and stays whole.
+
+    Raises:
+        DataError: no user has so many.
+    """
+    if dataset.site is None:
+        return dataset
+    site = dataset.site
+    counts = np.bincount(site[dataset.train], minlength=len(dataset.site_names))
+    enough = counts >= min_samples
+    if not enough.any():
+        raise DataError(
+            f"{dataset.name}: no user has data.min_samples {min_samples} training samples, the "
+            f"most is {counts.max()}"
+        )
+    val, test = (
+        part[enough[site[part]]] if (counts[site[part]] > 0).any() else part
+        for part in (dataset.val, dataset.test)
+    )
+    return replace(dataset, train=dataset.train[enough[site[dataset.train]]], val=val, test=test)
+
+
+def left_out(dataset: Dataset) -> int:
+    """How many users have samples in no part."""
+    if dataset.site is None or not dataset.sites_are_users:
+        return 0
+    parts = np.concatenate([dataset.train, dataset.val, dataset.test])
+    return len(np.unique(dataset.site)) - len(np.unique(dataset.site[parts]))
+
+
+def held_out(
+    stratum: I64, group: I64 | None, fraction: float, seed: int, stream: str, name: str
+) -> I64:
+    """Positions of a random held-out part of about ``fraction`` of every stratum, ascending.
+
+    Groups are looked at in random order, and one is taken, whole, if that brings the counts
+    nearer to ``fraction`` of each stratum (sum of squared relative distances). Without groups
+    every stratum gives its share, rounded to the nearest number.
+
+    Args:
+        stratum: (n,) numbers of the classes, or of classes at sites.
+        group: (n,) numbers of the patients, of whom none may be on both sides, or None.
+        fraction: in 0..1, both excluded.
+        seed: of the draw.
+        stream: purpose of the draw, which makes it independent of other draws of ``seed``.
+        name: of the data set, for messages.
+
+    Raises:
+        DataError: one side would be empty.
+    """
+    members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
+    strata = np.unique(stratum, return_inverse=True)[1]
+    totals = np.bincount(strata)
+    counts = np.zeros((int(members.max()) + 1, len(totals)))
+    np.add.at(counts, (members, strata), 1)
+    order = rng.generator(seed, stream).permutation(len(counts))
+    relative = counts / totals
+    missing = np.full(len(totals), fraction)
+    taken = np.zeros(len(counts), dtype=bool)
+    for g in order.tolist():
+        if (relative[g] * (2 * missing - relative[g])).sum() > 0:
+            missing -= relative[g]
+            taken[g] = True
+    out = np.flatnonzero(taken[members])
+    if not 0 < len(out) < len(stratum):
+        raise DataError(
+            f"{name}: {len(stratum)} images of {len(counts)} patients are too few to hold out a "
+            f"fraction {fraction}"
+        )
+    return out

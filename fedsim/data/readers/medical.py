@@ -1,0 +1,173 @@
+"""Readers of Retina and COVID-FL in the folder layout of SSL-FL and FedLD.
+
+::
+
+    Retina/    train/*.npy  test/*.npy  labels.csv  train.csv  test.csv
+               5_clients/split_{1,2,3}/client_{1..5}.csv
+    COVID-FL/  train/*.png  test/*.png  labels.csv  train.csv  test.csv
+               12_clients/split_real/<hospital>.csv
+
+labels.csv has rows ``name,label`` without a header; in the lists the name is the field before the
+first comma. Clients are in the order of their sorted file names and keep the order of their lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import choose, find, inside, read_lines, whole_number
+from fedsim.core.types import I64, Array
+from fedsim.data.cache import packed
+from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.images import decode, load_array
+
+PUBLISHED_SIZE = 384
+RETINA_STORED = 256
+_IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class _List:
+    """The names of a list file in order, with the row of each."""
+
+    path: Path
+    names: tuple[str, ...]
+    rows: tuple[int, ...]
+
+    def where(self, i: int) -> str:
+        return f"{self.path}, row {self.rows[i]}"
+
+
+def retina(request: Request) -> Raw:
+    """Retina: .npy images, stored at 256 x 256 as published, or smaller if the model's size is.
+
+    The pipeline of the released FedLD code: 384 pixels, crops of 0.6 to 1 of the area, rotations
+    up to 10 degrees, flips. Patients are the file names without ``_left`` and ``_right``.
+    """
+    size = request.image_size or PUBLISHED_SIZE
+    normal = (0.5007, 0.5010, 0.5019), (0.0342, 0.0535, 0.0484)
+    stored = min(size, RETINA_STORED)
+    return _read(request, "Retina", ("normal", "diseased"), (size, stored), load_array, normal)
+
+
+def covid_fl(request: Request) -> Raw:
+    """COVID-FL: image files, stored as Resize(P), CenterCrop(P) for the model's P x P pixels.
+
+    The pipeline of the released FedLD code: 384 pixels, crops of 0.8 to 1.2 of the area (here of
+    the stored square, there of the original picture), rotations up to 10 degrees, flips.
+    """
+    size = request.image_size or PUBLISHED_SIZE
+    classes = ("normal", "pneumonia", "COVID-19")
+    return _read(request, "COVID-FL", classes, (size, size), decode, _IMAGENET)
+
+
+def _read(
+    request: Request,
+    folder: str,
+    classes: tuple[str, ...],
+    sizes: tuple[int, int],
+    decoder: Callable[[Path, int], Array],
+    normal: tuple[tuple[float, ...], tuple[float, ...]],
+) -> Raw:
+    root = find(request.own_folder, (folder,), ("labels.csv",), request.source)
+    labels = _labels(root / "labels.csv", len(classes))
+    listing = root / "train.csv"
+    train = _names(listing if listing.exists() else root / "central" / "train.csv")
+    test = _names(root / "test.csv")
+    files: list[Path] = []
+    y: list[int] = []
+    for part, listed in (("train", train), ("test", test)):
+        for i, name in enumerate(listed.names):
+            files.append(inside(root / part, name, listed.where(i)))
+            if name not in labels:
+                raise DataError(f"{listed.where(i)}: {name!r} has no label in {root}/labels.csv")
+            y.append(labels[name])
+    return Raw(
+        source=root,
+        x=packed(request.name, files, sizes[1], decoder),
+        y=np.array(y, dtype=np.int64),
+        class_names=classes,
+        mean=normal[0],
+        std=normal[1],
+        parts=parts_of(len(train.names), 0, len(test.names)),
+        size=sizes[0],
+        augment=request.name,
+        patient=_patients(train, test) if request.name == "retina" else None,
+        clients=_indices(_clients(root, request.split), train, root / "train"),
+    )
+
+
+def _names(path: Path) -> _List:
+    """The names of a list; refuses one that is given twice."""
+    lines = [(row, line.split(",")[0].strip()) for row, line in read_lines(path)]
+    seen: dict[str, int] = {}
+    for row, name in lines:
+        if name in seen:
+            raise DataError(f"{path}, row {row}: {name!r} was given in row {seen[name]} already")
+        seen[name] = row
+    return _List(path, tuple(seen), tuple(seen.values()))
+
+
+def _labels(path: Path, num_classes: int) -> dict[str, int]:
+    labels: dict[str, int] = {}
+    for row, line in read_lines(path):
+        name, comma, text = line.partition(",")
+        where = f"{path}, row {row}"
+        if not comma:
+            raise DataError(f"{where}: {line!r} is not name,label")
+        label = whole_number(text.strip(), f"{where}: label")
+        if not 0 <= label < num_classes:
+            raise DataError(f"{where}: label {label} is outside the classes 0..{num_classes - 1}")
+        if name.strip() in labels:
+            raise DataError(f"{where}: {name.strip()!r} was given in an earlier row already")
+        labels[name.strip()] = label
+    return labels
+
+
+def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
+    """The client lists of ``split``: "split_2", "5_clients/split_2", or None for the first one."""
+    folders = sorted(p for p in root.glob("*_clients/*") if p.is_dir())
+    if not folders and split is None:
+        return ()
+    by_name: dict[str, list[Path]] = {}
+    for folder in folders:
+        for name in (folder.name, f"{folder.parent.name}/{folder.name}"):
+            by_name.setdefault(name, []).append(folder)
+    wanted = split or min(p.name for p in folders)
+    found = by_name[choose(wanted, tuple(by_name), f"data.partition_file of {root}: split folder")]
+    if len(found) > 1:
+        both = ", ".join(f"{p.parent.name}/{p.name}" for p in found)
+        raise DataError(f"data.partition_file {wanted!r} of {root} is ambiguous: {both}")
+    lists = tuple(_names(path) for path in sorted(found[0].glob("*.csv")))
+    if not lists:
+        raise DataError(f"{found[0]}: no client lists (*.csv)")
+    return lists
+
+
+def _indices(lists: tuple[_List, ...], train: _List, train_folder: Path) -> dict[str, I64] | None:
+    """The clients' images as positions in the training list, or None without lists."""
+    position = {name: i for i, name in enumerate(train.names)}
+    owner: dict[str, str] = {}
+    clients: dict[str, I64] = {}
+    for listed in lists:
+        for i, name in enumerate(listed.names):
+            if name not in position:
+                inside(train_folder, name, listed.where(i))
+                raise DataError(f"{listed.where(i)}: {name!r} is not in {train.path}")
+            if name in owner:
+                raise DataError(f"{listed.where(i)}: {name!r} was given in {owner[name]} already")
+            owner[name] = listed.where(i)
+        members = [position[name] for name in listed.names]
+        clients[listed.path.stem] = np.array(members, dtype=np.int64)
+    return clients or None
+
+
+def _patients(train: _List, test: _List) -> I64:
+    stems = [re.sub(r"_(left|right)$", "", Path(n).stem) for n in (*train.names, *test.names)]
+    return np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)

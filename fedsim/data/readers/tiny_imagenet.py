@@ -1,0 +1,93 @@
+"""Reader of Tiny-ImageNet in its original layout; classes in the order of the sorted ids."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.core.errors import DataError
+from fedsim.core.files import find, inside, read_lines
+from fedsim.data.cache import packed
+from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.download import fetch, unzipped
+from fedsim.data.images import decode, sides
+
+URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
+MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+_ROOT = "tiny-imagenet-200"
+_MEAN, _STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
+
+Labelled = list[tuple[Path, int]]
+
+
+def tiny_imagenet(request: Request) -> Raw:
+    """Tiny-ImageNet: ``data.dir`` with tiny-imagenet-200/ or with its files, or downloaded.
+
+    There are as many classes as wnids.txt has ids, numbered by the sorted ids (the file's own order
+    is another one). The labelled val/ is the common test part; test/ has no labels and is not
+    read. Images keep the size they are stored with where ``image_size`` is not given; grey ones
+    become RGB.
+    """
+    root = _place(request)
+    ids = sorted({line for _, line in read_lines(root / "wnids.txt")})
+    train = [
+        (file, label) for label, wnid in enumerate(ids) for file in _images(root / "train" / wnid)
+    ]
+    test = _annotated(root, {wnid: label for label, wnid in enumerate(ids)})
+    files, y = zip(*(train + test), strict=True)
+    size = request.image_size or min(sides(files[0]))
+    return Raw(
+        source=root,
+        x=packed("tiny_imagenet", files, size, decode),
+        y=np.array(y, dtype=np.int64),
+        class_names=_names(root, ids),
+        mean=_MEAN,
+        std=_STD,
+        parts=parts_of(len(train), 0, len(test)),
+        size=size,
+    )
+
+
+def _place(request: Request) -> Path:
+    if request.folder is None:
+        archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")
+        return unzipped(archive, "tiny_imagenet/files") / _ROOT
+    below = (_ROOT, f"{request.name}/{_ROOT}")
+    return find(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images of a class, in images/ (or in the folder itself), by name."""
+    place = folder / "images" if (folder / "images").is_dir() else folder
+    files = sorted(place.glob("*.JPEG"))
+    if not files:
+        raise DataError(f"{place}: there are no files *.JPEG")
+    return files
+
+
+def _annotated(root: Path, label: dict[str, int]) -> Labelled:
+    """The images of val/ and their labels, by name."""
+    table, place = root / "val" / "val_annotations.txt", root / "val" / "images"
+    found: dict[Path, int] = {}
+    for number, line in read_lines(table):
+        where = f"{table}, row {number}"
+        name, wnid, *_ = (*line.split("\t"), "")
+        if wnid not in label:
+            raise DataError(f"{where}: {wnid!r} is no id of {root / 'wnids.txt'}")
+        file = inside(place, name, where)
+        if file in found:
+            raise DataError(f"{where}: {name!r} was there before")
+        found[file] = label[wnid]
+    for file in _images(place):
+        if file not in found:
+            raise DataError(f"{table}: no row for {file.name!r} of {place}")
+    return sorted(found.items())
+
+
+def _names(root: Path, ids: list[str]) -> tuple[str, ...]:
+    """What words.txt calls the classes, their ids where it does not."""
+    table = root / "words.txt"
+    lines = read_lines(table) if table.is_file() else []
+    words = {wnid: name for wnid, _, name in (line.partition("\t") for _, line in lines)}
+    return tuple(words.get(wnid) or wnid for wnid in ids)

@@ -1,0 +1,225 @@
+"""How torch computes on a device: the flags that fix a result's bits, and a GPU's memory shared.
+
+Ray counts fractions of a GPU but enforces none of them, so each process caps its own memory.
+``torch.compile`` is not among the means of ``--fast``: it takes longer than the whole training of
+most clients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from fedsim.client.trainer import Precision
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import GIB
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how many blocks are not
+_deterministic: Any = torch.utils.deterministic  # a module with a property, hidden from mypy
+
+
+def configure(threads: int, fast: bool, device: torch.device) -> None:
+    """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
+
+    Deterministic algorithms also write NaN into fresh memory before each use, to show reads of what
+    was never written; that is switched off, it costs a pass over every intermediate result.
+    """
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.backends.cuda.matmul.allow_tf32 = fast
+        torch.backends.cudnn.allow_tf32 = fast
+        torch.backends.cudnn.benchmark = fast
+        torch.use_deterministic_algorithms(not fast, warn_only=True)
+        _deterministic.fill_uninitialized_memory = False
+
+
+def precision(fast: bool, device: torch.device) -> tuple[Precision, torch.memory_format]:
+    """The context of forward passes, and how images lie in memory: both faster on a GPU.
+
+    Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
+    own must use ``flatten`` or ``reshape`` where it would use ``view``.
+    """
+    if fast and device.type == "cuda":
+        return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last
+    return nullcontext, torch.preserve_format
+
+
+def keep_freed_memory() -> None:
+    """Lets this process keep large blocks that it frees, for the next step and client to take.
+
+    By default glibc gives them back, and every gradient of a large model is paid for with page
+    faults: a quarter of the time of a short training. The process then stays at its peak size. For
+    processes of fedsim's own; without glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
+
+def torch_flags() -> Callable[[], None]:
+    """Remembers what a worker changes in this process; the result restores it."""
+    threads = torch.get_num_threads()
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    flags = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = _deterministic.fill_uninitialized_memory
+
+    def restore() -> None:
+        torch.set_num_threads(threads)
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        _deterministic.fill_uninitialized_memory = fill
+
+    return restore
+
+
+CONTEXT = 512 << 20
+"""Bytes of GPU memory that a process takes beside its tensors: CUDA context, kernels, handles."""
+HEADROOM = 1.1
+"""A need is known only up to the allocation that failed, so the advice is a little more."""
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """The memory of a GPU at a failed allocation, in bytes.
+
+    Args:
+        total: of the GPU.
+        free: that no process has.
+        held: by this process's tensors and caches.
+        asked: the allocation that failed.
+    """
+
+    total: int
+    free: int
+    held: int
+    asked: int
+
+    @property
+    def needed(self) -> int:
+        """What the process would have had, with its context."""
+        return self.held + self.asked + CONTEXT
+
+    @property
+    def others(self) -> int:
+        """What other processes have."""
+        return max(0, self.total - self.free - self.held - CONTEXT)
+
+
+def cap(device: torch.device, share: float) -> None:
+    """Keeps this process to its share of a GPU; nothing to do on a CPU or with a GPU of its own.
+
+    Args:
+        device: where the process trains.
+        share: the fraction of the GPU that Ray gave it; 1 or more is a GPU of its own.
+
+    Raises:
+        ConfigError: the share does not even hold a CUDA context.
+    """
+    if device.type != "cuda" or share >= 1:
+        return
+    total = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, share), device)
+
+
+def tensor_fraction(total: int, share: float) -> float:
+    """The part of a GPU that is left for tensors in a share of it, 0 < share < 1.
+
+    Raises:
+        ConfigError: nothing is left beside the process's CUDA context.
+    """
+    left = share - CONTEXT / total
+    if left <= 0:
+        raise ConfigError(
+            f"--gpus-per-client {share:g}: that is {share * total / GIB:.2f} GiB of a GPU with "
+            f"{total / GIB:.1f} GiB, and a process takes {CONTEXT / GIB:.2g} GiB before its model; "
+            f"it must be more than {math.ceil(1e4 * CONTEXT / total) / 1e4:g}"
+        )
+    return left
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that the GPU's memory is used up.
+
+    cuBLAS, cuDNN and the driver say so in a RuntimeError of their own.
+    """
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or (
+        isinstance(error, RuntimeError)
+        and ("CUDA error: out of memory" in text or "STATUS_ALLOC_FAILED" in text)
+    )
+
+
+def out_of_memory(error: BaseException, share: float, device: torch.device) -> str:
+    """What happened on the GPU and what would help, in one line.
+
+    Args:
+        error: see :func:`is_out_of_memory`.
+        share: the fraction of the GPU that the process was given; 1 or more is a GPU of its own.
+        device: a CUDA device.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    return explain(Usage(total, free, torch.cuda.memory_reserved(device), asked(str(error))), share)
+
+
+def reason(error: BaseException, share: float, device: torch.device) -> str:
+    """What an exception in a client's work says: its type and text, or :func:`out_of_memory`."""
+    if device.type == "cuda" and is_out_of_memory(error):
+        with contextlib.suppress(RuntimeError):  # where even the question fails
+            return out_of_memory(error, share, device)
+    return f"{type(error).__name__}: {error}"
+
+
+def asked(text: str) -> int:
+    """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
+    found = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
+    return round(float(found[1]) * UNITS[found[2]]) if found else 0
+
+
+def explain(usage: Usage, share: float) -> str:
+    """The message of :func:`out_of_memory`.
+
+    Args:
+        usage: at the failed allocation.
+        share: of the GPU; 1 or more is a GPU of its own.
+    """
+    share = min(share, 1.0)
+    text = (
+        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.asked)} more asked for, on "
+        f"{share:g} of a GPU with {_gib(usage.total)}"
+    )
+    need = f"one client needs about {_gib(usage.needed)}"
+    if usage.needed > usage.total:
+        return (
+            f"{text}; {need}, too much for this GPU: a smaller train.batch_size, "
+            "evaluation.batch_size or model would help"
+        )
+    if usage.needed <= share * usage.total:
+        return (
+            f"{text}; {need}, which the share holds, but other processes have {_gib(usage.others)}"
+        )
+    return f"{text}; --gpus-per-client {_fitting(usage.needed / usage.total):g} would fit: {need}"
+
+
+def _fitting(fraction: float) -> float:
+    """The smallest 1/k that holds a fraction of a GPU and a little more, as Ray counts it."""
+    clients = max(1, math.floor(1 / (fraction * HEADROOM)))
+    return math.floor(1e4 / clients) / 1e4
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / GIB:.3g} GiB"

@@ -1,0 +1,13 @@
+"""Clients as Ray actors; the only package that imports ray."""
+
+from __future__ import annotations
+
+import os
+
+for _name, _value in {
+    "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_IGNORE_UNHANDLED_ERRORS": "1",
+    "RAY_worker_niceness": "0",  # its own 15 would make a run wait for everything else
+}.items():
+    os.environ.setdefault(_name, _value)  # Ray reads them when it is imported

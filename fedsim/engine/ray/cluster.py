@@ -1,0 +1,240 @@
+"""The machines that Ray knows: starting it, joining it, and what fits on it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import ray
+import torch
+from ray._private import ray_constants
+from ray.exceptions import RayError
+
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError, Interrupted
+from fedsim.core.types import GIB
+from fedsim.engine.ray.placement import Plan, plan_placement
+from fedsim.engine.ray.resources import Node, Share, read_shares
+
+LOCAL = "local"
+"""The address of a Ray that starts and ends with the run, as without any."""
+NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's variable for whether its processes can be reached from other machines, on any system."""
+OBJECT_STORE = 0.3
+"""The part of the free memory that Ray keeps for its object store, unless told otherwise."""
+PROCESS = 460 << 20
+"""Bytes that a process takes once torch (a CUDA build) is imported and has trained a step."""
+MODEL_COPIES = 4
+"""Vectors of the model that a process holds at most: weights, gradients, momentum, update."""
+DEPENDS = (
+    "so results depend on who trains where; --set engine.allow_mixed_devices=true accepts that"
+)
+
+
+def connect(engine: EngineConfig) -> Callable[[], None]:
+    """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
+
+    Returns:
+        What ends the connection; nothing to end where this process already had one.
+
+    Raises:
+        ConfigError: there is no cluster at the address, no such working_dir, or Ray cannot start.
+        Interrupted: the process was told to end while Ray started.
+    """
+    if ray.is_initialized():
+        given = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
+        if given:
+            raise ConfigError(f"engine.{given[0]}: this process is connected to Ray already")
+        return lambda: None
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if engine.working_dir is not None:
+        if not Path(engine.working_dir).is_dir():
+            raise ConfigError(f"--working-dir {engine.working_dir}: there is no such folder")
+        options["runtime_env"] = {"working_dir": engine.working_dir}
+    if engine.address in (None, LOCAL):
+        here = local_node()
+        options |= {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus)}
+        options |= {"include_dashboard": False}
+        os.environ.update(_token())
+        listening: contextlib.AbstractContextManager[None] = _this_machine_alone()
+    else:
+        _reach(engine.address)
+        listening = contextlib.nullcontext()
+    try:
+        with _own_sigterm(), listening:
+            ray.init(address=engine.address or LOCAL, **options)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        where = f"--address {engine.address}: cannot join the cluster"
+        raise ConfigError(f"{where if engine.address else 'Ray cannot start'} ({error})") from error
+    return ray.shutdown
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    """Puts back the handler of SIGTERM that Ray replaces when it starts, where there was one.
+
+    Its own leaves Python with status 15.
+
+    Raises:
+        Interrupted: SIGTERM came while Ray started.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as end:
+        raise Interrupted(signal.SIGTERM) from end
+    finally:
+        if before is not signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _this_machine_alone() -> Iterator[None]:
+    """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
+
+    This process has read the variable when it imported Ray, those that Ray starts will read it.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    given = os.environ.get(NETWORK)
+    os.environ[NETWORK] = "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        del os.environ[NETWORK]
+        if given is not None:
+            os.environ[NETWORK] = given
+
+
+def _token() -> dict[str, str]:
+    """A secret of this process for the Rays that it starts, as a variable of the environment.
+
+    Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
+    has set up counts; a mode alone is none.
+    """
+    given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
+    if given or (Path.home() / ".ray" / "auth_token").exists():
+        return {}
+    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _reach(address: str) -> None:
+    """Asks whether anything listens at host:port; Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"--address {address}: nothing answers there ({error}); "
+            f"--address {LOCAL} starts Ray on this machine"
+        ) from error
+
+
+def machines() -> list[Node]:
+    """The machines of the connected cluster that are alive, or this one where there is none."""
+    if not ray.is_initialized():
+        return [local_node()]
+    return [
+        node_of(node["Resources"], node["NodeManagerAddress"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def node_of(resources: Mapping[str, float], name: str) -> Node:
+    """A machine from the resources that Ray says it has.
+
+    A type of accelerator is a resource ``accelerator_type:NAME``.
+    """
+    kinds = sorted(
+        key.partition(":")[2] for key in resources if key.startswith("accelerator_type:")
+    )
+    return Node(
+        resources.get("CPU", 0.0),
+        resources.get("GPU", 0.0),
+        name,
+        ", ".join(kinds),
+        resources.get("memory", math.inf),
+    )
+
+
+def local_node() -> Node:
+    """This machine, as an embedded Ray will see it."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = available_memory() * (1 - OBJECT_STORE)
+    return Node(cpus or 1, torch.cuda.device_count(), memory=memory)
+
+
+def available_memory() -> float:
+    """Bytes that new processes can have here; infinite where the system does not say it."""
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return math.inf
+    lines = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
+    return float(lines["MemAvailable"].split()[0]) * 1024
+
+
+def plan_for(
+    engine: EngineConfig, nodes: Sequence[Node], num_clients: int, model_bytes: int = 0
+) -> Plan:
+    """The placement on the given machines.
+
+    Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs.
+
+    Args:
+        engine: section ``engine`` of the configuration.
+        nodes: the machines.
+        num_clients: K.
+        model_bytes: size of the model's vector, for the memory that an actor needs.
+
+    Raises:
+        ConfigError: it does not fit; or the GPUs are of several types, or some clients have a GPU
+            and others none, and that is not allowed.
+        DataError: ``engine.client_resources`` is not a table of these clients.
+    """
+    gpus = engine.gpus_per_client
+    if gpus is None:
+        gpus = 0.5 if any(n.gpus >= 1 for n in nodes) else 0.0
+    share = Share(engine.cpus_per_client, gpus)
+    file = engine.client_resources
+    own = {} if file is None else read_shares(Path(file), num_clients)
+    needed = process_memory(model_bytes)
+    if engine.memory_per_client is not None:
+        needed = math.ceil(engine.memory_per_client * GIB)
+    plan = plan_placement(nodes, share, needed, num_clients, engine.actors, own)
+    kinds = {n.accelerator for n in nodes if n.gpus >= 1}
+    with_gpu = {group.share.gpus > 0 for group in plan.groups}
+    if not engine.allow_mixed_devices:
+        if len(with_gpu) > 1:
+            raise ConfigError(
+                f"engine.client_resources {file}: some clients have a GPU and others none, "
+                f"{DEPENDS}"
+            )
+        if True in with_gpu and len(kinds) > 1:
+            refuse_mixed(kinds)
+    return plan
+
+
+def process_memory(model_bytes: int) -> int:
+    """An estimate of the bytes of memory that an actor takes for itself.
+
+    Images are not counted, since all actors of a machine share them.
+    """
+    return PROCESS + MODEL_COPIES * model_bytes
+
+
+def refuse_mixed(kinds: Iterable[str]) -> NoReturn:
+    """Refuses a cluster on which results would depend on who trains where."""
+    names = ", ".join(sorted(kind or "unknown" for kind in kinds))
+    raise ConfigError(f"the cluster mixes devices ({names}), {DEPENDS}")

@@ -1,0 +1,268 @@
+"""Calls on actors: handed out, waited for, and made again where they are lost."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import WorkerError
+from fedsim.engine.base import Incident
+from fedsim.engine.ray.calls import Call
+from fedsim.engine.ray.faults import Fault, failure, fault_of, put
+from fedsim.engine.ray.pool import ActorPool
+from fedsim.engine.ray.session import Options
+
+LEAST = 60.0
+"""Seconds that any work may take where no limit was given."""
+TIMES = 10.0
+"""Beyond :data:`LEAST`: times the median of the work done so far."""
+
+
+class Patience:
+    """The limit for pieces of work of one kind, learnt from what they took so far.
+
+    Without a given limit a piece of size n may take ``max(60 s, 10 n median(seconds / size))``,
+    and any time before the first pieces are :meth:`settled`.
+
+    Args:
+        given: seconds for a piece of any size, or None.
+    """
+
+    def __init__(self, given: float | None) -> None:
+        self._given = given
+        self._new: list[float] = []
+        self._paces: deque[float] = deque(maxlen=1000)
+
+    def finished(self, size: float, seconds: float) -> None:
+        """Remembers that work of ``size`` (samples, say) took so long."""
+        self._new.append(seconds / max(size, 1.0))
+
+    def settled(self) -> None:
+        """What was finished counts from now on: a round's first client is no measure for it."""
+        self._paces.extend(self._new)
+        self._new.clear()
+
+    def limit(self, size: float) -> float:
+        """Seconds that work of ``size`` may take; infinite where nothing is known."""
+        if self._given is not None:
+            return self._given
+        if not self._paces:
+            return math.inf
+        return max(LEAST, TIMES * max(size, 1.0) * statistics.median(self._paces))
+
+
+INLINE = 64 << 10
+"""Vectors of at most this many bytes are sent with a call instead of as an object."""
+ASK = 5.0
+"""Seconds after which a working actor is asked how far it is."""
+
+Wanted = Callable[[Iterable[Call], int], Mapping[int, Options]]
+"""The slots that should have an actor, for the calls that wait and the number at work."""
+
+
+@dataclass
+class Work:
+    """A call that an actor is busy with.
+
+    Args:
+        refs: its objects.
+        sign: when it began, or last answered a question.
+        question: the object of an answer that is being waited for, asked at ``asked``.
+    """
+
+    call: Call
+    slot: int
+    actor: Any
+    refs: list[Any]
+    begun: float
+    sign: float
+    question: Any = None
+    asked: float = 0.0
+
+
+class Sent:
+    """Values that are objects already; those used last are kept, since rounds evaluate what they
+    send on.
+
+    ``room`` says how many are kept.
+    """
+
+    def __init__(self) -> None:
+        self.room = 2
+        self._newest: list[tuple[Any, Any]] = []
+
+    def __call__(self, value: Any) -> Any:
+        """A vector, or named vectors, as an object where that is worth it."""
+        arrays = value.values() if isinstance(value, Mapping) else (value,)
+        if sum(array.nbytes for array in arrays) <= INLINE:
+            return value
+        known = [pair for pair in self._newest if pair[0] is value] or [(value, put(value))]
+        others = [pair for pair in self._newest if pair[0] is not value]
+        self._newest = known + others[: self.room - 1]
+        return known[0][1]
+
+    def limit(self, room: int) -> None:
+        """Only so many are kept from now on."""
+        self.room, self._newest = room, self._newest[:room]
+
+    def forget(self) -> None:
+        """Everything is sent anew."""
+        self._newest = []
+
+
+class Dispatcher:
+    """Runs calls on the actors of a pool.
+
+    Args:
+        pool: the actors.
+        engine: how patient it is, and what becomes of clients that fail.
+        wanted: see :data:`Wanted`.
+        spec: what actors are built from, as an object; called again where that was lost.
+    """
+
+    def __init__(
+        self, pool: ActorPool, engine: EngineConfig, wanted: Wanted, spec: Callable[[], Any]
+    ) -> None:
+        self.sent = Sent()
+        self._pool = pool
+        self._engine = engine
+        self._wanted = wanted
+        self._make_spec = spec
+        self._spec: Any = None
+        self._ask = min(ASK, engine.client_timeout or ASK)
+        self._patience = {
+            "train": Patience(engine.client_timeout),
+            "evaluate": Patience(None),
+        }
+
+    def run(self, calls: Sequence[Call], doing: str) -> Iterator[tuple[Call, Any]]:
+        """Runs all calls, lost ones again; gives each result with its call as it arrives."""
+        waiting = deque(calls)
+        running: dict[Any, Work] = {}
+        self._pool.sign()
+        self._spec = self._spec or self._make_spec()
+        while waiting or running:
+            self._pool.start(self._wanted(waiting, len(running)), self._spec)
+            self._hand_out(waiting, running)
+            if not running:
+                self._pool.check()
+            ready, _ = ray.wait([*running, *self._pool.starting], num_returns=1, timeout=1.0)
+            for ref in ready:
+                if ref in self._pool.starting:
+                    if self._pool.came_up(ref):
+                        self._spec = self._make_spec()
+                    continue
+                work = running.pop(ref)
+                try:
+                    value = work.call.fetch(work.refs)
+                except RayError as error:
+                    waiting.extendleft(self._failed(work, fault_of(error), doing))
+                    continue
+                seconds = time.monotonic() - work.begun
+                self._patience[work.call.method].finished(work.call.size(), seconds)
+                self._pool.done(work.slot)
+                yield work.call, value
+            for work, fault in self._overdue(running):
+                del running[work.refs[0]]
+                waiting.extendleft(self._failed(work, fault, doing))
+        self._pool.settle()
+        for patience in self._patience.values():
+            patience.settled()
+
+    def _hand_out(self, waiting: deque[Call], running: dict[Any, Work]) -> None:
+        """Gives waiting calls to idle actors, in order.
+
+        A call waits while the actor of its home works, but not while that is still to come up:
+        where others use the cluster too, it may not for long.
+        """
+        for call in list(waiting):
+            if not self._pool.idle:
+                return
+            able = self._pool.idle.intersection(call.slots or self._pool.idle)
+            if not able or call.home in self._pool.busy:
+                continue
+            slot = call.home if call.home in able else min(able)
+            waiting.remove(call)
+            actor = self._pool.take(slot)
+            refs = call.begin(actor, self.sent)
+            now = time.monotonic()
+            running[refs[0]] = Work(call, slot, actor, refs, now, now)
+
+    def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
+        """What is to be done again of a failed call.
+
+        Raises:
+            FedsimError: nothing, and clients that fail end the run.
+        """
+        call = work.call
+        node = self._pool.node(work.slot)
+        if fault.objects:
+            self.sent.forget()
+        if fault.alive:
+            self._pool.done(work.slot)
+        else:
+            self._pool.lose(work.slot, fault.hung)
+        blamed = not fault.final and isinstance(fault.raised, WorkerError | NoneType)
+        drop = self._engine.on_client_failure == "drop" and bool(call.clients) and blamed
+        several = len(call.clients) > 1
+        if (fault.lost and (several or call.attempt <= self._engine.max_retries)) or (
+            drop and several
+        ):
+            if fault.lost:
+                self._record(call, node, fault.error)
+            return list(call.again(fault.lost))
+        if fault.lost or not several:
+            self._record(call, node, fault.error)
+        else:  # the error itself says who it was
+            self._pool.incidents.append(Incident(None, call.attempt, node, fault.error))
+        if drop:
+            return []
+        what = f"{doing}, {call}" if doing else str(call)
+        again = f" lost {call.attempt} times, the last time" if fault.lost else ""
+        raise failure(what + again, fault)
+
+    def _record(self, call: Call, node: str, error: str) -> None:
+        self._pool.incidents += [
+            Incident(client, call.attempt, node, error) for client in call.clients or (None,)
+        ]
+
+    def _overdue(self, running: Mapping[Any, Work]) -> list[tuple[Work, Fault]]:
+        """Asks actors that have worked for long how far they are; those that are beyond the limit,
+        or do not answer."""
+        now = time.monotonic()
+        late = []
+        for work in running.values():
+            if work.question is None and now - work.sign >= self._ask:
+                work.question, work.asked = work.actor.progress.remote(), now
+            if work.question is None:
+                continue
+            patience = self._patience[work.call.method]
+            answered, _ = ray.wait([work.question], timeout=0)
+            if not answered:
+                silent, limit = now - work.asked, min(LEAST, patience.limit(work.call.size()))
+                if silent > limit:
+                    text = f"its process has not answered for {silent:.0f} s"
+                    late.append((work, Fault(text, lost=True, hung=True)))
+                continue
+            doing = None
+            with contextlib.suppress(RayError):  # the call itself will say what has happened
+                doing = ray.get(work.question)
+            work.question, work.sign = None, now
+            if doing is None:  # its arguments or its results are on their way
+                continue
+            client, seconds = doing
+            if seconds > patience.limit(work.call.size(client)):
+                text = f"no result after {seconds:.0f} s, which is beyond the client timeout"
+                late.append((work, Fault(text, lost=True, hung=True)))
+        return late

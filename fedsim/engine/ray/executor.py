@@ -1,0 +1,274 @@
+"""The executor on Ray: hands clients' work to actors and collects what they return.
+
+With as many slots as clients, client i lives in slot i; otherwise any idle actor takes the next
+call. The global vector is put once per round; data and model recipe once per run, so that each
+node holds one copy in shared memory. Client work is a pure function, so what a lost actor, object
+or node takes with it is done again elsewhere, with the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import ray
+
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import RoundContext, Scores, Vector, Vectors
+from fedsim.engine.base import Incident, Job, Model, Result
+from fedsim.engine.ray.calls import Call, EvaluationCall, Piece, TrainCall, alone, cut, groups
+from fedsim.engine.ray.cluster import machines, plan_for
+from fedsim.engine.ray.dispatch import Dispatcher
+from fedsim.engine.ray.faults import put
+from fedsim.engine.ray.placement import Node, Plan
+from fedsim.engine.ray.pool import ActorPool
+from fedsim.engine.ray.session import Options, Session
+from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
+from fedsim.engine.worker import WorkerSpec, num_batches, score_part
+from fedsim.metrics.outputs import Outputs, concatenated
+from fedsim.metrics.scores import SampleScores, joined
+from fedsim.server.linalg import Columns
+
+SMALL = 4 << 20
+"""Updates of at most this many bytes travel several to a call; larger ones one by one."""
+MOST = 256 << 20
+"""A call carries updates of about so many bytes at most."""
+FLOAT = np.dtype(np.float32).itemsize
+"""Bytes of an entry of an update."""
+REPLAN = 10.0
+"""Seconds after which a round looks whether machines came or went."""
+
+
+class RayExecutor:
+    """See :class:`~fedsim.engine.base.Executor`. Actors are taken when they are first needed.
+
+    Args:
+        spec: what the workers are made of.
+        engine: section ``engine`` of the configuration.
+        update_bytes: size of one client's update.
+        session: where the actors come from; None for one of its own.
+        whole: the setting for which the driver needs whole updates, so that it also sums them up.
+
+    Raises:
+        ConfigError: the placement does not fit, there is no cluster at the address, or the updates
+            are to be spread over nodes and needed whole.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        engine: EngineConfig,
+        update_bytes: int,
+        session: Session | None = None,
+        whole: str | None = None,
+    ) -> None:
+        self._shards = allowed_shards(engine.aggregation_shards, whole)
+        self._spec = spec
+        self._engine = engine
+        self._update_bytes = update_bytes
+        self._sizes = [len(own) for own in spec.partition.train]
+        if engine.address is None:  # refused before anything starts
+            self._plan_for(machines())
+        self._session = session or Session(engine)
+        self._shares_session = session is not None
+        self._pool = ActorPool(self._session, engine.max_retries, engine.allow_mixed_devices)
+        self._dispatcher = Dispatcher(self._pool, engine, self._wanted, lambda: put(spec.to_send()))
+        self._aggregators = Aggregators(())
+        try:
+            self._nodes = machines()
+            self._plan = self._plan_for(self._nodes)
+            self._planned = time.monotonic()
+            share = {
+                "gpus_per_client": self._plan.gpus_per_client
+            }  # machines that join change none
+            self._engine = engine.model_copy(update=share)
+            self._session.prepare(map(self._options, range(self._plan.actors)))
+            self._spread()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def description(self) -> str:
+        """One line for the user."""
+        return f"ray, {self._plan.describe()}"
+
+    @property
+    def environment(self) -> Mapping[str, object]:
+        """Resources, devices and nodes seen so far and the placement plan."""
+        return {
+            "engine": "ray",
+            "device": self._pool.devices,
+            "nodes": self._pool.nodes,
+            "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},
+            "placement": self._plan.record(),
+        }
+
+    def broadcast(self, params: Vector, downlink: Vectors) -> Any:
+        """See :class:`~fedsim.engine.base.Executor`; one object each, for any number of actors."""
+        self._dispatcher.sent(params)
+        self._dispatcher.sent(downlink)
+        return params, downlink
+
+    def train(
+        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+    ) -> list[Result]:
+        """See :class:`~fedsim.engine.base.Executor`."""
+        self._replan()
+        return self._train(clients, shared, states, ctx)
+
+    def _train(
+        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+    ) -> list[Result]:
+        calls = self._train_calls(clients, shared, states, ctx)
+        results: list[Result] = []
+        for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
+            results += found
+        return sorted(results, key=lambda r: r.update.client_id)
+
+    def columns(
+        self,
+        results: Sequence[Result],
+        shared: Any,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+    ) -> Columns | None:
+        """See :class:`~fedsim.engine.base.Executor`."""
+
+        def again(incidents: Sequence[Incident]) -> list[Result]:
+            self._pool.incidents += incidents
+            lost = [i.client_id for i in incidents if i.client_id is not None]
+            return self._train(lost, shared, states, ctx)
+
+        held = held_of(results)
+        return Sharded(self._aggregators, held, again, self._engine.max_retries) if held else None
+
+    def _train_calls(
+        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+    ) -> list[TrainCall]:
+        """Clients of one group whose updates are small share a call, where they share actors."""
+        (params, downlink), ranges = shared, () if ctx.probe else self._aggregators.ranges
+        calls = []
+        for group in self._plan.groups:
+            sizes = {c: self._sizes[c] for c in clients if c in group.clients}
+            apart = len(group.slots) == len(group.clients) or self._update_bytes > SMALL
+            slots = group.slots if len(self._plan.groups) > 1 else None
+            fewest = -(-len(sizes) * self._update_bytes // MOST)
+            most = max(len(group.slots), fewest)
+            for members in alone(sizes) if apart else groups(sizes, most):
+                home = self._plan.home(members[0])
+                given = states, ctx, sizes, ranges, slots, home
+                calls.append(TrainCall(members, params, downlink, *given))
+        return calls
+
+    def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
+        """See :class:`~fedsim.engine.base.Executor`; few models are cut into ranges of batches."""
+        actors = max(1, len(self._pool.slots))
+        batches = num_batches(self._spec, part)
+        if len(models) >= actors:
+            return self._answers([[Piece("scores", m, part, (0, batches))] for m in models])
+        cuts = [batches * i // actors for i in range(actors + 1)]
+        ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
+        outputs = self._answers([[Piece("outputs", m, part, r)] for m in models for r in ranges])
+        whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
+        return [score_part(concatenated(parts), self._spec, part) for parts in whole]
+
+    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
+        """See :class:`~fedsim.engine.base.Executor`."""
+        return [joined(parts) for parts in self._dealt("samples", jobs)]
+
+    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
+        """See :class:`~fedsim.engine.base.Executor`."""
+        return [concatenated(parts) for parts in self._dealt("outputs", jobs)]
+
+    def _dealt(self, ask: str, jobs: Sequence[Job]) -> list[list[Any]]:
+        """Per job the answers for its batches in order: one call per actor, and a model only to
+        those that have a share of it."""
+        sizes = [num_batches(self._spec, part) for _, part in jobs]
+        shares = cut(sizes, max(1, len(self._pool.slots)))
+        calls = [[Piece(ask, *jobs[job], batches) for job, batches in own] for own in shares]
+        with self._room_for(len({id(params) for (params, _), _ in jobs})):
+            answers = self._answers(calls)
+        found: list[list[Any]] = [[] for _ in jobs]
+        owners = [job for own in shares for job, _ in own]
+        for job, answer in zip(owners, answers, strict=True):
+            found[job].append(answer)
+        return found
+
+    @contextlib.contextmanager
+    def _room_for(self, models: int) -> Iterator[None]:
+        """So many models are objects at a time, so that none is sent to a node twice."""
+        usual, self._dispatcher.sent.room = self._dispatcher.sent.room, models + 2
+        try:
+            yield
+        finally:
+            self._dispatcher.sent.limit(usual)
+
+    def _answers(self, calls: Sequence[Sequence[Piece]]) -> list[Any]:
+        """The answers to the pieces of all calls, in their order."""
+        work = [EvaluationCall(i, tuple(pieces)) for i, pieces in enumerate(calls)]
+        run = self._dispatcher.run(work, "")
+        found = {cast(EvaluationCall, call).position: answers for call, answers in run}
+        return [answer for i in range(len(work)) for answer in found[i]]
+
+    def incidents(self) -> list[Incident]:
+        """See :class:`~fedsim.engine.base.Executor`."""
+        found, self._pool.incidents = self._pool.incidents, []
+        return found
+
+    def close(self) -> None:
+        """Gives the actors back, and ends the session if it is the executor's own."""
+        try:
+            self._pool.close()
+            self._aggregators.close()
+        finally:
+            if not self._shares_session:
+                self._session.close()
+
+    def _wanted(self, waiting: Iterable[Call], at_work: int) -> dict[int, Options]:
+        """The slots that should have an actor, for what waits and what is at work.
+
+        Actors of several groups fit in the order of the plan, so all of them are made at once.
+        """
+        if len(self._plan.groups) > 1:
+            return {slot: self._options(slot) for slot in range(self._plan.actors)}
+        homes = {call.home for call in waiting if call.home is not None}
+        anywhere = sum(call.home is None for call in waiting)
+        taken = homes | self._pool.slots
+        more = min(self._plan.actors, at_work + anywhere) - len(taken)
+        free = [slot for slot in range(self._plan.actors) if slot not in taken]
+        return {slot: self._options(slot) for slot in homes | set(free[: max(0, more)])}
+
+    def _replan(self) -> None:
+        """Looks for machines that came or went; where the new ones cannot hold the clients as asked
+        for, the plan stays."""
+        if time.monotonic() - self._planned < REPLAN:
+            return
+        self._planned = time.monotonic()
+        nodes = machines()
+        if nodes == self._nodes or len(self._plan.groups) > 1:
+            return
+        self._nodes = nodes
+        self._pool.forgive()
+        with contextlib.suppress(ConfigError):
+            self._plan = self._plan_for(nodes)
+        self._spread()
+
+    def _spread(self) -> None:
+        """Has an aggregator for each range of the updates that the nodes sum up."""
+        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(self._nodes))
+        if ranges != self._aggregators.ranges:
+            self._aggregators.close()
+            self._aggregators = Aggregators(ranges)
+
+    def _plan_for(self, nodes: Sequence[Node]) -> Plan:
+        return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)
+
+    def _options(self, slot: int) -> Options:
+        share = self._plan.options(slot)
+        return (("num_cpus", share.cpus), ("num_gpus", share.gpus))

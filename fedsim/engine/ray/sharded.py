@@ -1,0 +1,271 @@
+"""Sharded aggregation: distributed Gram matrix and weighted sum of updates that stay on the nodes.
+
+Clients return their update cut into ranges, which stay in the object stores. An aggregator actor on
+each node gets one range of every update, and gives the partial products of its pieces and its range
+of the step. Pieces are the driver's own (:func:`fedsim.server.linalg.cut`) and are added in the
+same order, so the bits are those of the driver; what reaches it is one vector, not one per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal, cast
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.types import F64, Array
+from fedsim.engine.base import Incident, Result
+from fedsim.engine.ray.faults import failure, fault_of
+from fedsim.server.linalg import SHARD, Piece, combine_pieces, cut, partial_products, summed
+
+LEAST = 4 * SHARD
+"""Columns below which a range is not worth a call to another process."""
+SOME = 1 << 20
+"""Bytes of memory that an aggregator asks for: Ray puts an actor that asks for nothing anywhere."""
+
+
+def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[slice, ...]:
+    """The ranges that vectors are cut into, one per aggregator; none where the driver does it all.
+
+    Args:
+        size: entries of a vector.
+        shards: how many ranges are asked for; ``auto`` is one per node.
+        nodes: alive nodes.
+    """
+    wanted = min(nodes if shards == "auto" else shards, size // LEAST)
+    if wanted < 2:
+        return ()
+    units = -(-size // SHARD)
+    edges = [min(units * i // wanted * SHARD, size) for i in range(wanted + 1)]
+    return tuple(slice(a, b) for a, b in pairwise(edges))
+
+
+def allowed_shards(asked: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
+    """How many ranges :func:`plan_shards` is asked for.
+
+    Args:
+        asked: ``engine.aggregation_shards``.
+        whole: the setting for which the driver needs whole updates, None where none does.
+
+    Raises:
+        ConfigError: both are asked for.
+    """
+    if whole is not None and asked not in ("auto", 1):
+        raise ConfigError(
+            f"engine.aggregation_shards={asked} leaves the updates on the nodes, but "
+            f"{whole} needs them whole; allowed with it are auto and 1"
+        )
+    return asked if whole is None else 1
+
+
+def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
+    """What a client actor returns instead of its updates (k, D): (k, width) for each range."""
+    return tuple(np.ascontiguousarray(deltas[:, where]) for where in ranges)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a client's update is.
+
+    Args:
+        parts: of each range the object with the updates (k, width) of one call's clients.
+        row: the client's place among them.
+    """
+
+    parts: tuple[Any, ...]
+    row: int
+
+
+class Aggregator:
+    """Sums up one range of the updates. Keeps nothing, so a lost one can be replaced."""
+
+    def products(
+        self, pieces: Sequence[Piece], vector: Array | None, rows: Sequence[int], *parts: Array
+    ) -> list[F64]:
+        """Partial products (m, m + 1) of its pieces; row ``rows[i]`` of part i is update i."""
+        return partial_products(_rows(rows, parts), pieces, vector)
+
+    def combine(
+        self, pieces: Sequence[Piece], weights: Sequence[F64], rows: Sequence[int], *parts: Array
+    ) -> Array:
+        """The weighted sum over its pieces; 0 elsewhere in its range."""
+        updates = _rows(rows, parts)
+        out = np.zeros_like(updates[0])
+        combine_pieces(updates, pieces, weights, out)
+        return out
+
+    def fetch(self, part: Array) -> None:
+        """Fails where the part is lost."""
+
+
+def _rows(rows: Sequence[int], parts: Sequence[Array]) -> list[Array]:
+    return [part[row] for row, part in zip(rows, parts, strict=True)]
+
+
+class Aggregators:
+    """An actor per range, spread over the alive nodes; they hold no CPU.
+
+    Args:
+        ranges: as of :func:`plan_shards`; no actor for none.
+    """
+
+    def __init__(self, ranges: Sequence[slice]) -> None:
+        self.ranges = tuple(ranges)
+        self.actors: list[Any] = []
+        self.start()
+
+    def start(self) -> None:
+        """Replaces the actors by new ones, on the nodes that are alive now."""
+        self.close()
+        if not self.ranges:
+            return
+        nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        options = {"num_cpus": 0, "memory": SOME, "max_restarts": 0, "max_task_retries": 0}
+        made = ray.remote(**options)(Aggregator)
+        for number, _ in enumerate(self.ranges):
+            place = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)
+            self.actors.append(made.options(scheduling_strategy=place).remote())
+
+    def ask(self, method: str, args: Sequence[tuple[Any, ...]], held: Sequence[Held]) -> list[Any]:
+        """What the method of each actor gives for its own arguments and its range of the updates.
+
+        Raises:
+            RayError: an actor or an update was lost.
+        """
+        rows = [where.row for where in held]
+        calls = [
+            getattr(actor, method).remote(*own, rows, *(where.parts[number] for where in held))
+            for number, (actor, own) in enumerate(zip(self.actors, args, strict=True))
+        ]
+        return cast(list[Any], ray.get(calls))
+
+    def missing(self, held: Mapping[int, Held]) -> dict[int, str]:
+        """The clients of whose updates a part is lost, and why."""
+        asked = [
+            (client, actor.fetch.remote(part))
+            for client, where in held.items()
+            for actor, part in zip(self.actors, where.parts, strict=True)
+        ]
+        lost = {}
+        for client, ref in asked:
+            try:
+                ray.get(ref)
+            except RayError as error:
+                fault = fault_of(error)
+                if fault.objects:  # else it is the actor: whoever asks it next will see that
+                    lost[client] = fault.error
+        return lost
+
+    def close(self) -> None:
+        """Ends the actors."""
+        for actor in self.actors:
+            ray.kill(actor)
+        self.actors = []
+
+
+Again = Callable[[Sequence[Incident]], Sequence[Result]]
+
+
+@dataclass
+class Sharded:
+    """Updates that are spread over nodes; a :class:`~fedsim.server.linalg.Columns`.
+
+    Args:
+        aggregators: one per range.
+        held: the updates by client id, in order; replaced where they are lost.
+        again: takes note of what was lost, and trains those clients once more.
+        max_retries: how often that is done in one pass.
+    """
+
+    aggregators: Aggregators
+    held: dict[int, Held]
+    again: Again
+    max_retries: int
+
+    @property
+    def dtype(self) -> np.dtype[np.floating]:
+        """Precision of the updates that clients send."""
+        return np.dtype(np.float32)
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """Never here.
+
+        Raises:
+            ContractError: always.
+        """
+        raise ContractError(
+            "this rule reads whole updates, which are spread over the nodes: "
+            "use --set engine.aggregation_shards=1"
+        )
+
+    def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
+        """See :meth:`fedsim.server.linalg.Columns.products`.
+
+        Raises:
+            WorkerError: aggregators or updates were lost again and again.
+        """
+        cuts = self.aggregators.ranges
+        args = [(_pieces(ranges, own), None if vector is None else vector[own]) for own in cuts]
+        found = {
+            (piece.of, piece.start): partial
+            for own, partials in zip(cuts, self._ask("products", args), strict=True)
+            for piece, partial in zip(_within(ranges, own), partials, strict=True)
+        }
+        pieces = cut(ranges)
+        partials = [found[piece.of, piece.start] for piece in pieces]
+        return summed(pieces, partials, len(ranges), len(self.held))
+
+    def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
+        """See :meth:`fedsim.server.linalg.Columns.combine`.
+
+        Raises:
+            WorkerError: aggregators or updates were lost again and again.
+        """
+        cuts = self.aggregators.ranges
+        args = [(_pieces(ranges, own), weights) for own in cuts]
+        for own, sums in zip(cuts, self._ask("combine", args), strict=True):
+            for piece in _within(ranges, own):
+                at = slice(piece.start - own.start, piece.stop - own.start)
+                out[piece.start : piece.stop] = sums[at]
+
+    def _ask(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """The aggregators' answers; what is lost is made again, and all of them asked again."""
+        attempt = 1
+        while True:
+            try:
+                return self.aggregators.ask(method, args, list(self.held.values()))
+            except RayError as error:
+                fault = fault_of(error)
+                if not fault.lost or attempt > self.max_retries:
+                    raise failure("aggregation over the nodes", fault) from error
+            self._replace_lost(attempt, fault.error)
+            attempt += 1
+
+    def _replace_lost(self, attempt: int, error: str) -> None:
+        """Starts new aggregators, and has the clients trained again whose updates are gone."""
+        self.aggregators.start()
+        lost = self.aggregators.missing(self.held)
+        incidents = [Incident(client, attempt, "", why) for client, why in lost.items()]
+        self.held |= held_of(self.again(incidents or [Incident(None, attempt, "", error)]))
+
+
+def _pieces(ranges: Sequence[slice], own: slice) -> list[Piece]:
+    """The pieces of an aggregator in its own columns."""
+    return [Piece(p.of, p.start - own.start, p.stop - own.start) for p in _within(ranges, own)]
+
+
+def _within(ranges: Sequence[slice], own: slice) -> list[Piece]:
+    """The pieces of an aggregator; none crosses its edges, which are multiples of ``SHARD``."""
+    return [piece for piece in cut(ranges) if own.start <= piece.start < own.stop]
+
+
+def held_of(results: Sequence[Result]) -> dict[int, Held]:
+    """By client where the updates are that were left on the nodes."""
+    return {r.update.client_id: r.held for r in results if r.held is not None}

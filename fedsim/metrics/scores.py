@@ -1,0 +1,261 @@
+"""Scores of given logits, in float64 and in an order that does not depend on who computed them.
+
+N samples, C classes. The logits come from wherever the forward passes ran; the scores are made of
+them in one place, so the number of actors and their batches cannot change a digit. A sample has
+one label, or one for each of its tokens; then its scores (:class:`SampleScores`) are sums over the
+labels that count, and means are taken over labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.core.errors import ContractError, DivergedError
+from fedsim.core.types import F64, I64, Array, ClassScore, GroupScore, Scores
+
+
+@dataclass(frozen=True)
+class SampleScores:
+    """How well a model does on each of n samples.
+
+    Args:
+        loss: (n,) float64 cross-entropy, summed over the sample's labels.
+        correct: (n,) whether it was classified right; or how many of its labels.
+        weight: (n,) int64, how many labels count: 1, or the tokens that do.
+    """
+
+    loss: F64
+    correct: NDArray[np.bool_] | I64
+    weight: I64
+
+    def at(self, where: I64) -> SampleScores:
+        """Those of the samples at some positions."""
+        return SampleScores(self.loss[where], self.correct[where], self.weight[where])
+
+    def split(self, sizes: Sequence[int]) -> list[SampleScores]:
+        """Those of runs of so many samples."""
+        return [self.at(run) for run in np.split(np.arange(len(self.loss)), np.cumsum(sizes)[:-1])]
+
+
+def per_sample(logits: Array, labels: I64, never_right: Sequence[int] = ()) -> SampleScores:
+    """The cross-entropy of each sample, and whether the prediction of :func:`score` is right.
+
+    Args:
+        logits: (n, C) float32, n >= 1.
+        labels: (n,) int64 in 0..C-1.
+        never_right: classes that are wrong wherever they are predicted.
+
+    Raises:
+        ContractError, DivergedError: as :func:`score`.
+    """
+    losses, predicted, _ = _outcome(logits, labels)
+    return _single(losses, _right(predicted, labels, never_right))
+
+
+def joined(parts: Sequence[SampleScores]) -> SampleScores:
+    """Those of several runs of samples as one."""
+    columns = zip(*(vars(part).values() for part in parts), strict=True)
+    return SampleScores(*map(np.concatenate, columns))
+
+
+def score(
+    logits: Array,
+    labels: I64,
+    groups: Mapping[str, I64] | None = None,
+    never_right: Sequence[int] = (),
+) -> Scores:
+    """Loss, accuracies, macro-F1, AUC and the classes' recall and precision of one model.
+
+    The loss is the mean cross-entropy, its sum correctly rounded; the prediction is the lowest of
+    the classes with the largest logit; balanced accuracy (mean recall) and macro-F1 run over the
+    classes with support. AUC: mean over classes of class against rest by softmax probability
+    (two classes: class 1), ties counted half; None if a class has no sample.
+
+    Args:
+        logits: (N, C) float32, N >= 1.
+        labels: (N,) int64 in 0..C-1.
+        groups: positions of samples whose loss and accuracy are wanted apart, by name.
+        never_right: classes that are wrong wherever they are predicted.
+
+    Returns:
+        The scores, with one entry of ``classes`` for each of the C labels.
+
+    Raises:
+        ContractError: shapes that do not fit, no sample, or a label outside 0..C-1.
+        DivergedError: a logit is NaN or infinite.
+    """
+    losses, predicted, chances = _outcome(logits, labels)
+    num_samples, num_classes = chances.shape
+    right = _right(predicted, labels, never_right)
+    hits = np.bincount(labels[right], minlength=num_classes)
+    support = np.bincount(labels, minlength=num_classes)
+    claimed = np.bincount(predicted, minlength=num_classes)
+    seen = support > 0
+    return Scores(
+        num_samples=num_samples,
+        loss=math.fsum(losses.tolist()) / num_samples,
+        accuracy=int(hits.sum()) / num_samples,
+        balanced_accuracy=_mean((hits[seen] / support[seen]).tolist()),
+        macro_f1=_mean((2 * hits[seen] / (support[seen] + claimed[seen])).tolist()),
+        auc=_macro_auc(chances, labels) if seen.all() and num_classes > 1 else None,
+        classes=tuple(
+            ClassScore(label, s, h / s if s else None, h / c if c else 0.0)
+            for label, (s, h, c) in enumerate(
+                zip(support.tolist(), hits.tolist(), claimed.tolist(), strict=True)
+            )
+        ),
+        groups=_groups(_single(losses, right), groups or {}),
+    )
+
+
+def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None) -> Scores:
+    """Loss and accuracy over the labels of at least one sample; no scores by class, and no AUC.
+
+    Args:
+        samples: of a whole part.
+        groups: as in :func:`score`.
+    """
+    whole = group_score("", samples)
+    return Scores(
+        num_samples=whole.num_samples,
+        loss=whole.loss,
+        accuracy=whole.accuracy,
+        balanced_accuracy=None,
+        macro_f1=None,
+        auc=None,
+        classes=(),
+        groups=_groups(samples, groups or {}),
+    )
+
+
+def group_score(name: str, samples: SampleScores) -> GroupScore:
+    """Loss and accuracy of at least one sample: means over labels, sums correctly rounded."""
+    accuracy = int(samples.correct.sum()) / int(samples.weight.sum())
+    return GroupScore(name, len(samples.loss), mean_loss(samples), accuracy)
+
+
+def mean_loss(samples: SampleScores) -> float:
+    """The mean cross-entropy of at least one sample's labels, the sum correctly rounded."""
+    return math.fsum(samples.loss.tolist()) / int(samples.weight.sum())
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """The unweighted mean over several models' scores on the same samples (personalised methods).
+
+    A value that is None for one of the models is None in the mean.
+
+    Raises:
+        ContractError: no scores, or the models saw other samples or classes.
+    """
+    if not scores:
+        raise ContractError("mean_scores needs the scores of at least one model, got none")
+    seen = {(s.num_samples, tuple((c.label, c.support) for c in s.classes)) for s in scores}
+    if len(seen) > 1:
+        raise ContractError(
+            f"mean_scores: {len(scores)} models were scored on {len(seen)} different sample sets; "
+            "an unweighted mean needs one common test set"
+        )
+    return Scores(
+        num_samples=scores[0].num_samples,
+        loss=_mean([s.loss for s in scores]),
+        accuracy=_mean([s.accuracy for s in scores]),
+        balanced_accuracy=_mean_or_none([s.balanced_accuracy for s in scores]),
+        macro_f1=_mean_or_none([s.macro_f1 for s in scores]),
+        auc=_mean_or_none([s.auc for s in scores]),
+        classes=tuple(
+            ClassScore(
+                label=rows[0].label,
+                support=rows[0].support,
+                recall=_mean_or_none([row.recall for row in rows]),
+                precision=_mean([row.precision for row in rows]),
+            )
+            for rows in zip(*(s.classes for s in scores), strict=True)
+        ),
+        groups=tuple(
+            GroupScore(
+                rows[0].group,
+                rows[0].num_samples,
+                _mean([row.loss for row in rows]),
+                _mean([row.accuracy for row in rows]),
+            )
+            for rows in zip(*(s.groups for s in scores), strict=True)
+        ),
+    )
+
+
+def auc(values: F64, positive: Array) -> float:
+    """The chance that a positive sample has the larger value, ties counted half.
+
+    The Mann-Whitney statistic U / (P * Q) by mid-ranks, for P positive and Q negative samples.
+
+    Args:
+        values: (N,) float64, larger for what is held to be positive.
+        positive: (N,) bool, with at least one True and one False.
+    """
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
+    p = int(positive.sum())
+    q = len(positive) - p
+    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * q))
+
+
+def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:
+    """Cross-entropy (N,), predicted class (N,) and softmax (N, C) of each sample, in float64."""
+    _check(logits, labels)
+    z = logits.astype(np.float64)
+    shifted = z - z.max(axis=1, keepdims=True)
+    odds = np.exp(shifted)
+    total = odds.sum(axis=1, keepdims=True)
+    losses = np.log(total[:, 0]) - shifted[np.arange(len(z)), labels]
+    return losses, z.argmax(axis=1), odds / total
+
+
+def _right(predicted: I64, labels: I64, never_right: Sequence[int]) -> NDArray[np.bool_]:
+    return (predicted == labels) & ~np.isin(predicted, never_right)
+
+
+def _single(losses: F64, right: NDArray[np.bool_]) -> SampleScores:
+    """Of samples with one label each."""
+    return SampleScores(losses, right, np.ones(len(losses), dtype=np.int64))
+
+
+def _groups(samples: SampleScores, groups: Mapping[str, I64]) -> tuple[GroupScore, ...]:
+    return tuple(group_score(name, samples.at(where)) for name, where in groups.items())
+
+
+def _check(logits: Array, labels: I64) -> None:
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or logits.size == 0:
+        raise ContractError(
+            f"score needs logits (N, C) and labels (N,) with N, C >= 1, got {logits.shape} "
+            f"and {labels.shape}"
+        )
+    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+        raise ContractError(
+            f"labels {labels.min()}..{labels.max()} do not fit {logits.shape[1]} logits: "
+            f"0..{logits.shape[1] - 1} allowed"
+        )
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
+        raise DivergedError(
+            f"the logits of {int((~finite).sum())} of {finite.size} evaluated samples are NaN or "
+            f"infinite, first of sample {int(finite.argmin())}"
+        )
+
+
+def _macro_auc(p: F64, labels: I64) -> float:
+    classes = range(1, 2) if p.shape[1] == 2 else range(p.shape[1])
+    return _mean([auc(p[:, label], labels == label) for label in classes])
+
+
+def _mean(values: list[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _mean_or_none(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if len(known) == len(values) else None

@@ -1,0 +1,90 @@
+"""What models are evaluated on: a common part, or samples that clients own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+import numpy as np
+
+from fedsim.core.rng import generator
+from fedsim.core.types import I64, Dataset, Owned, Part, Partition
+from fedsim.metrics.scores import SampleScores
+
+
+class Samples(Protocol):
+    """The samples of a run, who owns them, and the seed by which some of them are drawn."""
+
+    @property
+    def dataset(self) -> Dataset:
+        """All samples."""
+
+    @property
+    def partition(self) -> Partition:
+        """Which of them each client owns."""
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+
+
+def name(part: Part) -> str:
+    """A part's name for people."""
+    return part if isinstance(part, str) else f"clients' own {part.split}"
+
+
+def indices(spec: Samples, part: Part) -> I64:
+    """(n,) indices into ``Dataset.x`` of a part, in its order."""
+    if isinstance(part, str):
+        common: I64 = getattr(spec.dataset, part)
+        return common
+    return np.concatenate([drawn(spec.partition, spec.seed, part, c) for c in part.owners])
+
+
+def drawn(partition: Partition, seed: int, part: Owned, client: int) -> I64:
+    """(n,) indices of one client's samples in a part: the same in every round of a run."""
+    everything: I64 = getattr(partition, part.split)[client]
+    if part.most is None or len(everything) <= part.most:
+        return everything
+    rng = generator(seed, f"decompose.{part.split}", client)
+    return everything[np.sort(rng.choice(len(everything), part.most, replace=False))]
+
+
+def count(spec: Samples, part: Part) -> int:
+    """n, the samples in a part; draws nothing."""
+    if isinstance(part, str):
+        return len(getattr(spec.dataset, part))
+    return sum(counts(spec.partition, part))
+
+
+def counts(partition: Partition, part: Owned) -> list[int]:
+    """The samples of each owner of a part."""
+    everything = getattr(partition, part.split)
+    sizes = [len(everything[c]) for c in part.owners]
+    return [min(size, part.most or size) for size in sizes]
+
+
+def having(partition: Partition, name: Literal["train", "val", "test"]) -> tuple[int, ...]:
+    """The clients that own any samples of a part."""
+    return tuple(c for c, own in enumerate(getattr(partition, name)) if len(own))
+
+
+def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
+    """The samples of a whole part as those of each owner, in its order."""
+    return samples.split(counts(partition, part))
+
+
+def labels_in(dataset: Dataset, index: I64) -> int:
+    """How many labels of some samples count: one each, or those of tokens."""
+    return int((dataset.y[index] >= 0).sum())
+
+
+def groups(spec: Samples, part: Part) -> Mapping[str, I64]:
+    """Positions in a part of the data set's groups; none but in the common test part."""
+    return groups_among(spec.dataset, spec.dataset.test) if part == "test" else {}
+
+
+def groups_among(dataset: Dataset, index: I64) -> dict[str, I64]:
+    """Positions among some samples of those in the data set's groups, without empty groups."""
+    found = {name: np.flatnonzero(np.isin(index, group)) for name, group in dataset.groups.items()}
+    return {name: positions for name, positions in found.items() if len(positions)}

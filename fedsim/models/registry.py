@@ -1,0 +1,228 @@
+"""The models by name, and how one is built: ``build(ModelSpec, seed)`` is the same everywhere.
+
+A worker that will load a given vector anyway should build without start weights
+(``dataclasses.replace(spec, pretrained=False, weights=None)``): nothing is read or downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.imports import call, resolve
+from fedsim.core.rng import seed_for, torch_scope
+from fedsim.core.types import Inputs, ModelSpec
+from fedsim.models import leaf, vision, weights
+from fedsim.models.chain import Link, chain
+from fedsim.models.probabilistic import ProbabilisticModel, probabilistic
+from fedsim.models.vision import SplitModel, has_batchnorm
+
+__all__ = [
+    "CATALOGUE", "NAMES", "Link", "ProbabilisticModel", "SplitModel", "build", "chain",
+    "has_batchnorm", "probabilistic",
+]  # fmt: skip
+
+
+def build(
+    spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
+) -> nn.Module:
+    """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
+
+    The global random generators and torch's number of threads are left as they were. A grey image
+    has one input channel; a pretrained first layer for three colours is summed over them, which
+    gives the same output as repeating the image. ``norm="group"`` replaces BatchNorm and is without
+    effect in a model that has none. Start weights are those of the model without a projection
+    head. A name ``module:function`` calls your function(num_classes, in_channels, image_size).
+
+    Args:
+        spec: name, sizes, kind of input, norm, start weights and projection head.
+        seed: the run's seed; the stream is "model".
+        adapt: a method's change of the model, after the start weights are there.
+
+    Returns:
+        The model in training mode on the CPU: images (B, channels, H, W) or features (B, d)
+        float32, or tokens (B, T) int64 -> (B, C) logits, (B, T, C) where every token has a label.
+        All models of :data:`NAMES` are a :class:`SplitModel`.
+
+    Raises:
+        ConfigError: the name is unknown, the model takes other inputs or larger images, the start
+            weights cannot be had or do not fit, there is no place for a projection head, or a
+            function of your own returns no such model.
+    """
+    with _one_thread(), torch_scope(seed_for(seed, "model")):
+        model = _make(spec)
+        if spec.norm == "group":
+            vision.with_group_norm(model)
+        weights.load(model, spec)
+        if spec.projection:
+            vision.with_projection(model, spec.projection, f"model.name={spec.name}")
+        return model if adapt is None else adapt(model)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One thread for torch inside: the number can change the last bits of an initialiser.
+
+    ``orthogonal_``, for one, takes a QR decomposition, whose sums are split among the threads.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _make(spec: ModelSpec) -> nn.Module:
+    if ":" in spec.name:
+        return make(spec)
+    return find(spec).make(spec.num_classes, spec.in_channels, spec.image_size)
+
+
+Factory = Callable[[int, int, int], nn.Module]
+"""(num_classes, in_channels, image_size) -> model; see :class:`ModelSpec` for other inputs."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model of the catalogue.
+
+    Args:
+        make: builds it.
+        description: what it is, in one line.
+        min_size: of an image, in pixels.
+        inputs: what it takes.
+        per_token: it predicts a class for every token: (B, T) -> (B, T, C).
+    """
+
+    make: Factory
+    description: str
+    min_size: int = 1
+    inputs: tuple[Inputs, ...] = ("images",)
+    per_token: bool = False
+
+
+_VECTORS: tuple[Inputs, ...] = ("images", "features")
+_TOKENS: tuple[Inputs, ...] = ("tokens",)
+
+CATALOGUE: Mapping[str, Entry] = {
+    "logistic": Entry(
+        vision.logistic, "logistic regression on pixels or features", inputs=_VECTORS
+    ),
+    "mlp": Entry(vision.mlp, "one hidden layer of 64 ReLU units", inputs=_VECTORS),
+    "cnn": Entry(vision.cnn, "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", 4),
+    "cnn_reddi": Entry(vision.cnn_reddi, "two convolutions, 1.2 M parameters (Reddi 2021)", 6),
+    "cnn_fedavg": Entry(
+        vision.cnn_fedavg, "two 5x5 convolutions, 0.8 M parameters (FedDyn, FedSAM)", 16
+    ),
+    "resnet18": Entry(vision.resnet18, "ResNet-18, 11.2 M parameters, ImageNet weights", 8),
+    "resnet50": Entry(vision.resnet50, "ResNet-50, 23.5 M parameters, ImageNet weights", 8),
+    "mobilenetv2_cifar": Entry(
+        vision.mobilenetv2_cifar, "MobileNetV2 for small images, 2.3 M parameters", 8
+    ),
+    "leaf_femnist": Entry(leaf.leaf_femnist, "LEAF's CNN for FEMNIST, 6.6 M parameters", 4),
+    # from 9 pixels the last BatchNorm sees four values of a channel in a single image
+    "leaf_celeba": Entry(leaf.leaf_celeba, "LEAF's CNN for CelebA, 31,202 parameters", 9),
+    "leaf_synthetic": Entry(
+        leaf.leaf_synthetic, "LEAF's perceptron with a sigmoid, for features", inputs=("features",)
+    ),
+    "leaf_synthetic_linear": Entry(
+        leaf.leaf_synthetic_linear, "the same without the sigmoid", inputs=("features",)
+    ),
+    "leaf_sent140": Entry(
+        leaf.leaf_sent140, "LEAF's LSTM for Sent140: a class for a text", inputs=_TOKENS
+    ),
+    "leaf_shakespeare": Entry(
+        leaf.leaf_shakespeare, "LEAF's LSTM for Shakespeare: the next character", inputs=_TOKENS
+    ),
+    "leaf_reddit": Entry(
+        leaf.leaf_reddit, "LEAF's LSTM for Reddit: a class for every token", inputs=_TOKENS,
+        per_token=True,
+    ),
+}  # fmt: skip
+
+NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
+"""The models' names and what each is, in one line."""
+
+
+def find(spec: ModelSpec) -> Entry:
+    """The entry of ``spec.name``, which fits the data that ``spec`` describes.
+
+    Raises:
+        ConfigError: there is none of this name, it takes something else, or an image is too small.
+    """
+    entry = CATALOGUE.get(spec.name)
+    if entry is None:
+        raise ConfigError(
+            f"model.name={spec.name}: no such model{nearest(spec.name, CATALOGUE)}; there are "
+            f"{', '.join(CATALOGUE)}, or your own as module:function"
+        )
+    if not _fits(entry, spec):
+        fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]
+        taken = _kind(" or ".join(entry.inputs), entry.per_token)
+        raise ConfigError(
+            f"model.name={spec.name}: takes {taken}, and the data are "
+            f"{_kind(spec.inputs, spec.per_token)}; for them there are "
+            f"{', '.join([*fitting, 'your own'])} as module:function"
+        )
+    if spec.image_size < entry.min_size:
+        raise ConfigError(
+            f"model.name={spec.name}: images of {spec.image_size}x{spec.image_size} pixels are "
+            f"too small, it needs {entry.min_size}x{entry.min_size}; see data.image_size"
+        )
+    return entry
+
+
+def _fits(entry: Entry, spec: ModelSpec) -> bool:
+    return spec.inputs in entry.inputs and spec.per_token == entry.per_token
+
+
+def _kind(inputs: str, per_token: bool) -> str:
+    """In words, ``"tokens with one label each"``."""
+    return f"{inputs} with {'a label for every token' if per_token else 'one label each'}"
+
+
+def zeros(spec: ModelSpec) -> Tensor:
+    """Two samples of the kind and shape that a model of ``spec`` takes.
+
+    Images (2, channels, H, W) or features (2, d) float32, or tokens (2, T) int64.
+    """
+    if spec.inputs == "tokens":
+        return torch.zeros(2, spec.image_size, dtype=torch.long)
+    if spec.inputs == "features":
+        return torch.zeros(2, spec.in_channels)
+    return torch.zeros(2, spec.in_channels, spec.image_size, spec.image_size)
+
+
+def make(spec: ModelSpec) -> nn.Module:
+    """The model that the function returns for (num_classes, in_channels, image_size).
+
+    Raises:
+        ConfigError: there is no such function, or what it returns is no model for such data.
+    """
+    where = f"model.name={spec.name}"
+    function = resolve(spec.name, where)
+    model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
+    samples = zeros(spec)
+    try:
+        with torch.no_grad():
+            logits = model.eval()(samples)
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(
+            f"{where}: does not take {spec.inputs} {tuple(samples.shape)} ({reason})"
+        ) from error
+    model.train()
+    tokens = (spec.image_size,) if spec.per_token else ()
+    needed = (2, *tokens, spec.num_classes)
+    if not isinstance(logits, Tensor) or logits.shape != needed:
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(f"{where}: 2 samples give {shape}, not logits {needed}")
+    return model

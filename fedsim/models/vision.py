@@ -1,0 +1,212 @@
+"""The networks for images: functions (num_classes, in_channels, image_size) -> SplitModel.
+
+Every one is a feature extractor and a linear head, for the methods that treat the two apart.
+B images, ``d`` features, C classes.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError
+
+
+class SplitModel(nn.Module):
+    """A network as two parts: ``head(features(x))``.
+
+    Args:
+        features: (B, channels, H, W) or (B, d) float32 or (B, T) tokens -> (B, d), or (B, T, d)
+            for a class for every token.
+        head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it.
+    """
+
+    def __init__(self, features: nn.Module, head: nn.Linear) -> None:
+        super().__init__()
+        self.features = features
+        self.head = head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples -> (B, C) logits, or (B, T, C)."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def logistic(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """Multinomial logistic regression on pixels, or on features (B, in_channels) at size 1."""
+    return SplitModel(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+def mlp(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """One hidden layer of 64 rectified units on pixels, or on features at size 1."""
+    hidden = nn.Linear(in_channels * image_size**2, 64)
+    return SplitModel(nn.Sequential(nn.Flatten(), hidden, nn.ReLU()), nn.Linear(64, num_classes))
+
+
+def cnn(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """Three 3x3 convolutions (16, 32, 64), each with BatchNorm and ReLU.
+
+    Pooling after the first two halves the image, the mean over the rest gives 64 features.
+    """
+    features = nn.Sequential(
+        *_conv_bn(in_channels, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
+        *_conv_bn(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        *_conv_bn(32, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+    )  # fmt: skip
+    return SplitModel(features, nn.Linear(64, num_classes))
+
+
+def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """The EMNIST network of Reddi et al. 2021 (Adaptive Federated Optimization), Table 4.
+
+    1,206,590 parameters for 28x28x1 and 62 classes, 1,626,442 for 32x32x3 and 10.
+    """
+    side = (image_size - 4) // 2
+    features = nn.Sequential(
+        nn.Conv2d(in_channels, 32, 3), nn.ReLU(),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Dropout(0.25), nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(), nn.Dropout(0.5),
+    )  # fmt: skip
+    return SplitModel(features, nn.Linear(128, num_classes))
+
+
+def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """The CIFAR network of FedDyn (Acar et al. 2021) and FedSAM: 5x5, 5x5, 384, 192.
+
+    797,962 parameters for 32x32x3 and 10 classes.
+    """
+    side = ((image_size - 4) // 2 - 4) // 2
+    features = nn.Sequential(
+        nn.Conv2d(in_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(64 * side**2, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
+    )  # fmt: skip
+    return SplitModel(features, nn.Linear(192, num_classes))
+
+
+def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """ResNet-18 of torchvision, randomly initialised, with a head of its own."""
+    from torchvision.models import resnet18 as make  # two seconds to import
+
+    return _resnet(make, num_classes, in_channels)
+
+
+def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """ResNet-50 of torchvision, randomly initialised, with a head of its own."""
+    from torchvision.models import resnet50 as make  # two seconds to import
+
+    return _resnet(make, num_classes, in_channels)
+
+
+def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """MobileNetV2 (Sandler et al. 2018) for small images, as FedDecorr and FedGH use it.
+
+    Stem and second stage keep the resolution, ReLU instead of ReLU6, and a 1x1 convolution as
+    shortcut where the stride is 1 and the widths differ. 2,296,922 / 2,412,212 / 2,540,312
+    parameters for 10 / 100 / 200 classes of colour images.
+    """
+    stages = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1),
+              (6, 160, 3, 2), (6, 320, 1, 1))  # fmt: skip
+    layers: list[nn.Module] = [*_conv_bn(in_channels, 32, 3), nn.ReLU()]
+    width = 32
+    for expansion, out, repeats, stride in stages:
+        for index in range(repeats):
+            layers.append(InvertedResidual(width, out, expansion, stride if index == 0 else 1))
+            width = out
+    layers += [*_conv_bn(width, 1280, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return SplitModel(nn.Sequential(*layers), nn.Linear(1280, num_classes))
+
+
+class InvertedResidual(nn.Module):
+    """Expand (1x1), filter each channel (3x3), project (1x1); with a shortcut at stride 1."""
+
+    def __init__(self, width: int, out: int, expansion: int, stride: int) -> None:
+        super().__init__()
+        inner = expansion * width
+        self.block = nn.Sequential(
+            *_conv_bn(width, inner, 1), nn.ReLU(),
+            *_conv_bn(inner, inner, 3, stride=stride, groups=inner), nn.ReLU(),
+            *_conv_bn(inner, out, 1),
+        )  # fmt: skip
+        self.shortcut: nn.Module | None = None
+        if stride == 1:
+            self.shortcut = (
+                nn.Identity() if width == out else nn.Sequential(*_conv_bn(width, out, 1))
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, width, H, W) -> (B, out, H / stride, W / stride)."""
+        y: Tensor = self.block(x)
+        return y if self.shortcut is None else y + self.shortcut(x)
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """Replaces every BatchNorm2d of ``model``, in place, by a GroupNorm, and returns the model.
+
+    The number of groups is the largest divisor of the channels that is at most 32 and leaves two
+    channels to a group (32 for all of ResNet, as Wu and He 2018 advise). A model without
+    BatchNorm stays as it is.
+    """
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(parent, name, nn.GroupNorm(_groups(child.num_features), child.num_features))
+    return model
+
+
+def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
+    """Puts linear, ReLU, linear between features and head, in place, and returns the model.
+
+    The head is a new one for ``width`` inputs. Beside ``features.projection`` the features' own
+    names become ``features.backbone...``.
+
+    Args:
+        model: with modules ``features`` and ``head``, the latter linear.
+        width: of what the head sees; the layer before has as many units as there are features.
+        where: what the model was given for, the beginning of the message.
+
+    Raises:
+        ConfigError: the model has no such modules.
+    """
+    features, head = getattr(model, "features", None), getattr(model, "head", None)
+    if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"{where}: a projection head (model.projection={width}) goes between modules "
+            "'features' and 'head', a linear layer; the model does not have both"
+        )
+    d = head.in_features
+    projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, width))
+    model.features = nn.Sequential(OrderedDict(backbone=features, projection=projection))
+    model.head = type(head)(width, head.out_features)
+    return model
+
+
+def has_batchnorm(model: nn.Module) -> bool:
+    """Whether any module of ``model`` is a batch normalisation (decided by type, never by name)."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def _groups(channels: int) -> int:
+    most = max(1, min(32, channels // 2))
+    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
+
+
+def _conv_bn(
+    width: int, out: int, kernel: int, stride: int = 1, groups: int = 1
+) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    conv = nn.Conv2d(width, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+    return conv, nn.BatchNorm2d(out)
+
+
+def _resnet(factory: Callable[..., Any], num_classes: int, in_channels: int) -> SplitModel:
+    net = factory(weights=None)
+    width = net.fc.in_features
+    net.fc = nn.Identity()
+    if in_channels != 3:
+        net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
+        torch.nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return SplitModel(net, nn.Linear(width, num_classes))

@@ -1,0 +1,157 @@
+"""The updates of a round: m flat vectors, never stacked.
+
+Most server rules need two things of them (docs/GRAM.md): the Gram matrix ``K = G^T G``, one
+pass in float64, and one weighted sum ``G c``, a second pass; see :mod:`fedsim.server.linalg`. With
+the clients sorted by id, arrival order cannot change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fedsim.core.errors import ContractError
+from fedsim.core.types import F64, Array, ClientUpdate, Layout
+from fedsim.server.linalg import Columns, Local, Scaled, single_threaded_blas
+
+__all__ = ["Cohort", "gram", "single_threaded_blas", "symmetric"]
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The updates of a round sorted by client id; build it with :meth:`of`.
+
+    ``params`` (D,) is the global vector that they start from, None where nobody knows it.
+    """
+
+    updates: tuple[ClientUpdate, ...]
+    layout: Layout
+    columns: Columns
+    params: Array | None = None
+    _grams: dict[tuple[int, int], F64] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        updates: Iterable[ClientUpdate],
+        layout: Layout,
+        columns: Columns | None = None,
+        params: Array | None = None,
+    ) -> Cohort:
+        """Sorts the updates by client id and checks their length.
+
+        Args:
+            updates: one per client.
+            layout: of the vectors.
+            columns: the same updates in order of client id where they are elsewhere; their
+                ``delta`` is not looked at then.
+            params: (D,) the global vector that they start from.
+
+        Raises:
+            ContractError: no update, an id twice, or a delta that is not (D,).
+        """
+        ordered = tuple(sorted(updates, key=lambda u: u.client_id))
+        if not ordered:
+            raise ContractError("a cohort needs at least one update")
+        ids = [u.client_id for u in ordered]
+        if len(set(ids)) != len(ids):
+            raise ContractError(f"a client id occurs twice in the cohort: {ids}")
+        if columns is None:
+            for u in ordered:
+                if u.delta.shape != (layout.size,):
+                    raise ContractError(
+                        f"client {u.client_id}: delta has shape {u.delta.shape}, "
+                        f"the layout has {layout.size} entries"
+                    )
+            columns = Local(tuple(u.delta for u in ordered))
+        return cls(ordered, layout, columns, params)
+
+    def scaled(self, factors: F64) -> Cohort:
+        """The cohort with update i multiplied by ``factors[i]``; nothing is copied."""
+        return replace(self, columns=Scaled(self.columns, factors), _grams={})
+
+    def weighted(self, num_samples: F64) -> Cohort:
+        """The cohort with other numbers of samples, of which rules make their client weights."""
+        pairs = zip(self.updates, num_samples.tolist(), strict=True)
+        return replace(self, updates=tuple(replace(u, num_samples=n) for u, n in pairs))
+
+    @property
+    def rows(self) -> tuple[Array, ...]:
+        """The m deltas, each (D,).
+
+        Raises:
+            ContractError: the updates are spread over nodes.
+        """
+        return self.columns.rows
+
+    @property
+    def num_samples(self) -> F64:
+        """(m,) training samples."""
+        return np.array([u.num_samples for u in self.updates], dtype=np.float64)
+
+    def gram(self, where: slice) -> F64:
+        """(m, m) inner products over the coordinates ``where``, products and sums in float64."""
+        return self.grams([where])[0]
+
+    def grams(self, ranges: Sequence[slice]) -> list[F64]:
+        """The Gram matrix of each range, in one pass over the updates.
+
+        Computed once per range: the rule, the conflict ratio and the norms share it.
+        """
+        keys = {(where.start, where.stop): where for where in ranges}
+        missing = {key: where for key, where in keys.items() if key not in self._grams}
+        found = self.columns.products(list(missing.values())) if missing else []
+        for key, products in zip(missing, found, strict=True):
+            self._grams[key] = symmetric(products)
+        return [self._grams[where.start, where.stop] for where in ranges]
+
+    def seen_from(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
+        """The Gram matrix and (m,) inner products with ``vector`` (D,) of each range.
+
+        One pass over the updates; without a vector the inner products are 0.
+        """
+        found = self.columns.products(ranges, vector)
+        return [(symmetric(products), products[:, -1]) for products in found]
+
+    def dots(self, vector: Array, where: slice) -> F64:
+        """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
+        return self.seen_from(vector, [where])[0][1]
+
+    def combine(self, coefficients: F64, where: slice, out: Array) -> None:
+        """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
+        self.columns.combine([np.asarray(coefficients, np.float64)], [where], out)
+
+    def step(self, coefficients: Sequence[F64], ranges: Sequence[slice]) -> Array:
+        """(D,) ``sum_i c_i g_i`` over each range with its own coefficients, in one pass.
+
+        In the updates' precision.
+
+        Args:
+            coefficients: (m,) for each range.
+            ranges: disjoint, all coordinates together.
+
+        Raises:
+            ContractError: the ranges leave coordinates out.
+        """
+        covered = sum(where.stop - where.start for where in ranges)
+        if covered != self.layout.size:
+            raise ContractError(
+                f"a step of {self.layout.size} entries was given coefficients for {covered}"
+            )
+        out = np.empty(self.layout.size, self.columns.dtype)
+        weights = [np.asarray(c, np.float64) for c in coefficients]
+        self.columns.combine(weights, ranges, out)
+        return out
+
+
+def gram(rows: Sequence[Array], where: slice) -> F64:
+    """(m, m) float64 Gram matrix of m vectors over the coordinates ``where``."""
+    return symmetric(Local(tuple(rows)).products([where])[0])
+
+
+def symmetric(products: F64) -> F64:
+    """The Gram matrix (m, m) in what :meth:`Columns.products` gives for a range."""
+    upper = np.triu(products[:, :-1])
+    return upper + np.triu(upper, 1).T

@@ -1,0 +1,155 @@
+"""Server optimisers: what follows the reduction of a cohort to one step.
+
+``Delta`` is the reduction's step of the parameters (P,), m and v are kept from round to round in
+its precision. Sources: Reddi et al. 2021 (Adaptive Federated Optimization, Algorithm 2), Hsu et al.
+2019 (FedAvgM), Wang et al. 2020 (SlowMo).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Array, RoundContext, Vectors
+from fedsim.server.cohort import Cohort
+
+
+@dataclass(frozen=True)
+class Multiply:
+    """``w <- w + eta Delta``: a server learning rate."""
+
+    eta: float
+
+    def __call__(
+        self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """See :class:`fedsim.server.base.Then`; keeps no state."""
+        return self.eta * step, state
+
+
+@dataclass(frozen=True)
+class HeavyBall:
+    """``m <- beta m + Delta / unit``, ``w <- w + eta unit m``.
+
+    Args:
+        beta: server momentum.
+        eta: server learning rate.
+        nesterov: ``w <- w + eta unit (Delta / unit + beta m)`` instead.
+        unit: 1 (FedAvgM), or the clients' learning rate of the round (SlowMo, FedNova); where that
+            is 0 nobody moves and Delta / unit counts as 0.
+    """
+
+    beta: float
+    eta: float
+    nesterov: bool = False
+    unit: Literal["one", "lr"] = "one"
+
+    def __call__(
+        self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """See :class:`fedsim.server.base.Then`; keeps ``m``."""
+        unit = ctx.lr if self.unit == "lr" else 1.0
+        fresh = step / (unit or 1.0)
+        m = self.beta * state["m"] + fresh if "m" in state else fresh
+        way = fresh + self.beta * m if self.nesterov else m
+        return self.eta * unit * way, {"m": m}
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """``m <- b1 m + (1 - b1) Delta``, ``w <- w + eta m / (sqrt(v) + tau)``.
+
+    With ``s = Delta^2`` and ``m_0 = 0``: v of Adam is ``b2 v + (1 - b2) s``, of Yogi
+    ``v - (1 - b2) s sign(v - s)``, of Adagrad ``v + s``.
+
+    Args:
+        kind: the rule for v.
+        eta: server learning rate.
+        beta1: b1.
+        beta2: b2, without effect in Adagrad.
+        tau: degree of adaptivity.
+        start: v_0, tau^2 in the paper.
+        bias_correction: multiplies eta by ``sqrt(1 - b2^t) / (1 - b1^t)``, t = 2 in the first
+            round, as Flower's FedAdam does; the paper has none.
+    """
+
+    kind: Literal["adam", "yogi", "adagrad"]
+    eta: float
+    beta1: float
+    beta2: float
+    tau: float
+    start: float
+    bias_correction: bool = False
+
+    def __call__(
+        self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, Vectors]:
+        """See :class:`fedsim.server.base.Then`; keeps ``m`` and ``v``."""
+        m = self.beta1 * state.get("m", 0.0) + (1 - self.beta1) * step
+        before = state["v"] if "v" in state else np.full_like(step, self.start)
+        v = self._second(before, np.square(step))
+        return self._rate(ctx.round + 2) * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
+
+    def _rate(self, t: int) -> float:
+        if not self.bias_correction:
+            return self.eta
+        return self.eta * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+
+    def _second(self, v: Array, square: Array) -> Array:
+        if self.kind == "adam":
+            return self.beta2 * v + (1 - self.beta2) * square
+        if self.kind == "yogi":
+            return v - (1 - self.beta2) * square * np.sign(v - square)
+        return v + square
+
+
+Start = Literal["paper", "zero"]
+"""v_0: tau^2 (Reddi et al.), or 0 (most public code)."""
+
+
+def adaptive(
+    method: str,
+    kind: Literal["adam", "yogi", "adagrad"],
+    *,
+    eta: float,
+    beta1: float,
+    tau: float,
+    v0: Start,
+    beta2: float = 0.0,
+    bias_correction: bool = False,
+) -> Adaptive:
+    """The checked optimiser of FedAdam, FedYogi and FedAdagrad; ``method`` is for messages.
+
+    Raises:
+        ConfigError: a rate that is not above 0 or a decay outside [0, 1).
+    """
+    check_positive(method, eta=eta, tau=tau)
+    check_decays(method, beta1=beta1, beta2=beta2)
+    start = tau**2 if v0 == "paper" else 0.0
+    return Adaptive(kind, eta, beta1, beta2, tau, start, bias_correction)
+
+
+def check_positive(method: str, **values: float) -> None:
+    """Refuses a hyperparameter that is not above 0 and finite.
+
+    Raises:
+        ConfigError: which one.
+    """
+    for key, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{method}.{key} is {value}; it must be above 0 and finite")
+
+
+def check_decays(method: str, **values: float) -> None:
+    """Refuses the decay of a running sum that does not lie in [0, 1).
+
+    Raises:
+        ConfigError: which one.
+    """
+    for key, value in values.items():
+        if not 0 <= value < 1:
+            raise ConfigError(f"{method}.{key} is {value}; it must lie in [0, 1)")

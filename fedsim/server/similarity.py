@@ -1,0 +1,76 @@
+"""Clients weighted by how near they are to the plain mean: the reduction of SimAgg and RegAgg.
+
+Per block, with distances d_i to the unweighted mean and shares v_i = n_i / sum n:
+
+    u_i = sum_j d_j / (d_i + eps),   u_i <- u_i / (sum_j u_j + eps)
+    w_i = u_i + v_i  or  u_i v_i,    w <- w / sum w
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fedsim.core.types import F64, RoundContext, Vectors
+from fedsim.server.base import Blocks, Reduced, blocks_of
+from fedsim.server.cohort import Cohort
+from fedsim.server.gram import shares
+
+Distance = Literal["l2", "signed_sum"]
+"""Euclidean, or the difference of the sums of all entries (the released code)."""
+
+
+def distances_to_mean(gram: F64) -> F64:
+    """(m,) ``||g_i - mean||`` from K (m, m): the diagonal of the doubly centred K, 0 at least."""
+    squares = gram.diagonal() - 2 * gram.mean(axis=1) + gram.mean()
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def similarity_weights(
+    distances: F64, v: F64, combine: Literal["sum", "product"], eps: float
+) -> F64:
+    """(m,) weights that sum to 1; the shares ``v`` where all distances are 0."""
+    if not distances.any():
+        return v
+    u = distances.sum() / (distances + eps)
+    u = u / (u.sum() + eps)
+    w = u + v if combine == "sum" else u * v
+    return w / w.sum()
+
+
+@dataclass(frozen=True)
+class Similar:
+    """The mean with similarity weights, block by block; statistics are averaged by samples.
+
+    Args:
+        combine: of similarity and share, the sum (SimAgg) or the product (RegAgg).
+        blocks: a distance and weights for each tensor, or for the whole model.
+        distance: from the plain mean.
+        eps: keeps the quotients finite, > 0.
+    """
+
+    combine: Literal["sum", "product"]
+    blocks: Blocks = "tensor"
+    distance: Distance = "l2"
+    eps: float = 1e-5
+
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """Keeps no state."""
+        layout = cohort.layout
+        ranges = blocks_of(layout, self.blocks)
+        v = shares(cohort.num_samples, "samples")
+        coefficients = [
+            similarity_weights(d, v, self.combine, self.eps)
+            for d in self._distances(cohort, ranges)
+        ]
+        statistics = slice(layout.num_params, layout.size)
+        return Reduced(cohort.step([*coefficients, v], [*ranges, statistics]))
+
+    def _distances(self, cohort: Cohort, ranges: list[slice]) -> list[F64]:
+        if self.distance == "l2":
+            return [distances_to_mean(gram) for gram in cohort.grams(ranges)]
+        ones = np.ones(cohort.layout.size, cohort.columns.dtype)
+        sums = [sums for _, sums in cohort.seen_from(ones, ranges)]
+        return [np.abs(s - s.mean()) for s in sums]

@@ -1,0 +1,280 @@
+"""The run directory: configuration, CSV tables and the final model.
+
+Tables are append-only and flushed after each round; all other files are written as a whole or not
+at all. CSV with LF line ends, shortest round-trip floats, empty for "not available".
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import hashlib
+import io
+import json
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from safetensors.numpy import save
+
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, DataError, StoreError
+from fedsim.core.layout import named_tensors
+from fedsim.core.types import Layout, Vector
+from fedsim.version import __version__
+
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "partition": ("client_id", "label", "train_samples", "test_samples", "name"),
+    "rounds": (
+        *("round", "lr", "cohort_size", "dropped", "train_loss", "val_loss", "val_accuracy"),
+        *("test_loss", "test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"),
+        *("conflict_ratio", "update_norm", "gradient_diversity", "top_axis_share"),
+        *("client_test_accuracy", "simulated_seconds", "downlink_bytes", "uplink_bytes"),
+    ),
+    "clients": (
+        *("round", "client_id", "status", "num_samples", "num_steps"),
+        *("train_loss", "update_norm", "simulated_seconds"),
+    ),
+    "classes": ("round", "label", "support", "recall", "precision"),
+    "evaluations": ("round", "client_id", "group", "split", "num_samples", "loss", "accuracy"),
+    "decomposition": (
+        *("round", "split", "scope", "local_loss", "shift_loss", "aggregation_loss"),
+        *("global_loss", "shift_spread", "aggregation_spread"),
+    ),
+    "loss_matrix": ("round", "model", "owner", "loss"),
+    "cosines": ("round", "client_a", "client_b", "cosine"),
+    "spectrum": ("round", "axis", "share"),
+    "server": ("round", "name", "value"),
+    "timings": ("round", "phase", "seconds", "bytes"),
+    "errors": ("round", "client_id", "attempt", "node", "error"),
+}
+"""The columns of each table; summary.csv also has one per hyperparameter."""
+
+GROWING = tuple(table for table in COLUMNS if table != "partition")
+"""The tables to which rounds add rows."""
+
+DIAGNOSTIC = ("timings", "errors")
+"""Those that say nothing of the results: a run can go on where they lost rows."""
+
+Row = Mapping[str, Any]
+
+
+class RunStore:
+    """A run directory.
+
+    Args:
+        path: an existing directory; :meth:`create` makes a new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> RunStore:
+        """Makes the directory.
+
+        Raises:
+            ConfigError: it exists and is not empty.
+            StoreError: it cannot be created.
+        """
+        check_free(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"--out {path}: cannot be created ({error.strerror})") from error
+        return cls(path)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: summary.csv is its last file."""
+        return (self.path / "summary.csv").exists()
+
+    def write(self, name: str, text: str) -> None:
+        """Writes a text file, as a whole or not at all.
+
+        Raises:
+            StoreError: it cannot be written, as in all methods that write.
+        """
+        files.write(self.path / name, [text.encode()])
+
+    def write_partition(self, rows: Iterable[Row]) -> None:
+        """Writes partition.csv as a whole; one that is there must say the same.
+
+        Raises:
+            DataError: it says something else: the data are not those that the run began with.
+        """
+        path = self.path / "partition.csv"
+        text = _csv(COLUMNS["partition"], rows, header=True)
+        if not path.exists():
+            self.write(path.name, text)
+        elif path.read_bytes() != text.encode():
+            raise DataError(
+                f"{path}: the data now give another partition; they have changed since the run "
+                "began, which cannot go on with them"
+            )
+
+    def append(self, table: str, rows: Iterable[Row]) -> None:
+        """Appends rows to a table; the first call also writes the header."""
+        with (
+            files.writing(self.path / f"{table}.csv") as path,
+            path.open("a", encoding="utf-8", newline="") as file,
+        ):
+            file.write(_csv(COLUMNS[table], rows, header=file.tell() == 0))
+
+    def write_summary(self, row: Row) -> None:
+        """Writes summary.csv, whose columns are the row's keys."""
+        self.write("summary.csv", _csv(list(row), [row], header=True))
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes of each table that grows with the rounds, as far as it is there.
+
+        Raises:
+            StoreError: the system does not say.
+        """
+        with files.reading(self.path):
+            paths = [self.path / f"{table}.csv" for table in GROWING]
+            return {path.name: path.stat().st_size for path in paths if path.exists()}
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Takes the tables back to these lengths; one that was not there goes.
+
+        One that is shorter is taken back to its last whole row.
+        """
+        here = self.lengths()
+        for table in GROWING:
+            with files.writing(self.path / f"{table}.csv") as path:
+                wanted, size = lengths.get(path.name, 0), here.get(path.name, 0)
+                if size < wanted:
+                    wanted = path.read_bytes().rfind(b"\n") + 1 if size else 0
+                if wanted:
+                    os.truncate(path, wanted)
+                else:
+                    path.unlink(missing_ok=True)
+
+    def clean(self) -> None:
+        """Removes what a process that was killed had begun to write."""
+        for folder in (self.path, self.path / "checkpoints"):
+            with files.writing(folder):
+                for path in folder.glob(f"{files.UNFINISHED}*"):
+                    path.unlink()
+
+    def save_model(self, params: Vector, layout: Layout) -> None:
+        """Writes model.safetensors with the model's tensor names."""
+        files.write(self.path / "model.safetensors", [save(named_tensors(params, layout))])
+
+    def save_loss_matrix(self) -> None:
+        """Writes loss_matrix.npz from loss_matrix.csv: for each decomposed round r the arrays
+        ``r/models``, ``r/owners`` and ``r/losses`` (models, owners)."""
+        arrays: dict[str, Any] = {}
+        table = self.read("loss_matrix").astype({"model": str, "owner": str})
+        for number, rows in table.groupby("round"):
+            models, owners = rows["model"].unique().tolist(), rows["owner"].unique().tolist()
+            arrays[f"{number}/models"] = np.array(models)
+            arrays[f"{number}/owners"] = np.array(owners)
+            arrays[f"{number}/losses"] = rows["loss"].to_numpy().reshape(len(models), len(owners))
+        data = io.BytesIO()
+        np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
+        files.write(self.path / "loss_matrix.npz", [data.getvalue()])
+
+    def read(self, table: str) -> pd.DataFrame:
+        """A table of the run as a data frame.
+
+        Raises:
+            StoreError: the run has no such table.
+        """
+        path = self.path / f"{table}.csv"
+        if not path.is_file():
+            found = sorted(p.stem for p in self.path.glob("*.csv"))
+            raise StoreError(
+                f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
+            )
+        # as a whole: read in pieces, a column of numbers and names would have two types
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Row], header: bool) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    if header:
+        writer.writerow(columns)
+    writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
+    return text.getvalue()
+
+
+def cell(value: Any) -> str:
+    """A CSV cell: shortest text that reads back as the same number, empty for None and NaN."""
+    if value is None:
+        return ""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else repr(float(value))
+    return str(value)
+
+
+def check_free(path: Path) -> None:
+    """Refuses a path that holds more than what a start leaves that failed right away.
+
+    Raises:
+        ConfigError: it is a file or a directory that is not empty.
+    """
+    if path.exists() and (not path.is_dir() or any(map(_counts, path.iterdir()))):
+        raise ConfigError(f"--out {path}: exists and is not an empty directory")
+
+
+def _counts(path: Path) -> bool:
+    """False for the lock, which the run takes anew, and for an empty folder of checkpoints."""
+    if path.name == "checkpoints" and path.is_dir():
+        return any(path.iterdir())
+    return path.name != files.NAME
+
+
+def default_path(dataset: str, algorithm: str) -> Path:
+    """``runs/<dataset>/<algorithm>/<timestamp>-<id>``, new at each call."""
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    parts = [name.replace(":", ".") for name in (dataset, algorithm)]
+    return Path("runs", *parts, f"{now}-{secrets.token_hex(2)}")
+
+
+def environment() -> dict[str, object]:
+    """Versions, platform and git commit, for env.json."""
+    packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
+    return {
+        "fedsim": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def file_sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that fedsim is imported from, None outside one."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    found = done.stdout.split("\n") if done.returncode == 0 else [""]
+    return found[1] if found[0] and Path(found[0]) == root else None
+
+
+def to_json(value: object) -> str:
+    """Readable JSON with a final line end."""
+    return json.dumps(value, indent=2, default=str) + "\n"

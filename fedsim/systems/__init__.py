@@ -1,0 +1,1 @@
+"""Simulated time and communication costs: how fast clients are and what they send."""

@@ -1,0 +1,74 @@
+"""From section ``clock`` and a trace file to the clock of a run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from fedsim.core.errors import DataError, nearest
+from fedsim.core.files import Row, read_table, whole_number
+from fedsim.systems.clock import BOUNDS, TRAITS, Series
+
+
+def read_trace(path: Path, num_clients: int) -> dict[str, dict[int, Series]]:
+    """The traits of all clients over the rounds, by trait and client.
+
+    Args:
+        path: CSV file with ``client_id``, traits, and ``round`` (from 1) where they change.
+        num_clients: K; ids go from 0 to K - 1.
+
+    Raises:
+        DataError: a missing file, an unknown column, a client or round that is unknown or given
+            twice, a client without a first round, a value that is not allowed; names file and row.
+    """
+    if not path.is_file():
+        raise DataError(f"clock.trace {path}: there is no such file")
+    rows = read_table(path, ("client_id",))
+    columns = list(rows[0].values)
+    unknown = [name for name in columns if name not in ("client_id", "round", *TRAITS)]
+    traits = [name for name in columns if name in TRAITS]
+    if unknown or not traits:
+        what = (
+            f"unknown column {unknown[0]!r}{nearest(unknown[0], TRAITS)}" if unknown else "no trait"
+        )
+        raise DataError(
+            f"{path}: {what}; the columns are client_id, round (may be missing), and at least one "
+            f"of {', '.join(TRAITS)}"
+        )
+    found: dict[int, dict[int, dict[str, float]]] = {}
+    for row in rows:
+        client = _whole(row, "client_id", 0, num_clients - 1)
+        round = _whole(row, "round", 1, None) - 1 if "round" in columns else 0
+        if round in found.setdefault(client, {}):
+            raise DataError(f"{row.where}: client_id {client} is given twice for one round")
+        found[client][round] = {name: _value(row, name) for name in traits}
+    for client in range(num_clients):
+        if 0 not in found.get(client, {}):
+            raise DataError(f"{path}: no row of client_id {client} for round 1")
+    return {
+        name: {
+            client: Series(tuple(sorted(own)), tuple(own[round][name] for round in sorted(own)))
+            for client, own in found.items()
+        }
+        for name in traits
+    }
+
+
+def _value(row: Row, name: str) -> float:
+    text = row.values[name]
+    low, high, allowed = BOUNDS[name]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value <= high or math.isinf(value):
+        raise DataError(f"{row.where}: {name} {text!r} must be {allowed}")
+    return value
+
+
+def _whole(row: Row, name: str, low: int, high: int | None) -> int:
+    value = whole_number(row.values[name], f"{row.where}: {name}")
+    if value < low or (high is not None and value > high):
+        bounds = f"{low} or more" if high is None else f"{low} to {high}"
+        raise DataError(f"{row.where}: {name} {value} must be {bounds}")
+    return value

@@ -1,0 +1,422 @@
+"""The driver: starts or resumes a run and takes it round by round to its end."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from fedsim.config.resolve import RunConfig, to_yaml
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, DataError, Interrupted, StoreError
+from fedsim.core.types import RoundContext
+from fedsim.data import partitions
+from fedsim.engine.base import Executor
+from fedsim.storage.checkpoint import (
+    FOLDER,
+    Checkpoints,
+    Identity,
+    Position,
+    ServerState,
+    layout_hash,
+)
+from fedsim.storage.client_states import Shelf
+from fedsim.storage.restore import restore
+from fedsim.storage.run_dir import (
+    RunStore,
+    check_free,
+    default_path,
+    environment,
+    file_sha256,
+    to_json,
+)
+from fedsim.training.log import RoundLog
+from fedsim.training.resume import configuration, decisive
+from fedsim.training.round import draw_cohort, lr_at, run_round
+from fedsim.training.setup import Setup, make_executor, prepare, start_of
+from fedsim.training.signals import Interrupts, handled
+from fedsim.training.summary import summarise
+
+if TYPE_CHECKING:
+    from fedsim.engine.ray.session import Session
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a run is, for whoever shows it; ``done`` rounds were complete when it went on."""
+
+    out: Path
+    algorithm: str
+    dataset: str
+    model: str
+    num_parameters: int
+    num_clients: int
+    cohort_size: int
+    rounds: int
+    engine: str
+    seed: int
+    done: int = 0
+
+
+class Observer(Protocol):
+    """Is told of a run's progress."""
+
+    def started(self, info: RunInfo) -> None:
+        """Before the first round."""
+
+    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
+        """After each round, with its row of rounds.csv."""
+
+    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
+        """After the last round, with the row of summary.csv."""
+
+
+@dataclass
+class Drive:
+    """What takes a run from a position to its end; only ``position`` changes.
+
+    Args:
+        setup: what is run.
+        executor: does the clients' work.
+        store: the run directory.
+        checkpoints: of the run.
+        environment: from what the executor says of itself to the content of env.json.
+        observer: is told of the progress.
+        begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
+            it lay still.
+        position: where the run stands. Nothing else should hold its state: models may be large.
+    """
+
+    setup: Setup
+    executor: Executor
+    store: RunStore
+    checkpoints: Checkpoints
+    environment: Callable[[Mapping[str, object]], Mapping[str, object]]
+    observer: Observer | None
+    begun: float
+    position: Position
+
+    def to_the_end(self) -> RunStore:
+        """Does the rounds that are left and writes what follows the last one.
+
+        Raises:
+            ConfigError: the device is another one than that of the rounds before.
+            DataError: the data have changed since the run began.
+            DivergedError, WorkerError, StoreError: the run cannot go on.
+            Interrupted: the process was told to end.
+        """
+        store, setup = self.store, self.setup
+        self._write_environment()
+        store.write_partition(partitions.table(setup.dataset, setup.partition))
+        if self.observer is not None:
+            self.observer.started(self._info(self.position.rounds))
+        with handled() as interrupts:
+            self._rounds(interrupts)
+            self._write_environment()  # again, now that the devices are known
+            store.save_model(self.position.state.params, setup.layout)
+            if "loss_matrix.csv" in store.lengths():
+                store.save_loss_matrix()
+            summary = summarise(setup, store, self._seconds())
+            store.write_summary(summary)
+        if self.observer is not None:
+            self.observer.finished(store, summary)
+        return store
+
+    def _rounds(self, interrupts: Interrupts) -> None:
+        """Does what is left; every way out leaves a checkpoint of what is complete."""
+        first = self.position.rounds
+        try:
+            while self.position.rounds < self.setup.config.train.rounds:
+                begun, log = time.perf_counter(), RoundLog(self.position.rounds + 1)
+                after = self._round(self.position, log)
+                known = self.position.device
+                device = self._device(known) if self.position.rounds == first else known
+                due = self._is_due(log.round)
+                with interrupts.later():
+                    self._write_down(after, log, begun, due)
+                    seconds, lengths = self._seconds(), self.store.lengths()
+                    # from here on there is no way back to the position before
+                    state = self.checkpoints.take(after)
+                    self.position = Position(log.round, state, seconds, lengths, device)
+                    self.checkpoints.spill(log.round)
+                    if due:
+                        self.checkpoints.save(self.position)
+                    if self.observer is not None:
+                        row = log.tables["rounds"][0]
+                        self.observer.round_done(row, time.perf_counter() - begun)
+            self.checkpoints.wait()
+        except BaseException as error:
+            self._leave_checkpoint(self.position, error)
+            raise
+
+    def _round(self, position: Position, log: RoundLog) -> ServerState:
+        """The state after the next round; what was lost on the way to an error is written down."""
+        config, partition = self.setup.config, self.setup.partition
+        t = position.rounds
+        lr = lr_at(config, t)
+        ctx = RoundContext(t, config.train.rounds, partition.num_clients, lr, config.seed)
+        try:
+            return run_round(self.setup, self.executor, position.state, ctx, log)
+        except Exception as error:
+            for incident in self.executor.incidents():
+                log.add("errors", **asdict(incident))
+            try:
+                self.store.append("errors", log.tables.get("errors", []))
+            except StoreError as another:
+                error.add_note(f"what was lost on the way is not written down: {another}")
+            raise
+
+    def _write_down(self, after: ServerState, log: RoundLog, begun: float, due: bool) -> None:
+        if due:
+            with log.timed("checkpoint") as size:  # what it holds the round up
+                self.checkpoints.wait()
+                size["bytes"] = self.checkpoints.size(after)
+        log.add("timings", phase="total", seconds=time.perf_counter() - begun, bytes=0)
+        for table, rows in log.tables.items():
+            self.store.append(table, rows)
+
+    def _leave_checkpoint(self, position: Position, error: BaseException) -> None:
+        """Writes a checkpoint of the newest complete round, unless there is one or no time left.
+
+        After a second Ctrl-C none is begun; one that is being written is still waited for.
+        """
+        if isinstance(error, Interrupted) and error.again:
+            return
+        try:
+            self.checkpoints.finish(position)
+        except StoreError as another:
+            if another is not error:
+                error.add_note(f"no checkpoint of round {position.rounds}: {another}")
+
+    def _is_due(self, rounds: int) -> bool:
+        """Whether a checkpoint follows the round: not before the one before is written."""
+        every = self.setup.config.engine.checkpoint_every
+        waited = rounds - self.checkpoints.newest >= every and not self.checkpoints.busy
+        return every > 0 and (waited or rounds == self.setup.config.train.rounds)
+
+    def _device(self, before: str) -> str:
+        """The device of the clients, known after the first round that this process does.
+
+        Args:
+            before: that of the rounds before, empty where there were none.
+
+        Raises:
+            ConfigError: it is another one than that.
+        """
+        device = str(self.executor.environment.get("device", ""))
+        mixed = self.setup.config.engine.allow_mixed_devices
+        if before and device != before and not mixed:
+            raise ConfigError(
+                f"{self.store.path}: the clients now train on {device}, in the rounds before on "
+                f"{before}; the results would be those of neither"
+            )
+        return device
+
+    def _write_environment(self) -> None:
+        self.store.write("env.json", to_json(self.environment(self.executor.environment)))
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def _info(self, done: int) -> RunInfo:
+        config, setup = self.setup.config, self.setup
+        return RunInfo(
+            self.store.path,
+            config.algorithm,
+            setup.dataset.name,
+            setup.model.name,
+            setup.layout.num_params,
+            setup.partition.num_clients,
+            setup.cohort_size,
+            config.train.rounds,
+            self.executor.description,
+            config.seed,
+            done,
+        )
+
+
+__all__ = [
+    "Observer",
+    "RoundLog",
+    "RunInfo",
+    "ServerState",
+    "draw_cohort",
+    "lr_at",
+    "resume",
+    "run",
+    "run_round",
+]
+
+
+def run(
+    config: RunConfig,
+    out: Path | str | None = None,
+    observer: Observer | None = None,
+    session: Session | None = None,
+) -> RunStore:
+    """Runs an experiment and returns its run directory.
+
+    Ctrl-C, SIGTERM and errors leave a checkpoint of the last complete round.
+
+    Args:
+        config: what to run.
+        out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
+        observer: is told of the progress.
+        session: Ray and its warm actors, shared with the runs before and after.
+
+    Raises:
+        ConfigError, DataError: the run cannot start.
+        DivergedError, WorkerError, StoreError: it cannot go on.
+        Interrupted: the process was told to end.
+    """
+    path = Path(out) if out else default_path(config.data.name, config.algorithm)
+    check_free(path)
+    begun = time.perf_counter()
+    setup, start = start_of(prepare(config))
+    executor = make_executor(setup, session)
+    try:
+        store = RunStore.create(path)
+        with files.held(path):
+            store.write("config.yaml", to_yaml(setup.config))
+            engine = setup.config.engine
+            shelf = Shelf(path / FOLDER, engine.state_memory * 2**30)
+            known = _environment(setup)
+            with Checkpoints(path, _identity(setup), shelf, engine.keep_checkpoints) as checkpoints:
+                drive = Drive(
+                    setup,
+                    executor,
+                    store,
+                    checkpoints,
+                    lambda found: known | dict(found),
+                    observer,
+                    begun,
+                    Position(0, start),
+                )
+                del start
+                return drive.to_the_end()
+    finally:
+        executor.close()
+
+
+def resume(
+    path: Path | str,
+    overrides: Mapping[str, object] | None = None,
+    observer: Observer | None = None,
+    session: Session | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> RunStore:
+    """Goes on with a run that was ended; its files are then those of an undisturbed run.
+
+    Tables are cut back to the newest checkpoint that is whole. Where there is none at all the run
+    begins again in its directory. A finished run is returned as it is.
+
+    Args:
+        path: the run directory.
+        overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
+        observer: is told of the progress.
+        session: Ray and its warm actors, shared with the runs before and after.
+        tell: shows a line on what is not as expected; by default on stderr.
+
+    Raises:
+        ConfigError: no run is there, another process has it, or its configuration was changed.
+        DataError: the data cannot be read, or have changed.
+        DivergedError, WorkerError, StoreError: the run cannot go on; where the reason is that all
+            its checkpoints are damaged nothing has been changed.
+        Interrupted: the process was told to end.
+    """
+    store = RunStore(Path(path))
+    config = configuration(store.path, overrides)
+    if store.finished:
+        return store
+    begun = time.perf_counter()
+    with files.held(store.path):
+        setup, start = start_of(prepare(config))
+        _check_trace(config, store)
+        checkpoints, position = _position(setup, start, store, tell or _on_stderr)
+        with checkpoints:
+            executor = make_executor(setup, session)
+            try:
+                store.clean()
+                store.cut(position.tables)
+                drive = Drive(
+                    setup,
+                    executor,
+                    store,
+                    checkpoints,
+                    _environments(setup, store, position.rounds),
+                    observer,
+                    begun - position.seconds,
+                    position,
+                )
+                del start, position
+                return drive.to_the_end()
+            finally:
+                executor.close()
+
+
+def _position(
+    setup: Setup, start: ServerState, store: RunStore, tell: Callable[[str], None]
+) -> tuple[Checkpoints, Position]:
+    """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
+    engine = setup.config.engine
+    checkpoints, position = restore(
+        store.path,
+        _identity(setup),
+        engine.state_memory * 2**30,
+        engine.keep_checkpoints,
+        tell,
+    )
+    if position is None:
+        tell(f"{store.path}: there is no checkpoint to go on from; starting again from round 1")
+        return checkpoints, Position(0, start)
+    return checkpoints, position
+
+
+def _identity(setup: Setup) -> Identity:
+    return Identity(layout_hash(setup.layout), decisive(setup.config))
+
+
+def _environment(setup: Setup) -> dict[str, object]:
+    """What env.json says of the run beside the executor's part; hashes and asks git once."""
+    known = environment() | {"classes": list(setup.dataset.class_names)}
+    if setup.model.weights is not None:
+        known["weights_sha256"] = file_sha256(Path(setup.model.weights))
+    if setup.config.clock.trace is not None:
+        known["trace_sha256"] = file_sha256(Path(setup.config.clock.trace))
+    return known
+
+
+def _check_trace(config: RunConfig, store: RunStore) -> None:
+    """Refuses a ``clock.trace`` that is another one than the run began with.
+
+    Raises:
+        DataError: it has changed.
+    """
+    trace, path = config.clock.trace, store.path / "env.json"
+    if trace is None or not path.exists():
+        return
+    began = json.loads(path.read_text(encoding="utf-8")).get("trace_sha256")
+    if began not in (None, file_sha256(Path(trace))):
+        raise DataError(
+            f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
+            "cannot go on with it"
+        )
+
+
+def _environments(
+    setup: Setup, store: RunStore, rounds: int
+) -> Callable[[Mapping[str, object]], Mapping[str, object]]:
+    """env.json of a run that goes on: what it said, and a part for each time that it went on."""
+    now = _environment(setup) | {"after_round": rounds}
+    path = store.path / "env.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    parts = before.get("resumed", [])
+    return lambda found: before | {"resumed": [*parts, now | dict(found)]}
+
+
+def _on_stderr(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

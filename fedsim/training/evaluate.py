@@ -1,0 +1,385 @@
+"""Evaluation: the scores of a round's models, and the losses that the decomposition is made of.
+
+Most methods have one global model. In personalised methods every client has its own, and a round's
+test columns are the unweighted mean over them (section ``evaluation``, key ``personal``). Where the
+test samples belong to clients, the models meet their owners' samples alone, and all are pooled;
+clients without test samples are excluded. For a decomposition every local model of the cohort and
+the model after aggregation are evaluated on the data of every owner, on the actors that hold them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from fedsim.core.types import F64, I64, GroupScore, Owned, Part, RoundContext, Scores
+from fedsim.engine.base import Executor, Model, Result
+from fedsim.metrics.decomposition import terms
+from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
+from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
+from fedsim.metrics.splits import by_owner, counts, groups_among, having, labels_in
+from fedsim.server.gram import shares
+from fedsim.storage.checkpoint import ServerState
+from fedsim.training.log import RoundLog
+from fedsim.training.setup import Setup
+
+Key = TypeVar("Key")
+MEMORY = 256 << 20
+"""Bytes of models that are evaluated in one go; clients' own models may be on disk until then."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """The scores of a round on one part.
+
+    Args:
+        whole: of the only model, or of all clients' own: their mean, or pooled.
+        clients: of each client's own model, in personalised methods.
+        client_accuracy: the unweighted mean over the clients' own test samples, where these are
+            the test part.
+    """
+
+    whole: Scores
+    clients: Mapping[int, GroupScore]
+    client_accuracy: float | None = None
+
+
+def is_due(every: int, ctx: RoundContext) -> bool:
+    """Whether what is asked for every so many rounds, and after the last one, falls due.
+
+    Args:
+        every: 0 for never.
+        ctx: the round.
+    """
+    done = ctx.round + 1
+    return every > 0 and (done % every == 0 or done == ctx.num_rounds)
+
+
+def before_training(
+    setup: Setup, executor: Executor, state: ServerState, clients: list[int], ctx: RoundContext
+) -> dict[str, Evaluated] | None:
+    """The cohort's own models before local training, where those count; else None."""
+    wanted = setup.config.evaluation.personal == "cohort_before" and setup.personalised
+    if not (wanted and is_due(setup.config.evaluation.every, ctx)):
+        return None
+    return _scores(setup, executor, {c: own_model(state, c) for c in clients})
+
+
+def after_round(
+    setup: Setup,
+    executor: Executor,
+    before: ServerState,
+    after: ServerState,
+    clients: list[int],
+    results: list[Result],
+) -> dict[str, Evaluated]:
+    """By part the scores of the global model, of every client's own, or of the cohort's own right
+    after local training.
+
+    A client of the cohort that was left out counts with the model it had before.
+    """
+    if not setup.personalised:
+        return _scores(setup, executor, {None: Candidate(None, lambda: (after.params, {}))})
+    if setup.config.evaluation.personal == "cohort_after":
+        local: dict[int | None, Candidate] = {c: own_model(before, c) for c in clients}
+        local |= {r.update.client_id: trained(before, r) for r in results}
+        return _scores(setup, executor, local)
+    everybody = range(setup.partition.num_clients)
+    return _scores(setup, executor, {c: own_model(after, c) for c in everybody})
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model to evaluate, made when its turn comes; those of one owner are the same model."""
+
+    owner: int | None
+    load: Callable[[], Model]
+
+
+def own_model(state: ServerState, client: int) -> Candidate:
+    """The model of a client; the global one where it never took part."""
+    if client not in state.clients:
+        return Candidate(None, lambda: (state.params, {}))
+    return Candidate(client, lambda: (state.params, state.clients[client]))
+
+
+def trained(before: ServerState, result: Result) -> Candidate:
+    """The model that a client's training ended with."""
+    update = result.update
+    return Candidate(update.client_id, lambda: (before.params + update.delta, result.state))
+
+
+def _scores(
+    setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]
+) -> dict[str, Evaluated]:
+    """Scores on the common parts, each different model once and some of them at a time."""
+    parts = ["val", "test"] if len(setup.dataset.val) else ["test"]
+    if not setup.tests_are_owned:
+        return _common(executor, models, parts)
+    return _common(executor, models, parts[:-1]) | _pooled(setup, executor, models)
+
+
+def _common(
+    executor: Executor, models: Mapping[int | None, Candidate], parts: Sequence[str]
+) -> dict[str, Evaluated]:
+    """Every model on whole parts."""
+    different = {m.owner: m for m in models.values()} if parts else {}
+    found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
+    for some in batches(different):
+        for part in parts:
+            scores = executor.evaluate(list(some.values()), part)
+            found[part] |= dict(zip(some, scores, strict=True))
+    evaluated = {}
+    for part in parts:
+        each = {c: found[part][m.owner] for c, m in models.items()}
+        own = {
+            c: GroupScore("", s.num_samples, s.loss, s.accuracy)
+            for c, s in each.items()
+            if c is not None
+        }
+        evaluated[part] = Evaluated(mean_scores(list(each.values())), own)
+    return evaluated
+
+
+def _pooled(
+    setup: Setup, executor: Executor, models: Mapping[int | None, Candidate]
+) -> dict[str, Evaluated]:
+    """The test samples of every client that has any, by its own model or the only one.
+
+    Nothing where the models are those of clients without any.
+    """
+    data, owned = setup.dataset, setup.partition.test
+    outputs: dict[int, Outputs] = {}
+    owners = having(setup.partition, "test")
+    if None in models:
+        part = Owned("test", owners)
+        (together,) = executor.outputs([(models[None].load(), part)])
+        outputs |= zip(owners, split(together, counts(setup.partition, part)), strict=True)
+    for some in batches({c: models[c] for c in owners if c in models}):
+        jobs = [(model, Owned("test", (c,))) for c, model in some.items()]
+        outputs |= zip(some, executor.outputs(jobs), strict=True)
+    if not outputs:
+        return {}
+    index = np.concatenate([owned[c] for c in outputs])
+    pooled = concatenated(list(outputs.values()))
+    whole = scores_of(pooled, data, index, groups_among(data, index))
+    samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
+    each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
+    accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
+    return {"test": Evaluated(whole, {} if None in models else each, accuracy)}
+
+
+def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
+    """The models by key, as many at a time as fit into :data:`MEMORY`, but at least one."""
+    some: dict[Key, Model] = {}
+    seen: dict[int, int] = {}
+    size = 0
+    for owner, candidate in candidates.items():
+        params, state = candidate.load()
+        new = {id(a): a.nbytes for a in (params, *state.values()) if id(a) not in seen}
+        size += sum(new.values())
+        if some and size > MEMORY:
+            yield some
+            some, seen, size = {}, {}, sum(new.values())
+        some[owner] = params, state
+        seen |= new
+    if some:
+        yield some
+
+
+def write_scores(evaluated: Mapping[str, Evaluated], log: RoundLog) -> None:
+    """Fills the val and test columns of the round's row; adds classes and evaluations.
+
+    Where every token has a label, loss and accuracy are those of tokens, and the other test columns
+    are empty. ``num_samples`` of evaluations.csv counts samples all the same.
+    """
+    row = dict(log.tables["rounds"][0])
+    for part, found in evaluated.items():
+        row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
+        for client, s in found.clients.items():
+            values = {"num_samples": s.num_samples, "loss": s.loss, "accuracy": s.accuracy}
+            log.add("evaluations", client_id=client, split=part, **values)
+    if "test" in evaluated:
+        test = evaluated["test"]
+        row["test_balanced_accuracy"] = test.whole.balanced_accuracy
+        row["test_macro_f1"] = test.whole.macro_f1
+        row["test_auc"] = test.whole.auc
+        row["client_test_accuracy"] = test.client_accuracy
+        log.tables.setdefault("classes", [])  # the file is there even if it stays without rows
+        for c in test.whole.classes:
+            log.add("classes", **asdict(c))
+        for g in test.whole.groups:
+            log.add("evaluations", split="test", **asdict(g))
+    log.tables["rounds"] = [row]
+
+
+SPLITS: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
+
+
+def write_client_scores(
+    setup: Setup, executor: Executor, state: ServerState, log: RoundLog
+) -> None:
+    """Adds a row per client and part that it owns: ``own_train``, ``own_val``, ``own_test``.
+
+    Of the global model, in personalised methods of the client's own. The unweighted mean over the
+    clients' test parts goes to ``client_test_accuracy`` of rounds.csv; clients without one have no
+    such row and do not count.
+
+    Raises:
+        DivergedError: a model's outputs are not finite.
+    """
+    for part in SPLITS:
+        found = scores(setup, executor, state, part)
+        for client, score in found.items():
+            values = {key: value for key, value in asdict(score).items() if key != "group"}
+            log.add("evaluations", client_id=client, split=score.group, **values)
+        if part == "test" and found:
+            mean = math.fsum(score.accuracy for score in found.values()) / len(found)
+            log.tables["rounds"] = [{**log.tables["rounds"][0], "client_test_accuracy": mean}]
+
+
+def scores(
+    setup: Setup, executor: Executor, state: ServerState, split: Literal["train", "val", "test"]
+) -> dict[int, GroupScore]:
+    """Of each client that owns any samples of a part, on these."""
+    owners = having(setup.partition, split)
+    if not owners:
+        return {}
+    if not setup.personalised:
+        part = Owned(split, owners)
+        (together,) = executor.samples([((state.params, {}), part)])
+        samples = by_owner(together, setup.partition, part)
+    else:
+        samples = []
+        for some in batches({c: own_model(state, c) for c in owners}):
+            samples += executor.samples([(m, Owned(split, (c,))) for c, m in some.items()])
+    return {c: group_score(f"own_{split}", own) for c, own in zip(owners, samples, strict=True)}
+
+
+AFTER = "after"
+"""How the model after aggregation is called in loss_matrix.csv; ``after:3`` is client 3's own."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What a decomposition is made of.
+
+    Args:
+        clients: the m clients whose local models are looked at.
+        owners: names of the K columns: client ids, ``test`` for the common test part.
+        own: (m,) the column of each client.
+        weights: (K,) labels behind each column (one a sample, or those of tokens), 0 for one that
+            is no part of the global loss.
+        local: (m, K) losses of the local models.
+        after: (m, K) losses of the model after aggregation, or of each client's own one.
+    """
+
+    clients: tuple[int, ...]
+    owners: tuple[str, ...]
+    own: I64
+    weights: F64
+    local: F64
+    after: F64
+
+
+def decompose(
+    setup: Setup,
+    executor: Executor,
+    before: ServerState,
+    after: ServerState,
+    results: Sequence[Result],
+    log: RoundLog,
+) -> int:
+    """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
+
+    Args:
+        setup: the run.
+        executor: evaluates the models.
+        before: the state that the clients started from.
+        after: the state after aggregation.
+        results: of the clients that count, sorted by id, at least one.
+        log: gets the rows; none where no client of these owns a sample of the part.
+
+    Returns:
+        Bytes of the models that were evaluated.
+
+    Raises:
+        DivergedError: a model's outputs are not finite.
+    """
+    e = setup.config.evaluation
+    owners = set(having(setup.partition, e.own_split))
+    results = [r for r in results if r.update.client_id in owners]
+    if not results:
+        return 0
+    found = measure(setup, executor, before, after, results)
+    samples = np.array([r.update.num_samples for r in results], dtype=np.float64)
+    p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
+    row = terms(found.local, found.after, p, q, found.own)
+    log.add("decomposition", split=e.decompose_split, scope=e.decompose_scope, **asdict(row))
+    if e.loss_matrix:
+        _write(found, setup.personalised, log)
+    return (len(found.local) + (len(found.local) if setup.personalised else 1)) * setup.vector_bytes
+
+
+def measure(
+    setup: Setup,
+    executor: Executor,
+    before: ServerState,
+    after: ServerState,
+    results: Sequence[Result],
+) -> Losses:
+    """The mean cross-entropy of each model on each owner's data, the sums correctly rounded.
+
+    Every client of the results must own samples of the part.
+    """
+    e = setup.config.evaluation
+    cohort = tuple(r.update.client_id for r in results)
+    local = {str(c): trained(before, r) for c, r in zip(cohort, results, strict=True)}
+    last = {AFTER: Candidate(None, lambda: (after.params, {}))}
+    if setup.personalised:
+        last = {f"{AFTER}:{c}": own_model(after, c) for c in cohort}
+    common = e.decompose_split == "common_test"
+    everybody = e.decompose_scope == "population" and not common
+    owners = having(setup.partition, e.own_split) if everybody else cohort
+    own = Owned(e.own_split, owners, e.decompose_max_samples)
+    parts: tuple[Part, ...] = (own, "test") if common else (own,)
+    rows = {}
+    for some in batches(local | last):
+        samples = iter(executor.samples([(m, part) for m in some.values() for part in parts]))
+        for name in some:
+            rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
+    names = [str(c) for c in owners]
+    data, everything = setup.dataset, getattr(setup.partition, own.split)
+    held = [labels_in(data, everything[c]) for c in owners]
+    if common:  # the columns of the clients' own data carry no weight
+        names, held = [*names, "test"], [*(0 for _ in owners), labels_in(data, data.test)]
+    matrix = np.array([rows[name] for name in local])
+    return Losses(
+        cohort,
+        tuple(names),
+        np.array([owners.index(c) for c in cohort]),
+        np.array(held, dtype=np.float64),
+        matrix,
+        np.broadcast_to([rows[name] for name in last], matrix.shape),
+    )
+
+
+def means(samples: SampleScores, setup: Setup, part: Part) -> list[float]:
+    """The mean loss on each owner's samples, or on the common part."""
+    if isinstance(part, str):
+        return [mean_loss(samples)]
+    return [mean_loss(own) for own in by_owner(samples, setup.partition, part)]
+
+
+def _write(found: Losses, personal: bool, log: RoundLog) -> None:
+    """The rows of loss_matrix.csv: of each local model, and of the model after aggregation."""
+    last = [f"{AFTER}:{c}" for c in found.clients] if personal else [AFTER]
+    models = [*map(str, found.clients), *last]
+    rows = [*found.local, *found.after[: len(last)]]
+    for model, losses in zip(models, rows, strict=True):
+        for owner, loss in zip(found.owners, losses, strict=True):
+            log.add("loss_matrix", model=model, owner=owner, loss=loss)

@@ -1,0 +1,202 @@
+"""What a run shows while it goes on: a bar on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from fedsim.training.tables import show
+
+if TYPE_CHECKING:
+    from fedsim.storage.run_dir import RunStore
+    from fedsim.training.driver import RunInfo
+
+LINES = 20
+"""About so many lines of progress are printed in a pipe."""
+
+
+class Watcher(Protocol):
+    """An observer of a run that the command line can end."""
+
+    def started(self, info: RunInfo) -> None:
+        """The run is about to begin its first round."""
+
+    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
+        """A round is over: its row of rounds.csv and its duration."""
+
+    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
+        """The run is over: its files and its row of summary.csv."""
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with the run, empty before it has a directory."""
+
+    def interrupted(self) -> str:
+        """One line for Ctrl-C and SIGTERM: what is done, and how to go on."""
+
+    def close(self) -> None:
+        """Gives the terminal back."""
+
+
+def observer(final_table: bool = True) -> Watcher:
+    """A bar where stdout is a terminal, plain lines elsewhere."""
+    if sys.stdout.isatty():
+        return Bar(final_table)
+    return Lines(final_table)
+
+
+class Lines:
+    """Plain lines on stdout, at most about :data:`LINES` of them for the rounds."""
+
+    def __init__(self, final_table: bool = True) -> None:
+        self.final_table = final_table
+        self.info: RunInfo | None = None
+        self.done = 0
+        self.failed = 0
+        self.recent: deque[float] = deque(maxlen=10)
+        self.accuracy: object = None
+
+    def started(self, info: RunInfo) -> None:
+        """Says what is run, and where its files go."""
+        self.info, self.done = info, info.done
+        self._introduce(info)
+
+    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
+        """Counts the round and reports it."""
+        self.done = int(str(row["round"]))
+        self.failed += int(str(row["dropped"] or 0))
+        self.recent.append(seconds)
+        self.accuracy = _last(row.get("test_accuracy"), self.accuracy)
+        self._report(row)
+
+    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
+        """Prints the result."""
+        self.close()
+        if self.final_table:
+            show_result(store, summary)
+
+    @property
+    def how_to_resume(self) -> str:
+        """The command that goes on with the run, empty before it has a directory."""
+        return f"fedsim resume {shlex.quote(str(self.info.out))}" if self.info else ""
+
+    def interrupted(self) -> str:
+        """One line for Ctrl-C and SIGTERM."""
+        if self.info is None:
+            return "interrupted before the first round"
+        rounds = f"{self.done} of {self.info.rounds} rounds"
+        return f"interrupted after {rounds}; go on with: {self.how_to_resume}"
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def pace(self) -> float:
+        """Seconds per round, mean of the last ten."""
+        return sum(self.recent) / len(self.recent)
+
+    def _introduce(self, info: RunInfo) -> None:
+        for line in introduction(info):
+            click.echo(line)
+
+    def _report(self, row: Mapping[str, object]) -> None:
+        rounds = self.info.rounds if self.info else self.done
+        if self.done % math.ceil(rounds / LINES) and self.done != rounds:
+            return
+        failed = f"  clients failed {self.failed}" if self.failed else ""
+        width = len(str(rounds))
+        click.echo(
+            f"round {self.done:>{width}}/{rounds}  test accuracy {number(self.accuracy)}  "
+            f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
+        )
+
+
+class Bar(Lines):
+    """A progress bar on stderr; the introduction and the result stay on the screen."""
+
+    def __init__(self, final_table: bool = True) -> None:
+        super().__init__(final_table)
+        self.bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            TextColumn("test acc {task.fields[accuracy]}  loss {task.fields[loss]}"),
+            TextColumn("{task.fields[pace]} s/round{task.fields[failed]}"),
+            TimeRemainingColumn(compact=True),
+            console=Console(stderr=True),
+            expand=True,
+        )
+        self.task = self.bar.add_task(
+            "", total=None, accuracy="-", loss="-", pace="-", failed="", start=False
+        )
+
+    def close(self) -> None:
+        """Stops the bar, so that the cursor is back."""
+        self.bar.stop()
+
+    def _introduce(self, info: RunInfo) -> None:
+        super()._introduce(info)
+        self.bar.start()
+        self.bar.update(self.task, total=info.rounds, completed=info.done)
+        self.bar.start_task(self.task)
+
+    def _report(self, row: Mapping[str, object]) -> None:
+        self.bar.update(
+            self.task,
+            completed=self.done,
+            accuracy=number(self.accuracy),
+            loss=number(row.get("train_loss")),
+            pace=f"{self.pace():.2f}",
+            failed=f"  {self.failed} failed" if self.failed else "",
+        )
+
+
+def introduction(info: RunInfo) -> tuple[str, ...]:
+    """Three lines: the experiment, the engine, the directory."""
+    place = f"writing to {info.out}"
+    if info.done:
+        place = f"going on in {info.out} after round {info.done}"
+    return (
+        f"{info.algorithm} on {info.dataset}, {info.model} ({info.num_parameters:,} parameters), "
+        f"seed {info.seed}",
+        f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
+        f"{info.engine}",
+        place,
+    )
+
+
+def show_result(store: RunStore, summary: Mapping[str, object] | None = None) -> None:
+    """Prints the final table of a finished run, whose summary.csv is read where none is given."""
+    if summary is None:
+        summary = {str(key): value for key, value in store.read("summary").iloc[0].items()}
+    show([{"result": name, "value": value} for name, value in result(store, summary)])
+
+
+def result(store: RunStore, summary: Mapping[str, object]) -> list[tuple[str, str]]:
+    """Name and value of each line of the final table."""
+    best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
+    return [
+        ("final test accuracy", number(summary["final_test_accuracy"])),
+        ("best test accuracy", f"{best}{summary['best_by']} accuracy)"),
+        ("mean of last 10 rounds", number(summary["last10_test_accuracy"])),
+        ("rounds", str(summary["rounds"])),
+        ("seconds", f"{float(str(summary['total_seconds'])):.1f}"),
+        ("files", str(store.path)),
+    ]
+
+
+def number(value: object) -> str:
+    """Four decimals, ``-`` for a value that is not available."""
+    return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else "-"
+
+
+def _last(value: object, before: object) -> object:
+    return value if isinstance(value, float) and math.isfinite(value) else before

@@ -1,0 +1,189 @@
+"""Whether a run in a directory is finished, can be resumed, or belongs to other settings."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.config import experiments
+from fedsim.config.experiments import Given, Settings
+from fedsim.config.resolve import RunConfig, resolve, to_yaml
+from fedsim.config.run import FIXED_PARTITIONS
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.data.registry import catalogue
+from fedsim.storage import restore
+
+PLACEMENT = (
+    *("kind", "actors", "cpus_per_client", "address", "working_dir", "client_resources"),
+    *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
+    *("checkpoint_every", "keep_checkpoints", "state_memory"),
+)
+"""Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+FREE = frozenset(
+    f"engine.{leaf}" for leaf in (*PLACEMENT, "gpus_per_client", "allow_mixed_devices")
+)
+"""Keys that may change when a run goes on; the kind of device is compared once it is known."""
+
+
+def decisive(config: RunConfig) -> dict[str, Any]:
+    """The settings that must stay as they are for a run to go on, by dotted key."""
+    values = dict(_flat(yaml.safe_load(to_yaml(config))))
+    return {key: value for key, value in values.items() if key not in FREE}
+
+
+def is_complete(wanted: RunConfig, folder: Path) -> bool:
+    """Whether the run is there and finished.
+
+    Raises:
+        ConfigError: it is finished and its configuration is another one, or unknown.
+    """
+    if not (folder / "summary.csv").exists():
+        return False
+    found = experiments.read(folder / "config.yaml").settings
+    key = difference(wanted, {key: given.value for key, given in found.items()})
+    if key is not None:
+        raise ConfigError(
+            f"{folder}: finished with another {key}; give another --out or move this run away"
+        )
+    return True
+
+
+def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
+    """The first dotted key in which a finished run differs from the wanted configuration.
+
+    Placement cannot change a result.
+
+    Args:
+        wanted: as given; what it leaves to the data is taken as :func:`left_to_the_data` says.
+        found: the finished run's config.yaml, nested or dotted.
+    """
+    free = {f"engine.{leaf}" for leaf in PLACEMENT}
+    have = dict(_flat(found))
+    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | left_to_the_data(wanted, have)
+    for key, value in want.items():
+        if key not in free and have.get(key) != value:
+            return f"{key} ({have.get(key)!r}, wanted {value!r})"
+    return None
+
+
+def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`RunConfig.concrete` would fill in, as far as the catalogue knows the data.
+
+    Where only the data's files know it, what the finished run ``have`` found in them counts.
+    """
+    info = {info.name: info for info in catalogue()}.get(wanted.data.name)
+    filled: dict[str, Any] = {}
+    if wanted.model.name is None:
+        filled["model.name"] = info.default_model if info else "cnn"
+    kind = have.get("data.partition")
+    if wanted.data.partition is None:
+        own = wanted.asked_partition or (info.default_partition if info else "dirichlet")
+        users = info is None or info.num_classes == 0  # the files may bring sites or client lists
+        filled["data.partition"] = kind if users and kind in FIXED_PARTITIONS else own
+    if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:
+        filled["data.num_clients"] = have.get("data.num_clients")
+    return filled
+
+
+def set_aside(folder: Path) -> None:
+    """Renames what a run left that was interrupted or failed; nothing is deleted.
+
+    Raises:
+        ConfigError: a live run holds the directory.
+        StoreError: it cannot be renamed.
+    """
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    count = itertools.count(1)
+    free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
+    with files.held(folder), files.writing(folder):
+        folder.rename(next(path for path in free if not path.exists()))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
+
+
+PATHS = (
+    *("data.dir", "data.partition_file", "model.weights"),
+    *("engine.working_dir", "engine.client_resources", "clock.trace"),
+)
+"""Keys whose values may be paths, which are relative to where the run was started."""
+
+
+def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> RunConfig:
+    """The configuration of a run that was begun.
+
+    Args:
+        run: the run directory.
+        overrides: dotted keys that say where the work is done; values may be :class:`Given`.
+
+    Raises:
+        ConfigError: the directory holds no run, a key may not change, a path is not there.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        hint = "; a sweep goes on with the 'fedsim sweep' command that began it"
+        sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
+        raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
+    written = experiments.read(file).settings
+    given = {key: _given(key, value) for key, value in (overrides or {}).items()}
+    for key in given:
+        if key not in FREE:
+            raise ConfigError(
+                f"{given[key].origin}: {key} cannot change when a run goes on"
+                f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
+            )
+    _check_paths({**written, **given})
+    return resolve(written, given)
+
+
+def can_go_on(wanted: RunConfig, run: Path) -> bool:
+    """Whether the directory holds an unfinished run of this configuration with checkpoints.
+
+    Raises:
+        StoreError: the folder of the checkpoints cannot be read.
+    """
+    if (run / "summary.csv").exists() or not restore.records(run):
+        return False
+    try:
+        found = experiments.read(run / "config.yaml").settings
+    except ConfigError:
+        return False
+    return difference(wanted, {key: given.value for key, given in found.items()}) is None
+
+
+def placement(config: RunConfig) -> dict[str, object]:
+    """The settings of a configuration that may change when a run goes on."""
+    engine = dict(config.engine)
+    return {f"engine.{leaf}": value for leaf, value in engine.items() if f"engine.{leaf}" in FREE}
+
+
+def _given(key: str, value: object) -> Given:
+    return value if isinstance(value, Given) else Given(value, key)
+
+
+def _check_paths(written: Settings) -> None:
+    for key in PATHS:
+        given = written.get(key)
+        path = Path(given.value) if given is not None and isinstance(given.value, str) else None
+        if path is None or path.is_absolute() or path.exists():
+            continue
+        # a partition_file may also be the name of a split in the data's folder
+        if key == "data.partition_file" and path.suffix.lower() != ".csv":
+            continue
+        raise ConfigError(
+            f"{given.origin if given else key}: {str(path)!r} is not here; relative paths start "
+            "where the command is given: resume the run from the directory of its first start"
+        )

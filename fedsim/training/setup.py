@@ -1,0 +1,398 @@
+"""A configuration made concrete: data, partition, model, method and executor."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import torch
+
+from fedsim import algorithms, data, models
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.context import LocalEnv
+from fedsim.config.resolve import RunConfig, cohort_size
+from fedsim.config.run import FIXED_PARTITIONS
+from fedsim.config.sections import ClockConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import (
+    Array,
+    Dataset,
+    Layout,
+    ModelSpec,
+    Partition,
+    RoundContext,
+    Training,
+    Vector,
+)
+from fedsim.data import partitions
+from fedsim.data.holdout import hold_out, needed, with_enough
+from fedsim.data.shifts import shifted
+from fedsim.engine.base import Executor
+from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
+from fedsim.storage.checkpoint import ServerState
+from fedsim.systems.clock import BOUNDS, FLOAT, TIMED, TRAITS, Clock, Plan
+from fedsim.systems.distributions import parse_within
+from fedsim.systems.trace import read_trace
+
+if TYPE_CHECKING:
+    from fedsim.engine.ray.session import Session
+
+
+def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
+    """The data set with the clients' feature shifts, who owns what of it, the kind of partition.
+
+    Raises:
+        ConfigError, DataError: something does not fit; the message names key and file.
+    """
+    dataset, kind = _dataset(config)
+    partition = _partition(config, dataset, kind)
+    return _shifted(config, dataset, partition), partition, kind
+
+
+def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
+    c = config.data
+    if c.feature_shift != "none" and dataset.inputs != "images":
+        given, inputs = c.feature_shift, dataset.inputs
+        raise ConfigError(f"data.feature_shift {given!r}: {dataset.name} has {inputs}, no images")
+    shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
+    return shifted(dataset, partition, *shift)
+
+
+def _dataset(config: RunConfig) -> tuple[Dataset, str]:
+    """The data set and the kind of partition, by default the data set's own.
+
+    Users with too few samples are in no part of it, where each user is to be a client.
+    """
+    c = config.data
+    file = _client_file(config)
+    if file is not None and c.partition not in (None, "files"):
+        raise ConfigError(
+            f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
+        )
+    split = c.partition_file if file is None else None
+    dataset = data.load(
+        c.name,
+        Path(c.dir) if c.dir else None,
+        image_size=c.image_size,
+        augment=c.augment,
+        val_fraction=c.val_fraction,
+        test_fraction=c.test_fraction,
+        seed=c.seed,
+        split=split,
+        num_clients=c.num_clients,
+        samples_per_client=c.samples_per_client,
+        correlation=c.correlation,
+        synthetic_alpha=c.synthetic_alpha,
+        synthetic_beta=c.synthetic_beta,
+        synthetic_iid=c.synthetic_iid,
+    )
+    by_data = "files" if file is not None else partitions.default_kind(dataset)
+    kind = c.partition or by_data
+    if kind == "natural" and not _generated(config):
+        dataset = with_enough(dataset, _fewest(config))
+    return dataset, kind
+
+
+def _generated(config: RunConfig) -> bool:
+    """Whether the data set is drawn for the number of clients that is asked for."""
+    c = config.data
+    return c.dir is None and any(d.generated for d in data.catalogue() if d.name == c.name)
+
+
+def _fewest(config: RunConfig) -> int:
+    """The fewest samples of a client before it holds out parts of its own."""
+    c = config.data
+    return needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
+
+
+def read_images(config: RunConfig, partition: Partition) -> Array:
+    """The samples (N, ...) that clients see, from this machine's files."""
+    return _shifted(config, _dataset(config)[0], partition).x
+
+
+def _client_file(config: RunConfig) -> Path | None:
+    """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
+    name = config.data.partition_file
+    return Path(name) if name and name.lower().endswith(".csv") else None
+
+
+def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
+    """The clients' shares of the training part.
+
+    Raises:
+        ConfigError: an explicit number of clients other than the one that files or sites fix.
+    """
+    c = config.data
+    given = _generated(config) or "num_clients" in c.model_fields_set
+    asked = given or kind not in FIXED_PARTITIONS
+    fewest = _fewest(config)
+    try:
+        partition = partitions.make(
+            dataset,
+            kind,
+            num_clients=c.num_clients if asked else None,
+            alpha=c.alpha,
+            min_samples=fewest if asked else c.min_samples,
+            seed=c.seed,
+            file=_client_file(config),
+            shards_per_client=c.shards_per_client,
+            prior=c.prior,
+            order=c.order,
+        )
+    except DataError as error:
+        if not asked or fewest == c.min_samples:
+            raise
+        raise DataError(
+            f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
+            "parts)"
+        ) from error
+    return hold_out(
+        dataset,
+        partition,
+        val_fraction=c.client_val_fraction,
+        test_fraction=c.client_test_fraction,
+        min_samples=c.min_samples,
+        seed=c.seed,
+    )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A configuration made concrete: data, partition, model and method."""
+
+    config: RunConfig
+    dataset: Dataset
+    partition: Partition
+    model: ModelSpec
+    algorithm: Algorithm
+    layout: Layout
+    initial: Vector
+    cohort_size: int
+    alpha: float | None
+    clock: Clock = field(default_factory=Clock)
+
+    @property
+    def personalised(self) -> bool:
+        """Whether clients have models of their own, so that there is no one model to evaluate."""
+        personal = any(map(self.algorithm.personal, self.layout.slots))
+        return personal and not self.algorithm.one_model
+
+    @property
+    def tests_are_owned(self) -> bool:
+        """Whether the common test part is nothing but what clients own of it (hospitals, users)."""
+        owned = self.partition.test
+        everything = np.sort(np.concatenate(owned)) if owned else np.empty(0)
+        return np.array_equal(everything, np.sort(self.dataset.test))
+
+    @property
+    def vector_bytes(self) -> int:
+        """Size of a vector (D,) of the model."""
+        return self.layout.size * np.dtype(np.float32).itemsize
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What the workers need of it."""
+        c, t = self.config, self.config.train
+        training = Training(
+            t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn, t.clip_norm
+        )
+        return WorkerSpec(
+            self.dataset,
+            self.partition,
+            self.model,
+            self.algorithm,
+            training,
+            c.seed,
+            t.threads,
+            c.evaluation.batch_size,
+            c.engine.fast,
+            self._local_images(),
+            self.clock,
+        )
+
+    def _local_images(self) -> LocalImages | None:
+        """Where each node is to read the images itself, how it does so."""
+        if self.config.engine.kind == "serial" or self.config.engine.data_from == "object_store":
+            return None
+        data = self.config.data
+        absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
+        config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
+        return LocalImages(
+            partial(read_images, config, self.partition), array_sha256(self.dataset.x)
+        )
+
+
+def start_of(setup: Setup) -> tuple[Setup, ServerState]:
+    """The state before the first round, and the setup without the start vector.
+
+    A run lets go of it with its first step, which matters where models are large.
+    """
+    return replace(setup, initial=setup.initial[:0].copy()), ServerState(setup.initial)
+
+
+def prepare(config: RunConfig) -> Setup:
+    """Loads the data, splits them, and builds model and method; starts nothing.
+
+    Raises:
+        ConfigError, DataError: something does not fit; the message names key and file.
+    """
+    dataset, partition, kind = load(config)
+    _check_owned(config, partition)
+    model = _model(config, dataset)
+    algorithm = algorithms.compose(
+        config.algorithm,
+        config.hyperparameters,
+        server=config.server,
+        margin=config.margin,
+        margin_weight=config.margin_weight,
+        margin_threshold=config.margin_threshold,
+    )
+    built = models.build(model, config.seed, algorithm.adapt)
+    flat = FlatModel(built, torch.device("cpu"))
+    trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
+    split = hasattr(built, "features") and any(trained) and not all(trained)
+    if algorithm.local.needs_features and not split:
+        raise ConfigError(
+            f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
+            f"model {model.name} does not have both"
+        )
+    if algorithm.local.needs_features and dataset.per_token:
+        raise ConfigError(
+            f"algorithm {config.algorithm} works with the features of samples that have one label "
+            f"each; data set {dataset.name} has a label for every token"
+        )
+    return Setup(
+        config.concrete(num_clients=partition.num_clients, partition=kind, model=model.name),
+        dataset,
+        partition,
+        model,
+        algorithm,
+        flat.layout,
+        flat.vector(),
+        cohort_size(partition.num_clients, config.train.sample_rate),
+        config.data.alpha if kind in partitions.BY_ALPHA else None,
+        clock_of(config, partition.num_clients, algorithm, flat.layout),
+    )
+
+
+def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
+    """The model as data, with the sizes that the data set's samples have."""
+    info = {d.name: d for d in data.catalogue()}.get(config.data.name)
+    m, width = config.model, dataset.x.shape[1]
+    if dataset.pipeline is not None:
+        sizes = width, dataset.pipeline.size
+    else:
+        sizes = (dataset.vocabulary, width) if dataset.vocabulary else (width, 1)
+    return ModelSpec(
+        m.name or (info.default_model if info else "cnn"),
+        dataset.num_classes,
+        *sizes,
+        m.norm,
+        m.pretrained,
+        m.weights,
+        dataset.inputs,
+        dataset.per_token,
+        m.projection,
+    )
+
+
+def _check_owned(config: RunConfig, partition: Partition) -> None:
+    split = config.evaluation.own_split
+    if config.evaluation.decompose_every and not getattr(partition, split):
+        raise ConfigError(
+            f"evaluation.decompose_split {split!r}: the clients own no {split} part (or, by site, "
+            f"not all of them do); set data.client_{split}_fraction, or take train or common_test"
+        )
+
+
+def make_executor(setup: Setup, session: Session | None = None) -> Executor:
+    """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
+    engine = setup.config.engine
+    if engine.kind == "serial":
+        from fedsim.engine.serial import SerialExecutor
+
+        return SerialExecutor(setup.spec, engine)
+    from fedsim.engine.ray.executor import RayExecutor
+
+    return RayExecutor(setup.spec, engine, setup.vector_bytes, session, needs_whole_updates(setup))
+
+
+def needs_whole_updates(setup: Setup) -> str | None:
+    """The setting for which the driver itself needs every update, None where none does."""
+    e = setup.config.evaluation
+    if e.decompose_every:
+        return f"evaluation.decompose_every={e.decompose_every}"
+    if setup.personalised and e.personal == "cohort_after":
+        return "evaluation.personal=cohort_after"
+    if setup.algorithm.server.whole:
+        key = "server" if setup.config.server is not None else "algorithm"
+        return f"{key}={getattr(setup.config, key)}"
+    return None
+
+
+def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
+    """The clock that section ``clock`` asks for.
+
+    Args:
+        config: of the run.
+        num_clients: K.
+        algorithm: says how often clients pass over their data, and what stays with them.
+        layout: of the model.
+
+    Raises:
+        ConfigError: a trait is given twice, or there is a deadline but nothing takes time.
+        DataError: the trace cannot be used; names file and row.
+    """
+    c = config.clock
+    shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
+    if c == ClockConfig():
+        return Clock(vector_bytes=FLOAT * sum(shared))
+    trace = {} if c.trace is None else read_trace(Path(c.trace), num_clients)
+    given = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
+    for name in given.keys() & trace.keys():
+        raise ConfigError(f"clock.{name}: {given[name]} given; clock.trace {c.trace} has it too")
+    clock = Clock(
+        config.seed,
+        {name: parse_within(value, *BOUNDS[name]) for name, value in given.items()},
+        trace,
+        parse_within(c.work, *BOUNDS["work"]),
+        math.inf if c.deadline is None else c.deadline,
+        c.late,
+        Plan(
+            _epochs(config, num_clients, algorithm),
+            config.train.batch_size,
+            not config.train.frozen_bn and any(slot.batchnorm for slot in layout.slots),
+        ),
+        FLOAT * sum(shared),
+    )
+    if c.deadline is not None and not clock.timed:
+        raise ConfigError(
+            f"clock.deadline: {c.deadline:g} given, but nothing takes time; give "
+            f"{', '.join(f'clock.{name}' for name in TIMED)} or columns of that name in clock.trace"
+        )
+    return clock
+
+
+def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
+    """The passes over its data that a client's training makes, all phases together.
+
+    Raises:
+        ConfigError: they depend on more than the settings.
+    """
+    t = config.train
+    ctx = RoundContext(0, t.rounds, num_clients, t.lr, config.seed)
+    known = SimpleNamespace(training=config.train, ctx=ctx)
+    try:
+        phases = algorithm.local.phases(cast(LocalEnv, known))
+    except AttributeError as error:
+        raise ConfigError(
+            f"clock: algorithm {config.algorithm} plans its training with more than the settings "
+            f"({error}), so that its time is not known before"
+        ) from error
+    return sum(phase.epochs for phase in phases)

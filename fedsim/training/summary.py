@@ -1,0 +1,97 @@
+"""The row of summary.csv: a run in one line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import ClockConfig
+from fedsim.storage.run_dir import RunStore
+from fedsim.training.setup import Setup
+
+
+def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
+    """The summary of a finished run from its rounds.csv.
+
+    ``best`` is chosen on the validation part where there is one, else on the test part, the
+    earliest on ties; ``last10`` is the mean over evaluated rounds among the last ten. The last
+    columns are no settings: what the run took, and when it reached the target accuracy (seconds of
+    this machine, and of the virtual clock).
+    """
+    config = setup.config
+    rounds = store.read("rounds")
+    tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
+    best_by = "val" if tested["val_accuracy"].notna().any() else "test"
+    best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
+    accuracy = tested["test_accuracy"]
+    row: dict[str, Any] = {
+        "run_id": store.path.resolve().name,
+        "algorithm": config.algorithm,
+        "dataset": setup.dataset.name,
+        "model": setup.model.name,
+        "num_clients": setup.partition.num_clients,
+        "sample_rate": config.train.sample_rate,
+        "alpha": setup.alpha,
+        "seed": config.seed,
+        "rounds": len(rounds),
+        "final_test_accuracy": accuracy.iloc[-1],
+        "best_test_accuracy": accuracy.iloc[best],
+        "best_round": accuracy.index[best],
+        "best_by": best_by,
+        "last10_test_accuracy": last10(accuracy, len(rounds)),
+        "total_seconds": seconds,
+    }
+    settings: dict[str, Any] = {"server": config.server, "margin": config.margin}
+    settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
+    row |= {key: value for key, value in settings.items() if value is not None}
+    for method in dict.fromkeys(m for m in (config.algorithm, config.server) if m is not None):
+        values = config.hyperparameters[method]
+        row |= {f"{method}.{key}": value for key, value in values.items()}
+    return row | settings_of(config) | _costs(rounds) | _target(config, store, rounds)
+
+
+ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
+ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
+"""Keys that are columns under another name, or no part of the result."""
+TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
+"""The last columns."""
+
+
+def _costs(rounds: pd.DataFrame) -> dict[str, Any]:
+    """What the run took beside this machine's time, and the mean over clients at its end."""
+    columns = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
+    totals = {name: rounds[name].sum(min_count=1) for name in columns}
+    return {"client_test_accuracy": rounds["client_test_accuracy"].iloc[-1]} | totals
+
+
+def _target(config: RunConfig, store: RunStore, rounds: pd.DataFrame) -> dict[str, Any]:
+    """When the target accuracy was first reached; None where it was not."""
+    target = config.evaluation.target_accuracy
+    row: dict[str, Any] = dict.fromkeys(TARGET) | {"target_accuracy": target}
+    if target is None or not (rounds["test_accuracy"] >= target).any():
+        return row
+    first = int(rounds["round"][rounds["test_accuracy"] >= target].iloc[0])
+    timings = store.read("timings")
+    until = timings[(timings["phase"] == "total") & (timings["round"] <= first)]
+    simulated = rounds["simulated_seconds"][rounds["round"] <= first]
+    return row | {
+        "rounds_to_target": first,
+        "seconds_to_target": until["seconds"].sum(),
+        "simulated_seconds_to_target": simulated.sum(min_count=1),
+    }
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Every other setting that a result depends on, by dotted key; differing runs are no seeds."""
+    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
+    if config.clock != ClockConfig():
+        sections["clock"] = config.clock
+    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+    return {key: value for key, value in values.items() if key not in ELSEWHERE}
+
+
+def last10(accuracy: pd.Series[float], rounds: int) -> float:
+    """The mean over the evaluated rounds among the last ten."""
+    return float(accuracy[accuracy.index > rounds - 10].mean())

@@ -1,0 +1,205 @@
+"""Sweeps: a grid of settings, one run directory per combination, one table at the end.
+
+A run is complete when it has a summary.csv. A complete run is skipped when its configuration is
+the wanted one. One that was interrupted or failed goes on after its newest checkpoint; with another
+configuration, or without a checkpoint, it is set aside under another name and run again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from fedsim.config import experiments, presets
+from fedsim.config.experiments import Axis, Experiment, Point, Settings
+from fedsim.config.resolve import RunConfig, resolve
+from fedsim.core.errors import ConfigError, FedsimError, notes
+from fedsim.training.resume import can_go_on, is_complete, set_aside
+
+METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
+SHARED = ("address", "working_dir")
+"""Keys of section engine that belong to the one Ray of a sweep."""
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """One run of a sweep.
+
+    Args:
+        name: of its directory, such as ``algorithm=fedavg,seed=1``.
+        group: the name without the seed; runs of one group differ in the seed alone.
+        config: what is run.
+    """
+
+    name: str
+    group: str
+    config: RunConfig
+
+
+def load(name_or_file: str) -> tuple[str, Experiment]:
+    """A preset or a file, with its short name; a file's own ``preset`` lies below its settings.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(name_or_file)
+    if path.suffix not in (".yaml", ".yml"):
+        return name_or_file, presets.load(name_or_file, "fedsim sweep")
+    found = experiments.read(path)
+    if found.preset is None:
+        return path.stem, found
+    return path.stem, found.over(presets.load(found.preset, f"{path} (preset)"))
+
+
+def combinations(experiment: Experiment) -> list[tuple[Point, ...]]:
+    """Every choice of one point per axis, the last axis varying fastest."""
+    return list(itertools.product(*(axis.points for axis in experiment.grid)))
+
+
+def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
+    """All runs of a sweep, each configuration checked.
+
+    A flag wins over the grid: an axis of the same key disappears.
+
+    Raises:
+        ConfigError: a configuration that cannot be used, a flag that contradicts rows of the grid,
+            two combinations that are the same run, runs that need different Rays.
+    """
+    grid = tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
+    kept = Experiment(experiment.settings, experiment.about, experiment.preset, grid)
+    runs = []
+    for points in combinations(kept):
+        layers = [point.settings for point in points]
+        config = resolve(experiment.settings, *layers, overrides)
+        parts = [f"{axis.name}={_plain(p.label)}" for axis, p in zip(grid, points, strict=True)]
+        group = [part for axis, part in zip(grid, parts, strict=True) if axis.name != "seed"]
+        runs.append(SweepRun(",".join(parts) or "run", ",".join(group), config))
+    names = [run.name for run in runs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"grid: two combinations have the same name {name}")
+    for leaf in SHARED:
+        if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
+            raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
+    return runs
+
+
+def run_all(
+    runs: list[SweepRun],
+    out: Path,
+    start: Callable[[RunConfig, Path], object],
+    tell: Callable[[str], None],
+) -> tuple[pd.DataFrame, list[str]]:
+    """Runs what is not there yet, then writes OUT/summary.csv and OUT/aggregate.csv.
+
+    A run that fails is told, and the others go on; the tables hold what finished.
+
+    Args:
+        runs: from :func:`expand`.
+        out: the sweep's directory; may hold finished runs.
+        start: runs one configuration into a directory, or goes on with the run that is there.
+        tell: shows a line.
+
+    Returns:
+        The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
+        are no rows and no tables.
+
+    Raises:
+        ConfigError: a finished run in ``out`` has another configuration.
+        OSError: the tables cannot be written.
+    """
+    for run in runs:
+        is_complete(run.config, out / run.name)  # refuses what is not the wanted run, before any
+    out.mkdir(parents=True, exist_ok=True)
+    failed: list[str] = []
+    for position, run in enumerate(runs, start=1):
+        if is_complete(run.config, out / run.name):  # perhaps since the start, by another process
+            tell(f"[{position}/{len(runs)}] {run.name}: finished before")
+            continue
+        try:
+            goes_on = can_go_on(run.config, out / run.name)
+            what = ": was interrupted, goes on" if goes_on else ""
+            tell(f"[{position}/{len(runs)}] {run.name}{what}")
+            if not goes_on:
+                set_aside(out / run.name)
+            start(run.config, out / run.name)
+        except FedsimError as error:
+            reason = " ".join("; ".join([str(error), *notes(error)]).split())
+            tell(f"[{position}/{len(runs)}] {run.name}: failed: {reason}")
+            failed.append(run.name)
+    finished = [run for run in runs if run.name not in failed]
+    if not finished:
+        return pd.DataFrame(), failed
+    summary = summarise(finished, out)
+    summary.to_csv(out / "summary.csv", index=False, lineterminator="\n")
+    table = aggregate(summary, finished)
+    table.to_csv(out / "aggregate.csv", index=False, lineterminator="\n")
+    return table, failed
+
+
+def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
+    """The rows of all summary.csv in the order of the grid, after a column ``run``."""
+    frames = []
+    for run in runs:
+        frame = pd.read_csv(out / run.name / "summary.csv")
+        frame.insert(0, "run", run.name)
+        frames.append(frame)
+    columns = dict.fromkeys(column for frame in frames for column in frame.columns)
+    known = [frame.dropna(axis="columns", how="all") for frame in frames]
+    return pd.concat(known, ignore_index=True).reindex(columns=list(columns))
+
+
+def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:
+    """Per configuration without its seed: n, and mean, std (ddof 1), 95 % t-interval of accuracies.
+
+    ``_ci95`` is the half width of the interval; std and interval are empty for a single run.
+    """
+    groups = {run.name: run.group for run in runs}
+    rows = []
+    for group, frame in summary.groupby(summary["run"].map(groups), sort=False):
+        first = frame.iloc[0]
+        row: dict[str, object] = {"configuration": group}
+        row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
+        row["n"] = len(frame)
+        for metric in METRICS:
+            for name, value in spread(frame[metric].to_numpy(dtype=float)).items():
+                row[f"{metric}_{name}"] = value
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
+    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
+    n = len(values)
+    if n < 2:
+        return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}
+    std = float(values.std(ddof=1))
+    half = float(stats.t.ppf(0.975, n - 1)) * std / np.sqrt(n)
+    return {"mean": float(values.mean()), "std": std, "ci95": half}
+
+
+def _replaced(axis: Axis, overrides: Settings) -> bool:
+    """Whether a flag takes the place of the axis.
+
+    Raises:
+        ConfigError: a flag sets one key of a row of several.
+    """
+    if axis.name in overrides and all(set(p.settings) == {axis.name} for p in axis.points):
+        return True
+    for key in {key for point in axis.points for key in point.settings} & set(overrides):
+        raise ConfigError(
+            f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
+        )
+    return False
+
+
+def _plain(label: str) -> str:
+    """A label as part of a directory's name: no separators of paths or of our own."""
+    return "".join(c if c.isalnum() or c in "._-+" else "_" for c in label)
