@@ -63,7 +63,7 @@ def fake(monkeypatch):
     for module in (dispatch, pool):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
-    monkeypatch.setattr(executor, "time", stand_in)
+    monkeypatch.setattr(ray_executor, "time", stand_in)
     monkeypatch.setattr(pool, "end_process", lambda place: stand_in.killed.append(place.pid))
     return stand_in
 

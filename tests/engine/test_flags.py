@@ -24,7 +24,7 @@ def test_flags_come_back():
 
 FAULTS = """
 import resource
-from fedsim.engine.flags import keep_freed_memory
+from fedsim.engine.devices import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
