@@ -149,7 +149,7 @@ def decomposition(
             title = f"Terms of the loss ({split}, {scope}), {words}"
             statistics = cells(values, baseline, test)
             caption += comparisons(statistics, baseline, test)
-            shown = {cell: _with_interval(cell) for cell in statistics}
+            shown = {cell: with_interval(cell) for cell in statistics}
             tables.append(crossed(name, title, caption, shown, TERMS))
     return tables
 
@@ -192,6 +192,7 @@ def _reading(
     return f"{first}{more}{comparisons(found, baseline, test, details=details)}"
 
 
-def _with_interval(cell: Cell) -> str:
+def with_interval(cell: Cell) -> str:
+    """``0.4500 [0.3661, 0.5339] *``: the mean, its 95 % interval and the star."""
     mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
     return mean + f" {interval}" * (interval != NONE) + cell.mark

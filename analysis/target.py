@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from analysis.baseline import cells
 from analysis.errors import AnalysisError
 from analysis.layout import EMPTY, Cell, Table, Unit, best, crossed
 from analysis.pairs import TARGET, experiments, telling, titles
 from analysis.runs import Group
-from analysis.stats import estimate
 
 MEASURES: Mapping[str, str] = {
     "rounds_to_target": "rounds",
@@ -44,15 +44,16 @@ def reached(
     """
     if not available(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")
-    shown: dict[Cell, str] = {}
+    found: list[Cell] = []
     seeds: list[int] = []
     table = table[table[TARGET].notna()]
     for title, groups in experiments(table, by, [*telling(table, columns), TARGET]).items():
         for column, unit in MEASURES.items():
             values = {one.label: _values(one, column) for one in groups if column in one.runs}
             if any(series.notna().any() for series in values.values()):
-                shown |= _cells(f"{title}: {unit}", values)
+                found += cells({f"{title}: {unit}": values})
                 seeds += [len(series) for series in values.values()]
+    shown = with_count(found, seeds)
     caption = (
         "Rounds, seconds of wall time and, where the runs have a clock, simulated seconds until "
         "the test accuracy first reaches the target in the column's heading, in a round with an "
@@ -72,19 +73,23 @@ def _values(one: Group, column: str) -> pd.Series[float]:
     return pd.to_numeric(one.runs.set_index("seed")[column]).astype(float)
 
 
-def _cells(column: str, values: Mapping[str, pd.Series[float]]) -> dict[Cell, str]:
-    """The cells of one column and what is shown of them."""
-    cells = {label: Cell(label, column, estimate(v.tolist())) for label, v in values.items()}
-    whole = {
-        label: ONE.number(-cell.estimate.mean)
-        for label, cell in cells.items()
-        if cell.estimate.n == len(values[label])
-    }
-    leading = best(whole)
-    shown = {}
-    for label, cell in cells.items():
-        n, seeds = cell.estimate.n, len(values[label])
-        mean, plus, rest = (ONE.spread(cell.estimate) if n else EMPTY).partition(" ± ")
-        words = (f"**{mean}**" if label in leading else mean) + plus + rest
-        shown[cell] = words + f" ({n} of {seeds})" * (n < seeds)
-    return shown
+def with_count(found: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, str]:
+    """Each cell as mean and standard deviation, with the number of seeds where some failed.
+
+    The smallest mean of a column among the methods whose seeds all reached the target is bold.
+
+    Args:
+        found: the cells, over the seeds that reached the target.
+        seeds: how many seeds each method was run with.
+    """
+    texts = {}
+    for column in dict.fromkeys(cell.column for cell in found):
+        own = {c: n for c, n in zip(found, seeds, strict=True) if c.column == column}
+        whole = {c.row: ONE.number(-c.estimate.mean) for c, n in own.items() if c.estimate.n == n}
+        leading = best(whole)
+        for cell, count in own.items():
+            n = cell.estimate.n
+            mean, plus, rest = (ONE.spread(cell.estimate) if n else EMPTY).partition(" ± ")
+            text = (f"**{mean}**" if cell.row in leading else mean) + plus + rest
+            texts[cell] = text + f" ({n} of {count})" * (n < count)
+    return texts

@@ -1,0 +1,144 @@
+"""Makes docs/RESULTS.md from the sweeps that it is about.
+
+    python docs/results/make.py SWEEPS    the tables and figures, then the page
+    python docs/results/make.py           the page alone, from the tables that are here
+
+SWEEPS/<preset> is what ``fedsim sweep <preset> --out SWEEPS/<preset>`` wrote. Each study has a
+folder here with the figures that the page shows and tables.csv: all tables of its report, one after
+the other, at full precision. In the page these lines are followed by a table of that file:
+
+    <!-- table STUDY TABLE -->
+    <!-- differences STUDY TABLE COLUMN REGEX -->     method minus baseline, one column, some rows
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from analysis import formats, pairs, report, select  # noqa: E402
+from analysis.layout import PERCENT, PLAIN, Cell, Table, crossed, detailed, with_seeds  # noqa: E402
+from analysis.runs import find, summaries  # noqa: E402
+from analysis.stats import Comparison, Estimate  # noqa: E402
+from analysis.table import TERMS, with_interval  # noqa: E402
+from analysis.target import with_count  # noqa: E402
+
+HERE = ROOT / "docs" / "results"
+PAGE = ROOT / "docs" / "RESULTS.md"
+BLOCK = re.compile(r"(<!-- (table|differences) (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+STUDIES: dict[str, tuple[str, list[str], str | None]] = {
+    "fig2_small": ("fig2", ["algorithm", "alpha"], "fedavg"),
+    "fig2_training_small": ("fig2", ["algorithm", "alpha"], "fedavg"),
+    "table1_retina_small": ("curves", ["algorithm", "alpha"], "fedavg"),
+    "table1_covidfl_small": ("curves", ["algorithm"], "fedavg"),
+    "table2_small": ("decomposition", ["algorithm", "alpha"], "fedavg"),
+    "table3_retina_small": ("curves", ["algorithm"], "fedavg"),
+    "variants_small": ("", ["algorithm", "fedld.orientation"], "fedavg"),
+    "shortcut_small": ("groups curves", ["algorithm", "fedld.margin_weight"], "fedavg"),
+    "fedgh_mnist_small": ("curves agreement", ["algorithm"], None),
+    "fedgh_fig2_small": ("cosines agreement", ["num_clients", "alpha"], None),
+}
+"""Studies with a report: the figures of the page, what tells the groups apart, the baseline."""
+PAIRS = (
+    "fedgh_cifar10_small", "fedgh_clients_small", "fedgh_epochs_small", "fedgh_synthetic_small",
+)  # fmt: skip
+"""Studies of which the page shows each method with and without FedGH."""
+
+
+def make(sweeps: Path) -> None:
+    """Writes the tables and figures of all studies."""
+    for study, (figures, by, baseline) in STUDIES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder)
+            report.write([sweeps / study], out, by, baseline, study)
+            files = sorted((out / "tables").glob("*.csv"))
+            kept = [file for file in files if file.stem not in ("settings", "groups_of_runs")]
+            frames = [pd.read_csv(file, dtype=str, keep_default_na=False) for file in kept]
+            write(study, pd.concat(frames).to_csv(index=False, lineterminator="\n"))
+            for figure in figures.split():
+                shutil.copy(out / "figures" / f"{figure}.png", HERE / study)
+    for study in PAIRS:
+        write(study, formats.csv([pairs.accuracies(summaries(find([sweeps / study])[0]))]))
+    runs = summaries(find([sweeps / "lambda_small"])[0])
+    write("lambda_small", formats.csv([select.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
+
+
+def write(study: str, tables: str) -> None:
+    """Writes the tables of a study."""
+    (HERE / study).mkdir(exist_ok=True)
+    (HERE / study / "tables.csv").write_text(tables)
+
+
+def table(study: str, name: str) -> list[str]:
+    """The table ``name`` of a study as Markdown."""
+    texts = {"column": str, "fedld.margin_weight": str}
+    frame = pd.read_csv(HERE / study / "tables.csv", dtype=texts)
+    rows = frame[frame["table"] == name]
+    text = formats.markdown([select.shown(rows) if name == "selection" else shown(name, rows)])
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def shown(name: str, rows: pd.DataFrame) -> Table:
+    """The table as ``fedsim report`` shows it."""
+    found = [cell(row) for row in rows.fillna({"column": ""}).to_dict("records")]
+    heads = {c.column: c.column for c in found}
+    if name.startswith("decomposition"):
+        return crossed(name, "", "", {c: with_interval(c) for c in found}, TERMS)
+    if name == "target":
+        texts = with_count(found, rows["seeds"].astype(int).tolist())
+        return crossed(name, "", "", texts, heads, pairs.titles({c.row for c in found}))
+    if name == "pairs":
+        titles = pairs.titles({c.row for c in found})
+        heads = {column: column or PERCENT.head("Accuracy") for column in heads}
+        return crossed(name, "", "", with_seeds(found, PERCENT)[0], heads, titles)
+    if "_by_" in name:
+        heads = {column: f"{name.partition('_by_')[2]}={column}" for column in heads}
+        return crossed(name, "", "", with_seeds(found, PERCENT)[0], heads)
+    return detailed(name, "", "", found, PERCENT)
+
+
+def cell(row: dict[str, float]) -> Cell:
+    """A cell of a table from its row in tables.csv."""
+    own = Estimate(row["mean"], row["std"], int(row["n"]), row["high"] - row["mean"])
+    half = row["difference_high"] - row["difference"]
+    difference = Estimate(row["difference"], float("nan"), int(row["pairs"]), half)
+    other = Comparison(difference, row["p"]) if row["pairs"] else None
+    return Cell(row["label"], row["column"], own, other, row["p_holm"])
+
+
+def differences(study: str, name: str, column: str, wanted: str) -> list[str]:
+    """Method minus baseline over the seeds, of one column and the methods that match."""
+    frame = pd.read_csv(HERE / study / "tables.csv", dtype={"column": str})
+    own = frame[(frame["table"] == name) & (frame["column"] == column)]
+    head = "| Method | Difference | 95 % interval | p (Holm) |"
+    return [head, "| --- | ---: | ---: | ---: |"] + [
+        f"| {r.method} | {PLAIN.number(r.difference, '+')} | "
+        f"[{r.difference_low:+.4f}, {r.difference_high:+.4f}] | {r.p_holm:.4f} |"
+        for r in own[own["difference"].notna()].itertuples()
+        if re.search(wanted, str(r.method))
+    ]
+
+
+def rendered(text: str) -> str:
+    """The page with every table as it is in its file."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, kind, what, end = match.groups()
+        lines = {"table": table, "differences": differences}[kind](*what.split(" "))
+        return f"{begin}\n" + "\n".join(lines) + f"\n\n{end}"
+
+    return BLOCK.sub(block, text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        make(Path(sys.argv[1]))
+    PAGE.write_text(rendered(PAGE.read_text()))
