@@ -1,9 +1,8 @@
 """Waits until a Ray cluster has as many nodes as an experiment counts on.
 
-fedsim begins with the nodes that are there and takes in, between rounds, those that join, unless
-``engine.client_resources`` gives clients different shares: then the plan of its start stays. Run
-this in front of it so that all take part from the first round, and so that what needs them all is
-not refused: ``python launch/wait_for_nodes.py 3 && fedsim sweep table3 --address auto``.
+fedsim begins with the nodes that are there and takes in, between rounds, those that join. Run this
+in front of it so that all take part from the first round, and so that what needs them all is not
+refused: ``python launch/wait_for_nodes.py 3 && fedsim sweep table3 --address auto``.
 """
 
 from __future__ import annotations

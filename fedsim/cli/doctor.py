@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,7 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.config.resolve import RunConfig
-    from fedsim.engine.ray.placement import Plan
-    from fedsim.engine.ray.resources import Node
+    from fedsim.engine.ray.placement import Node, Plan
 
 
 @click.command(cls=GroupedCommand)
@@ -92,21 +90,13 @@ def planned(plan: Plan) -> list[tuple[str, str]]:
     need = plan.memory / 2**30
     used = [(node, n) for node, n in zip(plan.nodes, plan.per_node, strict=True) if n]
     return [
-        ("placement", plan.describe()),
+        ("placement", str(plan)),
         (
             "memory needed",
             f"about {need:.2f} GiB for an actor, {plan.actors * need:.2f} GiB for all",
         ),
         *((f"on {node.name}", f"{n} actor{'s' * (n != 1)}") for node, n in used),
-        *((f"clients {few(group.clients)}", str(group)) for group in plan.groups),
     ]
-
-
-def few(clients: Sequence[int]) -> str:
-    """Some ids, the first of them where there are many."""
-    if len(clients) > 1 and clients[-1] - clients[0] == len(clients) - 1:
-        return f"{clients[0]} to {clients[-1]}"
-    return ", ".join(map(str, clients[:5])) + ", ..." * (len(clients) > 5)
 
 
 def size(settings: RunConfig) -> tuple[int, int]:

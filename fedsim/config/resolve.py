@@ -12,6 +12,7 @@ from fedsim.config import experiments, presets
 from fedsim.config.experiments import Given, Settings
 from fedsim.config.run import RunConfig, keys
 from fedsim.config.sections import (
+    REMOVED,
     ClockConfig,
     DataConfig,
     EngineConfig,
@@ -82,7 +83,7 @@ def resolve(*layers: Settings) -> RunConfig:
                 )
         elif not section and key in keys():
             nested[key] = given.value
-        elif key in keys() or is_method(section):
+        elif key in keys() or key in REMOVED or is_method(section):
             nested.setdefault(section, {})[leaf] = given.value
         else:
             raise ConfigError(f"{given.origin}: {RunConfig.unknown(key)}")

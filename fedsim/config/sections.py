@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -20,6 +21,12 @@ from fedsim.config.validation import InvalidSetting, complaint
 from fedsim.core.errors import nearest
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS
+
+REMOVED = {
+    "engine.client_resources": "clients cannot ask for different resources any more: "
+    "engine.cpus_per_client and engine.gpus_per_client hold for all; allowed is null",
+}
+"""Keys of earlier versions, accepted at their old default null, and why they are refused else."""
 
 
 class Section(BaseModel):
@@ -39,6 +46,12 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _one_line(cls, values: Any, handler: ModelWrapValidatorHandler[Section]) -> Section:
+        if isinstance(values, Mapping):
+            for key in REMOVED.keys() & {cls.prefix + str(leaf) for leaf in values}:
+                given = values[key.removeprefix(cls.prefix)]
+                if given is not None:
+                    raise InvalidSetting(key, f"{given!r} given, but {REMOVED[key]}")
+            values = {k: v for k, v in values.items() if f"{cls.prefix}{k}" not in REMOVED}
         try:
             return handler(values)
         except ValidationError as error:
@@ -270,7 +283,6 @@ class EngineConfig(Section):
         cpus_per_client: likewise; the default is one core per client.
         address: of an existing Ray cluster.
         working_dir: a folder with your own modules, shipped to the workers.
-        client_resources: CSV ``client_id,cpus,gpus`` of clients whose fractions differ from those.
         memory_per_client: GiB of memory that an actor needs; None for an estimate.
         client_timeout: seconds for one client's work in a round, after which it counts as lost;
             None for the larger of 60 s and ten times the median of the run so far.
@@ -297,7 +309,6 @@ class EngineConfig(Section):
     cpus_per_client: float = Field(1.0, gt=0)
     address: str | None = None
     working_dir: str | None = None
-    client_resources: str | None = None
     memory_per_client: float | None = Field(None, gt=0)
     client_timeout: float | None = Field(None, gt=0)
     max_retries: int = Field(3, ge=0)

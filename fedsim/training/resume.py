@@ -19,7 +19,7 @@ from fedsim.data.registry import catalogue
 from fedsim.storage import restore
 
 PLACEMENT = (
-    *("kind", "actors", "cpus_per_client", "address", "working_dir", "client_resources"),
+    *("kind", "actors", "cpus_per_client", "address", "working_dir"),
     *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
     *("checkpoint_every", "keep_checkpoints", "state_memory"),
 )
@@ -117,7 +117,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 PATHS = (
     *("data.dir", "data.partition_file", "model.weights"),
-    *("engine.working_dir", "engine.client_resources", "clock.trace"),
+    *("engine.working_dir", "clock.trace"),
 )
 """Keys whose values may be paths, which are relative to where the run was started."""
 

@@ -9,7 +9,7 @@ import pytest
 from ray import exceptions
 
 from fedsim.core.errors import DivergedError, WorkerError
-from fedsim.engine.ray.calls import alone, groups
+from fedsim.engine.ray.calls import groups
 from fedsim.engine.ray.dispatch import Patience
 from fedsim.engine.ray.faults import FINAL, LOST, failure, fault_of, one_line
 
@@ -140,7 +140,4 @@ def test_groups_are_balanced_and_name_every_client_once():
     assert found == [(0, 4, 2), (1, 3)] or sorted(sum(found, ())) == sorted(sizes)
     assert {sum(sizes[c] for c in group) for group in found} == {13, 17}
     assert groups({3: 1}, 5) == [(3,)]
-
-
-def test_alone_is_longest_first():
-    assert alone({0: 1, 1: 5, 2: 5}) == [(1,), (2,), (0,)]
+    assert groups({0: 1, 1: 5, 2: 5}, 3) == [(1,), (2,), (0,)], "alone, the longest first"

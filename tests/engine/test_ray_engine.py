@@ -15,8 +15,7 @@ import fedsim
 from fedsim.config.resolve import EngineConfig, RunConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.engine.ray import cluster as clusters
-from fedsim.engine.ray.cluster import connect, plan_for
-from fedsim.engine.ray.placement import Node
+from fedsim.engine.ray.cluster import connect
 from tests.engine.broken import Holder
 
 pytestmark = pytest.mark.ray
@@ -116,14 +115,6 @@ def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_p
             fedsim.run(config(gpus_per_client=0.5), tmp_path / "run")
     finally:
         ray.shutdown()
-
-
-def test_several_types_of_gpus_are_refused_unless_allowed():
-    nodes = [Node(8, 1, "a", "H200"), Node(8, 1, "b", "A100"), Node(8, 0, "c")]
-    with pytest.raises(ConfigError, match=r"mixes devices \(A100, H200\)"):
-        plan_for(EngineConfig(), nodes, 4)
-    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).actors == 4
-    assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
 
 
 def test_serial_on_a_gpu_that_is_not_there(tmp_path, monkeypatch):

@@ -42,15 +42,6 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, plain_ray, tm
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
-@pytest.mark.parametrize("actors", ["auto", "per-client", 2])
-def test_clients_with_shares_of_their_own(actors, plain_ray, tmp_path):
-    table = tmp_path / "shares.csv"
-    table.write_text("client_id,cpus,gpus\n1,0.5,0\n6,0.5,0\n")
-    engine = {"actors": actors, "cpus_per_client": 0.125, "client_resources": str(table)}
-    reference = run("fedbn", tmp_path / "serial", kind="serial")
-    assert run("fedbn", tmp_path / "run", plain_ray, **engine) == reference
-
-
 def test_images_that_each_node_reads_itself(plain_ray, tmp_path, monkeypatch):
     reference = run("fedavg", tmp_path / "driver", plain_ray)
     assert run("fedavg", tmp_path / "node", plain_ray, data_from="node") == reference

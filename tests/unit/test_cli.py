@@ -387,7 +387,6 @@ def test_doctor_says_what_is_here_and_the_placement() -> None:
     assert rows["this machine"].split()[2] == str(len(os.sched_getaffinity(0)))
     assert "actor" in rows["on this machine"]
     assert "GiB for an actor" in rows["memory needed"]
-    assert "clients 0 to 9" in rows
     assert {"torch", "Ray", "memory", "Python"} <= set(rows)
     assert "one process" in fedsim("doctor", "--engine", "serial").stdout
 
@@ -398,22 +397,6 @@ def test_doctor_shows_the_machines_where_nothing_fits() -> None:
     assert refused.stdout.splitlines()[-1].split()[:2] == ["this", "machine"]
     assert refused.stderr.startswith("error: 1 actor of 1000 CPU does not fit")
     assert refused.stderr.count("\n") == 1
-
-
-def test_doctor_shows_the_classes_of_clients(tmp_path: Path) -> None:
-    (tmp_path / "shares.csv").write_text("client_id,cpus,gpus\n1,0.2,0\n4,0.2,0\n")
-    common = ["doctor", "--cpus-per-client", "0.1", "--gpus-per-client", "0"]
-    common += ["--sample-rate", "1", "--set", "engine.client_resources=shares.csv", "--clients"]
-    both = fedsim(*common, "6")
-    assert both.exit_code == 0, both.output
-    rows = [line.split("  ")[0] for line in both.stdout.splitlines()]
-    assert rows[-2:] == ["clients 1, 4", "clients 0, 2, 3, 5"]
-    assert " of 0.2 CPU for 2 clients" in both.stdout
-    few = fedsim(*common, "4")
-    assert (few.exit_code, few.stderr) == (
-        2,
-        "error: shares.csv, row 3: client_id 4, the 4 clients are 0 to 3\n",
-    )
 
 
 @pytest.mark.parametrize(

@@ -797,7 +797,6 @@ def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed
         ("--set train.lr=1", r"error: --set train\.lr: train\.lr cannot change when a run goes on"),
         ("--set engine.fast=true", r"error: --set engine\.fast: engine\.fast cannot change"),
         ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
-        ("--set engine.client_resources=no.csv", r"error: --set \S+: 'no\.csv' is not here"),
         ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
     ],
 )

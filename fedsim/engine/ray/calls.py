@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -31,7 +31,6 @@ class TrainCall:
         states: of all clients that have one; only those of ``clients`` are sent.
         sizes: training samples by client.
         ranges: what the updates are cut into, to be left on the nodes; none if they are fetched.
-        slots: those whose actors may do it, None for all.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
@@ -43,7 +42,6 @@ class TrainCall:
     ctx: RoundContext
     sizes: Mapping[int, int]
     ranges: tuple[slice, ...] = ()
-    slots: Collection[int] | None = None
     home: int | None = None
     attempt: int = 1
     method: str = "train"
@@ -109,7 +107,6 @@ class EvaluationCall:
     position: int
     pieces: tuple[Piece, ...]
     attempt: int = 1
-    slots: Collection[int] | None = None
     home: int | None = None
     clients: tuple[int, ...] = ()
     method: str = "evaluate"

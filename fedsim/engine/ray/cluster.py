@@ -21,8 +21,7 @@ from ray.exceptions import RayError
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, Interrupted
 from fedsim.core.types import GIB
-from fedsim.engine.ray.placement import Plan, plan_placement
-from fedsim.engine.ray.resources import Node, Share, read_shares
+from fedsim.engine.ray.placement import Node, Plan, Share, plan_placement
 
 LOCAL = "local"
 """The address of a Ray that starts and ends with the run, as without any."""
@@ -34,9 +33,6 @@ PROCESS = 460 << 20
 """Bytes that a process takes once torch (a CUDA build) is imported and has trained a step."""
 MODEL_COPIES = 4
 """Vectors of the model that a process holds at most: weights, gradients, momentum, update."""
-DEPENDS = (
-    "so results depend on who trains where; --set engine.allow_mixed_devices=true accepts that"
-)
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -199,30 +195,19 @@ def plan_for(
         model_bytes: size of the model's vector, for the memory that an actor needs.
 
     Raises:
-        ConfigError: it does not fit; or the GPUs are of several types, or some clients have a GPU
-            and others none, and that is not allowed.
-        DataError: ``engine.client_resources`` is not a table of these clients.
+        ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
     """
     gpus = engine.gpus_per_client
     if gpus is None:
         gpus = 0.5 if any(n.gpus >= 1 for n in nodes) else 0.0
-    share = Share(engine.cpus_per_client, gpus)
-    file = engine.client_resources
-    own = {} if file is None else read_shares(Path(file), num_clients)
     needed = process_memory(model_bytes)
     if engine.memory_per_client is not None:
         needed = math.ceil(engine.memory_per_client * GIB)
-    plan = plan_placement(nodes, share, needed, num_clients, engine.actors, own)
-    kinds = {n.accelerator for n in nodes if n.gpus >= 1}
-    with_gpu = {group.share.gpus > 0 for group in plan.groups}
-    if not engine.allow_mixed_devices:
-        if len(with_gpu) > 1:
-            raise ConfigError(
-                f"engine.client_resources {file}: some clients have a GPU and others none, "
-                f"{DEPENDS}"
-            )
-        if True in with_gpu and len(kinds) > 1:
-            refuse_mixed(kinds)
+    share = Share(engine.cpus_per_client, gpus)
+    plan = plan_placement(nodes, share, needed, num_clients, engine.actors)
+    types = {n.accelerator for n in nodes if n.gpus >= 1}
+    if gpus and len(types) > 1 and not engine.allow_mixed_devices:
+        refuse_mixed(types)
     return plan
 
 
@@ -237,4 +222,7 @@ def process_memory(model_bytes: int) -> int:
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:
     """Refuses a cluster on which results would depend on who trains where."""
     names = ", ".join(sorted(kind or "unknown" for kind in kinds))
-    raise ConfigError(f"the cluster mixes devices ({names}), {DEPENDS}")
+    raise ConfigError(
+        f"the cluster mixes devices ({names}), so results depend on who trains where; "
+        "--set engine.allow_mixed_devices=true accepts that"
+    )

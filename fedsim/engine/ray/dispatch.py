@@ -189,10 +189,9 @@ class Dispatcher:
         for call in list(waiting):
             if not self._pool.idle:
                 return
-            able = self._pool.idle.intersection(call.slots or self._pool.idle)
-            if not able or call.home in self._pool.busy:
+            if call.home in self._pool.busy:
                 continue
-            slot = call.home if call.home in able else min(able)
+            slot = call.home if call.home in self._pool.idle else min(self._pool.idle)
             waiting.remove(call)
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)

@@ -21,7 +21,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext, Scores, Vector, Vectors
 from fedsim.engine.base import Incident, Job, Model, Result
-from fedsim.engine.ray.calls import Call, EvaluationCall, Piece, TrainCall, alone, cut, groups
+from fedsim.engine.ray.calls import Call, EvaluationCall, Piece, TrainCall, cut, groups
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.faults import put
@@ -83,11 +83,10 @@ class RayExecutor:
             self._nodes = machines()
             self._plan = self._plan_for(self._nodes)
             self._planned = time.monotonic()
-            share = {
-                "gpus_per_client": self._plan.gpus_per_client
-            }  # machines that join change none
+            # machines that join do not change what an actor holds
+            share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
-            self._session.prepare(map(self._options, range(self._plan.actors)))
+            self._session.prepare([self._options])
             self._spread()
         except BaseException:
             self.close()
@@ -96,7 +95,7 @@ class RayExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        return f"ray, {self._plan.describe()}"
+        return f"ray, {self._plan}"
 
     @property
     def environment(self) -> Mapping[str, object]:
@@ -153,18 +152,14 @@ class RayExecutor:
     ) -> list[TrainCall]:
         """Clients of one group whose updates are small share a call, where they share actors."""
         (params, downlink), ranges = shared, () if ctx.probe else self._aggregators.ranges
-        calls = []
-        for group in self._plan.groups:
-            sizes = {c: self._sizes[c] for c in clients if c in group.clients}
-            apart = len(group.slots) == len(group.clients) or self._update_bytes > SMALL
-            slots = group.slots if len(self._plan.groups) > 1 else None
-            fewest = -(-len(sizes) * self._update_bytes // MOST)
-            most = max(len(group.slots), fewest)
-            for members in alone(sizes) if apart else groups(sizes, most):
-                home = self._plan.home(members[0])
-                given = states, ctx, sizes, ranges, slots, home
-                calls.append(TrainCall(members, params, downlink, *given))
-        return calls
+        sizes = {c: self._sizes[c] for c in clients}
+        most = len(sizes)
+        if self._plan.shared and self._update_bytes <= SMALL:
+            most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MOST))
+        return [
+            TrainCall(own, params, downlink, states, ctx, sizes, ranges, self._plan.home(own[0]))
+            for own in groups(sizes, most)
+        ]
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.base.Executor`; few models are cut into ranges of batches."""
@@ -231,18 +226,13 @@ class RayExecutor:
                 self._session.close()
 
     def _wanted(self, waiting: Iterable[Call], at_work: int) -> dict[int, Options]:
-        """The slots that should have an actor, for what waits and what is at work.
-
-        Actors of several groups fit in the order of the plan, so all of them are made at once.
-        """
-        if len(self._plan.groups) > 1:
-            return {slot: self._options(slot) for slot in range(self._plan.actors)}
+        """The slots that should have an actor, for what waits and what is at work."""
         homes = {call.home for call in waiting if call.home is not None}
         anywhere = sum(call.home is None for call in waiting)
         taken = homes | self._pool.slots
         more = min(self._plan.actors, at_work + anywhere) - len(taken)
         free = [slot for slot in range(self._plan.actors) if slot not in taken]
-        return {slot: self._options(slot) for slot in homes | set(free[: max(0, more)])}
+        return dict.fromkeys(homes | set(free[: max(0, more)]), self._options)
 
     def _replan(self) -> None:
         """Looks for machines that came or went; where the new ones cannot hold the clients as asked
@@ -251,7 +241,7 @@ class RayExecutor:
             return
         self._planned = time.monotonic()
         nodes = machines()
-        if nodes == self._nodes or len(self._plan.groups) > 1:
+        if nodes == self._nodes:
             return
         self._nodes = nodes
         self._pool.forgive()
@@ -269,6 +259,7 @@ class RayExecutor:
     def _plan_for(self, nodes: Sequence[Node]) -> Plan:
         return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)
 
-    def _options(self, slot: int) -> Options:
-        share = self._plan.options(slot)
-        return (("num_cpus", share.cpus), ("num_gpus", share.gpus))
+    @property
+    def _options(self) -> Options:
+        """What each actor holds."""
+        return (("num_cpus", self._plan.share.cpus), ("num_gpus", self._plan.share.gpus))

@@ -1,132 +1,109 @@
-"""How many client actors fit, and whose they are: a pure function of machines and fractions."""
+"""How many client actors fit on which machines, and what would fit where that is refused.
+
+Pure functions of machines and fractions. Resources are counted as Ray does: in steps of 0.0001, and
+a fraction of a GPU never spans GPUs.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
-from fedsim.engine.ray.resources import Demand, Node, Share, check_share, pack
-from fedsim.engine.ray.suggestions import refusal, some
 
-__all__ = ["Group", "Node", "Plan", "Share", "plan_placement"]
-
-FLAGS = {"cpus": "--cpus-per-client", "gpus": "--gpus-per-client"}
+FINEST = 1e-4
+"""The smallest fraction of a resource that Ray hands out."""
+ONE = 10_000
+"""A whole CPU or GPU in units of :data:`FINEST`."""
+MAX_LISTED = 4
+"""Machines that a message lists."""
 
 
 @dataclass(frozen=True)
-class Group:
-    """The clients that ask for the same share, and the slots whose actors hold it.
+class Node:
+    """A machine of the cluster: what Ray may hand out of it.
 
     Args:
-        clients: ids, ascending.
-        slots: numbers, ascending; at most one per client.
+        cpus: number of CPUs; 0 on a head node that does no work.
+        gpus: number of GPUs.
+        name: address or name, for the user.
+        accelerator: type of the GPUs, "" where it is not known.
+        memory: bytes for processes, infinite where it is not known.
     """
 
-    share: Share
-    clients: Sequence[int]
-    slots: Sequence[int]
+    cpus: float
+    gpus: float = 0.0
+    name: str = "this machine"
+    accelerator: str = ""
+    memory: float = math.inf
 
     def __str__(self) -> str:
-        clients = f"{len(self.clients)} client" + "s" * (len(self.clients) != 1)
-        return f"{len(self.slots)} of {self.share} for {clients}"
+        memory = f", {self.memory / GIB:.1f} GiB" if math.isfinite(self.memory) else ""
+        return f"{self.name}: {self.cpus:g} CPUs, {self.gpus:g} GPUs{memory}"
 
 
 @dataclass(frozen=True)
+class Share:
+    """What a client actor holds: CPUs, and GPUs up to 1 or a whole number."""
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.cpus:g} CPU" + (f" and {self.gpus:g} GPU" if self.gpus else "")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A placement of client actors.
 
-    Actors of several groups are to be made in the order of their slots: then they fit.
-
     Args:
-        groups: the larger shares first; one, unless clients ask for different shares.
         nodes: the machines.
-        node_of: per slot the index of a node that has room for it; Ray may choose another.
+        share: what each actor holds.
         memory: bytes that each actor needs.
+        num_clients: K.
         slots: actors that can run at once, at most one per client.
+        per_node: actors of the run on each node; Ray may choose other nodes.
     """
 
-    groups: tuple[Group, ...]
     nodes: tuple[Node, ...]
-    node_of: tuple[int, ...]
+    share: Share
     memory: int
+    num_clients: int
     slots: int
+    per_node: tuple[int, ...]
 
     @property
     def actors(self) -> int:
         """The number of actors that the run uses."""
-        return len(self.node_of)
-
-    @property
-    def num_clients(self) -> int:
-        """K."""
-        return sum(len(group.clients) for group in self.groups)
+        return sum(self.per_node)
 
     @property
     def shared(self) -> bool:
         """Whether clients take turns on the actors."""
         return self.actors < self.num_clients
 
-    @property
-    def cpus_per_client(self) -> float:
-        """What an actor of the first group holds."""
-        return self.groups[0].share.cpus
-
-    @property
-    def gpus_per_client(self) -> float:
-        """What an actor of the first group holds."""
-        return self.groups[0].share.gpus
-
-    @property
-    def per_node(self) -> tuple[int, ...]:
-        """Actors on each node."""
-        count = Counter(self.node_of)
-        return tuple(count[i] for i in range(len(self.nodes)))
-
-    def options(self, slot: int) -> Share:
-        """What the actor of a slot holds."""
-        return next(group.share for group in self.groups if slot in group.slots)
-
-    def slots_for(self, client: int) -> Sequence[int]:
-        """The slots that may run a client: those of its group."""
-        return self._group(client).slots
-
     def home(self, client: int) -> int | None:
-        """The slot that is a client's own, where its group has one for each."""
-        group = self._group(client)
-        if len(group.slots) < len(group.clients):
-            return None
-        return group.slots[group.clients.index(client)]
+        """The slot that is a client's own, where there is one actor per client."""
+        return None if self.shared else client
 
-    def _group(self, client: int) -> Group:
-        return next(group for group in self.groups if client in group.clients)
-
-    def describe(self) -> str:
-        """One line for the user."""
+    def __str__(self) -> str:
         count = f"{self.actors} actor" + "s" * (self.actors != 1)
-        share = "shared by" if self.shared else "one for each of"
-        text = f"{count} {share} {self.num_clients} clients"
-        if len(self.groups) == 1:
-            return f"{text}, {self.groups[0].share} each"
-        return f"{text}: {some(map(str, self.groups))}"
+        shared = "shared by" if self.shared else "one for each of"
+        return f"{count} {shared} {self.num_clients} clients, {self.share} each"
 
     def record(self) -> dict[str, object]:
         """For env.json."""
         return {
             "slots": self.slots,
             "actors": self.actors,
+            "clients": self.num_clients,
             "memory_per_client": self.memory / GIB,
-            "groups": [
-                {
-                    "clients": len(group.clients),
-                    "actors": len(group.slots),
-                    "cpus_per_client": group.share.cpus,
-                    "gpus_per_client": group.share.gpus,
-                }
-                for group in self.groups
-            ],
+            "cpus_per_client": self.share.cpus,
+            "gpus_per_client": self.share.gpus,
         }
 
 
@@ -136,12 +113,8 @@ def plan_placement(
     memory: int,
     num_clients: int,
     actors: str | int = "auto",
-    own: Mapping[int, Share] | None = None,
 ) -> Plan:
     """One actor per client while they fit, otherwise as many as fit.
-
-    Clients that ask for the same share form a group; each group gets at least one actor, and only
-    its actors run its clients. A fraction of a GPU never spans GPUs.
 
     Args:
         nodes: the machines.
@@ -149,7 +122,6 @@ def plan_placement(
         memory: bytes of memory that an actor needs.
         num_clients: K.
         actors: ``auto``, ``per-client`` or a number.
-        own: the shares of clients that ask for something else, by id.
 
     Raises:
         ConfigError: there is no machine; a share that no node has room for, or more actors than
@@ -157,47 +129,125 @@ def plan_placement(
     """
     if str(actors) not in ("auto", "per-client") and not str(actors).strip("0").isdecimal():
         raise ConfigError(f"--actors {actors}: must be auto, per-client or a number above 0")
-    check_share(share.cpus, share.gpus, FLAGS, ConfigError)
+    _check(share)
     if not nodes:
         raise ConfigError("no machine of the cluster is alive, so there is no place for actors")
-    clients = _grouped(share, num_clients, own or {})
-    demands = [Demand(s, len(ids)) for s, ids in clients.items()]
-    room = pack(nodes, demands, memory, num_clients)
-    least = {"auto": len(demands), "per-client": num_clients}.get(str(actors))
-    places = room
-    if least is None:
-        least = min(int(actors), num_clients)
-        places = pack(nodes, demands, memory, least)
-    given = "" if actors == "auto" else f"--actors {actors}: "
-    if least < len(demands):
-        raise ConfigError(
-            f"{given}clients ask for {len(demands)} different shares "
-            f"({some(str(d.share) for d in demands)}), so {len(demands)} is the least"
-        )
-    if len(places) < least:
-        raise ConfigError(given + refusal(nodes, demands, memory, least))
-    groups = [
-        Group(s, ids, _slots_of(i, [place.demand for place in places]))
-        for i, (s, ids) in enumerate(clients.items())
-    ]
+    slots = sum(pack(nodes, share, memory, num_clients))
+    named = {"auto": 1, "per-client": num_clients}
+    least = named.get(str(actors)) or min(int(actors), num_clients)
+    if slots < least:
+        given = "" if actors == "auto" else f"--actors {actors}: "
+        raise ConfigError(given + _refusal(nodes, share, memory, least))
     return Plan(
-        tuple(groups), tuple(nodes), tuple(place.node for place in places), memory, len(room)
+        nodes=tuple(nodes),
+        share=share,
+        memory=memory,
+        num_clients=num_clients,
+        slots=slots,
+        per_node=pack(nodes, share, memory, slots if actors == "auto" else least),
     )
 
 
-def _grouped(
-    share: Share, num_clients: int, own: Mapping[int, Share]
-) -> dict[Share, Sequence[int]]:
-    """The clients of each share, the larger shares first; a range where all ask for the same."""
-    if set(own.values()) <= {share}:
-        return {share: range(num_clients)}
-    groups: dict[Share, list[int]] = {}
-    for client in range(num_clients):
-        groups.setdefault(own.get(client, share), []).append(client)
-    return {s: tuple(groups[s]) for s in sorted(groups, key=lambda s: (-s.gpus, -s.cpus))}
+def pack(nodes: Sequence[Node], share: Share, memory: int, most: int) -> tuple[int, ...]:
+    """Actors on each node, at most ``most`` in all.
+
+    Nodes are filled in order; actors without a GPU go to those with the fewest first, as with Ray.
+    """
+    order = list(range(len(nodes)))
+    if share.gpus == 0:
+        order.sort(key=lambda i: nodes[i].gpus)
+    placed = [0] * len(nodes)
+    for i in order:
+        placed[i] = min(capacity(nodes[i], share, memory), most - sum(placed))
+    return tuple(placed)
 
 
-def _slots_of(demand: int, placed: Sequence[int]) -> Sequence[int]:
-    if set(placed) == {demand}:
-        return range(len(placed))
-    return tuple(slot for slot, of in enumerate(placed) if of == demand)
+def capacity(node: Node, share: Share, memory: int) -> int:
+    """How many actors of a share fit on a node."""
+    limits = [units(node.cpus) // units(share.cpus)]
+    gpus = units(share.gpus)
+    if gpus:
+        whole = int(node.gpus)
+        limits.append(whole * (ONE // gpus) if gpus <= ONE else whole // (gpus // ONE))
+    if memory and math.isfinite(node.memory):
+        limits.append(int(node.memory // memory))
+    return min(limits)
+
+
+def units(amount: float) -> int:
+    """An amount of a resource in units of :data:`FINEST`; Ray cuts off what is finer."""
+    return math.floor(amount * ONE + 1e-6)
+
+
+def _check(share: Share) -> None:
+    """Refuses what Ray cannot hand out: both are whole above 1, and GPUs alone may be 0."""
+    for name, amount, or_none in (("cpus", share.cpus, ""), ("gpus", share.gpus, ", or 0")):
+        given = f"--{name}-per-client {amount:g}"
+        if not (math.isfinite(amount) and (amount >= FINEST or (or_none and amount == 0))):
+            raise ConfigError(f"{given}: must be {FINEST:g} or more{or_none}")
+        if amount > 1 and amount != int(amount):
+            raise ConfigError(
+                f"{given}: above 1 it must be whole, such as {math.floor(amount)} or "
+                f"{math.ceil(amount)}"
+            )
+
+
+def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> str:
+    """Why ``wanted`` actors do not fit, and the largest amounts with which they would."""
+
+    def room(share: Share, memory: int) -> int:
+        return sum(pack(nodes, share, memory, wanted))
+
+    listed = ", ".join(map(str, nodes[:MAX_LISTED]))
+    more = f", and {len(nodes) - MAX_LISTED} more" if len(nodes) > MAX_LISTED else ""
+    text = (
+        f"{wanted} actor{'s' * (wanted != 1)} of {share} do{'es' * (wanted == 1)} not fit, "
+        f"{room(share, memory)} do ({listed}{more})"
+    )
+    if room(share, 0) < wanted:
+        smaller = _suggested_share(nodes, share, lambda share: room(share, 0) >= wanted, wanted)
+        if smaller is None:
+            return text
+        amounts = {"cpus": (share.cpus, smaller.cpus), "gpus": (share.gpus, smaller.gpus)}
+        for name, (asked, amount) in amounts.items():
+            text += f"; --{name}-per-client {amount:g} would" * (amount != asked)
+        share = smaller
+    fitting = room(share, memory)
+    if fitting < wanted:
+        amounts_of_memory = {n.memory / k for n in nodes for k in range(1, wanted + 1)}
+        finite = {math.floor(m / GIB * 100) / 100 for m in amounts_of_memory if math.isfinite(m)}
+        need = _largest(finite - {0.0}, lambda gib: room(share, math.ceil(gib * GIB)) >= wanted)
+        text += f"; there is memory for {fitting} of {memory / GIB:.2f} GiB"
+        if need is not None:
+            text += f", and for {wanted} with --set engine.memory_per_client={need:g}"
+    return text
+
+
+def _suggested_share(
+    nodes: Sequence[Node], asked: Share, fits: Callable[[Share], bool], wanted: int
+) -> Share | None:
+    """The share nearest to the one asked for with which ``wanted`` actors fit, None for none."""
+    parts = range(1, wanted + 1)
+    cpus: float | None = asked.cpus
+    if not fits(Share(asked.cpus, 0)):
+        amounts = {_rounded_down(n.cpus / k) for n in nodes for k in parts} - {0.0}
+        cpus = _largest(amounts, lambda cpus: cpus < asked.cpus and fits(Share(cpus, 0)))
+    if cpus is None or fits(Share(cpus, asked.gpus)):
+        return None if cpus is None else Share(cpus, asked.gpus)
+    most = math.floor(max(node.gpus for node in nodes))
+    wholes = map(float, range(1, min(math.ceil(asked.gpus), most + 1)))
+    amounts = {*wholes, *(_rounded_down(1 / k) for k in parts)} - {0.0}
+    gpus = _largest(amounts, lambda gpus: gpus < asked.gpus and fits(Share(cpus, gpus)))
+    return Share(cpus, gpus or 0.0)
+
+
+def _largest(amounts: Iterable[float], fits: Callable[[float], bool]) -> float | None:
+    """The largest amount that fits, where all below one that fits do too."""
+    descending = sorted(amounts, reverse=True)
+    i = bisect_left(descending, True, key=fits)
+    return descending[i] if i < len(descending) else None
+
+
+def _rounded_down(amount: float) -> float:
+    """The amount in whole steps of the finest; above 1 only whole numbers can be asked for."""
+    return float(math.floor(amount)) if amount > 1 else units(amount) / ONE

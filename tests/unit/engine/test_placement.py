@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
+from fedsim.config.resolve import EngineConfig
 from fedsim.core.errors import ConfigError
+from fedsim.core.types import GIB
+from fedsim.engine.ray.cluster import available_memory, local_node, node_of, plan_for
 from fedsim.engine.ray.placement import Node, Share, plan_placement
 
 GPU2 = [Node(64, 2)]
@@ -70,8 +77,6 @@ def test_one_actor_per_client_while_they_fit():
     shared = plan([Node(8)], 50)
     assert (shared.slots, shared.actors, shared.num_clients, shared.shared) == (8, 8, 50, True)
     assert shared.home(3) is None
-    assert list(shared.slots_for(49)) == list(range(8))
-    assert shared.options(7) == Share(1.0, 0.0)
     assert plan([Node(8)], 8, actors="per-client").actors == 8
 
 
@@ -178,9 +183,9 @@ def test_above_one_gpu_the_number_is_whole(value):
 
 
 def test_the_plan_describes_itself():
-    assert plan([Node(8)], 50).describe() == "8 actors shared by 50 clients, 1 CPU each"
-    assert plan([Node(1)], 1).describe() == "1 actor one for each of 1 clients, 1 CPU each"
-    text = plan(GPU2, 4, 0.5, 0.25).describe()
+    assert str(plan([Node(8)], 50)) == "8 actors shared by 50 clients, 1 CPU each"
+    assert str(plan([Node(1)], 1)) == "1 actor one for each of 1 clients, 1 CPU each"
+    text = str(plan(GPU2, 4, 0.5, 0.25))
     assert text == "4 actors one for each of 4 clients, 0.5 CPU and 0.25 GPU each"
 
 
@@ -193,3 +198,143 @@ def test_actors_must_be_a_number_above_zero(actors):
 def test_a_fraction_finer_than_rays_finest_is_refused():
     with pytest.raises(ConfigError, match=r"--gpus-per-client 1e-05: must be 0\.0001 or more"):
         plan([Node(8, 1)], 4, gpus_per_client=1e-5)
+
+
+def all_fit(nodes, share, actors, memory):
+    """Whether some packing holds so many actors: tries every node and every GPU for each."""
+    exact = [Fraction(amount).limit_denominator(10_000) for amount in (share.cpus, share.gpus)]
+    state = tuple((Fraction(n.cpus), (Fraction(1),) * int(n.gpus), n.memory) for n in nodes)
+
+    def search(state, left):
+        if not left:
+            return True
+        cpus, gpus = exact
+        for i, (free, on, room) in enumerate(state):
+            if cpus > free or memory > room:
+                continue
+            if gpus == 0:
+                options = {on}
+            elif gpus < 1:
+                options = {
+                    tuple(sorted([*on[:j], on[j] - gpus, *on[j + 1 :]]))
+                    for j in range(len(on))
+                    if on[j] >= gpus
+                }
+            else:
+                options = {on[int(gpus) :]} if len(on) >= gpus else set()
+            for after in options:
+                changed = (free - cpus, after, room - memory)
+                if search((*state[:i], changed, *state[i + 1 :]), left - 1):
+                    return True
+        return False
+
+    return search(state, actors)
+
+
+def test_every_actor_that_can_fit_is_placed():
+    rng = np.random.default_rng(0)
+    found = Counter()
+    for _ in range(150):
+        nodes = [
+            Node(
+                float(rng.integers(0, 4)),
+                float(rng.integers(0, 3)),
+                memory=int(rng.integers(1, 9)),
+            )
+            for _ in range(rng.integers(1, 3))
+        ]
+        gpus = rng.choice([0, 0, 0.3, 0.5, 0.6, 1, 2])
+        share = Share(float(rng.choice([0.5, 0.7, 1, 2])), float(gpus))
+        memory = int(rng.integers(1, 5))
+        most = next(n for n in range(7) if n == 6 or not all_fit(nodes, share, n + 1, memory))
+        found[most] += 1
+        if most == 0:
+            with pytest.raises(ConfigError, match="does not fit, 0 do"):
+                plan_placement(nodes, share, memory, 6)
+        else:
+            p = plan_placement(nodes, share, memory, 6)
+            assert p.actors == most
+            assert all(
+                all_fit([n], share, k, memory) for n, k in zip(nodes, p.per_node, strict=True)
+            )
+    assert len(found) == 7, f"every number of actors occurs: {found}"
+
+
+def test_actors_without_a_gpu_leave_the_gpu_nodes_alone():
+    assert plan([Node(4, 2), Node(2, 0)], 3).per_node == (1, 2)
+
+
+def test_memory_bounds_the_number_of_actors():
+    nodes = [Node(16, memory=3 * GIB), Node(2, memory=8 * GIB), Node(16, memory=GIB // 2)]
+    p = plan(nodes, 50, memory=GIB)
+    assert (p.per_node, p.memory) == ((3, 2, 0), GIB)
+    assert plan([Node(16)], 50, memory=GIB).actors == 16, "memory is not known"
+
+
+@pytest.mark.parametrize("actors", ["per-client", 8])
+def test_more_actors_than_the_memory_holds_are_refused(actors):
+    nodes = [Node(16, 0, "here", memory=3 * GIB)]
+    with pytest.raises(ConfigError) as error:
+        plan(nodes, 8, actors=actors, memory=GIB)
+    assert str(error.value) == (
+        f"--actors {actors}: 8 actors of 1 CPU do not fit, 3 do (here: 16 CPUs, 0 GPUs, 3.0 GiB); "
+        "there is memory for 3 of 1.00 GiB, and for 8 with --set engine.memory_per_client=0.37"
+    )
+    assert plan(nodes, 8, actors=actors, memory=int(0.37 * GIB)).actors == 8
+    with pytest.raises(ConfigError, match=r"with --set engine\.memory_per_client=0\.37$"):
+        plan(nodes, 8, actors=actors, memory=int(0.38 * GIB))
+
+
+def test_not_even_one_actor_fits_the_memory():
+    with pytest.raises(ConfigError, match=r"does not fit.*memory for 0 of 2\.00 GiB, and for 1 wi"):
+        plan([Node(16, memory=GIB)], 8, memory=2 * GIB)
+    with pytest.raises(ConfigError, match=r"there is memory for 0 of 2\.00 GiB$"):
+        plan([Node(16, memory=1000)], 8, memory=2 * GIB)
+
+
+def test_cores_and_memory_are_named_together():
+    nodes = [Node(2, memory=2 * GIB)]
+    with pytest.raises(ConfigError) as error:
+        plan(nodes, 4, actors="per-client", memory=GIB)
+    suggested = "--cpus-per-client 0.5 would; there is memory for 2 of 1.00 GiB, and for 4 with"
+    assert suggested in str(error.value)
+    assert plan(nodes, 4, 0.5, actors="per-client", memory=GIB // 2).actors == 4
+
+
+def test_a_refusal_lists_a_few_machines():
+    with pytest.raises(ConfigError) as error:
+        plan([Node(1, 0, f"n{i}") for i in range(9)], 3, 2.0)
+    assert "n3: 1 CPUs, 0 GPUs, and 5 more); --cpus-per-client 1 would" in str(error.value)
+
+
+def test_the_plan_of_a_configuration():
+    nodes = [Node(8, memory=100 * GIB)]
+    p = plan_for(EngineConfig(cpus_per_client=2), nodes, 6)
+    assert (p.actors, p.share) == (4, Share(2.0))
+    assert 0.4 * GIB < p.memory < 0.5 * GIB
+    larger = plan_for(EngineConfig(), nodes, 6, model_bytes=GIB)
+    assert larger.memory == 4 * GIB + p.memory
+    assert plan_for(EngineConfig(memory_per_client=50), nodes, 6, GIB).actors == 2
+
+
+def test_several_types_of_gpus_are_refused_unless_allowed():
+    nodes = [Node(8, 2, "a", "A100"), Node(8, 2, "b", "H200")]
+    with pytest.raises(
+        ConfigError, match=r"mixes devices \(A100, H200\).*allow_mixed_devices=true"
+    ):
+        plan_for(EngineConfig(), nodes, 4)
+    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).share == Share(1.0, 0.5)
+    assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
+
+
+def test_a_machine_as_ray_describes_it():
+    resources = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H200": 1.0, "memory": 5e9, "node:x": 1.0}
+    assert node_of(resources, "x") == Node(8.0, 2.0, "x", "H200", 5e9)
+    assert node_of({}, "head") == Node(0.0, 0.0, "head", "", math.inf)
+
+
+def test_this_machine(monkeypatch):
+    assert GIB // 8 < available_memory() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    monkeypatch.setattr("fedsim.engine.ray.cluster.available_memory", lambda: 10.0 * GIB)
+    assert local_node().memory == pytest.approx(7 * GIB), "Ray's object store takes 30 %"
+    assert local_node().cpus == len(os.sched_getaffinity(0))
