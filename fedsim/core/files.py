@@ -9,6 +9,7 @@ import hashlib
 import lzma
 import os
 import platform
+import tempfile
 import tokenize
 import zipfile
 import zlib
@@ -24,40 +25,46 @@ from fedsim.core.errors import ConfigError, DataError, StoreError, nearest
 from fedsim.core.types import I64, Array
 
 UNFINISHED = ".writing-"
-"""Prefix of a file that is being written; one that is left after a kill is of no use."""
+"""Prefix of the folders of files that are being written; what a kill leaves there is of no use."""
 ONLY_FILES = (errno.EINVAL, errno.ENOTSUP)
 """What a file system says that cannot flush folders."""
 
 
-def write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Writes or replaces a file: under another name, flushed to the disk, then renamed.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path to write a file to, which is flushed to the disk and renamed to ``path`` afterwards.
 
     Args:
         path: of the file; nobody else may write it at the same time.
-        pieces: its content in order.
 
-    Returns:
-        The SHA-256 of the content, in hex.
+    Raises:
+        StoreError: it cannot be written; what was there before is still there, as after any error.
+    """
+    with (
+        writing(path),
+        tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=path.parent) as folder,
+    ):
+        unfinished = Path(folder, path.name)
+        yield unfinished
+        sync(unfinished)
+        unfinished.replace(path)
+        sync(path.parent)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Writes or replaces a file, whole or not at all.
 
     Raises:
         StoreError: it cannot be written; what was there before is still there.
     """
-    digest = hashlib.sha256()
-    unfinished = path.with_name(UNFINISHED + path.name)
-    with writing(path):
-        try:
-            with unfinished.open("wb") as file:
-                for piece in pieces:
-                    digest.update(piece)
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-        sync(path.parent)
-    return digest.hexdigest()
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def sha256(path: Path) -> str:
+    """The SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:
@@ -66,11 +73,14 @@ def sync(path: Path) -> None:
     Raises:
         OSError: it cannot be flushed.
     """
-    descriptor = os.open(path, os.O_RDONLY)
+    is_folder = path.is_dir()
+    if is_folder and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in ONLY_FILES or not path.is_dir():
+        if error.errno not in ONLY_FILES or not is_folder:
             raise
     finally:
         os.close(descriptor)
@@ -99,7 +109,7 @@ def _named(path: Path, done: str) -> Iterator[Path]:
     try:
         yield path
     except OSError as error:
-        raise StoreError(f"{path}: cannot be {done} ({error.strerror})") from error
+        raise StoreError(f"{path}: cannot be {done} ({error.strerror or error})") from error
 
 
 NAME = ".lock"

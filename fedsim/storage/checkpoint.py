@@ -236,7 +236,7 @@ class Checkpoints:
         arrays |= {f"server/{key}": array for key, array in state.server.items()}
         arrays |= {f"downlink/{key}": array for key, array in state.downlink.items()}
         name = f"round-{position.rounds:06d}.safetensors"
-        digest, _ = tensors.write(self.folder / name, arrays)
+        digest = tensors.save(self.folder / name, arrays)
         for table in position.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
@@ -255,7 +255,7 @@ class Checkpoints:
             },
         }
         record = f"round-{position.rounds:06d}.json"
-        files.write(self.folder / record, [seal(content)])
+        files.write(self.folder / record, seal(content))
         self._kept.append((position.rounds, files_of(record, content)))
         self._prune({s.path.name for s, _ in live})
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, overload
 
+from fedsim.core import files
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
-from fedsim.storage.tensors import Place
 
 
 @dataclass
@@ -26,7 +26,6 @@ class Segment:
         size: bytes of all states in it.
         live: the clients whose newest saved state it holds.
         live_size: bytes of their states.
-        places: where each client's arrays lie, once written.
         sha256: of the file, once written.
     """
 
@@ -35,7 +34,6 @@ class Segment:
     size: int = 0
     live: set[int] = field(default_factory=set)
     live_size: int = 0
-    places: dict[int, dict[str, Place]] = field(default_factory=dict)
     sha256: str = ""
 
     @property
@@ -52,10 +50,8 @@ class Segment:
         if self.written:
             return
         named = {f"{c}/{k}": a for c, own in self.states.items() for k, a in own.items()}
-        digest, places = tensors.write(self.path, named)
-        self.places = by_client(places)  # before the states go: a state is always in one of both
-        self.states = {}
-        self.sha256 = digest
+        self.sha256 = tensors.save(self.path, named)
+        self.states = {}  # only now: a state is always in one of both
 
     def read(self, client: int) -> Vectors:
         """The state of a client; one thread may read while another writes.
@@ -64,20 +60,11 @@ class Segment:
             StoreError: the file cannot be read.
         """
         waiting = self.states.get(client)
-        return tensors.read(self.path, self.places[client]) if waiting is None else waiting
+        return tensors.load(self.path, f"{client}/") if waiting is None else waiting
 
 
-def by_client(places: Mapping[str, Place]) -> dict[int, dict[str, Place]]:
-    """Sorts names such as ``12/personal`` by client."""
-    found: dict[int, dict[str, Place]] = {}
-    for name, place in places.items():
-        client, _, key = name.partition("/")
-        found.setdefault(int(client), {})[key] = place
-    return found
-
-
-def size_of(own: Mapping[str, Array | Place]) -> int:
-    """Bytes of a state, in memory or in a file."""
+def size_of(own: Vectors) -> int:
+    """Bytes of a state."""
     return sum(array.nbytes for array in own.values())
 
 
@@ -186,27 +173,24 @@ class Shelf(Mapping[int, Vectors]):
                 self._bytes += self._sizes[client]
                 self._unsaved.add(client)
 
-    def adopt(self, files: Sequence[tuple[Segment, Sequence[int]]]) -> None:
+    def adopt(self, segments: Sequence[tuple[Segment, Sequence[int]]]) -> None:
         """Takes some clients' states in written files, the newest into memory as far as they fit.
 
         Args:
-            files: and the clients whose newest states they hold, oldest first.
+            segments: and the clients whose newest states they hold, oldest first.
 
         Raises:
             StoreError: a file cannot be read.
         """
-        for segment, clients in files:
+        for segment, clients in segments:
             self.segments[segment.path.name] = segment
-            segment.size = sum(map(size_of, segment.places.values()))
+            with files.reading(segment.path) as path:
+                segment.size = path.stat().st_size
             for client in clients:
-                self._save(client, segment, size_of(segment.places[client]))
-        fitting: list[int] = []
-        for client in reversed(self._saved):
-            if self._bytes + self._sizes[client] > self.budget:
-                break
-            self._bytes += self._sizes[client]
-            fitting.append(client)
-        self._memory = {client: self[client] for client in reversed(fitting)}
+                self._memory[client] = state = segment.read(client)
+                self._save(client, segment, size_of(state))
+                self._bytes += self._sizes[client]
+                self.evict()
 
     def collect(self, name: str) -> None:
         """Adds a segment with all unsaved states, still to be written, if there are any.

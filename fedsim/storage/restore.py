@@ -25,9 +25,8 @@ from fedsim.storage.checkpoint import (
     files_of,
     unseal,
 )
-from fedsim.storage.client_states import ClientStates, Segment, Shelf, by_client
-from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, file_sha256
-from fedsim.storage.tensors import Place
+from fedsim.storage.client_states import ClientStates, Segment, Shelf
+from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
 from fedsim.version import __version__
 
 Kept = list[tuple[int, frozenset[str]]]
@@ -140,7 +139,7 @@ def _load(run: Path, content: Mapping[str, Any], shelf: Shelf) -> Position:
     for table, length in content["tables"].items():
         _check_table(run, table, length)
     ((name, digest),) = content["arrays"].items()
-    arrays = tensors.read(*_opened(run, name, digest))
+    arrays = tensors.load(_checked(run, name, digest))
     parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}}
     params = arrays.pop("params")
     for key, array in arrays.items():
@@ -148,8 +147,8 @@ def _load(run: Path, content: Mapping[str, Any], shelf: Shelf) -> Position:
         parts[part][own] = array
     segments = []
     for name, entry in sorted(content["segments"].items(), key=lambda item: _round(Path(item[0]))):
-        path, places = _opened(run, name, entry["sha256"])
-        segment = Segment(path, places=by_client(places), sha256=entry["sha256"])
+        path = _checked(run, name, entry["sha256"])
+        segment = Segment(path, sha256=entry["sha256"])
         segments.append((segment, entry["clients"]))
     shelf.adopt(segments)
     return Position(
@@ -170,14 +169,14 @@ def _check_table(run: Path, table: str, length: int) -> None:
             raise ValueError(f"{table} is shorter than it was then")
 
 
-def _opened(run: Path, name: str, digest: str) -> tuple[Path, dict[str, Place]]:
-    """A file of a checkpoint, once its content has been compared, and where its arrays lie."""
+def _checked(run: Path, name: str, digest: str) -> Path:
+    """A file of a checkpoint, once its content has been compared."""
     if not OWN.fullmatch(name):
         raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
     with files.reading(run / FOLDER / name) as path:
-        if file_sha256(path) != digest:
+        if files.sha256(path) != digest:
             raise ValueError(f"{name} is damaged")
-        return path, tensors.places(path)
+        return path
 
 
 def _kept(older: list[Path]) -> Kept:

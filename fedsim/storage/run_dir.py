@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import csv
 import datetime
-import hashlib
 import io
 import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
@@ -102,7 +102,7 @@ class RunStore:
         Raises:
             StoreError: it cannot be written, as in all methods that write.
         """
-        files.write(self.path / name, [text.encode()])
+        files.write(self.path / name, text.encode())
 
     def write_partition(self, rows: Iterable[Row]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
@@ -163,11 +163,11 @@ class RunStore:
         for folder in (self.path, self.path / "checkpoints"):
             with files.writing(folder):
                 for path in folder.glob(f"{files.UNFINISHED}*"):
-                    path.unlink()
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def save_model(self, params: Vector, layout: Layout) -> None:
         """Writes model.safetensors with the model's tensor names."""
-        files.write(self.path / "model.safetensors", [save(named_tensors(params, layout))])
+        files.write(self.path / "model.safetensors", save(named_tensors(params, layout)))
 
     def save_loss_matrix(self) -> None:
         """Writes loss_matrix.npz from loss_matrix.csv: for each decomposed round r the arrays
@@ -181,7 +181,7 @@ class RunStore:
             arrays[f"{number}/losses"] = rows["loss"].to_numpy().reshape(len(models), len(owners))
         data = io.BytesIO()
         np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
-        files.write(self.path / "loss_matrix.npz", [data.getvalue()])
+        files.write(self.path / "loss_matrix.npz", data.getvalue())
 
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.
@@ -251,12 +251,6 @@ def environment() -> dict[str, object]:
         "platform": platform.platform(),
         "packages": {name: metadata.version(name) for name in packages},
     }
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _git_commit() -> str | None:

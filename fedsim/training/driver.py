@@ -31,7 +31,6 @@ from fedsim.storage.run_dir import (
     check_free,
     default_path,
     environment,
-    file_sha256,
     to_json,
 )
 from fedsim.training.log import RoundLog
@@ -384,9 +383,9 @@ def _environment(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     known = environment() | {"classes": list(setup.dataset.class_names)}
     if setup.model.weights is not None:
-        known["weights_sha256"] = file_sha256(Path(setup.model.weights))
+        known["weights_sha256"] = files.sha256(Path(setup.model.weights))
     if setup.config.clock.trace is not None:
-        known["trace_sha256"] = file_sha256(Path(setup.config.clock.trace))
+        known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
     return known
 
 
@@ -400,7 +399,7 @@ def _check_trace(config: RunConfig, store: RunStore) -> None:
     if trace is None or not path.exists():
         return
     began = json.loads(path.read_text(encoding="utf-8")).get("trace_sha256")
-    if began not in (None, file_sha256(Path(trace))):
+    if began not in (None, files.sha256(Path(trace))):
         raise DataError(
             f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
             "cannot go on with it"

@@ -108,15 +108,17 @@ def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path):
 
 
 def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):
-    (tmp_path / ".writing-x").mkdir()
-    with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Is a directory\)"):
-        RunStore(tmp_path).clean()
-
-    def stat(self, **_):
+    def fails(self, **_):
         raise OSError(errno.EIO, "Input/output error")
 
+    (tmp_path / ".writing-x").write_text("")
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", fails)
+        with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Input/output er"):
+            RunStore(tmp_path).clean()
+
     monkeypatch.setattr("pathlib.Path.exists", lambda self: True)
-    monkeypatch.setattr("pathlib.Path.stat", stat)
+    monkeypatch.setattr("pathlib.Path.stat", fails)
     with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be read \(Input/output error\)"):
         RunStore(tmp_path).lengths()
 
