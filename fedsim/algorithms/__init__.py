@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.algorithms.registry import (
     FIELDS,
+    check,
     compose,
     describe,
     fields,
@@ -17,6 +18,7 @@ __all__ = [
     "FIELDS",
     "Algorithm",
     "Probe",
+    "check",
     "compose",
     "describe",
     "fields",

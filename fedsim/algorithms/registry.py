@@ -15,13 +15,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 import fedsim.algorithms
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.criterion import MarginControl
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import resolve, signature
+from fedsim.core.settings import Scalar, checked
 
 
 def names() -> tuple[str, ...]:
@@ -66,29 +65,23 @@ def parameters(name: str) -> Mapping[str, inspect.Parameter]:
     return found
 
 
+def check(name: str, hyperparameters: Mapping[str, Any]) -> dict[str, Scalar]:
+    """The hyperparameters with the types that the method's ``build`` declares.
+
+    Raises:
+        ConfigError: no such method or hyperparameter, a value that is missing or of another type.
+    """
+    return checked(name, parameters(name), hyperparameters)
+
+
 def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
     """Builds a method.
 
     Raises:
-        ConfigError: no such method or hyperparameter, a value that is missing or that the method
-            refuses, or a function of the user's that builds something else.
+        ConfigError: as :func:`check`, a value that the method refuses, or a function of the user's
+            that builds something else.
     """
-    given, known = dict(hyperparameters or {}), parameters(name)
-    for key in given:
-        if key not in known:
-            raise ConfigError(
-                f"{name} has no hyperparameter {key!r}; it has "
-                f"{', '.join(known) or 'none'}{nearest(key, known)}"
-            )
-        try:
-            given[key] = TypeAdapter(known[key].annotation).validate_python(given[key])
-        except ValidationError as error:
-            reason = error.errors(include_url=False)[0]["msg"]
-            raise ConfigError(f"{name}.{key} is {given[key]!r}: {reason}") from error
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise ConfigError(f"{name}.{key} is missing; {name} has no default for it")
-    built = builder(name)(**given)
+    built = builder(name)(**check(name, hyperparameters or {}))
     if not isinstance(built, Algorithm):
         raise ConfigError(
             f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "

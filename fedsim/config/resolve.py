@@ -10,7 +10,7 @@ import yaml
 
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import Given, Settings
-from fedsim.config.run import RunConfig, keys
+from fedsim.config.run import RunConfig
 from fedsim.config.sections import (
     REMOVED,
     ClockConfig,
@@ -19,9 +19,11 @@ from fedsim.config.sections import (
     EvaluationConfig,
     ModelConfig,
     TrainConfig,
+    fields,
 )
-from fedsim.config.validation import InvalidSetting, cohort_size, is_method
+from fedsim.config.validation import cohort_size, is_method
 from fedsim.core.errors import ConfigError
+from fedsim.core.settings import InvalidSetting
 
 __all__ = [
     "ClockConfig",
@@ -74,6 +76,7 @@ def resolve(*layers: Settings) -> RunConfig:
     for layer in layers:
         merged |= layer
     nested: dict[str, Any] = {}
+    known = fields()
     for key, given in merged.items():
         section, _, leaf = key.rpartition(".")
         if not section and (leaf in SECTIONS or is_method(leaf)):
@@ -81,9 +84,9 @@ def resolve(*layers: Settings) -> RunConfig:
                 raise ConfigError(
                     f"{given.origin}: {given.value!r} given; {leaf} is a section of keys"
                 )
-        elif not section and key in keys():
+        elif not section and key in known:
             nested[key] = given.value
-        elif key in keys() or key in REMOVED or is_method(section):
+        elif key in known or key in REMOVED or is_method(section):
             nested.setdefault(section, {})[leaf] = given.value
         else:
             raise ConfigError(f"{given.origin}: {RunConfig.unknown(key)}")

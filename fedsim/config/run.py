@@ -1,7 +1,7 @@
 """RunConfig: everything that decides a run, as one frozen value that checks itself.
 
 The sections and keys are the same in YAML files, in ``--set`` and here. A value that cannot be
-used raises :class:`~fedsim.config.validation.InvalidSetting`, one line that names the key; where
+used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names the key; where
 the key came from a file or a flag, :mod:`fedsim.config.resolve` puts that place instead.
 """
 
@@ -10,22 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from fedsim import algorithms, models
 from fedsim.client import criterion
-from fedsim.config.sections import (
-    ClockConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    ModelConfig,
-    Section,
-    TrainConfig,
-)
+from fedsim.config.sections import DataConfig, EvaluationConfig, RunSettings, TrainConfig, fields
 from fedsim.config.validation import (
-    InvalidSetting,
-    Scalar,
     check_hyperparameters,
     check_name,
     cohort_size,
@@ -33,6 +23,7 @@ from fedsim.config.validation import (
     is_method,
 )
 from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.settings import InvalidSetting
 from fedsim.data import partitions, transforms
 from fedsim.data.registry import catalogue
 
@@ -48,45 +39,15 @@ OF_DRAWN = {
 """By data set keys of section data that mean nothing where it is not drawn."""
 
 
-class RunConfig(Section):
+class RunConfig(RunSettings):
     """A whole run. Hyperparameters of a method are given under its name.
 
     ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; those of the methods in use are filled
     up with the defaults of their ``build`` function.
 
-    Args:
-        algorithm: a method of ``fedsim list algorithms``, or ``module:function``.
-        server: take the server rule of this method instead of the algorithm's own.
-        margin: margin control of the client loss; ``none`` for plain cross-entropy, None for the
-            method's own default.
-        margin_weight: lambda; None for the method's own default.
-        margin_threshold: tau, T or u of the forms that have one; None for the form's default.
-        seed: of training: start weights, cohorts, orders of batches.
-        data: which images, and how clients own them.
-        model: which network.
-        train: rounds, sampling, local SGD.
-        evaluation: when and how models are tested.
-        clock: how fast clients are and whether they answer, simulated.
-        engine: where the work is done.
-        hyperparameters: per method name, filled from the sections named like methods.
-
     Raises:
         ConfigError: a value that cannot be used, in one line.
     """
-
-    algorithm: str = "fedld"
-    server: str | None = None
-    margin: str | None = None
-    margin_weight: float | None = Field(None, ge=0)
-    margin_threshold: float | None = Field(None, gt=0)
-    seed: int = Field(0, ge=0)
-    data: DataConfig = DataConfig()
-    model: ModelConfig = ModelConfig()
-    train: TrainConfig = TrainConfig()
-    evaluation: EvaluationConfig = EvaluationConfig()
-    clock: ClockConfig = ClockConfig()
-    engine: EngineConfig = EngineConfig()
-    hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +60,7 @@ class RunConfig(Section):
         for role in ("algorithm", "server"):
             name = values.get(role, cls.model_fields[role].default)
             if isinstance(name, str):
-                check_name(role, name, algorithms.names(), "algorithm", own=True)
+                check_name(role, name, algorithms.names(), "algorithm", user_defined=True)
                 sections[name] = default_hyperparameters(role, name) | dict(
                     sections.get(name) or {}
                 )
@@ -114,8 +75,8 @@ class RunConfig(Section):
     def _fits_together(self) -> RunConfig:
         data_sets = [info.name for info in catalogue()]
         self._check_momentum()
-        check_name("data.name", self.data.name, data_sets, "data set", own=True)
-        check_name("model.name", self.model.name, models.NAMES, "model", own=True)
+        check_name("data.name", self.data.name, data_sets, "data set", user_defined=True)
+        check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
         check_name("margin", self.margin, criterion.FORMS, "form of margin control")
@@ -149,7 +110,7 @@ class RunConfig(Section):
         return self
 
     @property
-    def asked_partition(self) -> str | None:
+    def named_partition(self) -> str | None:
         """The partition that is named, ``files`` with a CSV file, None for the data set's own."""
         by_file = (self.data.partition_file or "").lower().endswith(".csv")
         return self.data.partition or ("files" if by_file else None)
@@ -159,8 +120,8 @@ class RunConfig(Section):
         """Whether ``data.num_clients`` holds whatever is in the data's files."""
         if "num_clients" in self.data.model_fields_set:
             return True
-        if self.asked_partition is not None:
-            return self.asked_partition not in FIXED_PARTITIONS
+        if self.named_partition is not None:
+            return self.named_partition not in FIXED_PARTITIONS
         info = {info.name: info for info in catalogue()}.get(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
@@ -194,11 +155,11 @@ class RunConfig(Section):
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
-        same_leaf = [known for known in keys() if known.rpartition(".")[2] == key]
+        same_leaf = [known for known in fields() if known.rpartition(".")[2] == key]
         if same_leaf:
             return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
         methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
-        return f"unknown key {key!r}{nearest(key, (*keys(), *methods))}"
+        return f"unknown key {key!r}{nearest(key, (*fields(), *methods))}"
 
 
 def _without_momentum(train: Any) -> Any:
@@ -208,14 +169,3 @@ def _without_momentum(train: Any) -> Any:
     if isinstance(train, Mapping):
         return {"momentum": 0.0, **train}
     return train
-
-
-def keys() -> tuple[str, ...]:
-    """Every dotted key but the hyperparameters of methods."""
-    found: list[str] = []
-    for name, field in RunConfig.model_fields.items():
-        if isinstance(field.default, Section):
-            found += (f"{name}.{leaf}" for leaf in type(field.default).model_fields)
-        elif name != "hyperparameters":
-            found.append(name)
-    return tuple(found)

@@ -1,4 +1,8 @@
-"""The sections of a configuration: keys, types, ranges and defaults."""
+"""The keys of a configuration: names, types, ranges, defaults and descriptions.
+
+The text under a key is its only description: the help of the command line and the reports of
+``analysis`` show it. This file is read for ``--help``, so that it may import nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
-from fedsim.config.validation import InvalidSetting, complaint
 from fedsim.core.errors import nearest
+from fedsim.core.settings import InvalidSetting, Scalar, first_problem
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS
 
@@ -32,7 +37,9 @@ REMOVED = {
 class Section(BaseModel):
     """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
     prefix: ClassVar[str] = ""
 
     @field_validator("*", mode="before")
@@ -59,7 +66,7 @@ class Section(BaseModel):
             key = cls.prefix + str(first["loc"][0] if first["loc"] else "")
             if first["type"] == "extra_forbidden":
                 raise InvalidSetting(key, cls.unknown(key)) from None
-            raise InvalidSetting(key, complaint(error)) from None
+            raise InvalidSetting(key, first_problem(error)) from None
 
     @classmethod
     def unknown(cls, key: str) -> str:
@@ -69,156 +76,146 @@ class Section(BaseModel):
 
 
 class DataConfig(Section):
-    """Section ``data``: which images, and how clients own them.
-
-    Args:
-        name: a data set of ``fedsim list datasets``, or ``module:function``.
-        dir: the folder that holds the data set's files, or that folder's parent.
-        partition: None for the data set's own default.
-        partition_file: the split folder's name (``split_1``) or a CSV file ``client,index``.
-        num_clients: K; files, sites and users fix it, another number is then an error.
-        alpha: concentration of the Dirichlet partitions.
-        shards_per_client: of the partition ``shards``.
-        prior: of ``dirichlet_per_client``: the classes count alike, or by their frequencies.
-        order: of ``dirichlet_per_client``: clients draw in turn, or one after the other.
-        min_samples: fewest training samples of a client.
-        val_fraction: part of the training images held out for validation.
-        test_fraction: test part of data that come without one.
-        seed: of partition and splits; the same for every training seed.
-        image_size: pixels; None for the data set's own size.
-        augment: name of the training augmentation; None for the data set's default.
-        correlation: of a site's mark with the disease, of the data set ``shortcut``; the sites are
-            spread around it by 0.1.
-        samples_per_client: training images of each site of ``shortcut``.
-        synthetic_alpha: alpha of the data set ``synthetic``: the standard deviation of the means of
-            the users' models (which changes no label).
-        synthetic_beta: beta of it: the standard deviation of the means of the users' features.
-        synthetic_iid: the users of ``synthetic`` do not differ.
-        client_val_fraction: part of a client's own samples that it holds out for its validation.
-        client_test_fraction: part of them that it holds out for its test.
-        feature_shift: how the clients' images differ; client 0 has the images as they are, the last
-            client the strongest shift.
-        feature_strength: of the last client's shift.
-        shift_test: ``mixed`` gives each image of the common test and validation parts the shift of
-            a client, ``clean`` none.
-    """
+    """Section ``data``: which images, and how clients own them."""
 
     prefix = "data."
     name: str = "digits"
+    """Data set: a name of `fedsim list datasets`, or module:function."""
     dir: str | None = None
+    """Folder that holds the data set's files, or that folder's parent."""
     partition: str | None = None
+    """How samples are dealt to clients; unset: the data set's own default."""
     partition_file: str | None = None
+    """Folder with the split (split_1), or a CSV file client,index."""
     num_clients: int = Field(50, ge=1)
+    """Number of clients K; where files, sites or users fix it, another number is an error."""
     alpha: float = Field(0.5, gt=0)
+    """Dirichlet concentration of the clients' label mixes; smaller is more heterogeneous."""
     shards_per_client: int = Field(2, ge=1)
+    """Shards that each client gets in the partition shards."""
     prior: Literal["uniform", "frequencies"] = "uniform"
+    """Class prior in the partition dirichlet_per_client: uniform, or the class frequencies."""
     order: Literal["round_robin", "sequential"] = "round_robin"
+    """Order in which clients draw in the partition dirichlet_per_client: in turn, or one after
+    another."""
     min_samples: int = Field(2, ge=1)
+    """Minimum number of training samples of a client."""
     val_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of the training data held out as the common validation part."""
     test_fraction: float = Field(0.2, gt=0, lt=1)
+    """Share of the data held out as the common test part, where the data set has none."""
     seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of partition and splits; the same for every training seed."""
     image_size: int | None = Field(None, ge=1)
+    """Height and width of the images in pixels; unset: the data set's own size."""
     augment: str | None = None
+    """Augmentation of training images; unset: the data set's default."""
     correlation: float = Field(0.9, ge=0, le=1)
+    """Correlation of mark and disease at the sites of the data set shortcut, 0 to 1; sites vary
+    around it by 0.1."""
     samples_per_client: int = Field(60, ge=2)
+    """Training images of each site of the data set shortcut."""
     synthetic_alpha: float = Field(0.0, ge=0)
+    """Data set synthetic: standard deviation of the means of the users' models (changes no
+    label)."""
     synthetic_beta: float = Field(0.0, ge=0)
+    """Data set synthetic: standard deviation of the means of the users' features."""
     synthetic_iid: bool = False
+    """Data set synthetic: all users have the same distribution."""
     client_val_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of each client's samples held out as its own validation part."""
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
+    """Share of each client's samples held out as its own test part."""
     feature_shift: Literal[
         "none", "blur", "noise", "contrast", "colour", "intensity", "rotation"
     ] = "none"
+    """How clients' images differ; client 0 has the original images, the last client the strongest
+    shift."""
     feature_strength: float = Field(1.0, gt=0, le=1)
+    """Strength of the last client's feature shift, up to 1; client 0 has none."""
     shift_test: Literal["mixed", "clean"] = "mixed"
+    """Feature shift of the common test and validation parts: each image that of some client, or
+    none."""
 
 
 class ModelConfig(Section):
-    """Section ``model``.
-
-    Args:
-        name: a model of ``fedsim list models`` or ``module:function``; None for the data's default.
-        norm: normalisation layers.
-        pretrained: start from ImageNet weights; an error where they cannot be had.
-        weights: a local file of start weights.
-        projection: width of a projection head (linear, ReLU, linear) between features and
-            classifier; 0 for none.
-    """
+    """Section ``model``."""
 
     prefix = "model."
     name: str | None = None
+    """Network: a name of `fedsim list models`, or module:function; unset: the data set's
+    default."""
     norm: Literal["batch", "group"] = "batch"
+    """Normalisation layers."""
     pretrained: bool = False
+    """Start from ImageNet weights; an error if they cannot be had."""
     weights: str | None = None
+    """Local file of start weights."""
     projection: int = Field(0, ge=0)
+    """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
+    none."""
 
 
 class TrainConfig(Section):
-    """Section ``train``: rounds, sampling and the local SGD that all methods share.
-
-    Args:
-        rounds: number of rounds.
-        sample_rate: share of the clients drawn per round; m = floor(rate K), at least 1.
-        local_epochs: passes over the client's data per round.
-        batch_size: samples per step.
-        lr: learning rate.
-        lr_schedule: ``warmup_round`` is lr min(1, local_epochs round / 5), round from 0.
-        momentum: of SGD; buffers are fresh in every round.
-        weight_decay: L2 penalty inside the step.
-        threads: torch threads per client.
-        frozen_bn: train with BatchNorm in evaluation mode (the released FedLD code does).
-        clip_norm: largest norm of the gradient of a step; None for any.
-    """
+    """Section ``train``: rounds, sampling and the local SGD that all methods share."""
 
     prefix = "train."
     rounds: int = Field(100, ge=1)
+    """Number of communication rounds."""
     sample_rate: float = Field(0.1, gt=0, le=1)
+    """Share of the clients drawn in each round: m = floor(rate K), at least 1."""
     local_epochs: int = Field(1, ge=1)
+    """Passes over a client's data in each round."""
     batch_size: int = Field(50, ge=1)
+    """Samples per training step."""
     lr: float = Field(0.01, gt=0)
+    """Learning rate of the clients' SGD."""
     lr_schedule: Literal["constant", "cosine", "warmup_round"] = "constant"
+    """Learning rate over the rounds; warmup_round: lr min(1, local_epochs round / 5), round from
+    0."""
     momentum: float = Field(0.5, ge=0, lt=1)
+    """Momentum of the clients' SGD; its buffers start empty in every round."""
     weight_decay: float = Field(5e-4, ge=0)
+    """Weight decay (L2 penalty) of the clients' SGD."""
     threads: int = Field(1, ge=1)
+    """Torch threads per client."""
     frozen_bn: bool = False
+    """Train with BatchNorm in evaluation mode, as the released FedLD code does."""
     clip_norm: float | None = Field(None, gt=0)
+    """Maximum norm of a step's gradient; unset: no clipping."""
 
 
 class EvaluationConfig(Section):
-    """Section ``evaluation``.
-
-    Args:
-        every: evaluate every so many rounds, and after the last one.
-        batch_size: images per forward pass.
-        personal: whose models count for personalised methods (fedbn, fedpac): those of all
-            clients, or of the cohort before or after local training.
-        decompose_every: split the global loss into its three terms every so many rounds and after
-            the last one; 0 for never.
-        decompose_split: the data for it: the clients' own ``train``, ``val`` or ``test`` parts, or
-            ``common_test``, where the scope has no effect.
-        decompose_scope: whose data: the ``cohort``'s, or those of the whole ``population``.
-        decompose_max_samples: images of a client at most, drawn once for the run; None for all.
-        loss_matrix: also write every model's loss on every client's data.
-        clients_every: evaluate on each client's own data every so many rounds and after the last
-            one; 0 for never.
-        cosines: also write the cosine of each pair of updates and the spectrum of their Gram
-            matrix.
-        target_accuracy: of the test part; summary.csv says when it was first reached. None for
-            none.
-    """
+    """Section ``evaluation``: when and how models are tested."""
 
     prefix = "evaluation."
     every: int = Field(1, ge=1)
+    """Evaluate every N rounds, and after the last one."""
     batch_size: int = Field(256, ge=1)
+    """Samples per forward pass of the evaluation."""
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
+    """Whose models are evaluated for personalised methods: those of all clients, or of the cohort
+    before or after local training."""
     decompose_every: int = Field(0, ge=0)
+    """Split the loss into local, shift and aggregation loss every K rounds and after the last one;
+    0: never."""
     decompose_split: Literal["train", "val", "test", "common_test"] = "train"
+    """Data of the decomposition: the clients' own parts, or the common test part (the scope then
+    has no effect)."""
     decompose_scope: Literal["cohort", "population"] = "cohort"
+    """Whose data the decomposition uses: those of the round's clients, or of all clients."""
     decompose_max_samples: int | None = Field(None, ge=1)
+    """Maximum number of samples of each client in the decomposition, drawn once for the run; unset:
+    all."""
     loss_matrix: bool = False
+    """Also write every model's loss on every client's data."""
     clients_every: int = Field(0, ge=0)
+    """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
     cosines: bool = False
+    """Write the cosines between the updates of each round, and the spectrum of their Gram
+    matrix."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
+    """Test accuracy, up to 1; summary.csv says when it was first reached."""
 
     @property
     def own_split(self) -> Literal["train", "val", "test"]:
@@ -231,30 +228,28 @@ class ClockConfig(Section):
 
     What differs between clients is a number or a distribution: ``choice(a, b, ...)``,
     ``uniform(low, high)`` or ``lognormal(median, sigma)``.
-
-    Args:
-        samples_per_second: that a client trains on; drawn once for each client, as the next three.
-        download_mb_s: MB (10^6 bytes) per second to a client.
-        upload_mb_s: MB per second from a client.
-        availability: chance that a client of the cohort answers in a round.
-        trace: CSV file with ``client_id`` and some of these four, in place of the keys; a column
-            ``round`` (from 1) lets them change, the newest row counts.
-        work: share of its local steps that a client does, at least one; drawn for each client in
-            each round.
-        deadline: seconds of a round; None for any.
-        late: a client that would be later is left out (``drop``), or does the steps that fit
-            (``partial``).
     """
 
     prefix = "clock."
     samples_per_second: float | str | None = None
+    """Samples per second that a client trains on; drawn once for each client, as are the next
+    three."""
     download_mb_s: float | str | None = None
+    """MB (10^6 bytes) per second from the server to a client."""
     upload_mb_s: float | str | None = None
+    """MB (10^6 bytes) per second from a client to the server."""
     availability: float | str | None = None
+    """Probability that a client of the cohort answers in a round."""
     trace: str | None = None
+    """CSV file with client_id and some of the four keys above, in their place; with a column round
+    (from 1) they change over time, the newest row counts."""
     work: float | str = 1.0
+    """Share of its local steps that a client does, at least one; drawn for each client in each
+    round."""
     deadline: float | None = Field(None, gt=0)
+    """Seconds until the server stops waiting in a round; unset: no deadline."""
     late: Literal["drop", "partial"] = "drop"
+    """A client that would miss the deadline is left out, or does the steps that fit."""
 
     @field_validator(*BOUNDS, mode="plain")
     @classmethod
@@ -275,51 +270,46 @@ class EngineConfig(Section):
     """Section ``engine``: where the work is done.
 
     Results depend on the kind of device, on ``fast`` and on ``on_client_failure``, on nothing else.
-
-    Args:
-        kind: ``ray``, or ``serial`` for one process.
-        actors: ``auto``, ``per-client`` or a number.
-        gpus_per_client: a fraction up to 1 or a whole number; None lets the engine decide.
-        cpus_per_client: likewise; the default is one core per client.
-        address: of an existing Ray cluster.
-        working_dir: a folder with your own modules, shipped to the workers.
-        memory_per_client: GiB of memory that an actor needs; None for an estimate.
-        client_timeout: seconds for one client's work in a round, after which it counts as lost;
-            None for the larger of 60 s and ten times the median of the run so far.
-        max_retries: how often a client's lost work is done again before it counts as failed.
-        on_client_failure: whether a client that fails or diverges ends the run or is left out of
-            its round.
-        checkpoint_every: write a checkpoint after so many rounds, as fast as the disk takes them; 0
-            for none but when the run is interrupted or fails.
-        keep_checkpoints: how many of them stay.
-        state_memory: GiB of client states that the driver keeps in memory; the rest is on disk.
-        aggregation_shards: ranges of parameters that the updates are cut into, to be summed up on
-            several nodes; ``auto`` is one per node, 1 leaves it to the driver.
-        data_from: how the data reach the actors: through Ray's ``object_store``, or each ``node``
-            reads them from ``data.dir`` itself.
-        allow_mixed_devices: accept a cluster with several types of accelerator.
-        fast: on a GPU bfloat16 forward passes, TF32, channels last, autotuned kernels; bits may
-            differ between runs.
     """
 
     prefix = "engine."
     kind: Literal["ray", "serial"] = "ray"
+    """Ray, or one process."""
     actors: Literal["auto", "per-client"] | int = "auto"
+    """Worker processes that hold the clients."""
     gpus_per_client: float | None = Field(None, ge=0)
+    """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
+    engine."""
     cpus_per_client: float = Field(1.0, gt=0)
+    """CPU cores for each client, a fraction up to 1 or a whole number."""
     address: str | None = None
+    """Join this Ray cluster; `local`: start one."""
     working_dir: str | None = None
+    """Folder with your own modules, shipped to the workers."""
     memory_per_client: float | None = Field(None, gt=0)
+    """GiB of memory that an actor needs; unset: an estimate."""
     client_timeout: float | None = Field(None, gt=0)
+    """Seconds until a client's work in a round counts as lost; unset: 60 s or ten medians, the
+    larger."""
     max_retries: int = Field(3, ge=0)
+    """How often a client's lost work is retried before the client counts as failed."""
     on_client_failure: Literal["raise", "drop"] = "raise"
+    """A client that fails or diverges ends the run, or is left out of its round."""
     checkpoint_every: int = Field(1, ge=0)
+    """Rounds from one checkpoint to the next; 0: only when the run is interrupted or fails."""
     keep_checkpoints: int = Field(2, ge=1)
+    """Number of checkpoints kept."""
     state_memory: float = Field(1.0, ge=0)
+    """GiB of client states that the driver keeps in memory; the rest is on disk."""
     aggregation_shards: Literal["auto"] | int = 1
+    """Number of parameter ranges that are summed up on several nodes; auto: one per node, 1: on the
+    driver."""
     data_from: Literal["object_store", "node"] = "object_store"
+    """How data reach the actors: through Ray's object store, or each node reads data.dir itself."""
     allow_mixed_devices: bool = False
+    """Accept a cluster with several types of accelerator."""
     fast: bool = False
+    """On a GPU: bfloat16, TF32, channels last, autotuned kernels; bits may differ between runs."""
 
     @field_validator("actors", mode="plain")
     @classmethod
@@ -348,3 +338,39 @@ class EngineConfig(Section):
                 f"{math.ceil(value)})"
             )
         return value
+
+
+class RunSettings(Section):
+    """All keys of a run; :class:`fedsim.config.run.RunConfig` checks that they go together."""
+
+    algorithm: str = "fedld"
+    """Method: a name of `fedsim list algorithms`, or module:function."""
+    server: str | None = None
+    """Take the server rule of this method in place of the algorithm's own."""
+    margin: str | None = None
+    """Margin control of the client loss, none: plain cross-entropy; unset: the method's own."""
+    margin_weight: float | None = Field(None, ge=0)
+    """Weight lambda of margin control; unset: the method's own."""
+    margin_threshold: float | None = Field(None, gt=0)
+    """Threshold (tau, T or u) of forms of margin control that have one; unset: the form's own."""
+    seed: int = Field(0, ge=0)
+    """Seed of training: start weights, cohorts and the order of batches."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    clock: ClockConfig = ClockConfig()
+    engine: EngineConfig = EngineConfig()
+    hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
+    """By method, filled from the sections named like methods."""
+
+
+def fields() -> dict[str, FieldInfo]:
+    """The field of each dotted key, but for the hyperparameters of methods."""
+    found: dict[str, FieldInfo] = {}
+    for name, field in RunSettings.model_fields.items():
+        if isinstance(field.default, Section):
+            found |= {f"{name}.{k}": f for k, f in type(field.default).model_fields.items()}
+        elif name != "hyperparameters":
+            found[name] = field
+    return found

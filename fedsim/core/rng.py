@@ -10,9 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch  # a second to import, which the help of the command line does without
 
 
 def seed_for(seed: int, stream: str, *key: int) -> int:
@@ -29,6 +32,8 @@ def generator(seed: int, stream: str, *key: int) -> np.random.Generator:
 
 def torch_generator(seed: int, stream: str, *key: int) -> torch.Generator:
     """A CPU torch generator of its own for (seed, stream, key)."""
+    import torch
+
     return torch.Generator().manual_seed(seed_for(seed, stream, *key))
 
 
@@ -60,6 +65,8 @@ def seed_torch(seed: int, device: torch.device | None = None) -> None:
 
 
 def _global_generators(device: torch.device | None) -> list[torch.Generator]:
+    import torch
+
     if device is None or device.type != "cuda":
         return [torch.default_generator]
     torch.cuda.init()

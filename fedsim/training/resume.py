@@ -82,7 +82,7 @@ def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, An
         filled["model.name"] = info.default_model if info else "cnn"
     kind = have.get("data.partition")
     if wanted.data.partition is None:
-        own = wanted.asked_partition or (info.default_partition if info else "dirichlet")
+        own = wanted.named_partition or (info.default_partition if info else "dirichlet")
         users = info is None or info.num_classes == 0  # the files may bring sites or client lists
         filled["data.partition"] = kind if users and kind in FIXED_PARTITIONS else own
     if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:

@@ -255,7 +255,7 @@ def test_margin_control_is_part_of_both_gradients():
     ("given", "said"),
     [
         ({"rho": -0.1}, "fedsam: rho=-0.1"),
-        ({"eta": float("nan")}, "eta=nan; both must be >= 0"),
+        ({"eta": float("nan")}, r"fedsam\.eta: nan given; must be a finite number"),
         ({"alpha": 0.0}, r"fedsam\.alpha is 0\.0; it must lie in \(0, 1\]"),
         ({"alpha": 1.5}, r"fedsam\.alpha is 1\.5"),
     ],

@@ -474,7 +474,7 @@ def test_name_that_is_no_method(name: str, message: str) -> None:
         ("strength=0.5", r"'strength=0\.5' is no hyperparameter"),
         ("**rest: float", r"'\*\*rest: float' is no hyperparameter"),
         ("strength: 'flaot' = 0.5", r"its parameters cannot be read .*flaot"),
-        ("strength: float", r"strength is missing; own_method_of_test:build has no default"),
+        ("strength: float", r"strength: missing; own_method_of_test:build has no default"),
     ],
 )
 def test_parameters_that_are_no_hyperparameters(

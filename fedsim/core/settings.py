@@ -1,0 +1,77 @@
+"""Settings that are refused by their key, and typed keyword parameters as settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import Parameter
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from fedsim.core.errors import ConfigError, nearest
+
+Scalar = str | int | float | bool | None
+
+
+class InvalidSetting(ConfigError):
+    """A setting that cannot be used.
+
+    Args:
+        key: dotted, such as ``train.lr``.
+        reason: what was given and what is allowed.
+    """
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(key, reason)
+        self.key, self.reason = key, reason
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.reason}"
+
+
+def checked(
+    section: str, declared: Mapping[str, Parameter], given: Mapping[str, object]
+) -> dict[str, Scalar]:
+    """Values for the keyword parameters of a function, converted to their types.
+
+    Args:
+        section: what the keys stand under, such as the name of a method.
+        declared: the parameters, with evaluated annotations.
+        given: by name; one with a default may be missing.
+
+    Raises:
+        InvalidSetting: an unknown name, a missing value or one of another type.
+    """
+    values: dict[str, Scalar] = {}
+    for name, value in given.items():
+        key = f"{section}.{name}"
+        if name not in declared:
+            allowed = f"allowed: {', '.join(declared)}" if declared else f"{section} has none"
+            raise InvalidSetting(
+                key, f"unknown hyperparameter {name!r}{nearest(name, declared)}; {allowed}"
+            )
+        kind = declared[name].annotation
+        if isinstance(value, bool) and kind is not bool:
+            raise InvalidSetting(key, f"{value!r} given; must not be true or false")
+        adapter: TypeAdapter[Scalar] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
+        try:
+            values[name] = adapter.validate_python(value)
+        except ValidationError as error:
+            raise InvalidSetting(key, first_problem(error)) from None
+    for name, parameter in declared.items():
+        if parameter.default is Parameter.empty and name not in values:
+            raise InvalidSetting(f"{section}.{name}", f"missing; {section} has no default for it")
+    return values
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem that pydantic found: ``'x' given; must be a valid number``."""
+    first = error.errors(include_url=False)[0]
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Input should ")
+    message = message.partition(", unable to parse")[0].partition(", unable to interpret")[0]
+    message = message if message.startswith("must") else f"must {message}"
+    value = first["input"]
+    if not isinstance(value, str | int | float | None):
+        return message
+    choices = str(first.get("ctx", {}).get("expected", "")).split("'")[1::2]
+    given = "null" if value is None else repr(value)
+    return f"{given} given; {message}{nearest(str(value), choices)}"
