@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import hashlib
+import logging
 import lzma
 import os
 import platform
@@ -14,15 +14,17 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from io import FileIO
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock, Timeout
 
 from fedsim.core.errors import ConfigError, DataError, StoreError, nearest
 from fedsim.core.types import I64, Array
+
+logger = logging.getLogger("fedsim")
 
 UNFINISHED = ".writing-"
 """Prefix of the folders of files that are being written; what a kill leaves there is of no use."""
@@ -112,48 +114,58 @@ def _named(path: Path, done: str) -> Iterator[Path]:
         raise StoreError(f"{path}: cannot be {done} ({error.strerror or error})") from error
 
 
-NAME = ".lock"
-"""The file that a run locks; it names the run that holds it and stays, empty, when that ends."""
+LOCK_FILE = ".lock"
+"""The file that a run locks. It says which process holds the lock, and stays, empty, afterwards."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
-"""What a file system says that has no locks; runs there are not protected from each other."""
+"""Error numbers of file systems without locks."""
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Holds a run directory while the block runs; the system lets go when the process dies.
+def lock(folder: Path) -> Iterator[None]:
+    """Locks a run directory while the block runs; the lock of a process that dies is released.
+
+    On a file system without locks the block runs unprotected, with a warning.
 
     Raises:
-        ConfigError: another live run holds it.
-        StoreError: the file cannot be written.
+        ConfigError: another process, or another run of this one, holds the lock.
+        StoreError: the lock file cannot be written.
     """
-    with writing(folder / NAME) as path:
-        file = path.open("a+b", buffering=0)
-    with file:
-        with writing(path):
-            _take(file, folder)
-            _say(file, f"pid {os.getpid()} on {platform.node()}\n")
-        try:
-            yield
-        finally:
-            with writing(path):
-                _say(file, "")
-
-
-def _take(file: FileIO, folder: Path) -> None:
+    path = folder / LOCK_FILE
+    held = FileLock(
+        path,
+        timeout=0,
+        fallback_to_soft=False,
+        preserve_lock_file=True,
+        on_acquired=_write_holder,
+    )
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        holder = file.read().decode().strip() or "it does not say which"
-        raise ConfigError(f"{folder}: another live run holds this directory ({holder})") from None
+        held.acquire()
+    except Timeout:
+        raise ConfigError(
+            f"{folder}: another live run holds this directory ({_read_holder(path)})"
+        ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise
+            raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error
+        logger.warning("%s: no locks on this file system; let no other run use the directory", path)
+    try:
+        yield
+    finally:
+        if held.is_locked:
+            with suppress(OSError):  # the directory was renamed, or Windows keeps the file locked
+                os.truncate(path, 0)
+            held.release()
 
 
-def _say(file: FileIO, text: str) -> None:
-    file.truncate(0)
-    file.write(text.encode())
+def _write_holder(descriptor: int) -> None:
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"pid {os.getpid()} on {platform.node()}\n".encode())
+
+
+def _read_holder(path: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError):  # Windows lets nobody else read it
+        return path.read_text(encoding="utf-8").strip() or "it does not say which"
+    return "it does not say which"
 
 
 BROKEN_ARRAY = (

@@ -231,7 +231,7 @@ def _counts(path: Path) -> bool:
     """False for the lock, which the run takes anew, and for an empty folder of checkpoints."""
     if path.name == "checkpoints" and path.is_dir():
         return any(path.iterdir())
-    return path.name != files.NAME
+    return path.name != files.LOCK_FILE
 
 
 def default_path(dataset: str, algorithm: str) -> Path:

@@ -279,7 +279,7 @@ def run(
     executor = make_executor(setup, session)
     try:
         store = RunStore.create(path)
-        with files.held(path):
+        with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             engine = setup.config.engine
             shelf = Shelf(path / FOLDER, engine.state_memory * 2**30)
@@ -332,7 +332,7 @@ def resume(
     if store.finished:
         return store
     begun = time.perf_counter()
-    with files.held(store.path):
+    with files.lock(store.path):
         setup, start = start_of(prepare(config))
         _check_trace(config, store)
         checkpoints, position = _position(setup, start, store, tell or _on_stderr)

@@ -101,7 +101,7 @@ def set_aside(folder: Path) -> None:
         return
     count = itertools.count(1)
     free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
-    with files.held(folder), files.writing(folder):
+    with files.lock(folder), files.writing(folder):
         folder.rename(next(path for path in free if not path.exists()))
 
 

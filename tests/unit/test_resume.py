@@ -65,7 +65,7 @@ def config(method="fedavg", rounds=ROUNDS, **engine):
 def contents(run: Path) -> dict[str, bytes]:
     """What must be the same: all but times, environment, summary, placement and checkpoints."""
     names = {p.name for p in run.iterdir() if p.is_file()}
-    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.NAME}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.LOCK_FILE}
     return {name: (run / name).read_bytes() for name in names}
 
 
@@ -462,11 +462,11 @@ def test_a_live_run_holds_its_directory(after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     holder = f"pid {os.getpid()} on "
     with (
-        files.held(run),
+        files.lock(run),
         pytest.raises(ConfigError, match=f"another live run holds this directory .{holder}"),
     ):
         driver.resume(run)
-    assert (run / files.NAME).read_text() == ""
+    assert (run / files.LOCK_FILE).read_text() == ""
     driver.resume(run, tell=silent)
 
     class Again(Stopper):
@@ -750,7 +750,7 @@ def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path)
         done = CliRunner().invoke(main, ["resume", *args])
         assert done.exit_code == 2
         assert done.stderr.count("\n") == 1
-    with files.held(run):
+    with files.lock(run):
         done = CliRunner().invoke(main, ["resume", str(run)])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import datetime
 import errno
 import json
+import os
+import platform
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -79,7 +83,7 @@ def test_what_holds_something_is_refused_and_left(tmp_path):
 
 
 def test_what_a_start_leaves_that_failed_right_away_is_no_obstacle(tmp_path):
-    with files.held(tmp_path):
+    with files.lock(tmp_path):
         pass
     (tmp_path / "checkpoints").mkdir()
     assert RunStore.create(tmp_path).path == tmp_path
@@ -88,23 +92,70 @@ def test_what_a_start_leaves_that_failed_right_away_is_no_obstacle(tmp_path):
         check_free(tmp_path)
 
 
-def test_a_lock_that_the_system_cannot_take_is_a_clear_error(tmp_path, monkeypatch):
-    def flock(file, how):
+HOLD = """if True:
+    import sys, time
+    from pathlib import Path
+    from fedsim.core import files
+    with files.lock(Path(sys.argv[1])):
+        print("locked", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_lock_of_another_process_names_it_until_it_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout.readline() == b"locked\n"
+            holder = rf"{tmp_path}: another live run .* \(pid {other.pid} on {platform.node()}\)$"
+            for _ in range(2):  # to look does not erase the name
+                with pytest.raises(ConfigError, match=holder), files.lock(tmp_path):
+                    pass
+        finally:
+            other.kill()
+    with files.lock(tmp_path):
+        name = f"pid {os.getpid()} on {platform.node()}\n"
+        assert (tmp_path / files.LOCK_FILE).read_text() == name
+        again = rf"pid {os.getpid()} on "
+        with pytest.raises(ConfigError, match=again), files.lock(tmp_path):
+            pass
+    assert (tmp_path / files.LOCK_FILE).read_text() == ""
+
+
+def test_a_file_system_without_locks_is_used_with_a_warning(tmp_path, monkeypatch, caplog):
+    def flock(descriptor, how):
         raise OSError(numbers.pop(0), "no")
 
-    monkeypatch.setattr(files.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     numbers = [*files.NO_LOCKS, errno.EIO]
     while len(numbers) > 1:
-        with files.held(tmp_path):
-            assert (tmp_path / files.NAME).read_text().startswith("pid ")
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), files.held(tmp_path):
+        with files.lock(tmp_path):
+            pass
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("fedsim", "WARNING")
+        assert f"{tmp_path}/.lock: no locks on this file system" in caplog.text
+        caplog.clear()
+    with pytest.raises(StoreError, match=r"\.lock: cannot be written \(no\)"), files.lock(tmp_path):
         pass
 
 
-def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path):
-    (tmp_path / files.NAME).symlink_to("/dev/full")
-    with pytest.raises(StoreError, match=r"\.lock: cannot be written"), files.held(tmp_path):
+def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "write", write)
+        error = r"\.lock: cannot be written \(No space left"
+        with pytest.raises(StoreError, match=error), files.lock(tmp_path):
+            pass
+    with files.lock(tmp_path):
         pass
+
+
+def test_fedsim_is_imported_where_python_lacks_unix_modules():
+    code = "import sys; sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'grp'));"
+    code += "import fedsim, fedsim.cli, fedsim.training.driver"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):

@@ -286,7 +286,7 @@ def test_a_live_run_is_not_set_aside(tmp_path: Path) -> None:
     runs, lines = runs_of(GRID, "seed=0"), []
     folder = tmp_path / runs[0].name
     folder.mkdir()
-    with files.held(folder):
+    with files.lock(folder):
         _, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
     assert failed == [runs[0].name]
     assert "failed: " in lines[1]
