@@ -167,6 +167,9 @@ def products(rows: Sequence[Array]) -> F64:
 def _cohort(rows: Sequence[Array]) -> Cohort:
     d = len(rows[0])
     return Cohort.of(
-        [ClientUpdate(i, 100, 1, row) for i, row in enumerate(rows)],
+        [
+            ClientUpdate(client_id=i, num_samples=100, num_steps=1, delta=row)
+            for i, row in enumerate(rows)
+        ],
         Layout((Slot("all", (d,), 0, d),)),
     )

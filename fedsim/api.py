@@ -67,7 +67,7 @@ def aggregate(
     ctx = RoundContext(round, round + 1, len(rows), lr=1.0, seed=seed)
     cohort = Cohort.of(
         [
-            ClientUpdate(i, n, s, row)
+            ClientUpdate(client_id=i, num_samples=n, num_steps=s, delta=row)
             for i, (n, s, row) in enumerate(zip(counts, steps, rows, strict=True))
         ],
         layout,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim.client.context import PARTS, LocalEnv, Phase, Precision, Preprocess, labels, normaliser
 from fedsim.core.rng import torch_generator
-from fedsim.core.types import Vectors
+from fedsim.core.types import ClientUpdate, Vectors
 
 __all__ = [
     "LocalEnv",
@@ -26,7 +26,6 @@ __all__ = [
     "Phase",
     "Precision",
     "Preprocess",
-    "Trained",
     "Uplink",
     "normaliser",
     "train_local",
@@ -73,20 +72,10 @@ class LocalRule:
         return Uplink()
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of :func:`train_local`: the local vector is in ``env.flat``.
-
-    ``train_loss`` is the plain cross-entropy, mean over the samples seen; NaN if there was no step.
-    """
-
-    uplink: Uplink
-    num_steps: int
-    train_loss: float
-
-
-def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
+def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     """Trains the loaded model on the client's data by SGD (momentum and L2 as in torch.optim.SGD).
+
+    The local vector is in ``env.flat`` afterwards; the result has no delta yet.
 
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
     except a single sample after other batches where BatchNorm trains. With one sample per
@@ -116,7 +105,14 @@ def train_local(rule: LocalRule, env: LocalEnv) -> Trained:
             sizes.append(labels(y))
     _enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
-    return Trained(uplink, env.steps, _mean(losses, sizes))
+    return ClientUpdate(
+        client_id=env.client_id,
+        num_samples=len(env.x),
+        num_steps=env.steps,
+        train_loss=_mean(losses, sizes),
+        extras=uplink.extras,
+        state=uplink.state,
+    )
 
 
 def _mean(losses: list[Tensor], sizes: list[int]) -> float:

@@ -78,16 +78,35 @@ class RoundContext:
     probe: bool = False
 
 
-@dataclass(frozen=True)
+NO_DELTA = np.empty(0, np.float32)
+"""The ``delta`` of an update whose vector is elsewhere, or that has none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientUpdate:
-    """What a client sends after local training: ``delta`` (D,) = local - global, and extras."""
+    """The result of a client's round: one value from local training to the server.
+
+    Args:
+        client_id: 0 to K - 1.
+        num_samples: training samples of the client.
+        num_steps: SGD steps; 0 in a probe.
+        delta: (D,) float32, local - global.
+        train_loss: plain cross-entropy, mean over the samples seen; NaN without a step.
+        extras: what the method sends beside the delta.
+        state: what the client keeps for its next participation.
+        diverged: what is NaN or infinite in all this, None if everything is finite.
+        held: where an executor left the delta on its nodes; ``delta`` is :data:`NO_DELTA` then.
+    """
 
     client_id: int
     num_samples: int
     num_steps: int
-    delta: Array
+    delta: Array = field(default_factory=lambda: NO_DELTA)
+    train_loss: float = float("nan")
     extras: Vectors = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: Vectors = field(default_factory=dict)
+    diverged: str | None = None
+    held: object = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray.sharded import Held
     from fedsim.metrics.outputs import Outputs
     from fedsim.metrics.scores import SampleScores
     from fedsim.server.linalg import Columns
@@ -23,20 +22,6 @@ Model = tuple[Vector, Vectors]
 
 Job = tuple[Model, Part]
 """A model and the samples it is to be evaluated on."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a client's training gives: its update and its state for the next participation.
-
-    ``diverged`` says what is NaN or infinite in it, None if everything is finite. ``held`` says
-    where the vector is if it was left on the nodes; ``update.delta`` is empty then.
-    """
-
-    update: ClientUpdate
-    state: Vectors
-    diverged: str | None = None
-    held: Held | None = None
 
 
 @dataclass(frozen=True)
@@ -71,8 +56,8 @@ class Executor(Protocol):
 
     def train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
-    ) -> list[Result]:
-        """Trains the clients from what was broadcast; the results are sorted by client id.
+    ) -> list[ClientUpdate]:
+        """Trains the clients from what was broadcast; the updates are sorted by client id.
 
         Where ``engine.on_client_failure`` is ``drop``, clients that failed are missing.
 
@@ -82,14 +67,14 @@ class Executor(Protocol):
 
     def columns(
         self,
-        results: Sequence[Result],
+        updates: Sequence[ClientUpdate],
         shared: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> Columns | None:
-        """The updates of some results of :meth:`train` where they are on the nodes, else None.
+        """The deltas of some updates of :meth:`train` where they are on the nodes, else None.
 
-        What follows the results is what :meth:`train` was given: updates that are lost with their
+        What follows the updates is what :meth:`train` was given: deltas that are lost with their
         node while they are summed up are computed again.
         """
 

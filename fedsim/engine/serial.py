@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.core.types import Array, ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine.base import Incident, Job, Model, Result
+from fedsim.core.types import ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.engine.base import Incident, Job, Model
 from fedsim.engine.devices import torch_flags
-from fedsim.engine.worker import Report, Worker, WorkerSpec, num_batches
+from fedsim.engine.worker import Worker, WorkerSpec, num_batches, with_deltas
 from fedsim.metrics.outputs import Outputs
 from fedsim.metrics.scores import SampleScores
 
@@ -52,18 +52,19 @@ class SerialExecutor:
 
     def train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
-    ) -> list[Result]:
+    ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
         params, downlink = shared
-        results = []
+        updates = []
         for client in sorted(clients):
             try:
-                results += collect(*self._worker.train([client], params, downlink, states, ctx))
+                trained = self._worker.train([client], params, downlink, states, ctx)
+                updates += with_deltas(*trained)
             except WorkerError as error:
                 if not self._drops:
                     raise
                 self._incidents.append(Incident(client, 1, platform.node(), str(error)))
-        return results
+        return updates
 
     def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
         """See :class:`~fedsim.engine.base.Executor`."""
@@ -85,7 +86,7 @@ class SerialExecutor:
 
     def columns(
         self,
-        results: Sequence[Result],
+        updates: Sequence[ClientUpdate],
         shared: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
@@ -100,25 +101,6 @@ class SerialExecutor:
     def close(self) -> None:
         """Gives torch its threads and flags back."""
         self._restore()
-
-
-def collect(reports: Sequence[Report], deltas: Iterable[Array]) -> list[Result]:
-    """The results of one call of :meth:`Worker.train`; the deltas stay views."""
-    return [
-        Result(
-            ClientUpdate(
-                r.client_id,
-                r.num_samples,
-                r.num_steps,
-                delta,
-                r.extras,
-                {"train_loss": r.train_loss},
-            ),
-            r.state,
-            r.diverged,
-        )
-        for r, delta in zip(reports, deltas, strict=True)
-    ]
 
 
 def device_name(device: torch.device) -> str:

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Trained, train_local
+from fedsim.client.trainer import LocalEnv, LocalRule, train_local
 from fedsim.core.errors import DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
 from fedsim.core.types import (
     Array,
+    ClientUpdate,
     Dataset,
     Layout,
     ModelSpec,
@@ -110,23 +111,6 @@ def array_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-@dataclass(frozen=True)
-class Report:
-    """The small part of a client's result; extras and state travel as arrays beside it.
-
-    ``diverged`` says what is NaN or infinite in the result: the first such array and the training
-    loss; None if everything is finite.
-    """
-
-    client_id: int
-    num_samples: int
-    num_steps: int
-    train_loss: float
-    extras: Vectors = field(default_factory=dict)
-    state: Vectors = field(default_factory=dict)
-    diverged: str | None = None
-
-
 class Worker:
     """A model on a device and the data; keeps nothing between tasks that could change a result.
 
@@ -164,8 +148,8 @@ class Worker:
         downlink: Vectors,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
-    ) -> tuple[list[Report], Array]:
-        """Trains the clients one after the other: their reports, and their deltas (k, D).
+    ) -> tuple[list[ClientUpdate], Array]:
+        """Trains the clients one after the other: their updates, and beside them the deltas (k, D).
 
         A probe leaves the model as it is; its deltas are (k, 0).
 
@@ -182,13 +166,13 @@ class Worker:
         size = 0 if ctx.probe else self.flat.layout.size
         deltas = np.empty((len(clients), size), dtype=np.float32)
         common = as_tensor(params).to(self.device)
-        reports = []
+        updates = []
         with torch_scope(ctx.seed, self.device):
             for client, row in zip(clients, deltas, strict=True):
                 with self._named(f"round {ctx.round + 1}, client {client}", client):
                     own = states.get(client, {})
-                    reports.append(self._train(client, common, downlink, own, ctx, row))
-        return reports, deltas
+                    updates.append(self._train(client, common, downlink, own, ctx, row))
+        return updates, deltas
 
     def _train(
         self,
@@ -198,7 +182,7 @@ class Worker:
         state: Vectors,
         ctx: RoundContext,
         delta: Array,
-    ) -> Report:
+    ) -> ClientUpdate:
         index = torch.from_numpy(self.spec.partition.train[client])
         start = self._load(params, state)
         env = LocalEnv(
@@ -220,25 +204,18 @@ class Worker:
             max_steps=self._max_steps(ctx, client, len(index)),
         )
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
-        trained = train_local(self._rule(ctx), env)
+        update = train_local(self._rule(ctx), env)
         if ctx.probe:
-            extras = trained.uplink.extras
-            bad = _diverged(trained, {}, delta, self.flat.layout)
-            return Report(client, len(index), 0, trained.train_loss, extras, diverged=bad)
-        kept = dict(trained.uplink.state)
+            update = replace(update, state={})
+            bad = _diverged(update, delta, self.flat.layout)
+            return replace(update, num_steps=0, diverged=bad)
+        state = dict(update.state)
         if len(self.personal):
-            kept["personal"] = self.flat.flat[self.personal].cpu().numpy()
+            state["personal"] = self.flat.flat[self.personal].cpu().numpy()
             self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
         subtract(self.flat.flat, start, torch.from_numpy(delta))
-        return Report(
-            client,
-            len(index),
-            trained.num_steps,
-            trained.train_loss,
-            trained.uplink.extras,
-            kept,
-            _diverged(trained, kept, delta, self.flat.layout),
-        )
+        update = replace(update, state=state)
+        return replace(update, diverged=_diverged(update, delta, self.flat.layout))
 
     def _max_steps(self, ctx: RoundContext, client: int, n: int) -> int | None:
         """After how many steps a client with n samples stops; a probe is done as a whole."""
@@ -325,13 +302,21 @@ def score_part(outputs: Outputs, spec: WorkerSpec, part: Part) -> Scores:
     return scores_of(outputs, spec.dataset, indices(spec, part), groups(spec, part))
 
 
-def _diverged(trained: Trained, kept: Vectors, delta: Array, layout: Layout) -> str | None:
-    """See ``diverged`` of :class:`Report`; asked here, where the arrays are in the cache."""
-    arrays = {f"upload {name}": a for name, a in trained.uplink.extras.items()}
-    arrays |= {f"own {name}": a for name, a in kept.items()}
+def with_deltas(updates: Sequence[ClientUpdate], deltas: Array) -> list[ClientUpdate]:
+    """The updates of a call of :meth:`Worker.train` with their deltas, which stay views."""
+    return [replace(u, delta=delta) for u, delta in zip(updates, deltas, strict=True)]
+
+
+def _diverged(update: ClientUpdate, delta: Array, layout: Layout) -> str | None:
+    """What is NaN or infinite: the first such array, and the training loss.
+
+    Looked for here, where the arrays are in the cache.
+    """
+    arrays = {f"upload {name}": a for name, a in update.extras.items()}
+    arrays |= {f"own {name}": a for name, a in update.state.items()}
     bad = [name for name, a in arrays.items() if not np.isfinite(a).all()]
     bad += not_finite(delta, layout)
     found = [f"tensor {name}" for name in bad[:1]]
-    if trained.num_steps and not math.isfinite(trained.train_loss):
+    if update.num_steps and not math.isfinite(update.train_loss):
         found.append("the training loss")
     return " and ".join(found) or None

@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from fedsim.core.types import F64, I64, GroupScore, Owned, Part, RoundContext, Scores
-from fedsim.engine.base import Executor, Model, Result
+from fedsim.core.types import F64, I64, ClientUpdate, GroupScore, Owned, Part, RoundContext, Scores
+from fedsim.engine.base import Executor, Model
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
@@ -75,7 +75,7 @@ def after_round(
     before: ServerState,
     after: ServerState,
     clients: list[int],
-    results: list[Result],
+    results: list[ClientUpdate],
 ) -> dict[str, Evaluated]:
     """By part the scores of the global model, of every client's own, or of the cohort's own right
     after local training.
@@ -86,7 +86,7 @@ def after_round(
         return _scores(setup, executor, {None: Candidate(None, lambda: (after.params, {}))})
     if setup.config.evaluation.personal == "cohort_after":
         local: dict[int | None, Candidate] = {c: own_model(before, c) for c in clients}
-        local |= {r.update.client_id: trained(before, r) for r in results}
+        local |= {r.client_id: trained(before, r) for r in results}
         return _scores(setup, executor, local)
     everybody = range(setup.partition.num_clients)
     return _scores(setup, executor, {c: own_model(after, c) for c in everybody})
@@ -107,10 +107,9 @@ def own_model(state: ServerState, client: int) -> Candidate:
     return Candidate(client, lambda: (state.params, state.clients[client]))
 
 
-def trained(before: ServerState, result: Result) -> Candidate:
+def trained(before: ServerState, update: ClientUpdate) -> Candidate:
     """The model that a client's training ended with."""
-    update = result.update
-    return Candidate(update.client_id, lambda: (before.params + update.delta, result.state))
+    return Candidate(update.client_id, lambda: (before.params + update.delta, update.state))
 
 
 def _scores(
@@ -291,7 +290,7 @@ def decompose(
     executor: Executor,
     before: ServerState,
     after: ServerState,
-    results: Sequence[Result],
+    results: Sequence[ClientUpdate],
     log: RoundLog,
 ) -> int:
     """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
@@ -312,11 +311,11 @@ def decompose(
     """
     e = setup.config.evaluation
     owners = set(having(setup.partition, e.own_split))
-    results = [r for r in results if r.update.client_id in owners]
+    results = [r for r in results if r.client_id in owners]
     if not results:
         return 0
     found = measure(setup, executor, before, after, results)
-    samples = np.array([r.update.num_samples for r in results], dtype=np.float64)
+    samples = np.array([r.num_samples for r in results], dtype=np.float64)
     p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
     row = terms(found.local, found.after, p, q, found.own)
     log.add("decomposition", split=e.decompose_split, scope=e.decompose_scope, **asdict(row))
@@ -330,14 +329,14 @@ def measure(
     executor: Executor,
     before: ServerState,
     after: ServerState,
-    results: Sequence[Result],
+    results: Sequence[ClientUpdate],
 ) -> Losses:
     """The mean cross-entropy of each model on each owner's data, the sums correctly rounded.
 
     Every client of the results must own samples of the part.
     """
     e = setup.config.evaluation
-    cohort = tuple(r.update.client_id for r in results)
+    cohort = tuple(r.client_id for r in results)
     local = {str(c): trained(before, r) for c, r in zip(cohort, results, strict=True)}
     last = {AFTER: Candidate(None, lambda: (after.params, {}))}
     if setup.personalised:

@@ -14,8 +14,8 @@ from fedsim.algorithms.base import Probe
 from fedsim.config.resolve import RunConfig
 from fedsim.core.errors import DivergedError
 from fedsim.core.rng import generator
-from fedsim.core.types import F64, RoundContext, ServerStep, Vector
-from fedsim.engine.base import Executor, Result
+from fedsim.core.types import F64, ClientUpdate, RoundContext, ServerStep, Vector
+from fedsim.engine.base import Executor
 from fedsim.server.base import named, part
 from fedsim.server.cohort import Cohort, gram, single_threaded_blas
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
@@ -28,14 +28,16 @@ from fedsim.training.log import RoundLog
 from fedsim.training.setup import Setup
 
 
-def finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLog) -> list[Result]:
+def finite(
+    setup: Setup, results: list[ClientUpdate], ctx: RoundContext, log: RoundLog
+) -> list[ClientUpdate]:
     """The results without diverged clients, which end the run unless the policy is ``drop``."""
     good = []
     for result in results:
         if result.diverged is None:
             good.append(result)
             continue
-        client = result.update.client_id
+        client = result.client_id
         message = f"round {ctx.round + 1}, client {client}: {result.diverged} is NaN or infinite"
         if setup.config.engine.on_client_failure == "raise":
             raise DivergedError(
@@ -49,7 +51,7 @@ def finite(setup: Setup, results: list[Result], ctx: RoundContext, log: RoundLog
 def aggregate(
     setup: Setup,
     state: ServerState,
-    results: list[Result],
+    results: list[ClientUpdate],
     columns: Columns | None,
     ctx: RoundContext,
     visits: Mapping[int, Visit],
@@ -76,14 +78,14 @@ def aggregate(
         _client_rows(setup, visits, {}, {}, cost.seconds, log)
         log.add("rounds", **row, **cost.row)
         return state
-    cohort = Cohort.of([r.update for r in results], setup.layout, columns, state.params)
+    cohort = Cohort.of(results, setup.layout, columns, state.params)
     params = slice(0, setup.layout.num_params)
     k = cohort.gram(params)
     step = setup.algorithm.server.step(state.server, cohort, ctx)
     norms = {u.client_id: math.sqrt(k[i, i]) for i, u in enumerate(cohort.updates)}
-    uploads = {r.update.client_id: r.update.extras for r in results}
+    uploads = {r.client_id: r.extras for r in results}
     cost = round_costs(setup.clock, visits, state.downlink, step.private, uploads)
-    by_client = {r.update.client_id: r for r in results}
+    by_client = {r.client_id: r for r in results}
     _client_rows(setup, visits, by_client, norms, cost.seconds, log)
     with single_threaded_blas():
         axes = spectrum(k)
@@ -100,7 +102,7 @@ def aggregate(
         log.add("server", name=name, value=value)
     if setup.config.evaluation.cosines:
         _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
-    states = state.clients.updated({r.update.client_id: r.state for r in results})
+    states = state.clients.updated({r.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
     server = {**named("probe", part(state.server, "probe")), **step.state}
     return ServerState(
@@ -117,9 +119,9 @@ def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None
         log.add("spectrum", axis=axis, share=share)
 
 
-def _advanced(params: Vector, step: ServerStep, results: list[Result]) -> Vector:
+def _advanced(params: Vector, step: ServerStep, results: list[ClientUpdate]) -> Vector:
     """The global vector after the step, in the step's own memory unless something else needs it."""
-    kept = [*step.state.values(), *step.downlink.values(), *(r.update.delta for r in results)]
+    kept = [*step.state.values(), *step.downlink.values(), *(r.delta for r in results)]
     kept += [array for own in step.private.values() for array in own.values()]
     alone = step.step.flags.owndata and step.step.flags.writeable
     free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
@@ -129,7 +131,7 @@ def _advanced(params: Vector, step: ServerStep, results: list[Result]) -> Vector
 def _client_rows(
     setup: Setup,
     clients: Iterable[int],
-    results: Mapping[int, Result],
+    results: Mapping[int, ClientUpdate],
     norms: Mapping[int, float],
     seconds: Mapping[int, float],
     log: RoundLog,
@@ -137,19 +139,18 @@ def _client_rows(
     for client in clients:
         row: dict[str, object] = {"status": "dropped", "num_steps": 0}
         if client in results:
-            update = results[client].update
-            loss = update.metrics["train_loss"]
-            row = {"status": "ok", "num_steps": update.num_steps, "train_loss": loss}
+            update = results[client]
+            row = {"status": "ok", "num_steps": update.num_steps, "train_loss": update.train_loss}
             row |= {"update_norm": norms[client], "simulated_seconds": seconds.get(client)}
         samples = len(setup.partition.train[client])
         log.add("clients", client_id=client, num_samples=samples, **row)
 
 
-def _train_loss(results: list[Result]) -> float | None:
+def _train_loss(results: list[ClientUpdate]) -> float | None:
     """Mean over the clients that trained, weighted by samples."""
-    trained = [r.update for r in results if r.update.num_steps]
+    trained = [r for r in results if r.num_steps]
     total = sum(u.num_samples for u in trained)
-    weighted = sum(u.num_samples * u.metrics["train_loss"] for u in trained)
+    weighted = sum(u.num_samples * u.train_loss for u in trained)
     return weighted / total if total else None
 
 
@@ -211,7 +212,7 @@ def _probed(
     asked = replace(ctx, probe=True)
     shared = executor.broadcast(state.params, state.downlink)
     results = executor.train(_present(visits), shared, state.clients, asked)
-    updates = tuple(r.update for r in finite(setup, results, ctx, log))
+    updates = tuple(finite(setup, results, ctx, log))
     if not updates:
         return state, visits
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}

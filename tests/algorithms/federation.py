@@ -6,7 +6,7 @@ its parameters, the criterion is F_i.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from fedsim import algorithms
 from fedsim.client.trainer import LocalEnv, train_local
 from fedsim.core.layout import FlatModel, as_tensor
-from fedsim.core.types import ClientUpdate, RoundContext, Training
+from fedsim.core.types import RoundContext, Training
 from fedsim.server.cohort import Cohort
 
 CURVATURES, CENTRES = (1.0, 2.0), (0.0, 3.0)
@@ -97,10 +97,9 @@ class Federation:
             env = self.env(i, ctx)
             trained = train_local(rule, env)
             delta = self.flat.vector() - self.w
-            extras = trained.uplink.extras
-            found.append(ClientUpdate(i, self.samples[i], trained.num_steps, delta, extras))
+            found.append(replace(trained, num_samples=self.samples[i], delta=delta))
             if not ctx.probe:
-                self.clients[i] = trained.uplink.state
+                self.clients[i] = trained.state
         return found
 
     def step(self, clients=None):

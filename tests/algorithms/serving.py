@@ -21,7 +21,10 @@ def cohort(updates, samples=None, layout=None, params=None):
     rows = [np.asarray(row) for row in updates]
     counts = [1] * len(rows) if samples is None else samples
     sent = zip(counts, rows, strict=True)
-    updates = [ClientUpdate(i, n, 1, row) for i, (n, row) in enumerate(sent)]
+    updates = [
+        ClientUpdate(client_id=i, num_samples=n, num_steps=1, delta=row)
+        for i, (n, row) in enumerate(sent)
+    ]
     return Cohort.of(updates, layout or vector_layout(len(rows[0])), params=params)
 
 

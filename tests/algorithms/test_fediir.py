@@ -108,7 +108,10 @@ def uploads(*pairs):
     """A cohort of clients that send (gradient, batches)."""
     updates = [
         ClientUpdate(
-            i, 1, 0, np.empty(0, np.float32), {"gradient": np.array(g), "batches": np.array([b])}
+            client_id=i,
+            num_samples=1,
+            num_steps=0,
+            extras={"gradient": np.array(g), "batches": np.array([b])},
         )
         for i, (g, b) in enumerate(pairs)
     ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from oracles import aggregation as aggregation_oracle
@@ -31,7 +33,9 @@ def cohort(normalisers, steps=(2, 4)):
     samples = (10, 30)
     values = zip(samples, steps, deltas, normalisers, strict=True)
     updates = [
-        ClientUpdate(i, n, t, d, {"normaliser": np.array([a])})
+        ClientUpdate(
+            client_id=i, num_samples=n, num_steps=t, delta=d, extras={"normaliser": np.array([a])}
+        )
         for i, (n, t, d, a) in enumerate(values)
     ]
     return Cohort.of(updates, layout)
@@ -135,10 +139,7 @@ def test_fedgh_on_normalised_updates_or_on_the_updates(gh_on):
     c = cohort([2.0, 4.0])
     rows = [u.delta[:2] for u in c.updates]
     g = np.array(rows) + np.array([[0.0, 1.0], [0.0, 0.0]])  # <g_0, g_1> = -2: a conflict
-    updates = [
-        ClientUpdate(u.client_id, u.num_samples, u.num_steps, np.append(row, 0.0), u.extras)
-        for u, row in zip(c.updates, g, strict=True)
-    ]
+    updates = [replace(u, delta=np.append(row, 0.0)) for u, row in zip(c.updates, g, strict=True)]
     c = Cohort.of(updates, c.layout)
     composed = algorithms.compose("fednova", {"fednova": {"gh_on": gh_on}}, server="fedgh")
     found = composed.server.step({}, c, CTX).step[:2]

@@ -221,7 +221,13 @@ def uploaded(client, prototypes, counts, h, v, head, size):
         "V": np.array([v]),
         "head": np.array(head, dtype=np.float32),
     }
-    return ClientUpdate(client, sum(counts), 1, np.zeros(size, dtype=np.float32), extras)
+    return ClientUpdate(
+        client_id=client,
+        num_samples=sum(counts),
+        num_steps=1,
+        delta=np.zeros(size, dtype=np.float32),
+        extras=extras,
+    )
 
 
 def test_the_server_combines_prototypes_by_counts_and_heads_by_weights():

@@ -19,6 +19,7 @@ from fedsim.client.trainer import Phase, train_local
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, select
 from fedsim.core.types import ClientUpdate, Layout, Slot, Training
+from fedsim.engine.worker import with_deltas
 from fedsim.server.cohort import Cohort
 
 from . import fullbatch
@@ -181,10 +182,7 @@ def test_momentum_without_ascent_is_fedcm_bit_for_bit():
     np.testing.assert_array_equal(deltas, expected)
     assert [r.extras for r in reports] == [r.extras for r in expected_reports]
     cohort = Cohort.of(
-        [
-            ClientUpdate(r.client_id, r.num_samples, r.num_steps, d, r.extras)
-            for r, d in zip(reports, deltas, strict=True)
-        ],
+        with_deltas(reports, deltas),
         ours.flat.layout,
     )
     step, wanted = (
@@ -218,7 +216,13 @@ def test_momentum_mixes_the_gradient_at_the_moved_weights():
 def test_weights_of_the_models(alpha):
     layout = Layout((Slot("w", (2,), 0, 2),))
     updates = [
-        ClientUpdate(i, n, 1, np.array(delta), {"way": np.ones(1)})
+        ClientUpdate(
+            client_id=i,
+            num_samples=n,
+            num_steps=1,
+            delta=np.array(delta),
+            extras={"way": np.ones(1)},
+        )
         for i, (n, delta) in enumerate([(30, [1.0, -0.1]), (10, [0.2, 0.3])])
     ]
     for options, expected in (({}, [0.8, 0.0]), ({"weights": "uniform"}, [0.6, 0.1])):

@@ -33,7 +33,13 @@ def context(round=0):
 
 
 def update(client, trained):
-    return ClientUpdate(client, 1, 1, np.zeros(10, np.float32), {"model": trained})
+    return ClientUpdate(
+        client_id=client,
+        num_samples=1,
+        num_steps=1,
+        delta=np.zeros(10, np.float32),
+        extras={"model": trained},
+    )
 
 
 def exchange(trained, state=None, start=None, **options):

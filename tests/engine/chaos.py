@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,8 +19,7 @@ from torch import nn
 import fedsim
 from fedsim import models
 from fedsim.config.resolve import RunConfig
-from fedsim.core.types import ModelSpec
-from fedsim.engine.worker import Report
+from fedsim.core.types import ClientUpdate, ModelSpec
 
 FOLDER = "FEDSIM_CHAOS"
 STATEFUL = ("fedld", "fedbn", "fedpac")
@@ -56,7 +56,7 @@ def model(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     spec = ModelSpec("cnn", num_classes, in_channels, image_size)
     built = models.build(spec, 0)
     built.head.register_forward_pre_hook(_before_head)
-    Report.__reduce__ = _reduce  # type: ignore[method-assign]
+    ClientUpdate.__reduce__ = _reduce  # type: ignore[method-assign]
     return built
 
 
@@ -65,10 +65,10 @@ def _before_head(_: nn.Module, args: tuple) -> None:
         act("train" if torch.is_grad_enabled() else "evaluate")
 
 
-def _reduce(report: Report) -> tuple:
+def _reduce(update: ClientUpdate) -> tuple:
     act("return")
-    names = Report.__dataclass_fields__
-    return Report, tuple(getattr(report, name) for name in names)
+    names = ClientUpdate.__dataclass_fields__
+    return partial(ClientUpdate, **{name: getattr(update, name) for name in names}), ()
 
 
 def never_built_in_an_actor(num_classes: int, in_channels: int, image_size: int) -> nn.Module:

@@ -20,7 +20,6 @@ from fedsim import algorithms
 from fedsim.config.resolve import EngineConfig, RunConfig
 from fedsim.core.errors import ConfigError, ContractError, WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.engine.base import Result
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.sharded import (
     LEAST,
@@ -54,7 +53,10 @@ def draw(m=M, size=SIZE, round=0):
 def cohort(rows, columns=None):
     samples = [10, 30, 20, 50, 40]
     deltas = rows if columns is None else [EMPTY] * len(rows)
-    sent = [ClientUpdate(3 * i, samples[i], 4, d) for i, d in enumerate(deltas)]
+    sent = [
+        ClientUpdate(client_id=3 * i, num_samples=samples[i], num_steps=4, delta=d)
+        for i, d in enumerate(deltas)
+    ]
     return Cohort.of(sent, layout(), columns)
 
 
@@ -228,7 +230,9 @@ def test_lost_updates_are_computed_again_and_no_others(two_nodes):
         for incident in new:
             i = incident.client_id // 3
             made |= trained(two_nodes[0], rows[i][None], ranges, i)
-        return [Result(ClientUpdate(c, 1, 1, EMPTY), {}, None, h) for c, h in made.items()]
+        return [
+            ClientUpdate(client_id=c, num_samples=1, num_steps=1, held=h) for c, h in made.items()
+        ]
 
     dead = ray.remote(num_cpus=0)(Holder).remote()
     ray.kill(dead)

@@ -359,13 +359,13 @@ def test_serial_results_are_sorted_and_those_of_the_worker(executor):
     own = {"personal": np.full(len(w.personal), 0.5, np.float32)}
     results = executor.train([2, 0, 1], shared, {1: own}, context())
     reports, deltas = train(w, states={1: own}, params=start)
-    assert [r.update.client_id for r in results] == [0, 1, 2]
+    assert [r.client_id for r in results] == [0, 1, 2]
     for result, report, delta in zip(results, reports, deltas, strict=True):
-        np.testing.assert_array_equal(result.update.delta, delta)
+        np.testing.assert_array_equal(result.delta, delta)
         np.testing.assert_array_equal(result.state["personal"], report.state["personal"])
-        assert result.update.num_samples == report.num_samples
-        assert result.update.num_steps == report.num_steps
-        assert result.update.metrics["train_loss"] == report.train_loss
+        assert result.num_samples == report.num_samples
+        assert result.num_steps == report.num_steps
+        assert result.train_loss == report.train_loss
     scores = executor.evaluate([(start, {}), (start, own)], "test")
     assert scores == [w.scores(start, {}, "test"), w.scores(start, own, "test")]
 

@@ -27,7 +27,10 @@ def _stat(size, stats):
 def updates(rows, ids=None, samples=None):
     ids = range(len(rows)) if ids is None else ids
     samples = [10 * (i + 1) for i in range(len(rows))] if samples is None else samples
-    return [ClientUpdate(i, n, 1, row) for i, n, row in zip(ids, samples, rows, strict=True)]
+    return [
+        ClientUpdate(client_id=i, num_samples=n, num_steps=1, delta=row)
+        for i, n, row in zip(ids, samples, rows, strict=True)
+    ]
 
 
 def draw(m, d, dtype=np.float32, scale=1.0):

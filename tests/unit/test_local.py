@@ -297,8 +297,8 @@ def test_hooks_run_in_order_and_the_uplink_is_handed_on():
     env, spy = make_env(7), Spy()
     result = train_local(spy, env)
     assert spy.events == ["begin", *["loss", "adjust"] * 2, "finish"]
-    assert list(result.uplink.extras) == ["up"]
-    assert list(result.uplink.state) == ["kept"]
+    assert list(result.extras) == ["up"]
+    assert list(result.state) == ["kept"]
     np.testing.assert_array_equal(spy.vectors[0], env.start.numpy())
     np.testing.assert_array_equal(spy.vectors[-1], env.flat.vector())
 

@@ -39,7 +39,10 @@ class Mean:
 def cohort(dtype=np.float32, seed=0, ids=(2, 5, 9)):
     rows = np.random.default_rng(seed).normal(size=(len(ids), 8)).astype(dtype)
     sent = zip(ids, (10, 30, 60), rows, strict=True)
-    return Cohort.of([ClientUpdate(i, n, 1, row) for i, n, row in sent], LAYOUT)
+    return Cohort.of(
+        [ClientUpdate(client_id=i, num_samples=n, num_steps=1, delta=row) for i, n, row in sent],
+        LAYOUT,
+    )
 
 
 @dataclass
@@ -99,7 +102,14 @@ def test_the_average_is_the_mean_in_coefficient_space_without_a_gram_matrix(weig
 @pytest.mark.parametrize("blocks", ["model", "tensor"])
 def test_a_model_without_statistics(blocks):
     layout = Layout((Slot("w", (2,), 0, 2),))
-    c = Cohort.of([ClientUpdate(0, 1, 1, np.array([1.0, 2.0], np.float32))], layout)
+    c = Cohort.of(
+        [
+            ClientUpdate(
+                client_id=0, num_samples=1, num_steps=1, delta=np.array([1.0, 2.0], np.float32)
+            )
+        ],
+        layout,
+    )
     step = Gram(Mean(), blocks)(c, {}, CTX).step
     assert (step.tolist(), step.dtype) == ([1.0, 2.0], np.float32)
 

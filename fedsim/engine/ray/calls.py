@@ -11,16 +11,14 @@ from typing import Any
 import numpy as np
 import ray
 
-from fedsim.core.types import Part, RoundContext, Vector, Vectors
-from fedsim.engine.base import Model, Result
+from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
+from fedsim.engine.base import Model
 from fedsim.engine.ray.sharded import Held
-from fedsim.engine.serial import collect
+from fedsim.engine.worker import with_deltas
 from fedsim.metrics.splits import name
 
 Send = Callable[[Any], Any]
 """Makes a value an object that many calls can refer to."""
-ELSEWHERE = np.empty(0, np.float32)
-"""What stands for an update that is left on the nodes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +54,12 @@ class TrainCall:
         method = actor.train_split.options(num_returns=1 + len(self.ranges))
         return list(method.remote(self.ranges, *args))
 
-    def fetch(self, refs: Sequence[Any]) -> list[Result]:
-        """The results from the objects of :meth:`begin`; updates in ranges stay where they are."""
+    def fetch(self, refs: Sequence[Any]) -> list[ClientUpdate]:
+        """The updates from the objects of :meth:`begin`; deltas in ranges stay where they are."""
         if not self.ranges:
-            return collect(*ray.get(list(refs)))
-        reports, parts = ray.get(refs[0]), tuple(refs[1:])
-        results = collect(reports, [ELSEWHERE] * len(reports))
-        return [replace(result, held=Held(parts, row)) for row, result in enumerate(results)]
+            return with_deltas(*ray.get(list(refs)))
+        updates, parts = ray.get(refs[0]), tuple(refs[1:])
+        return [replace(update, held=Held(parts, row)) for row, update in enumerate(updates)]
 
     def again(self, lost: bool) -> list[TrainCall]:
         """One call per client, so that one whose work cannot be done keeps no other from it."""

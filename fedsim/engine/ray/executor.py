@@ -19,8 +19,8 @@ import ray
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import RoundContext, Scores, Vector, Vectors
-from fedsim.engine.base import Incident, Job, Model, Result
+from fedsim.core.types import ClientUpdate, RoundContext, Scores, Vector, Vectors
+from fedsim.engine.base import Incident, Job, Model
 from fedsim.engine.ray.calls import Call, EvaluationCall, Piece, TrainCall, cut, groups
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
@@ -116,35 +116,35 @@ class RayExecutor:
 
     def train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
-    ) -> list[Result]:
+    ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
         self._replan()
         return self._train(clients, shared, states, ctx)
 
     def _train(
         self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
-    ) -> list[Result]:
+    ) -> list[ClientUpdate]:
         calls = self._train_calls(clients, shared, states, ctx)
-        results: list[Result] = []
+        updates: list[ClientUpdate] = []
         for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
-            results += found
-        return sorted(results, key=lambda r: r.update.client_id)
+            updates += found
+        return sorted(updates, key=lambda u: u.client_id)
 
     def columns(
         self,
-        results: Sequence[Result],
+        updates: Sequence[ClientUpdate],
         shared: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> Columns | None:
         """See :class:`~fedsim.engine.base.Executor`."""
 
-        def again(incidents: Sequence[Incident]) -> list[Result]:
+        def again(incidents: Sequence[Incident]) -> list[ClientUpdate]:
             self._pool.incidents += incidents
             lost = [i.client_id for i in incidents if i.client_id is not None]
             return self._train(lost, shared, states, ctx)
 
-        held = held_of(results)
+        held = held_of(updates)
         return Sharded(self._aggregators, held, again, self._engine.max_retries) if held else None
 
     def _train_calls(

@@ -23,13 +23,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, WorkerError
-from fedsim.core.types import Array, RoundContext, Vector, Vectors
+from fedsim.core.types import Array, ClientUpdate, RoundContext, Vector, Vectors
 from fedsim.engine import devices
 from fedsim.engine.devices import keep_freed_memory
 from fedsim.engine.ray.cluster import connect
 from fedsim.engine.ray.sharded import split
 from fedsim.engine.serial import device_name
-from fedsim.engine.worker import Report, Worker, WorkerSpec
+from fedsim.engine.worker import Worker, WorkerSpec
 
 Options = tuple[tuple[str, float], ...]
 """What an actor holds, as Ray's options in a fixed order: actors of equal options are alike."""
@@ -105,14 +105,16 @@ class ClientActor:
         downlink: Vectors,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
-    ) -> tuple[list[Report], Array]:
-        """See :meth:`Worker.train`; two objects, so that reports do not pin updates."""
+    ) -> tuple[list[ClientUpdate], Array]:
+        """See :meth:`Worker.train`; two objects, so that the small parts do not pin the deltas."""
         return self._worker.train(clients, params, downlink, states, ctx)
 
-    def train_split(self, ranges: Sequence[slice], *args: Any) -> tuple[list[Report] | Array, ...]:
-        """As :meth:`train`, with the updates cut into ranges: reports, and an object per range."""
-        reports, deltas = self._worker.train(*args)
-        return reports, *split(deltas, ranges)
+    def train_split(
+        self, ranges: Sequence[slice], *args: Any
+    ) -> tuple[list[ClientUpdate] | Array, ...]:
+        """As :meth:`train`, with the updates cut into ranges: the rest, and an object per range."""
+        updates, deltas = self._worker.train(*args)
+        return updates, *split(deltas, ranges)
 
     def evaluate(
         self, tasks: Sequence[tuple[str, int, Vectors, Sequence[Any]]], *params: Vector

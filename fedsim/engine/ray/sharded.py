@@ -19,8 +19,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.types import F64, Array
-from fedsim.engine.base import Incident, Result
+from fedsim.core.types import F64, Array, ClientUpdate
+from fedsim.engine.base import Incident
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.server.linalg import SHARD, Piece, combine_pieces, cut, partial_products, summed
 
@@ -169,7 +169,7 @@ class Aggregators:
         self.actors = []
 
 
-Again = Callable[[Sequence[Incident]], Sequence[Result]]
+Again = Callable[[Sequence[Incident]], Sequence[ClientUpdate]]
 
 
 @dataclass
@@ -266,6 +266,6 @@ def _within(ranges: Sequence[slice], own: slice) -> list[Piece]:
     return [piece for piece in cut(ranges) if own.start <= piece.start < own.stop]
 
 
-def held_of(results: Sequence[Result]) -> dict[int, Held]:
+def held_of(updates: Sequence[ClientUpdate]) -> dict[int, Held]:
     """By client where the updates are that were left on the nodes."""
-    return {r.update.client_id: r.held for r in results if r.held is not None}
+    return {u.client_id: u.held for u in updates if isinstance(u.held, Held)}
