@@ -16,6 +16,7 @@ from benchmarks.processes import available_memory
 from fedsim import algorithms
 from fedsim.core.types import F64, Array, ClientUpdate, Layout, RoundContext, Slot
 from fedsim.engine.ray.cluster import local_node
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort, single_threaded_blas
 
 METHODS = ("fedavg", "fedgh", "fedld")
@@ -156,7 +157,7 @@ def step(method: str, rows: Sequence[Array]) -> Array:
     The cohort is new, so that nothing is left from the step before.
     """
     ctx = RoundContext(0, 1, len(rows), lr=0.01, seed=0)
-    return algorithms.load(method, {}).server.step({}, _cohort(rows), ctx).step
+    return algorithms.load(method, {}).server.step(RuleState(), _cohort(rows), ctx).step
 
 
 def products(rows: Sequence[Array]) -> F64:

@@ -20,9 +20,14 @@ clients. Every method trains by SGD with momentum and weight decay as `train.*` 
 cross-entropy or any form of margin control (`--margin`), and unless a line says otherwise each
 update goes up (D numbers) and the model down (D).
 
-`--server NAME` puts the server part of one method under the clients of another, such as
-`-a fednova --server fedgh`. What a method's own clients send stays with them; what cannot be
-combined is refused with the reason.
+`--server NAME` puts the server rule of one method under the clients of another, such as
+`-a fednova --server fedgh`. `--server NAME,NAME,...` is a chain: the first method gives the
+reduction of the updates to one step and its own server optimisers, each other one adds its server
+optimisers (fedadam, fedyogi, fedadagrad, fedavgm, slowmo). So `--server fedadam` is the mean, then
+Adam, and `--server fedgh,fedadam` FedGH's step, then Adam; `fedadam.weights` has no effect there.
+Each method's hyperparameters are read from its own section. What a method's own clients send stays
+with them (FedNova's normalisation, SCAFFOLD's control variates); what cannot be combined is refused
+with the reason.
 """
 
 

@@ -13,7 +13,7 @@ from fedsim import algorithms
 from fedsim.core.errors import ContractError
 from fedsim.core.types import Array, ClientUpdate, Layout, RoundContext, Slot
 from fedsim.metrics.decomposition import terms
-from fedsim.server.base import HistoryGram, Server
+from fedsim.server.base import HistoryGram, RuleState, Server
 from fedsim.server.cohort import Cohort
 
 
@@ -62,7 +62,7 @@ def aggregate(
     layout = _layout(len(rows[0]), sizes)
     server = algorithms.load(algorithm, hyperparameters).server
     _check_alone(algorithm, server, round)
-    if server.normalise is not None and num_steps is None:
+    if server.normalisation is not None and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
     ctx = RoundContext(round, round + 1, len(rows), lr=1.0, seed=seed)
     cohort = Cohort.of(
@@ -72,8 +72,8 @@ def aggregate(
         ],
         layout,
     )
-    state = {}
-    if isinstance(server.reduce, HistoryGram):
+    state = RuleState()
+    if isinstance(server.reduction, HistoryGram):
         state = _history(algorithm, history, len(rows[0]), round)
     return server.step(state, cohort, ctx).step
 
@@ -140,10 +140,10 @@ def decompose(
 
 def _check_alone(algorithm: str, server: Server, round: int) -> None:
     """Refuses a rule that updates are not enough for."""
-    why = server.fixed
+    why = server.incompatible_reason
     if server.exchange is not None:
         why = "also combines what clients upload beside their updates"
-    if server.then is not None and round > 0:
+    if server.optimizers and round > 0:
         why = "keeps the state of a server optimiser from round to round"
     if why:
         raise ContractError(f"{algorithm} {why}; use fedsim.run")
@@ -176,13 +176,13 @@ def _layout(size: int, sizes: Sequence[int] | None) -> Layout:
     )
 
 
-def _history(algorithm: str, history: ArrayLike | None, size: int, round: int) -> dict[str, Array]:
+def _history(algorithm: str, history: ArrayLike | None, size: int, round: int) -> RuleState:
     """The state of a released rule: nothing in round 0, later a history (any nonzero for fedld)."""
     if history is None and round == 0:
-        return {}
+        return RuleState()
     if history is None and algorithm == "fedgh_released":
         raise ContractError("fedgh_released sorts by its history after round 0: give history (d,)")
     past = np.ones(size) if history is None else np.asarray(history, dtype=np.float64)
     if past.shape != (size,):
         raise ContractError(f"history has shape {past.shape}, the updates have {size} entries")
-    return {"reduce.history": past}
+    return RuleState(reduction={"history": past})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.algorithms.registry import (
     FIELDS,
+    chain,
     check,
     compose,
     describe,
@@ -18,6 +19,7 @@ __all__ = [
     "FIELDS",
     "Algorithm",
     "Probe",
+    "chain",
     "check",
     "compose",
     "describe",

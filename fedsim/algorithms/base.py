@@ -18,8 +18,8 @@ def nothing(slot: Slot) -> bool:
     return False
 
 
-def as_it_is(model: nn.Module) -> nn.Module:
-    """The model."""
+def identity(model: nn.Module) -> nn.Module:
+    """The model, unchanged."""
     return model
 
 
@@ -37,7 +37,7 @@ class Probe:
     digest: Exchange
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Algorithm:
     """A method of federated learning; the defaults are FedAvg.
 
@@ -59,4 +59,4 @@ class Algorithm:
     personal: Callable[[Slot], bool] = nothing
     one_model: bool = False
     probe: Probe | None = None
-    adapt: Callable[[nn.Module], nn.Module] = as_it_is
+    adapt: Callable[[nn.Module], nn.Module] = identity

@@ -35,5 +35,5 @@ def build(
         v0: the second moment starts at tau^2 (the paper), or at 0.
         weights: client weights by samples (most code), or uniform (the paper's Algorithm 2).
     """
-    then = adaptive("fedadagrad", "adagrad", eta=eta, beta1=beta1, tau=tau, v0=v0)
-    return Algorithm(server=Server(Average(weights), then=then))
+    optimizer = adaptive("fedadagrad", "adagrad", eta=eta, beta1=beta1, tau=tau, v0=v0)
+    return Algorithm(server=Server(Average(weights), optimizers=(optimizer,)))

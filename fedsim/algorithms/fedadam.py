@@ -40,8 +40,8 @@ def build(
         bias_correction: that of Flower's FedAdam; the paper has none.
         weights: client weights by samples (most code), or uniform (the paper's Algorithm 2).
     """
-    then = adaptive(
+    optimizer = adaptive(
         "fedadam", "adam", eta=eta, beta1=beta1, beta2=beta2, tau=tau, v0=v0,
         bias_correction=bias_correction,
     )  # fmt: skip
-    return Algorithm(server=Server(Average(weights), then=then))
+    return Algorithm(server=Server(Average(weights), optimizers=(optimizer,)))

@@ -39,4 +39,5 @@ def build(
     check_positive("fedavgm", eta=eta)
     check_decays("fedavgm", beta=beta)
     rate = eta * (1 - beta) if damping else eta
-    return Algorithm(server=Server(Average(weights), then=HeavyBall(beta, rate, nesterov)))
+    momentum = HeavyBall(beta=beta, eta=rate, nesterov=nesterov)
+    return Algorithm(server=Server(Average(weights), optimizers=(momentum,)))

@@ -84,5 +84,5 @@ def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") 
     """
     if not (0 < alpha <= 1 and eta_g > 0):
         raise ConfigError(f"fedcm: alpha={alpha}, eta_g={eta_g}; needed are 0 < alpha <= 1 and > 0")
-    server = Server(Average(weights), direction, then=Multiply(eta_g))
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=direction)
     return Algorithm(local=Mixed(alpha), server=server)

@@ -70,7 +70,7 @@ class Corrected:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.Then`; keeps h."""
+        """See :class:`fedsim.server.base.ServerOptimizer`; keeps h."""
         h = state.get("h", 0.0) - self.alpha * (len(cohort.updates) / ctx.num_clients) * step
         return step - h / self.alpha, {"h": h}
 
@@ -84,6 +84,9 @@ def build(alpha: float = 0.01, client_alpha: Literal["equal", "by_samples"] = "e
     """
     if not alpha > 0:
         raise ConfigError(f"feddyn.alpha is {alpha}; it must be > 0")
-    fixed = "subtracts h / alpha, which the mean of its clients' updates makes"
-    server = Server(Average("uniform"), then=Corrected(alpha), fixed=fixed)
+    server = Server(
+        Average("uniform"),
+        optimizers=(Corrected(alpha),),
+        incompatible_reason="subtracts h / alpha, which the mean of its clients' updates makes",
+    )
     return Algorithm(local=Regularised(alpha, client_alpha), server=server)

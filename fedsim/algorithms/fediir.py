@@ -109,4 +109,6 @@ def build(gamma: float = 1e-3, ema: float = 0.95, weights: Weights = "uniform") 
     if not 0 <= ema < 1:
         raise ConfigError(f"fediir.ema is {ema}; it must lie in [0, 1)")
     probe = Probe(HeadGradient(), partial(common, ema))
-    return Algorithm(Invariant(gamma), Server(Average(weights)), probe=probe, adapt=linear_head)
+    return Algorithm(
+        local=Invariant(gamma), server=Server(Average(weights)), probe=probe, adapt=linear_head
+    )

@@ -54,7 +54,7 @@ class PerStep:
     gh_on: str
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, float]:
-        """See :class:`~fedsim.server.base.Normalise`; a client without a step adds nothing."""
+        """See :class:`~fedsim.server.base.Normalisation`; a client without a step adds nothing."""
         steps = np.array([u.num_steps for u in cohort.updates], np.float64)
         found = [u.extras.get("normaliser", [u.num_steps])[0] for u in cohort.updates]
         a = np.array(found, np.float64)
@@ -78,6 +78,6 @@ def build(
     """
     if not (mu >= 0 and 0 <= gmf < 1):
         raise ConfigError(f"fednova: mu={mu}, gmf={gmf}; needed are mu >= 0 and 0 <= gmf < 1")
-    momentum = HeavyBall(gmf, 1.0, unit="lr") if gmf > 0 else None
-    server = Server(Average(), then=momentum, normalise=PerStep(mu > 0, gh_on))
+    momentum = (HeavyBall(beta=gmf, eta=1.0, unit="lr"),) if gmf > 0 else ()
+    server = Server(Average(), optimizers=momentum, normalisation=PerStep(mu > 0, gh_on))
     return Algorithm(local=Counted(mu, "squared"), server=server)

@@ -194,6 +194,6 @@ def build(lam: float = 1.0, head_lr: float = 0.1, head_epochs: int = 1) -> Algor
         raise ConfigError(f"fedpac: {given}; all must be >= 0")
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
-        server=Server(Average(), Collaborate()),
+        server=Server(Average(), exchange=Collaborate()),
         personal=of_head,
     )

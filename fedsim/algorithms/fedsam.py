@@ -97,6 +97,7 @@ def build(
     if not 0 < alpha <= 1:
         raise ConfigError(f"fedsam.alpha is {alpha}; it must lie in (0, 1]")
     if alpha == 1:
-        return Algorithm(SharpnessAware(rho, variant, eta), Server(Average(weights)))
+        server = Server(Average(weights))
+        return Algorithm(local=SharpnessAware(rho, variant, eta), server=server)
     local = WithMomentum(rho=rho, variant=variant, eta=eta, alpha=alpha)
-    return Algorithm(local, Server(Average(weights), direction))
+    return Algorithm(local=local, server=Server(Average(weights), exchange=direction))

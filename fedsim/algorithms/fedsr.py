@@ -105,7 +105,7 @@ def build(
         raise ConfigError("fedsr.deterministic goes with neither z_dim nor share_reference")
     server = Server(Average(weights))
     if deterministic:
-        return Algorithm(Short(a_l2r, l2r_power), server)
+        return Algorithm(local=Short(a_l2r, l2r_power), server=server)
     local, adapt = Simple(a_l2r, l2r_power, a_cmi), partial(probabilistic, z_dim=z_dim)
     personal = nothing if share_reference else of_reference
-    return Algorithm(local, server, personal=personal, one_model=True, adapt=adapt)
+    return Algorithm(local=local, server=server, personal=personal, one_model=True, adapt=adapt)

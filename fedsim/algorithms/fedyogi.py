@@ -38,5 +38,5 @@ def build(
         v0: the second moment starts at tau^2 (the paper), or at 0.
         weights: client weights by samples (most code), or uniform (the paper's Algorithm 2).
     """
-    then = adaptive("fedyogi", "yogi", eta=eta, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
-    return Algorithm(server=Server(Average(weights), then=then))
+    optimizer = adaptive("fedyogi", "yogi", eta=eta, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
+    return Algorithm(server=Server(Average(weights), optimizers=(optimizer,)))

@@ -225,5 +225,6 @@ def build(weights: Weights = "samples") -> Algorithm:
     Args:
         weights: client weights by samples, or uniform.
     """
-    fixed = "matches the channels of its clients' models, for which it needs all of their weights"
-    return Algorithm(server=Server(Matched(weights), fixed=fixed, whole=True), adapt=check)
+    reason = "matches the channels of its clients' models, for which it needs all of their weights"
+    server = Server(Matched(weights), incompatible_reason=reason, needs_whole_updates=True)
+    return Algorithm(server=server, adapt=check)

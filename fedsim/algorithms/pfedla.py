@@ -190,7 +190,7 @@ def build(hn_lr: float = 5e-3, width: int = 100, keep_local: int = 0) -> Algorit
         raise ConfigError(f"pfedla: {given}; needed are hn_lr > 0, width >= 1, keep_local >= 0")
     server = Server(
         Average(),
-        Mixtures(hn_lr, width, keep_local),
-        fixed="mixes its clients' models one by one and has no common step",
+        exchange=Mixtures(hn_lr, width, keep_local),
+        incompatible_reason="mixes its clients' models one by one and has no common step",
     )
     return Algorithm(local=Uploaded(), server=server, personal=everything)

@@ -21,6 +21,7 @@ from fedsim.client.criterion import MarginControl
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import resolve, signature
 from fedsim.core.settings import Scalar, checked
+from fedsim.server.base import Average, Server
 
 
 def names() -> tuple[str, ...]:
@@ -99,33 +100,82 @@ def compose(
     margin_weight: float | None = None,
     margin_threshold: float | None = None,
 ) -> Algorithm:
-    """A method, with another method's reduction or another margin control where they are given.
+    """A method, with other server rules or another margin control where they are given.
 
-    None means the method's own. ``server`` reads the hyperparameters of the method it names; an
-    exchange (FedPAC's heads) stays with the clients it belongs to, a server optimiser goes with the
-    server rule.
+    Args:
+        name: the method.
+        hyperparameters: by method, for all methods that are named.
+        server: comma-separated methods: the reduction and the server optimisers of the first, then
+            the server optimisers of each other one. None for the method's own.
+        margin: form of margin control; None for the method's own, as in the following two.
+        margin_weight: lambda.
+        margin_threshold: tau, T or u.
 
     Raises:
-        ConfigError: as :func:`load`, or the two do not go together.
+        ConfigError: as :func:`load`, or parts that do not go together.
     """
     algorithm = load(name, hyperparameters.get(name))
-    if server not in (None, name):
-        other = load(server, hyperparameters.get(server)).server
-        own = algorithm.server
-        if own.fixed:
-            raise ConfigError(f"server {server!r} cannot serve {name}, which {own.fixed}")
-        if other.own_clients:
-            what = other.fixed or "works with what its own clients send"
-            raise ConfigError(f"server {server!r} cannot serve {name}: it {what}")
-        both = replace(own, reduce=other.reduce, then=other.then, whole=other.whole)
-        algorithm = replace(algorithm, server=both)
+    servers = {other: load(other, hyperparameters.get(other)).server for other in chain(server)}
     loss = algorithm.criterion
     criterion = MarginControl(
         loss.form if margin is None else margin,
         loss.weight if margin_weight is None else margin_weight,
         loss.threshold if margin_threshold is None else margin_threshold,
     )
-    return replace(algorithm, criterion=criterion)
+    composed = chained(name, algorithm.server, servers)
+    return replace(algorithm, server=composed, criterion=criterion)
+
+
+def chain(server: str | None) -> tuple[str, ...]:
+    """The methods that ``server`` names, in their order.
+
+    Raises:
+        ConfigError: one of them is named twice.
+    """
+    found = () if server is None else tuple(part.strip() for part in server.split(","))
+    for name in found:
+        if found.count(name) > 1:
+            raise ConfigError(
+                f"server {server!r} names {name!r} twice, but there is one set of hyperparameters "
+                "for each method"
+            )
+    return found
+
+
+def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
+    """The server of method ``name`` with the parts of others in the place of its own.
+
+    Args:
+        name: the method.
+        own: its server.
+        servers: the others by their names: the first gives the reduction and its optimisers, the
+            following ones their optimisers. The first may be the method itself.
+
+    Raises:
+        ConfigError: they do not go together; says why.
+    """
+    if not servers:
+        return own
+    (first, reducing), *following = servers.items()
+    fixed = own.incompatible_reason
+    if fixed and (first != name or (following and (own.exchange or own.optimizers))):
+        raise ConfigError(f"server {','.join(servers)!r} cannot serve {name}, which {fixed}")
+    for other, server in servers.items():
+        if other != name and server.needs_own_clients:
+            reason = server.incompatible_reason or "works with what its own clients send"
+            raise ConfigError(f"server {other!r} cannot serve {name}: it {reason}")
+    for other, server in following:
+        if not server.optimizers or type(server.reduction) is not Average:
+            raise ConfigError(
+                f"server {','.join(servers)!r}: only the first method gives the reduction, the "
+                f"others a server optimiser after the mean, as fedadam does; {other!r} does not"
+            )
+    return replace(
+        own,
+        reduction=reducing.reduction,
+        optimizers=tuple(o for server in servers.values() for o in server.optimizers),
+        needs_whole_updates=reducing.needs_whole_updates,
+    )
 
 
 def builder(name: str) -> Callable[..., Algorithm]:

@@ -92,4 +92,4 @@ def build(test: Test = "iqr", z: float = 1.5, weights: Weights = "samples") -> A
         weights: client weights by samples, or uniform.
     """
     check_positive("robfedavg", z=z)
-    return Algorithm(server=Server(Pruned(test, z, weights), whole=True))
+    return Algorithm(server=Server(Pruned(test, z, weights), needs_whole_updates=True))

@@ -87,5 +87,5 @@ def build(
     """
     if not eta_g > 0:
         raise ConfigError(f"scaffold.eta_g is {eta_g}; it must be > 0")
-    server = Server(Average(weights), control, then=Multiply(eta_g))
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=control)
     return Algorithm(local=Corrected(option), server=server)

@@ -31,4 +31,5 @@ def build(alpha: float = 1.0, beta: float = 0.7, weights: Weights = "samples") -
     """
     check_positive("slowmo", alpha=alpha)
     check_decays("slowmo", beta=beta)
-    return Algorithm(server=Server(Average(weights), then=HeavyBall(beta, alpha, unit="lr")))
+    momentum = HeavyBall(beta=beta, eta=alpha, unit="lr")
+    return Algorithm(server=Server(Average(weights), optimizers=(momentum,)))

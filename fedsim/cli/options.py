@@ -31,7 +31,13 @@ class Flag:
 
 FLAGS = (
     Flag("Experiment", ("-a", "--algorithm"), "algorithm", "NAME", "The method.", "fedld"),
-    Flag("Experiment", ("--server",), "server", "NAME", "The server rule of another method."),
+    Flag(
+        "Experiment",
+        ("--server",),
+        "server",
+        "NAME[,NAME]",
+        "Server rule of another method; or a chain, as in fedgh,fedadam.",
+    ),
     Flag(
         "Experiment",
         ("--margin",),

@@ -182,7 +182,9 @@ class _Reader:
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
             given = Given(self.value(node, key), self.origin(node, key))
-            return Point(str(given.value), {axis: given})
+            value = given.value
+            label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            return Point(label, {axis: given})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(

@@ -57,8 +57,9 @@ class RunConfig(RunSettings):
             return values
         sections = dict(values.get("hyperparameters") or {})
         sections |= {name: values[name] for name in values if is_method(name)}
-        for role in ("algorithm", "server"):
-            name = values.get(role, cls.model_fields[role].default)
+        algorithm = values.get("algorithm", cls.model_fields["algorithm"].default)
+        servers = _chain(values.get("server"))
+        for role, name in (("algorithm", algorithm), *(("server", name) for name in servers)):
             if isinstance(name, str):
                 check_name(role, name, algorithms.names(), "algorithm", user_defined=True)
                 sections[name] = default_hyperparameters(role, name) | dict(
@@ -66,8 +67,9 @@ class RunConfig(RunSettings):
                 )
         checked = {name: check_hyperparameters(name, given) for name, given in sections.items()}
         rest = {name: value for name, value in values.items() if not is_method(name)}
-        name = values.get("algorithm", cls.model_fields["algorithm"].default)
-        if name in checked and algorithms.load(name, checked[name]).local.plain_sgd:
+        if servers:
+            rest["server"] = ",".join(servers)
+        if algorithm in checked and algorithms.load(algorithm, checked[algorithm]).local.plain_sgd:
             rest["train"] = _without_momentum(rest.get("train", TrainConfig()))
         return rest | {"hyperparameters": checked}
 
@@ -108,6 +110,11 @@ class RunConfig(RunSettings):
         if self.decides_num_clients:
             self._check_cohort()
         return self
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in use: the algorithm, and those that ``server`` names."""
+        return tuple(dict.fromkeys((self.algorithm, *algorithms.chain(self.server))))
 
     @property
     def named_partition(self) -> str | None:
@@ -160,6 +167,15 @@ class RunConfig(RunSettings):
             return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
         methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
         return f"unknown key {key!r}{nearest(key, (*fields(), *methods))}"
+
+
+def _chain(server: Any) -> tuple[str, ...]:
+    """The methods in a text or a list; none in anything else."""
+    text = ",".join(map(str, server)) if isinstance(server, list | tuple) else server
+    try:
+        return algorithms.chain(text) if isinstance(text, str) else ()
+    except ConfigError as error:
+        raise InvalidSetting("server", str(error)) from error
 
 
 def _without_momentum(train: Any) -> Any:

@@ -346,7 +346,8 @@ class RunSettings(Section):
     algorithm: str = "fedld"
     """Method: a name of `fedsim list algorithms`, or module:function."""
     server: str | None = None
-    """Take the server rule of this method in place of the algorithm's own."""
+    """Methods whose server rules replace the algorithm's own, a list or a comma-separated text: the
+    reduction and the server optimisers of the first, then the server optimisers of the others."""
     margin: str | None = None
     """Margin control of the client loss, none: plain cross-entropy; unset: the method's own."""
     margin_weight: float | None = Field(None, ge=0)

@@ -110,22 +110,6 @@ class ClientUpdate:
 
 
 @dataclass(frozen=True)
-class ServerStep:
-    """What a server rule decides: ``step`` (D,) is added to the global vector.
-
-    ``downlink`` goes to every client from the next round on; ``private`` replaces entries of the
-    states of single clients; ``state`` is the rule's own state for the next round; ``metrics`` are
-    numbers about the step for the log.
-    """
-
-    step: Array
-    state: Vectors = field(default_factory=dict)
-    downlink: Vectors = field(default_factory=dict)
-    private: Mapping[int, Vectors] = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Pipeline:
     """How stored uint8 images become a model's input; data, so that it travels to the actors.
 

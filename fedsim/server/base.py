@@ -1,27 +1,102 @@
-"""Server rules: a reduction of the cohort to one step, and what else a method exchanges.
+"""The server part of a method: what turns a cohort's updates into one step of the global model.
 
-A reduction sees only the updates, so any of them goes with any method's clients
-(``--algorithm fedprox --server fedgh``), and what follows it (a server optimiser) goes with it. An
-exchange digests a method's own uploads (heads, prototypes, control variates) and a normalisation
-its clients' steps; both stay with the method.
+Its parts run in this order: a normalisation puts the updates on one scale (FedNova), a reduction
+combines them into one step, and any number of server optimisers change that step (FedAdam). An
+exchange answers what the clients upload beside their updates (heads, prototypes, control variates).
+
+A reduction and the optimisers see updates alone, so they go with any method's clients
+(``--algorithm fedprox --server fedgh,fedadam``); normalisation and exchange stay with the clients
+of their own method.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, Protocol
 
 import numpy as np
 
-from fedsim.core.types import F64, Array, Layout, RoundContext, ServerStep, Vectors
+from fedsim.core.types import F64, Array, Layout, RoundContext, Vectors
 from fedsim.server.cohort import Cohort, single_threaded_blas
 from fedsim.server.gram import GramRule, Weights, shares
 
 
+@dataclass(frozen=True, kw_only=True)
+class RuleState:
+    """What each part of a method's server keeps from round to round; empty before the first.
+
+    Args:
+        probe: of the pass before training.
+        reduction: of the reduction.
+        optimizers: of each server optimiser, in their order.
+        exchange: of the exchange.
+    """
+
+    probe: Vectors = field(default_factory=dict)
+    reduction: Vectors = field(default_factory=dict)
+    optimizers: tuple[Vectors, ...] = ()
+    exchange: Vectors = field(default_factory=dict)
+
+    def flatten(self) -> dict[str, Array]:
+        """All arrays by their names in a checkpoint.
+
+        These are ``probe.<key>``, ``reduce.<key>`` and ``exchange.<key>``, and for the optimisers
+        ``then.<key>``, ``then2.<key>``, and so on.
+        """
+        parts = {"probe": self.probe, "reduce": self.reduction, "exchange": self.exchange}
+        for number, state in enumerate(self.optimizers, start=1):
+            parts["then" if number == 1 else f"then{number}"] = state
+        return {f"{part}.{key}": a for part, state in parts.items() for key, a in state.items()}
+
+    @classmethod
+    def unflatten(cls, arrays: Vectors) -> RuleState:
+        """The opposite of :meth:`flatten`; optimisers that keep nothing may be missing at the end.
+
+        Raises:
+            ValueError: a name is not one of those.
+        """
+        parts: dict[str, dict[str, Array]] = {"probe": {}, "reduce": {}, "exchange": {}}
+        optimizers: dict[int, dict[str, Array]] = {}
+        for name, array in arrays.items():
+            part, _, key = name.partition(".")
+            if number := re.fullmatch(r"then(\d*)", part):
+                optimizers.setdefault(int(number[1] or 1), {})[key] = array
+            elif part in parts:
+                parts[part][key] = array
+            else:
+                raise ValueError(f"{name!r} belongs to no part of a server")
+        return cls(
+            probe=parts["probe"],
+            reduction=parts["reduce"],
+            optimizers=tuple(optimizers.get(i + 1, {}) for i in range(max(optimizers, default=0))),
+            exchange=parts["exchange"],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """The result of a round on the server.
+
+    Args:
+        step: (D,) to add to the global vector.
+        state: for the next round.
+        downlink: what every client gets beside the model from the next round on.
+        private: entries that replace those of single clients' states, by client id.
+        metrics: numbers about the step for the log.
+    """
+
+    step: Array
+    state: RuleState = field(default_factory=RuleState)
+    downlink: Vectors = field(default_factory=dict)
+    private: Mapping[int, Vectors] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Reduced:
-    """What a reduction gives.
+    """The result of a reduction.
 
     Args:
         step: (D,) to add to the global vector.
@@ -34,30 +109,31 @@ class Reduced:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Reduce(Protocol):
-    """Turns the updates of a cohort into one step."""
+class Reduction(Protocol):
+    """Combines the updates of a cohort into one step."""
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
         """The step and the state for the next round; ``state`` is {} in the first."""
 
 
-class Then(Protocol):
-    """Follows a reduction, as a server optimiser does."""
+class ServerOptimizer(Protocol):
+    """Changes the reduction's step of the parameters (FedAdam, server momentum)."""
 
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """The final step (P,) of the parameters, from the reduction's, and the new state.
+        """The new step (P,) and the state for the next round; ``state`` is {} in the first.
 
-        ``step`` is never written to; statistics are not concerned.
+        ``step`` (P,) comes from the reduction or the optimiser before, and must not be written to.
+        Running statistics pass through no optimiser.
         """
 
 
-class Normalise(Protocol):
-    """Puts updates of clients that did unequal work on one scale (FedNova)."""
+class Normalisation(Protocol):
+    """Puts the updates of clients that did unequal work on one scale (FedNova)."""
 
     def __call__(self, cohort: Cohort) -> tuple[Cohort, float]:
-        """The cohort that the reduction sees, and what its step of the parameters is multiplied by.
+        """The cohort that the reduction sees, and the factor of its step of the parameters.
 
         Statistics are averaged by samples.
         """
@@ -65,7 +141,7 @@ class Normalise(Protocol):
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What an exchange answers: see :class:`~fedsim.core.types.ServerStep`."""
+    """The answer of an exchange, see :class:`ServerStep`."""
 
     state: Vectors = field(default_factory=dict)
     downlink: Vectors = field(default_factory=dict)
@@ -73,10 +149,10 @@ class Exchanged:
 
 
 class Exchange(Protocol):
-    """Digests what clients upload beside their update."""
+    """Answers what clients upload beside their update."""
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-        """The answer to the cohort's extras."""
+        """The answer to the cohort's extras; ``state`` is {} in the first round."""
 
 
 Blocks = Literal["model", "tensor"]
@@ -158,51 +234,50 @@ class Server:
     """The server part of a method.
 
     Args:
-        reduce: the updates to one step.
-        exchange: digests what the method's clients upload beside.
-        then: follows the reduction.
-        normalise: precedes it.
-        fixed: what it does that no other reduction can take the place of, as a sentence without
-            its subject; empty where any can.
-        whole: the reduction reads whole updates, so that none may be left on the nodes.
+        reduction: combines the updates into one step.
+        optimizers: change that step, one after the other.
+        normalisation: prepares the updates for the reduction.
+        exchange: answers what the method's clients upload beside their updates.
+        incompatible_reason: why no other reduction can serve its clients and it can serve no
+            others, such as "mixes its clients' models one by one"; empty where they can.
+        needs_whole_updates: the reduction reads whole vectors, so that none may stay on the nodes.
     """
 
-    reduce: Reduce
+    reduction: Reduction
+    _: KW_ONLY
+    optimizers: tuple[ServerOptimizer, ...] = ()
+    normalisation: Normalisation | None = None
     exchange: Exchange | None = None
-    then: Then | None = None
-    normalise: Normalise | None = None
-    fixed: str = ""
-    whole: bool = False
+    incompatible_reason: str = ""
+    needs_whole_updates: bool = False
 
     @property
-    def own_clients(self) -> bool:
+    def needs_own_clients(self) -> bool:
         """Whether it works with its own method's clients alone."""
-        return bool(self.fixed or self.exchange or self.normalise)
+        return bool(self.incompatible_reason or self.exchange or self.normalisation)
 
-    def step(self, state: Vectors, cohort: Cohort, ctx: RoundContext) -> ServerStep:
-        """The cohort's step; ``state`` is what this method returned in the round before, or {}."""
-        followed: Vectors = {}
+    def step(self, state: RuleState, cohort: Cohort, ctx: RoundContext) -> ServerStep:
+        """The cohort's step; ``state`` is what the round before returned."""
         answer = Exchanged()
         with single_threaded_blas():
-            reduced = self._reduce(cohort, part(state, "reduce"), ctx)
-            step = reduced.step
-            if self.then is not None:
-                params = slice(0, cohort.layout.num_params)
-                step = step.copy()
-                step[params], followed = self.then(
-                    reduced.step[params], part(state, "then"), cohort, ctx
-                )
+            reduced = self._reduce(cohort, state.reduction, ctx)
+            step, states = self._optimize(reduced.step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
-                answer = self.exchange(cohort, part(state, "exchange"), ctx)
-        kept = named("reduce", reduced.state) | named("then", followed)
-        kept |= named("exchange", answer.state)
-        return ServerStep(step, kept, answer.downlink, answer.private, reduced.metrics)
+                answer = self.exchange(cohort, state.exchange, ctx)
+        after = replace(state, reduction=reduced.state, optimizers=states, exchange=answer.state)
+        return ServerStep(
+            step=step,
+            state=after,
+            downlink=answer.downlink,
+            private=answer.private,
+            metrics=reduced.metrics,
+        )
 
     def _reduce(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
-        if self.normalise is None:
-            return self.reduce(cohort, state, ctx)
-        seen, scale = self.normalise(cohort)
-        reduced = self.reduce(seen, state, ctx)
+        if self.normalisation is None:
+            return self.reduction(cohort, state, ctx)
+        seen, scale = self.normalisation(cohort)
+        reduced = self.reduction(seen, state, ctx)
         params = slice(0, cohort.layout.num_params)
         step = np.empty_like(reduced.step)
         np.multiply(reduced.step[params], scale, out=step[params])
@@ -210,13 +285,17 @@ class Server:
         cohort.combine(shares(cohort.num_samples, "samples"), statistics, step)
         return replace(reduced, step=step)
 
-
-def part(state: Vectors, owner: str) -> dict[str, Array]:
-    """The entries of a method's state that one of its parts keeps."""
-    prefix = f"{owner}."
-    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-
-
-def named(owner: str, state: Vectors) -> dict[str, Array]:
-    """The opposite of :func:`part`."""
-    return {f"{owner}.{key}": value for key, value in state.items()}
+    def _optimize(
+        self, step: Array, states: tuple[Vectors, ...], cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Array, tuple[Vectors, ...]]:
+        if not self.optimizers:
+            return step, ()
+        params = slice(0, cohort.layout.num_params)
+        changed, kept = step[params], []
+        before = (*states, *({} for _ in self.optimizers))  # those that keep nothing may be missing
+        for optimizer, state in zip(self.optimizers, before, strict=False):
+            changed, after = optimizer(changed, state, cohort, ctx)
+            kept.append(after)
+        whole = step.copy()
+        whole[params] = changed
+        return whole, tuple(kept)

@@ -27,11 +27,11 @@ class Multiply:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.Then`; keeps no state."""
+        """See :class:`fedsim.server.base.ServerOptimizer`; keeps no state."""
         return self.eta * step, state
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HeavyBall:
     """``m <- beta m + Delta / unit``, ``w <- w + eta unit m``.
 
@@ -51,15 +51,15 @@ class HeavyBall:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.Then`; keeps ``m``."""
+        """See :class:`fedsim.server.base.ServerOptimizer`; keeps ``m``."""
         unit = ctx.lr if self.unit == "lr" else 1.0
         fresh = step / (unit or 1.0)
         m = self.beta * state["m"] + fresh if "m" in state else fresh
-        way = fresh + self.beta * m if self.nesterov else m
-        return self.eta * unit * way, {"m": m}
+        direction = fresh + self.beta * m if self.nesterov else m
+        return self.eta * unit * direction, {"m": m}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Adaptive:
     """``m <- b1 m + (1 - b1) Delta``, ``w <- w + eta m / (sqrt(v) + tau)``.
 
@@ -88,7 +88,7 @@ class Adaptive:
     def __call__(
         self, step: Array, state: Vectors, cohort: Cohort, ctx: RoundContext
     ) -> tuple[Array, Vectors]:
-        """See :class:`fedsim.server.base.Then`; keeps ``m`` and ``v``."""
+        """See :class:`fedsim.server.base.ServerOptimizer`; keeps ``m`` and ``v``."""
         m = self.beta1 * state.get("m", 0.0) + (1 - self.beta1) * step
         before = state["v"] if "v" in state else np.full_like(step, self.start)
         v = self._second(before, np.square(step))
@@ -130,7 +130,15 @@ def adaptive(
     check_positive(method, eta=eta, tau=tau)
     check_decays(method, beta1=beta1, beta2=beta2)
     start = tau**2 if v0 == "paper" else 0.0
-    return Adaptive(kind, eta, beta1, beta2, tau, start, bias_correction)
+    return Adaptive(
+        kind=kind,
+        eta=eta,
+        beta1=beta1,
+        beta2=beta2,
+        tau=tau,
+        start=start,
+        bias_correction=bias_correction,
+    )
 
 
 def check_positive(method: str, **values: float) -> None:

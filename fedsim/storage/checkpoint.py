@@ -28,6 +28,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.types import Layout, Vector, Vectors
+from fedsim.server.base import RuleState
 from fedsim.storage import tensors
 from fedsim.storage.client_states import ClientStates, Segment, Shelf, size_of
 from fedsim.version import __version__
@@ -39,13 +40,13 @@ class ServerState:
 
     Args:
         params: (D,) the global vector.
-        server: the server rule's own state.
+        server: what each part of the method's server keeps.
         downlink: what the server sends to everybody beside the model.
         clients: the state of each client that has one, by client id.
     """
 
     params: Vector
-    server: Vectors = field(default_factory=dict)
+    server: RuleState = field(default_factory=RuleState)
     downlink: Vectors = field(default_factory=dict)
     clients: ClientStates = field(default_factory=ClientStates)
 
@@ -189,7 +190,7 @@ class Checkpoints:
 
     def size(self, state: ServerState) -> int:
         """Bytes of the arrays that a checkpoint of the state adds."""
-        parts = (state.server, state.downlink, *state.clients.fresh.values())
+        parts = (state.server.flatten(), state.downlink, *state.clients.fresh.values())
         return state.params.nbytes + self.shelf.unsaved_bytes + sum(map(size_of, parts))
 
     def save(self, position: Position) -> None:
@@ -233,7 +234,7 @@ class Checkpoints:
             segment.write()
         state = position.state
         arrays = {"params": state.params}
-        arrays |= {f"server/{key}": array for key, array in state.server.items()}
+        arrays |= {f"server/{key}": array for key, array in state.server.flatten().items()}
         arrays |= {f"downlink/{key}": array for key, array in state.downlink.items()}
         name = f"round-{position.rounds:06d}.safetensors"
         digest = tensors.save(self.folder / name, arrays)

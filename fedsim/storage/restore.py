@@ -13,6 +13,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.server.base import RuleState
 from fedsim.storage import tensors
 from fedsim.storage.checkpoint import (
     FOLDER,
@@ -153,7 +154,12 @@ def _load(run: Path, content: Mapping[str, Any], shelf: Shelf) -> Position:
     shelf.adopt(segments)
     return Position(
         content["round"],
-        ServerState(params, parts["server"], parts["downlink"], ClientStates(shelf)),
+        ServerState(
+            params,
+            RuleState.unflatten(parts["server"]),
+            parts["downlink"],
+            ClientStates(shelf),
+        ),
         content["seconds"],
         content["tables"],
         content["device"],

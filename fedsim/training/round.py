@@ -14,9 +14,9 @@ from fedsim.algorithms.base import Probe
 from fedsim.config.resolve import RunConfig
 from fedsim.core.errors import DivergedError
 from fedsim.core.rng import generator
-from fedsim.core.types import F64, ClientUpdate, RoundContext, ServerStep, Vector
+from fedsim.core.types import F64, ClientUpdate, RoundContext, Vector
 from fedsim.engine.base import Executor
-from fedsim.server.base import named, part
+from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram, single_threaded_blas
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
 from fedsim.server.linalg import Columns, Local
@@ -104,10 +104,8 @@ def aggregate(
         _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
     states = state.clients.updated({r.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
-    server = {**named("probe", part(state.server, "probe")), **step.state}
-    return ServerState(
-        _advanced(state.params, step, results), server, step.downlink, states.updated(private)
-    )
+    params_after = _advanced(state.params, step, results)
+    return ServerState(params_after, step.state, step.downlink, states.updated(private))
 
 
 def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None:
@@ -121,7 +119,7 @@ def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None
 
 def _advanced(params: Vector, step: ServerStep, results: list[ClientUpdate]) -> Vector:
     """The global vector after the step, in the step's own memory unless something else needs it."""
-    kept = [*step.state.values(), *step.downlink.values(), *(r.delta for r in results)]
+    kept = [*step.state.flatten().values(), *step.downlink.values(), *(r.delta for r in results)]
     kept += [array for own in step.private.values() for array in own.values()]
     alone = step.step.flags.owndata and step.step.flags.writeable
     free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
@@ -217,10 +215,10 @@ def _probed(
         return state, visits
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = Cohort(updates, setup.layout, Local(()), state.params)
-    answer = probe.digest(cohort, part(state.server, "probe"), asked)
+    answer = probe.digest(cohort, state.server.probe, asked)
     after = replace(
         state,
-        server={**state.server, **named("probe", answer.state)},
+        server=replace(state.server, probe=answer.state),
         downlink={**state.downlink, **answer.downlink},
     )
     return after, {c: replace(visit, probed=sent.get(c, 0)) for c, visit in visits.items()}

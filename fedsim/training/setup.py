@@ -330,7 +330,7 @@ def needs_whole_updates(setup: Setup) -> str | None:
         return f"evaluation.decompose_every={e.decompose_every}"
     if setup.personalised and e.personal == "cohort_after":
         return "evaluation.personal=cohort_after"
-    if setup.algorithm.server.whole:
+    if setup.algorithm.server.needs_whole_updates:
         key = "server" if setup.config.server is not None else "algorithm"
         return f"{key}={getattr(setup.config, key)}"
     return None

@@ -46,7 +46,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     settings: dict[str, Any] = {"server": config.server, "margin": config.margin}
     settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
     row |= {key: value for key, value in settings.items() if value is not None}
-    for method in dict.fromkeys(m for m in (config.algorithm, config.server) if m is not None):
+    for method in config.methods:
         values = config.hyperparameters[method]
         row |= {f"{method}.{key}": value for key, value in values.items()}
     return row | settings_of(config) | _costs(rounds) | _target(config, store, rounds)

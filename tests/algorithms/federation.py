@@ -16,6 +16,7 @@ from fedsim import algorithms
 from fedsim.client.trainer import LocalEnv, train_local
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import RoundContext, Training
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
 CURVATURES, CENTRES = (1.0, 2.0), (0.0, 3.0)
@@ -75,7 +76,7 @@ class Federation:
         cpu = torch.device("cpu")
         self.flat = FlatModel(Point(self.a.shape[1]), cpu, torch.float64)
         self.w = np.zeros(self.a.shape[1]) if self.w is None else np.asarray(self.w, np.float64)
-        self.state, self.downlink, self.clients = {}, {}, {}
+        self.state, self.downlink, self.clients = RuleState(), {}, {}
         self.round = 0
 
     def env(self, i, ctx):

@@ -45,7 +45,7 @@ class Round:
 def contents(state):
     """The bytes of the arrays of a state by their names."""
     found = {"params": state.params.tobytes()}
-    found |= {f"server {key}": array.tobytes() for key, array in state.server.items()}
+    found |= {f"server {key}": array.tobytes() for key, array in state.server.flatten().items()}
     found |= {f"downlink {key}": array.tobytes() for key, array in state.downlink.items()}
     for client in state.clients:
         own = state.clients[client]

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedsim import algorithms
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
 LAYOUT = Layout((Slot("a", (2,), 0, 2), Slot("b", (1, 2), 2, 4), Slot("mean", (2,), 4, 6, "stat")))
@@ -30,7 +31,7 @@ def cohort(updates, samples=None, layout=None, params=None):
 
 def answers(name, rounds, *, rates=None, layout=None, samples=None, **hyperparameters):
     """What the server says to each of some rounds' updates (m, d)."""
-    server, state, said = algorithms.load(name, hyperparameters).server, {}, []
+    server, state, said = algorithms.load(name, hyperparameters).server, RuleState(), []
     rates = [0.1] * len(rounds) if rates is None else rates
     for t, (updates, lr) in enumerate(zip(rounds, rates, strict=True)):
         ctx = RoundContext(t, len(rounds), 10, lr, seed=0)

@@ -60,8 +60,8 @@ def kept(state):
 
     What pfedla's server mixes for its clients from their models may change for all of them.
     """
-    if "exchange.models" in state.server:
-        return {c: model.tobytes() for c, model in enumerate(state.server["exchange.models"])}
+    if "models" in state.server.exchange:
+        return {c: model.tobytes() for c, model in enumerate(state.server.exchange["models"])}
     return {c: {k: a.tobytes() for k, a in state.clients[c].items()} for c in state.clients}
 
 
@@ -118,8 +118,9 @@ def test_a_server_part_serves_others_unless_it_needs_its_own_clients(name):
             algorithms.compose("fedprox", {}, server=name)
     else:
         composed = algorithms.compose("fedprox", {}, server=name)
-        assert composed.server.reduce == algorithms.load(name).server.reduce
-        assert composed.server.then == algorithms.load(name).server.then
+        own = algorithms.load(name).server
+        assert composed.server.reduction == own.reduction
+        assert composed.server.optimizers == own.optimizers
 
 
 @every_method
@@ -169,7 +170,7 @@ def test_the_configuration_round_trips_through_yaml(name, tmp_path):
 OF_UPDATES_ALONE = [
     name
     for name in algorithms.names()
-    if name == "fednova" or not algorithms.load(name).server.own_clients
+    if name == "fednova" or not algorithms.load(name).server.needs_own_clients
 ]
 """Methods whose server needs the updates, and for fednova the steps, and nothing else."""
 

@@ -55,7 +55,8 @@ def test_statistics_follow_their_mean_alone_and_state_is_of_parameters():
     said = answers("fedavgm", updates, layout=LAYOUT, eta=0.5)
     for answer, g in zip(said, updates, strict=True):
         np.testing.assert_allclose(answer.step[4:], aggregation.mean(g, [1, 1])[4:], rtol=1e-12)
-    assert {k: v.shape for k, v in said[-1].state.items()} == {"then.m": (4,)}
+    (kept,) = said[-1].state.optimizers
+    assert {k: v.shape for k, v in kept.items()} == {"m": (4,)}
 
 
 def test_weights():

@@ -22,7 +22,7 @@ COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
 def duals(federation):
     zero = np.zeros(federation.a.shape[1])
     own = [federation.clients.get(i, {}).get("lambda", zero) for i in range(len(federation.steps))]
-    return federation.state["then.h"], np.array(own)
+    return federation.state.optimizers[0]["h"], np.array(own)
 
 
 def test_published_example():

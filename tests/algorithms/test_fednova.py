@@ -15,6 +15,7 @@ from fedsim.algorithms.fednova import PerStep
 from fedsim.client.trainer import normaliser
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
 from .cases import PRINTED, assert_step, draw, every_cohort, every_input
@@ -45,7 +46,7 @@ def test_published_example_and_plain_statistics():
     # tau = (2, 4), rho = 0.9: |a| = (2.9, 9.049), tau_eff = 7.51175
     a = [normaliser(2, 0.9), normaliser(4, 0.9)]
     np.testing.assert_allclose(a, [2.9, 9.049], rtol=1e-12)
-    step = algorithms.load("fednova").server.step({}, cohort(a), CTX).step
+    step = algorithms.load("fednova").server.step(RuleState(), cohort(a), CTX).step
     np.testing.assert_allclose(step[:2], [-0.6475646552, -1.245179025], **PRINTED)
     assert step[2] == 0.25 * 8 + 0.75 * 4
 
@@ -113,7 +114,7 @@ def test_the_server_normalises_by_steps():
 
 
 def test_a_client_without_steps_adds_nothing():
-    step = algorithms.load("fednova").server.step({}, cohort([2.0, 0.0]), CTX).step
+    step = algorithms.load("fednova").server.step(RuleState(), cohort([2.0, 0.0]), CTX).step
     # tau_eff = 0.25 * 2; client 0 alone: 0.5 * 0.25 * (-1, 0) / 2
     np.testing.assert_allclose(step[:2], [-0.0625, 0.0], rtol=1e-14)
 
@@ -127,8 +128,8 @@ def test_where_nobody_made_a_step_nothing_moves(gh_on):
 def test_the_server_momentum_is_in_units_of_the_rate():
     # buf = update / 0.1, then 0.5 update / 0.1 + update / 0.05; times 0.05: 1.25 update.
     server, sent = algorithms.load("fednova", {"gmf": 0.5}).server, cohort([2.0, 4.0])
-    update = algorithms.load("fednova").server.step({}, sent, CTX).step[:2]
-    first = server.step({}, sent, CTX)
+    update = algorithms.load("fednova").server.step(RuleState(), sent, CTX).step[:2]
+    first = server.step(RuleState(), sent, CTX)
     np.testing.assert_allclose(first.step[:2], update, rtol=1e-14)
     later = server.step(first.state, sent, RoundContext(1, 2, 2, 0.05, 0))
     np.testing.assert_allclose(later.step[:2], 1.25 * update, rtol=1e-14)
@@ -142,7 +143,7 @@ def test_fedgh_on_normalised_updates_or_on_the_updates(gh_on):
     updates = [replace(u, delta=np.append(row, 0.0)) for u, row in zip(c.updates, g, strict=True)]
     c = Cohort.of(updates, c.layout)
     composed = algorithms.compose("fednova", {"fednova": {"gh_on": gh_on}}, server="fedgh")
-    found = composed.server.step({}, c, CTX).step[:2]
+    found = composed.server.step(RuleState(), c, CTX).step[:2]
     p, a = np.array([0.25, 0.75]), np.array([2.0, 4.0])
     effective = p @ a
     orders = aggregation_oracle.visiting_orders(2, "ascending")
@@ -159,7 +160,7 @@ def test_both_ways_are_the_same_mean():
     for gh_on in ("normalised", "delta"):
         seen, scale = PerStep(False, gh_on)(c)
         server = algorithms.load("fedavg").server
-        steps.append(scale * server.step({}, seen, CTX).step[:2])
+        steps.append(scale * server.step(RuleState(), seen, CTX).step[:2])
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-13)
 
 

@@ -10,6 +10,7 @@ from fedsim import algorithms
 from fedsim.algorithms.fedpac import head_weights, solve_simplex, statistics
 from fedsim.core.layout import select
 from fedsim.core.types import ClientUpdate, Training
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
 from .training import CLASSES, context, train, worker
@@ -246,7 +247,7 @@ def test_the_server_combines_prototypes_by_counts_and_heads_by_weights():
         w.flat.layout,
     )
     server = algorithms.load("fedpac").server
-    step = server.step({}, cohort, context())
+    step = server.step(RuleState(), cohort, context())
     assert step.downlink["prototypes"][:2].tolist() == [[5.0], [9.0]]
     assert step.downlink["known"].tolist() == [True, True, False]
     heads = [step.private[client]["personal"].item() for client in (2, 4, 7)]

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, select
 from fedsim.core.types import ClientUpdate, Layout, Slot, Training
 from fedsim.engine.worker import with_deltas
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
 from . import fullbatch
@@ -186,7 +187,7 @@ def test_momentum_without_ascent_is_fedcm_bit_for_bit():
         ours.flat.layout,
     )
     step, wanted = (
-        algorithms.load(name, given).server.step({}, cohort, context())
+        algorithms.load(name, given).server.step(RuleState(), cohort, context())
         for name, given in (("fedsam", {"alpha": 0.3, "weights": "uniform"}), ("fedcm", {}))
     )
     np.testing.assert_allclose(step.step, wanted.step, rtol=1e-6)
@@ -227,7 +228,7 @@ def test_weights_of_the_models(alpha):
     ]
     for options, expected in (({}, [0.8, 0.0]), ({"weights": "uniform"}, [0.6, 0.1])):
         server = algorithms.load("fedsam", {"alpha": alpha, **options}).server
-        step = server.step({}, Cohort.of(updates, layout), context()).step
+        step = server.step(RuleState(), Cohort.of(updates, layout), context()).step
         np.testing.assert_allclose(step, expected, atol=1e-15)
 
 

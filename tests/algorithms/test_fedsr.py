@@ -222,7 +222,7 @@ def test_the_head_stays_of_its_kind():
 
 def test_clients_weigh_the_same_by_default():
     algorithm = algorithms.load("fedsr")
-    assert algorithm.server.reduce.weights == "uniform"
+    assert algorithm.server.reduction.weights == "uniform"
 
 
 @pytest.mark.parametrize(

@@ -29,14 +29,16 @@ def test_oracle(v0):
 def test_the_second_moment_goes_down_as_well_as_up():
     # v = 0.25; 0.1^2 < v: v - 0.5 * 0.01; 2^2 > v: v + 0.5 * 4.
     said = answers("fedyogi", [np.array([[0.1]]), np.array([[2.0]])], tau=0.5, beta2=0.5)
-    np.testing.assert_allclose([a.state["then.v"][0] for a in said], [0.245, 2.245], rtol=1e-14)
+    np.testing.assert_allclose(
+        [a.state.optimizers[0]["v"][0] for a in said], [0.245, 2.245], rtol=1e-14
+    )
 
 
 @pytest.mark.parametrize("v0", ["paper", "zero"])
 def test_the_first_round_is_adams_up_to_the_start(v0):
     # Where v_0 < Delta^2: v_yogi - v_adam = v_0 (1 - b2), nothing for v_0 = 0.
     moments = [
-        answers(name, [np.array([[0.3, -2.0]])], v0=v0, beta2=0.9)[0].state["then.v"]
+        answers(name, [np.array([[0.3, -2.0]])], v0=v0, beta2=0.9)[0].state.optimizers[0]["v"]
         for name in ("fedyogi", "fedadam")
     ]
     expected = 0.1 * (1e-6 if v0 == "paper" else 0.0)

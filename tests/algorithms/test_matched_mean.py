@@ -18,6 +18,7 @@ from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.layout import layout_of, named_tensors
 from fedsim.core.types import ModelSpec, RoundContext
 from fedsim.models.chain import chain
+from fedsim.server.base import RuleState
 
 from .serving import LAYOUT, cohort
 from .training import train, worker
@@ -179,8 +180,10 @@ def test_small_steps_from_the_same_start_are_fedavg_bit_for_bit(name):
     rng = np.random.default_rng(14)
     deltas = (1e-3 * rng.normal(size=(4, layout.size))).astype(np.float32)
     server = algorithms.load("matched_mean").server
-    answer = server.step({}, cohort(deltas, [1, 4, 2, 3], layout, params), CTX)
-    fedavg = algorithms.load("fedavg").server.step({}, cohort(deltas, [1, 4, 2, 3], layout), CTX)
+    answer = server.step(RuleState(), cohort(deltas, [1, 4, 2, 3], layout, params), CTX)
+    fedavg = algorithms.load("fedavg").server.step(
+        RuleState(), cohort(deltas, [1, 4, 2, 3], layout), CTX
+    )
     assert answer.metrics == {"moved_share": 0.0}
     assert answer.step.dtype == np.float32
     np.testing.assert_array_equal(answer.step, fedavg.step)

@@ -25,7 +25,7 @@ COHORTS = [[0, 1, 2, 3], [0, 2], [1], [3, 1], [0, 1, 2, 3]]
 def controls(federation):
     zero = np.zeros(federation.a.shape[1])
     own = [federation.clients.get(i, {}).get("c", zero) for i in range(len(federation.steps))]
-    return federation.state["exchange.c"], np.array(own)
+    return federation.state.exchange["c"], np.array(own)
 
 
 def test_published_example():

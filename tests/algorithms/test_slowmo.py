@@ -44,7 +44,9 @@ def test_weights_and_state():
     for weights, expected in (("samples", [0.8, 0.0]), ("uniform", [0.6, 0.1])):
         (answer,) = answers("slowmo", [g], samples=[30, 10], rates=[0.5], weights=weights)
         np.testing.assert_allclose(answer.step, expected, atol=1e-15)
-        np.testing.assert_allclose(answer.state["then.m"], 2 * np.array(expected), atol=1e-15)
+        np.testing.assert_allclose(
+            answer.state.optimizers[0]["m"], 2 * np.array(expected), atol=1e-15
+        )
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from safetensors.numpy import load_file
 from fedsim.core import files
 from fedsim.core.errors import StoreError
 from fedsim.core.types import Layout, Slot
+from fedsim.server.base import RuleState
 from fedsim.storage import tensors
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -60,7 +61,7 @@ def checkpoints(run, keep=2, budget=1e9, kept=()):
 
 def state(number=0.0, clients=None):
     params = np.full(4, number, np.float32)
-    fresh = ServerState(params, {"reduce.h": params * 2}, {"known": np.array([True])})
+    fresh = ServerState(params, RuleState(reduction={"h": params * 2}), {"known": np.array([True])})
     return ServerState(
         fresh.params, fresh.server, fresh.downlink, fresh.clients.updated(clients or {})
     )
@@ -248,7 +249,7 @@ def test_everything_comes_back(tmp_path, budget):
     assert position.tables == {"rounds.csv": 8}
     got = position.state
     assert same(got.params, np.ones(4, np.float32))
-    assert same(got.server["reduce.h"], np.full(4, 2, np.float32))
+    assert same(got.server.reduction["h"], np.full(4, 2, np.float32))
     assert same(got.downlink["known"], np.array([True]))
     assert set(got.clients) == {2, 7}
     for client, arrays in own.items():

@@ -19,12 +19,13 @@ from fedsim.client.trainer import LocalRule, Uplink
 from fedsim.config.resolve import RunConfig, load_config
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.layout import named_tensors
-from fedsim.core.types import Dataset, Pipeline, RoundContext, ServerStep
+from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.data import partitions
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.metrics.scores import mean_scores
 from fedsim.models.vision import SplitModel
+from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import evaluate
 from fedsim.training.driver import draw_cohort, lr_at, run_round
@@ -749,10 +750,12 @@ def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
 
 def test_a_step_that_a_rule_keeps_is_not_overwritten():
     params, step = np.array([1.0, 2.0], np.float32), np.array([0.5, 0.5], np.float32)
-    kept = _advanced(params, ServerStep(step, {"momentum": step[:1]}), [])
+    kept = _advanced(
+        params, ServerStep(step=step, state=RuleState(optimizers=({"m": step[:1]},))), []
+    )
     assert kept.tolist() == [1.5, 2.5]
     assert step.tolist() == [0.5, 0.5]
-    alone = _advanced(params, ServerStep(step), [])
+    alone = _advanced(params, ServerStep(step=step), [])
     assert alone is step, "no memory for a third vector"
     assert alone.tolist() == [1.5, 2.5]
     assert params.tolist() == [1.0, 2.0]

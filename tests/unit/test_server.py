@@ -10,7 +10,7 @@ import pytest
 import threadpoolctl
 
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, Server
+from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
 
@@ -176,18 +176,18 @@ def test_reduction_and_exchange_keep_their_own_state():
             {5: {"own": np.zeros(1)}},
         )
 
-    server, state = Server(reduce, exchange), {}
+    server, state = Server(reduce, exchange=exchange), RuleState(probe={"gm": np.ones(1)})
     for _ in range(3):
-        before = dict(state)
+        before = state.flatten()
         answer = server.step(state, cohort(), CTX)
-        assert state == before
+        assert state.flatten() == before
         state = answer.state
     assert [s.get("x", None) for _, s in seen] == [None, None, 1, 101, 2, 102]
-    assert set(state) == {"reduce.x", "exchange.x"}
+    assert set(state.flatten()) == {"probe.gm", "reduce.x", "exchange.x"}
     np.testing.assert_array_equal(answer.step, cohort().rows[0])
     assert list(answer.downlink) == ["to_all"]
     assert list(answer.private) == [5]
-    alone = Server(reduce).step({}, cohort(), CTX)
+    alone = Server(reduce).step(RuleState(), cohort(), CTX)
     assert (dict(alone.downlink), dict(alone.private)) == ({}, {})
 
 
@@ -200,7 +200,7 @@ def test_rules_run_with_one_blas_thread():
         return Reduced(cohort.rows[0])
 
     with threadpoolctl.threadpool_limits(2, user_api="blas"):
-        Server(reduce).step({}, cohort(), CTX)
+        Server(reduce).step(RuleState(), cohort(), CTX)
     assert numbers
     assert set(numbers) == {1}
 
