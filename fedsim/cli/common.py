@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.options import VERBOSE, overrides
+from fedsim.cli.options import VERBOSE
 from fedsim.core.errors import StoreError, WorkerError, exit_status, notes
 from fedsim.training.signals import handled
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fedsim.training.progress import Watcher
 
 
-def configuration(preset: str | None, config: str | None, values: Mapping[str, Any]) -> RunConfig:
+def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
     """The configuration of one run, from --preset, --config and the other flags.
 
     Raises:
@@ -32,7 +32,6 @@ def configuration(preset: str | None, config: str | None, values: Mapping[str, A
     from fedsim.config.resolve import load_config
 
     file = None if config is None else Path(config)
-    flags = overrides(values)
     make_importable({} if file is None else experiments.read(file).settings, flags)
     return load_config(preset=preset, file=file, overrides=flags)
 

@@ -7,23 +7,25 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fedsim.cli.common import configuration
-from fedsim.cli.options import GroupedCommand, settings_options, verbose_option
+from fedsim.cli.options import SettingsCommand, preset_options, set_any_option, verbose_option
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
     from fedsim.config.resolve import RunConfig
     from fedsim.engine.ray.placement import Node, Plan
 
 
-@click.command(cls=GroupedCommand)
-@settings_options()
+@click.command(cls=SettingsCommand)
+@preset_options
+@set_any_option
 @verbose_option
-def doctor(preset: str | None, config: str | None, **values: Any) -> None:
+def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
     """Show what is here, and what placement a run would get.
 
     Takes the options of 'fedsim run'. Starts nothing; with --address it asks that cluster. What
@@ -36,7 +38,7 @@ def doctor(preset: str | None, config: str | None, **values: Any) -> None:
     """
     from fedsim.training.tables import show
 
-    settings = configuration(preset, config, values)
+    settings = configuration(preset, config, flags)
     show([{"": name, "here": value} for name, value in machine()])
     if settings.engine.kind == "serial":
         rows = [("placement", "one process for all clients (--engine serial)")]

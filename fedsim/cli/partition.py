@@ -5,16 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fedsim.cli.common import configuration
 from fedsim.cli.options import (
-    GroupedCommand,
     GroupedOption,
+    SettingsCommand,
     out_option,
-    settings_options,
+    preset_options,
+    set_any_option,
     verbose_option,
 )
 from fedsim.core.errors import ConfigError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+    from fedsim.config.experiments import Settings
     from fedsim.core.types import I64, Dataset, Partition
 
 
@@ -90,8 +92,9 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
     style.save(samples.figure(frame, title, classes, rows, note), file)
 
 
-@click.command(cls=GroupedCommand)
-@settings_options()
+@click.command(cls=SettingsCommand)
+@preset_options
+@set_any_option
 @out_option("Write partition.csv, split.csv and partition.png there.")
 @click.option(
     "--plot",
@@ -102,7 +105,7 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
 )
 @verbose_option
 def partition(
-    preset: str | None, config: str | None, out: str | None, plot: str | None, **values: Any
+    preset: str | None, config: str | None, out: str | None, plot: str | None, flags: Settings
 ) -> None:
     """Show who would own what, before anyone trains on it.
 
@@ -119,7 +122,7 @@ def partition(
     from fedsim.training import setup
     from fedsim.training.tables import show
 
-    settings = configuration(preset, config, values)
+    settings = configuration(preset, config, flags)
     if out:
         check_new(Path(out))
         draw = partition_figure()

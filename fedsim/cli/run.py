@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fedsim.cli.common import configuration, watched
-from fedsim.cli.options import GroupedCommand, out_option, settings_options, verbose_option
+from fedsim.cli.options import (
+    SettingsCommand,
+    out_option,
+    preset_options,
+    set_any_option,
+    verbose_option,
+)
+
+if TYPE_CHECKING:
+    from fedsim.config.experiments import Settings
 
 
-@click.command(cls=GroupedCommand)
-@settings_options()
+@click.command(cls=SettingsCommand)
+@preset_options
+@set_any_option
 @out_option("Directory of the run; a new one under runs/ by default.")
 @verbose_option
 @click.pass_context
 def run(
-    ctx: click.Context, /, preset: str | None, config: str | None, out: str | None, **values: Any
+    ctx: click.Context, /, preset: str | None, config: str | None, out: str | None, flags: Settings
 ) -> None:
     """Run one experiment and write its tables.
 
@@ -36,7 +46,7 @@ def run(
     """
     from fedsim.training.progress import observer
 
-    settings = configuration(preset, config, values)
+    settings = configuration(preset, config, flags)
     from fedsim.training import driver
 
     watcher = observer()

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from fedsim.cli.common import make_importable, show_notes, show_traceback
 from fedsim.cli.options import (
-    GroupedCommand,
     GroupedOption,
+    SettingsCommand,
     out_option,
-    overrides,
-    settings_options,
+    set_any_option,
     verbose_option,
 )
 from fedsim.core.errors import FedsimError, exit_status
@@ -22,13 +21,14 @@ from fedsim.core.errors import FedsimError, exit_status
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedsim.config.experiments import Settings
     from fedsim.config.resolve import RunConfig
     from fedsim.training.sweep import SweepRun
 
 
-@click.command(cls=GroupedCommand)
+@click.command(cls=SettingsCommand)
 @click.argument("experiment", metavar="FILE|PRESET")
-@settings_options(with_files=False)
+@set_any_option
 @out_option("Directory of the sweep; runs/sweep-NAME by default.")
 @click.option(
     "--dry-run", is_flag=True, cls=GroupedOption, group="Files", help="Only list the runs."
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 @verbose_option
 @click.pass_context
 def sweep(
-    ctx: click.Context, /, experiment: str, out: str | None, dry_run: bool, **values: Any
+    ctx: click.Context, /, experiment: str, out: str | None, dry_run: bool, flags: Settings
 ) -> None:
     """Run a grid of experiments; finished runs are skipped.
 
@@ -57,7 +57,6 @@ def sweep(
     from fedsim.training import sweep as sweeps
 
     name, loaded = sweeps.load(experiment)
-    flags = overrides(values)
     make_importable(loaded.settings, flags)
     runs = sweeps.expand(loaded, flags)
     folder = Path(out) if out else Path("runs") / f"sweep-{name}"

@@ -346,14 +346,15 @@ class RunSettings(Section):
     algorithm: str = "fedld"
     """Method: a name of `fedsim list algorithms`, or module:function."""
     server: str | None = None
-    """Methods whose server rules replace the algorithm's own, a list or a comma-separated text: the
-    reduction and the server optimisers of the first, then the server optimisers of the others."""
+    """Server rule of another method, or a chain of them, as in fedgh,fedadam: the reduction and
+    server optimisers of the first, then the server optimisers of the others; unset: the
+    algorithm's own."""
     margin: str | None = None
-    """Margin control of the client loss, none: plain cross-entropy; unset: the method's own."""
+    """Form of margin control; none: plain cross-entropy; unset: the method's own."""
     margin_weight: float | None = Field(None, ge=0)
     """Weight lambda of margin control; unset: the method's own."""
     margin_threshold: float | None = Field(None, gt=0)
-    """Threshold (tau, T or u) of forms of margin control that have one; unset: the form's own."""
+    """Threshold (tau, T or u) of margin control, in forms that have one; unset: the form's own."""
     seed: int = Field(0, ge=0)
     """Seed of training: start weights, cohorts and the order of batches."""
     data: DataConfig = DataConfig()

@@ -17,6 +17,7 @@ from fedsim.cli import main
 from fedsim.cli.common import configuration
 from fedsim.cli.doctor import doctor, size
 from fedsim.cli.options import FLAGS
+from fedsim.cli.run import run
 from fedsim.config.resolve import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -150,11 +151,18 @@ def test_help_is_grouped() -> None:
     assert headings == [f"{group}:" for group in groups]
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("args", "heavy"),
+    [
+        (["--help"], {"torch", "ray", "pandas", "pydantic"}),
+        (["run", "--help"], {"torch", "ray", "pandas"}),
+    ],
+)
+def test_help_imports_nothing_heavy(args: list[str], heavy: set[str]) -> None:
     code = (
         "import sys\nfrom fedsim.cli import main\n"
-        "try: main(['run', '--help'])\nexcept SystemExit: pass\n"
-        "print(sorted({'torch', 'ray', 'pandas', 'pydantic'} & set(sys.modules)))\n"
+        f"try: main({args})\nexcept SystemExit: pass\n"
+        f"print(sorted({heavy} & set(sys.modules)))\n"
     )
     done = python("-c", code)
     assert done.stdout.splitlines()[-1] == "[]"
@@ -162,11 +170,20 @@ def test_help_imports_nothing_heavy() -> None:
 
 def test_defaults_in_the_help_are_the_defaults() -> None:
     config = RunConfig()
-    for flag in FLAGS:
+    flags = [flag for group in FLAGS.values() for flag in group]
+    for flag, option in zip(flags, run.setting_options, strict=True):
         section, _, leaf = flag.key.rpartition(".")
         value = getattr(getattr(config, section) if section else config, leaf)
         shown = f"{value:g}" if isinstance(value, float) else str(value)
-        assert flag.shown == (None if value is None or value is False else shown), flag
+        unset = value is None or value is False
+        text, _, default = option.help.partition("  [")
+        assert default == ("" if unset else f"{shown}]"), flag
+        assert text.endswith("."), flag
+
+
+def test_the_help_of_resume_shows_no_defaults() -> None:
+    assert "--max-retries N" in fedsim("resume", "--help").stdout
+    assert "[3]" not in fedsim("resume", "--help").stdout
 
 
 def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None:
@@ -409,7 +426,7 @@ def test_doctor_shows_the_machines_where_nothing_fits() -> None:
 )
 def test_doctor_knows_the_size_of_a_model_without_the_data(args: str, parameters: int) -> None:
     with doctor.make_context("doctor", args.split()) as context:
-        settings = configuration(values=context.params, preset=None, config=None)
+        settings = configuration(**context.params)
     assert size(settings) == (50, 4 * parameters)
 
 

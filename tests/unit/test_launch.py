@@ -445,7 +445,7 @@ def test_every_command_is_one_that_fedsim_takes(given, monkeypatch):
     values = main.commands[name].make_context(name, options).params
     if name == "run":
         values.pop("out")
-        configuration(values.pop("preset"), values.pop("config"), values)
+        configuration(**values)
 
 
 def test_a_command_that_fedsim_does_not_take_is_noticed():
