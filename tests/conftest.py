@@ -1,10 +1,14 @@
-"""Fixtures that every test may use."""
+"""Which tests are quick, how tests are dealt out to processes, and fixtures for every test."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+from collections.abc import Generator
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from xdist.remote import Producer
@@ -17,23 +21,65 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A shell starts background jobs with Ctrl-C ignored, and so would be what tests start from one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+ROOT = Path(__file__).resolve().parents[1]
+NOT_QUICK = ("ray", "integration", "slow", "nightly", "gpu")
 
-class Together(LoadFileScheduling):
-    """With several processes one has the tests of the engine, which start Ray; files stay whole."""
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks the quick tests; of several processes each begins with what takes longest."""
+    for item in items:
+        if not any(item.get_closest_marker(name) for name in NOT_QUICK):
+            item.add_marker("quick")
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (not starts_ray(item.nodeid), is_quick(item)))
+
+
+def is_quick(item: pytest.Item) -> bool:
+    """Whether ``-m quick`` selects a test."""
+    return item.get_closest_marker("quick") is not None
+
+
+@cache
+def starts_ray(file: str) -> bool:
+    """Whether a test file, or that of a test, has tests that are marked ``ray``."""
+    if "::" in file:
+        return starts_ray(file.partition("::")[0])
+    return "mark.ray" in (ROOT / file).read_text()
+
+
+class OneRay(LoadFileScheduling):
+    """Deals out whole files; those that start Ray all go to one process."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "engine" if nodeid.startswith("tests/engine/") else super()._split_scope(nodeid)
+        return "ray" if starts_ray(nodeid) else super()._split_scope(nodeid)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Together:
-    """Deals the tests out to the processes."""
-    return Together(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneRay:
+    """Deals out the files in the order in which they were collected, see above."""
+    config.option.loadscopereorder = False
+    return OneRay(config, log)
+
+
+def refused(*_: object) -> None:
+    """In place of the training of a quick test."""
+    pytest.fail("this test trains: mark it, or its module, pytest.mark.integration")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Keeps the promise that quick tests train nothing."""
+    if not is_quick(item):
+        return (yield)
+    serial = importlib.import_module("fedsim.engine.serial")
+    with mock.patch.object(serial.SerialExecutor, "train", refused):
+        return (yield)
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder of small real data sets beside the checkout; skips where it is absent."""
-    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"needs the sample data sets in {folder}, which are not here")
     return folder

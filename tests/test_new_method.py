@@ -12,6 +12,8 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.resolve import RunConfig
 
+pytestmark = pytest.mark.integration
+
 README = Path(__file__).resolve().parents[1] / "README.md"
 
 

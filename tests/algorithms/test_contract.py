@@ -18,6 +18,8 @@ from fedsim.training import driver
 
 from .rounds import ROUNDS, contents, rounds, small
 
+pytestmark = pytest.mark.integration
+
 every_method = pytest.mark.parametrize("name", algorithms.names())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from oracles import aggregation as oracle
 from torch import nn
 
@@ -92,6 +93,7 @@ def test_a_model_without_batchnorm_is_fedavg_bit_for_bit():
     assert all("personal" not in r.state for r in reports)
 
 
+@pytest.mark.integration
 def test_a_client_that_is_not_sampled_keeps_its_norms():
     w = worker("fedbn")
     config = fedsim.RunConfig(algorithm="fedbn", evaluation={"every": 100})

@@ -184,6 +184,7 @@ def test_nothing_is_learnt_from_layers_that_stay_local():
     assert np.abs(found - mixed_all).max() > 1e-3
 
 
+@pytest.mark.integration
 def test_in_a_run_nothing_is_shared_and_everybody_has_a_model(tmp_path):
     store = fedsim.run(config("pfedla", evaluation={"every": 1}), tmp_path / "run")
     rounds = store.read("rounds")

@@ -39,6 +39,7 @@ print(default, faults())
 """
 
 
+@pytest.mark.integration
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator")
 def test_freed_memory_is_taken_again():
     run = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)

@@ -352,6 +352,7 @@ def executor():
     done.close()
 
 
+@pytest.mark.integration
 def test_serial_results_are_sorted_and_those_of_the_worker(executor):
     w = worker("fedbn")
     start = w.flat.vector()
@@ -390,6 +391,7 @@ class Fails(LocalRule):
             raise self.error
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [

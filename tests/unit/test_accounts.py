@@ -20,6 +20,8 @@ from fedsim.server.base import Exchanged
 from fedsim.training import driver
 from fedsim.training.setup import prepare
 
+pytestmark = pytest.mark.integration
+
 LOGISTIC = 64 * 10 + 10
 """Parameters of the logistic model on digits."""
 SPEEDS = "client_id,samples_per_second,download_mb_s,upload_mb_s"

@@ -468,6 +468,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.integration
 def test_analysis_imports_neither_torch_nor_ray_nor_fedsim() -> None:
     code = (
         "import sys, analysis.__main__; "

@@ -29,6 +29,8 @@ from fedsim.core.errors import FedsimError, WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.training.setup import prepare
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("key", "clients", "cohort", "samples", "parameters"),

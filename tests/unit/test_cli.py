@@ -20,6 +20,8 @@ from fedsim.cli.options import FLAGS
 from fedsim.cli.run import run
 from fedsim.config.resolve import RunConfig
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ["--engine", "serial", "--rounds", "2", "--clients", "5", "--sample-rate", "0.4"]
 

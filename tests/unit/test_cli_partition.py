@@ -23,6 +23,7 @@ def partition(*args: str) -> Result:
     return CliRunner().invoke(main, ["partition", *args])
 
 
+@pytest.mark.integration
 def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
     args = ["--clients", "12", "--feature-shift", "noise", "--plot", "p.png"]
     done = partition(*args)

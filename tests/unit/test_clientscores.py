@@ -11,6 +11,8 @@ import fedsim
 from fedsim.training.setup import prepare
 from tests.decomposing import config, digits, merged, rounds, sample_losses
 
+pytestmark = pytest.mark.integration
+
 OFF = {"decompose_every": 0, "loss_matrix": False}
 METHODS = ("fedavg", "fedld", "fedpac", "fedbn")
 

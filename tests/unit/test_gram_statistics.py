@@ -83,6 +83,7 @@ def test_they_agree_with_numpy_on_the_updates_whatever_their_length(m, d, scale)
 # the rows of a run
 
 
+@pytest.mark.integration
 def test_the_rows_are_those_of_the_updates():
     settings = config(
         "fedavg",
@@ -114,6 +115,7 @@ def test_the_rows_are_those_of_the_updates():
         assert row["top_axis_share"] == shown[0]
 
 
+@pytest.mark.integration
 def test_without_cosines_there_are_no_such_tables(tmp_path):
     store = fedsim.run(config(evaluation=NEVER), tmp_path / "run")
     names = {path.stem for path in store.path.glob("*.csv")}
@@ -122,6 +124,7 @@ def test_without_cosines_there_are_no_such_tables(tmp_path):
     assert store.read("rounds")["gradient_diversity"].between(1, 100).all()
 
 
+@pytest.mark.integration
 def test_a_cohort_of_one_client(tmp_path):
     settings = config(train={"sample_rate": 1 / 6}, evaluation=NEVER | {"cosines": True})
     store = fedsim.run(settings, tmp_path / "run")
@@ -133,6 +136,7 @@ def test_a_cohort_of_one_client(tmp_path):
     assert store.read("spectrum")["share"].tolist() == [1.0, 1.0]
 
 
+@pytest.mark.integration
 def test_they_are_computed_with_one_blas_thread(monkeypatch):
     """The last bits of products and eigenvalues depend on the number of threads."""
     numbers = []
@@ -150,6 +154,7 @@ def test_they_are_computed_with_one_blas_thread(monkeypatch):
     assert numbers == [{1}] * 4, "each once in each of the two rounds"
 
 
+@pytest.mark.integration
 def test_updates_that_are_zero():
     settings = config(train={"lr": 1e-30}, evaluation=NEVER | {"cosines": True})
     for done in rounds(settings):

@@ -10,6 +10,8 @@ import pytest
 import fedsim
 from fedsim.config.resolve import RunConfig
 
+pytestmark = pytest.mark.integration
+
 
 @pytest.mark.parametrize(
     ("name", "folder", "model"),

@@ -20,6 +20,8 @@ from fedsim.training import driver as runs
 from fedsim.training.setup import prepare
 from tests.decomposing import SPREADS, TERMS, config, mean_loss, merged, rounds, terms
 
+pytestmark = pytest.mark.integration
+
 CASES = [
     *((split, scope) for split in ("train", "val", "test") for scope in ("cohort", "population")),
     ("common_test", "cohort"),

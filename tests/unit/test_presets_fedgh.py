@@ -11,6 +11,8 @@ from fedsim.config import presets
 from fedsim.config.resolve import RunConfig, load_config
 from fedsim.training import sweep
 
+pytestmark = pytest.mark.integration
+
 FOUR = ["fedavg", "fedprox", "fednova", "feddecorr"]
 PUBLISHED = {
     # data set: model, E, T, B, lr, weight decay, target

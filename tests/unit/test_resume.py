@@ -47,6 +47,8 @@ from fedsim.training import driver, resume
 from fedsim.training.driver import Drive
 from fedsim.training.resume import FREE
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")

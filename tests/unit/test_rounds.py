@@ -33,6 +33,8 @@ from fedsim.training.log import RoundLog
 from fedsim.training.round import _advanced
 from fedsim.training.setup import prepare
 
+pytestmark = pytest.mark.integration
+
 TABLES = ("rounds", "clients", "classes", "partition")
 
 

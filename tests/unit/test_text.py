@@ -193,6 +193,7 @@ def test_users_without_test_samples():
     assert having(setup.partition, "val") == ()
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_a_run_on_labels_of_tokens(method):
     """Every number of the tables, label by label: means over tokens, and over users with any."""
@@ -229,6 +230,7 @@ def test_a_run_on_labels_of_tokens(method):
         assert (group["num_samples"], group["accuracy"]) == (9, right[inside].mean())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("scope", ["cohort", "population"])
 def test_a_decomposition_weighs_owners_by_their_tokens(scope):
     evaluation = {"decompose_every": 1, "decompose_split": "test", "decompose_scope": scope}
@@ -267,6 +269,7 @@ def test_labels_of_a_part():
     assert labels_in(prepare(texts.config("moods")).dataset, np.arange(7)) == 7
 
 
+@pytest.mark.integration
 def test_a_cohort_of_whom_nobody_has_test_samples(tmp_path):
     """Their models have nothing to be tested on; the columns of that round are empty."""
     evaluation = {"personal": "cohort_after", "decompose_every": 1, "decompose_split": "test"}
@@ -282,6 +285,7 @@ def test_a_cohort_of_whom_nobody_has_test_samples(tmp_path):
     assert set(store.read("decomposition")["round"]) == set(alone.index[~nobody])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("data", ["moods", "numbers"])
 def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
     store = fedsim.run(texts.config(data, rounds=6), tmp_path / "run")

@@ -17,6 +17,8 @@ from analysis import words
 from analysis.__main__ import main
 from analysis.formats import FORMATS
 
+pytestmark = pytest.mark.integration
+
 FIGURES = [
     "agreement", "classes", "clients", "cosines", "curves", "decomposition", "groups",
     "partition_1", "phases",
