@@ -78,7 +78,7 @@ class Round:
 def rounds(settings) -> Iterator[Round]:
     """The rounds of a run; the local models are trained once more by a worker of their own."""
     setup = prepare(settings)
-    state = ServerState(setup.initial)
+    state = ServerState(params=setup.initial)
     executor = SerialExecutor(setup.spec, settings.engine)
     again = Worker(setup.spec, torch.device("cpu"))
     t = settings.train.rounds

@@ -7,7 +7,8 @@ each checkpoint adds one with those that changed.
 
 Damage to what a checkpoint alone has (record, vector and server state, the segment that it adds)
 leaves the one before usable. Older segments are shared: damage to one of them may leave no
-checkpoint that is whole; going on is then refused, and nothing is changed.
+checkpoint that is whole. Going on is then refused, and nothing is changed: to begin again by itself
+would cost all rounds so far, and the user may still have the damaged file elsewhere.
 
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
 that nobody changes. A round waits for the disk only after the last one, and where client states
@@ -19,22 +20,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
+from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.types import Layout, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import tensors
-from fedsim.storage.client_states import ClientStates, Segment, Shelf, size_of
+from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment, num_bytes
+from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
 from fedsim.version import __version__
 
+FORMAT = 1
+"""Number of the format; a checkpoint with another one is refused."""
+FOLDER = "checkpoints"
+FILE_NAME = re.compile(r"(round|clients)-(\d{6,})\.(json|safetensors)")
+"""Names of the files that are written here; no others are ever deleted."""
 
-@dataclass(frozen=True)
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServerState:
     """Everything that the next round depends on.
 
@@ -51,32 +63,51 @@ class ServerState:
     clients: ClientStates = field(default_factory=ClientStates)
 
 
-FORMAT = 1
-"""Number of the format; a checkpoint with another one is refused."""
-FOLDER = "checkpoints"
-OWN = re.compile(r"(round|clients)-(\d{6,})\.(json|safetensors)")
-"""Names of the files that are written here; no others are ever deleted."""
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands after a complete round.
+
+    Args:
+        rounds: how many rounds are complete.
+        state: what the next one depends on.
+        seconds: since the run began, without the time between its interruption and its resumption.
+        tables: length in bytes of each table that exists, by file name.
+        device: that the clients trained on, empty before the first round.
+    """
+
+    rounds: int
+    state: ServerState
+    seconds: float = 0.0
+    tables: Mapping[str, int] = field(default_factory=dict)
+    device: str = ""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a checkpoint must agree with: the model's layout, and settings that change results."""
+    """What a checkpoint must agree with.
+
+    Args:
+        layout: hash of the model's layout.
+        settings: those that change results, by dotted key.
+        upgrade: from the settings of another version of fedsim to those of this one.
+    """
 
     layout: str
     settings: Mapping[str, Any]
+    upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 def layout_hash(layout: Layout) -> str:
-    """SHA-256 of the names, shapes, places and roles of a model's tensors."""
+    """SHA-256 of the names, shapes, positions and roles of a model's tensors."""
     return _sha256(_canonical([asdict(slot) for slot in layout.slots]))
 
 
-def seal(content: Mapping[str, Any]) -> bytes:
+def encode_record(content: Mapping[str, Any]) -> bytes:
     """The text of a record: its content with a checksum of it."""
     return _canonical({"checkpoint": content, "sha256": _sha256(_canonical(content))}) + b"\n"
 
 
-def unseal(text: bytes) -> dict[str, Any]:
+def decode_record(text: bytes) -> dict[str, Any]:
     """The content of a record.
 
     Raises:
@@ -92,11 +123,6 @@ def unseal(text: bytes) -> dict[str, Any]:
     return content
 
 
-def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
-    """The names of all files of a checkpoint."""
-    return frozenset({record, *content["arrays"], *content["segments"]})
-
-
 def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
@@ -105,23 +131,9 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands after a complete round.
-
-    Args:
-        rounds: how many rounds are complete.
-        state: what the next one depends on.
-        seconds: since the run began, without the time in which it lay still.
-        tables: length in bytes of each table that exists, by file name.
-        device: that the clients trained on, empty before the first round.
-    """
-
-    rounds: int
-    state: ServerState
-    seconds: float = 0.0
-    tables: Mapping[str, int] = field(default_factory=dict)
-    device: str = ""
+def _files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
+    """The names of all files of a checkpoint."""
+    return frozenset({record, *content["arrays"], *content["segments"]})
 
 
 class Checkpoints:
@@ -130,7 +142,7 @@ class Checkpoints:
     Args:
         run: the run directory.
         identity: goes into every checkpoint.
-        shelf: holds the client states; its files are written here too.
+        client_states: of the run; its files are written here too.
         keep: how many checkpoints stay.
         kept: those that are there already, oldest first: rounds and files.
     """
@@ -139,12 +151,13 @@ class Checkpoints:
         self,
         run: Path,
         identity: Identity,
-        shelf: Shelf,
+        *,
+        client_states: ClientStateStore,
         keep: int,
         kept: Iterable[tuple[int, frozenset[str]]] = (),
     ) -> None:
         self.run, self.folder = run, run / FOLDER
-        self.identity, self.shelf, self.keep = identity, shelf, keep
+        self.identity, self.client_states, self.keep = identity, client_states, keep
         self._kept = list(kept)
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
         self._pool = futures.ThreadPoolExecutor(1, "checkpoint")
@@ -162,48 +175,50 @@ class Checkpoints:
         """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
-    def take(self, state: ServerState) -> ServerState:
-        """The same state with its client states on the shelf.
+    def store_client_states(self, state: ServerState) -> ServerState:
+        """The same state with its client states in the store.
 
         The values before it must not be used any more.
         """
-        self.shelf.put(state.clients.fresh)
-        return replace(state, clients=ClientStates(self.shelf))
+        self.client_states.put(state.clients.changed)
+        return replace(state, clients=ClientStates(self.client_states))
 
     def spill(self, rounds: int) -> None:
-        """Brings the client states in memory within the budget.
+        """Writes client states to files, and drops them from memory, until the budget is kept.
 
         Raises:
-            StoreError: those that have no place in memory cannot be written.
+            StoreError: a file cannot be written.
         """
-        if self.shelf.evict():
+        store = self.client_states
+        if store.evict():
             return
         self.wait()
-        if self.shelf.evict():
+        if store.evict():
             return
         self._make_folder()
-        self.shelf.collect(f"clients-{rounds:06d}.safetensors")
-        for segment in self.shelf.segments.values():
+        store.new_segment(f"clients-{rounds:06d}.safetensors")
+        segments = store.segments()
+        for segment in segments:
             segment.write()
-        self.shelf.evict()
-        self._prune({s.path.name for s in self.shelf.segments.values() if s.live})
+        store.evict()
+        self._prune(segments)
 
     def size(self, state: ServerState) -> int:
         """Bytes of the arrays that a checkpoint of the state adds."""
-        parts = (state.server.flatten(), state.downlink, *state.clients.fresh.values())
-        return state.params.nbytes + self.shelf.unsaved_bytes + sum(map(size_of, parts))
+        parts = (state.server.flatten(), state.downlink, *state.clients.changed.values())
+        unsaved = self.client_states.unsaved_bytes
+        return state.params.nbytes + unsaved + sum(map(num_bytes, parts))
 
-    def save(self, position: Position) -> None:
+    def save(self, progress: Progress) -> None:
         """Begins to write a checkpoint.
 
         Raises:
             StoreError: the one before could not be written.
         """
         self.wait()
-        self.shelf.collect(f"clients-{position.rounds:06d}.safetensors")
-        live = [(s, tuple(s.live)) for s in self.shelf.segments.values()]
-        self.newest = position.rounds
-        self._writing = self._pool.submit(self._write, position, live)
+        self.client_states.new_segment(f"clients-{progress.rounds:06d}.safetensors")
+        self.newest = progress.rounds
+        self._writing = self._pool.submit(self._write, progress, self.client_states.segments())
 
     def wait(self) -> None:
         """Returns when nothing is being written.
@@ -216,60 +231,235 @@ class Checkpoints:
             writing, self._writing = self._writing, None
             writing.result()
 
-    def finish(self, position: Position) -> None:
-        """Returns when there is a checkpoint of the position; none is needed before round 1.
+    def finish(self, progress: Progress) -> None:
+        """Returns when there is a checkpoint of the progress; none is needed before round 1.
 
         Raises:
             StoreError: it cannot be written.
         """
         self.wait()
         written = self._kept[-1][0] if self._kept else 0
-        if position.rounds > written:
-            self.save(position)
+        if progress.rounds > written:
+            self.save(progress)
             self.wait()
 
-    def _write(self, position: Position, live: list[tuple[Segment, tuple[int, ...]]]) -> None:
+    def _write(self, progress: Progress, segments: Mapping[Segment, list[int]]) -> None:
         self._make_folder()
-        for segment, _ in live:
+        for segment in segments:
             segment.write()
-        state = position.state
+        state = progress.state
         arrays = {"params": state.params}
         arrays |= {f"server/{key}": array for key, array in state.server.flatten().items()}
         arrays |= {f"downlink/{key}": array for key, array in state.downlink.items()}
-        name = f"round-{position.rounds:06d}.safetensors"
+        name = f"round-{progress.rounds:06d}.safetensors"
         digest = tensors.save(self.folder / name, arrays)
-        for table in position.tables:
+        for table in progress.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
         content = {
             "format": FORMAT,
             "fedsim": __version__,
-            "round": position.rounds,
-            "seconds": position.seconds,
-            "device": position.device,
+            "round": progress.rounds,
+            "seconds": progress.seconds,
+            "device": progress.device,
             "layout": self.identity.layout,
             "settings": dict(self.identity.settings),
-            "tables": dict(position.tables),
+            "tables": dict(progress.tables),
             "arrays": {name: digest},
             "segments": {
-                s.path.name: {"sha256": s.sha256, "clients": sorted(clients)} for s, clients in live
+                segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}
+                for segment, clients in segments.items()
             },
         }
-        record = f"round-{position.rounds:06d}.json"
-        files.write(self.folder / record, seal(content))
-        self._kept.append((position.rounds, files_of(record, content)))
-        self._prune({s.path.name for s, _ in live})
+        record = f"round-{progress.rounds:06d}.json"
+        files.write(self.folder / record, encode_record(content))
+        self._kept.append((progress.rounds, _files_of(record, content)))
+        self._prune(segments)
 
     def _make_folder(self) -> None:
         with files.writing(self.folder) as path:
             path.mkdir(exist_ok=True)
 
-    def _prune(self, live: set[str]) -> None:
-        """Deletes what no checkpoint of the last ones needs, nor the run itself."""
+    def _prune(self, segments: Iterable[Segment]) -> None:
+        """Deletes what neither the newest checkpoints nor the run's client states need."""
         self._kept = self._kept[-self.keep :]
-        needed = live.union(*(names for _, names in self._kept))
+        needed = {segment.path.name for segment in segments}
+        needed = needed.union(*(names for _, names in self._kept))
         with files.writing(self.folder):
             # the record first: what it names is there as long as it is
             for path in sorted(self.folder.iterdir(), key=lambda p: p.suffix != ".json"):
-                if OWN.fullmatch(path.name) and path.name not in needed:
+                if FILE_NAME.fullmatch(path.name) and path.name not in needed:
                     path.unlink()
+
+
+def records(run: Path) -> list[Path]:
+    """The records of a run's checkpoints, newest first.
+
+    Raises:
+        StoreError: their folder cannot be read.
+    """
+    with files.reading(run / FOLDER) as folder:
+        there = list(folder.iterdir()) if folder.is_dir() else []
+    found = [path for path in there if FILE_NAME.fullmatch(path.name) and path.suffix == ".json"]
+    return sorted(found, key=_round, reverse=True)
+
+
+def restore(
+    run: Path,
+    identity: Identity,
+    *,
+    budget: float,
+    keep: int,
+    tell: Callable[[str], None] = logger.warning,
+) -> tuple[Checkpoints, Progress | None]:
+    """The newest checkpoint that is whole, and where the next ones go.
+
+    A warning names each damaged checkpoint that is passed over.
+
+    Args:
+        run: the run directory.
+        identity: what the checkpoint must agree with.
+        budget: bytes of client states that may stay in memory.
+        keep: how many checkpoints stay.
+        tell: shows a warning.
+
+    Returns:
+        The progress is None where there is no checkpoint.
+
+    Raises:
+        ConfigError: the newest whole one is of another format, model or configuration.
+        StoreError: there are checkpoints, and none of them is whole.
+    """
+    found = records(run)
+    damaged: dict[Path, Exception] = {}
+    for number, record in enumerate(found):
+        store = ClientStateStore(run / FOLDER, budget)
+        try:
+            content = _read_record(record)
+            _check(record, content, identity, run)
+            progress = _load(run, content, store)
+        except (ValueError, StoreError) as error:
+            damaged[record] = error
+            continue
+        for path, reason in damaged.items():
+            tell(f"{path} cannot be used: {reason}")
+        if content["fedsim"] != __version__:
+            tell(f"{record}: written by fedsim {content['fedsim']}, goes on with {__version__}")
+        kept = [*_kept(found[number + 1 :]), (progress.rounds, _files_of(record.name, content))]
+        checkpoints = Checkpoints(run, identity, client_states=store, keep=keep, kept=kept)
+        return checkpoints, progress
+    if damaged:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+        raise StoreError(
+            f"none of {len(damaged)} checkpoints of {run} can be used: {reasons}; "
+            f"remove {run / FOLDER} to start again from round 1"
+        )
+    store = ClientStateStore(run / FOLDER, budget)
+    return Checkpoints(run, identity, client_states=store, keep=keep), None
+
+
+def _read_record(record: Path) -> dict[str, Any]:
+    with files.reading(record):
+        return decode_record(record.read_bytes())
+
+
+def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:
+    """Refuses a checkpoint that is whole but belongs to something else.
+
+    The names and shapes of the server's and the clients' arrays follow from the layout and the
+    settings, and are not compared on their own.
+
+    Raises:
+        ConfigError: says in what it differs.
+    """
+    if content.get("format") != FORMAT:
+        raise ConfigError(
+            f"{record}: format {content.get('format')}, written by fedsim {content.get('fedsim')}; "
+            f"this one reads format {FORMAT}"
+        )
+    began, now = content["settings"], identity.settings
+    if began.keys() != now.keys():
+        try:
+            began = identity.upgrade(began)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{record}: fedsim {__version__} cannot go on with a run that fedsim "
+                f"{content['fedsim']} began: {error}"
+            ) from error
+    for key in sorted(began.keys() | now.keys()):
+        if began.get(key) != now.get(key):
+            raise ConfigError(
+                f"{run / 'config.yaml'} ({key}): {now.get(key)!r} given, but the run began with "
+                f"{began.get(key)!r}; put that back, or start another run"
+            )
+    if content["layout"] != identity.layout:
+        raise ConfigError(
+            f"{record}: the model has other tensors than those that the run began with; its code "
+            "or that of fedsim has changed"
+        )
+
+
+def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Progress:
+    """Reads all files of a checkpoint, which must be those that it was written with.
+
+    Raises:
+        ValueError, StoreError: one is not; says which.
+    """
+    for table, length in content["tables"].items():
+        name, _, suffix = table.partition(".")
+        if name not in GROWING or suffix != "csv":
+            raise ValueError(f"it names {table!r}, which is no table of a run")
+        with files.reading(run / table) as path:
+            if name not in DIAGNOSTIC and path.stat().st_size < length:
+                raise ValueError(f"{table} is shorter than it was then")
+    ((name, digest),) = content["arrays"].items()
+    arrays = tensors.load(_checked(run, name, digest))
+    params = arrays.pop("params")
+    parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}}
+    for key, array in arrays.items():
+        part, _, rest = key.partition("/")
+        parts[part][rest] = array
+    segments = []
+    for name, entry in sorted(content["segments"].items(), key=lambda item: _round(Path(item[0]))):
+        with files.reading(_checked(run, name, entry["sha256"])) as path:
+            segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
+        segments.append((segment, entry["clients"]))
+    store.load(segments)
+    return Progress(
+        rounds=content["round"],
+        state=ServerState(
+            params=params,
+            server=RuleState.unflatten(parts["server"]),
+            downlink=parts["downlink"],
+            clients=ClientStates(store),
+        ),
+        seconds=content["seconds"],
+        tables=content["tables"],
+        device=content["device"],
+    )
+
+
+def _checked(run: Path, name: str, digest: str) -> Path:
+    """The path of a checkpoint's file, once its content has been compared."""
+    if not FILE_NAME.fullmatch(name):
+        raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
+    with files.reading(run / FOLDER / name) as path:
+        if files.sha256(path) != digest:
+            raise ValueError(f"{name} is damaged")
+        return path
+
+
+def _kept(older: list[Path]) -> list[tuple[int, frozenset[str]]]:
+    """Round and files of the older checkpoints whose records can be read, oldest first."""
+    kept = []
+    for record in reversed(older):
+        try:
+            kept.append((_round(record), _files_of(record.name, _read_record(record))))
+        except (ValueError, StoreError):
+            continue  # goes with the next checkpoint
+    return kept
+
+
+def _round(file: Path) -> int:
+    """The number in the name of a record or a segment."""
+    return int(file.stem.partition("-")[2])

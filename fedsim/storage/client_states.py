@@ -1,6 +1,6 @@
-"""The states of clients: a value for the rounds, and a shelf that keeps them within a budget.
+"""The states of clients: a value for the rounds, and a store that keeps them within a budget.
 
-A state changes when its client takes part. The shelf holds the most recently changed states in
+A state changes when its client takes part. The store keeps the most recently changed states in
 memory and the others in segment files, each written once, with the states of several clients.
 """
 
@@ -11,34 +11,78 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar, overload
 
-from fedsim.core import files
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
 
+T = TypeVar("T")
 
-@dataclass
+
+@dataclass(frozen=True, eq=False)
+class ClientStates(Mapping[int, Vectors]):
+    """The state of each client that has one, by client id.
+
+    Args:
+        stored: states that are shared with the values before this one.
+        changed: what has changed since; an empty state means that the client has none any more.
+    """
+
+    stored: Mapping[int, Vectors] = field(default_factory=dict)
+    changed: Mapping[int, Vectors] = field(default_factory=dict)
+
+    def updated(self, changes: Mapping[int, Vectors]) -> ClientStates:
+        """With these clients' states instead; takes no time for all the others."""
+        real = {client: state for client, state in changes.items() if state or client in self}
+        return ClientStates(self.stored, {**self.changed, **real})
+
+    def __getitem__(self, client: int) -> Vectors:
+        if client not in self.changed:
+            return self.stored[client]
+        if not self.changed[client]:
+            raise KeyError(client)
+        return self.changed[client]
+
+    @overload
+    def get(self, client: int, /) -> Vectors | None: ...
+    @overload
+    def get(self, client: int, /, default: Vectors | T) -> Vectors | T: ...
+    def get(self, client: int, /, default: Vectors | T | None = None) -> Vectors | T | None:
+        """The state of a client, or the default if it has none.
+
+        Mapping's own method would also return the default when reading a state fails by a KeyError.
+        """
+        return self[client] if client in self else default  # noqa: SIM401
+
+    def __contains__(self, client: object) -> bool:
+        changed = self.changed.get(client)  # type: ignore[call-overload]
+        return client in self.stored if changed is None else bool(changed)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (client for client in self.stored if client not in self.changed)
+        yield from (client for client, state in self.changed.items() if state)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+@dataclass(eq=False)
 class Segment:
     """A file with the states of several clients.
 
     Args:
         path: of the file.
-        states: what is still to be written.
+        unwritten: the states, until the file is written.
         size: bytes of all states in it.
-        live: the clients whose newest saved state it holds.
-        live_size: bytes of their states.
-        sha256: of the file, once written.
+        sha256: of the file, empty until it is written.
     """
 
     path: Path
-    states: dict[int, Vectors] = field(default_factory=dict)
-    size: int = 0
-    live: set[int] = field(default_factory=set)
-    live_size: int = 0
-    sha256: str = ""
+    unwritten: Mapping[int, Vectors] = field(default_factory=dict)
+    size: int = field(kw_only=True)
+    sha256: str = field(default="", kw_only=True)
 
     @property
     def written(self) -> bool:
-        """Whether states can be read from it."""
+        """Whether the file is there."""
         return bool(self.sha256)
 
     def write(self) -> None:
@@ -49,9 +93,9 @@ class Segment:
         """
         if self.written:
             return
-        named = {f"{c}/{k}": a for c, own in self.states.items() for k, a in own.items()}
+        named = {f"{c}/{k}": a for c, state in self.unwritten.items() for k, a in state.items()}
         self.sha256 = tensors.save(self.path, named)
-        self.states = {}  # only now: a state is always in one of both
+        self.unwritten = {}  # only now: another thread may read a state at any time
 
     def read(self, client: int) -> Vectors:
         """The state of a client; one thread may read while another writes.
@@ -59,70 +103,15 @@ class Segment:
         Raises:
             StoreError: the file cannot be read.
         """
-        waiting = self.states.get(client)
-        return tensors.load(self.path, f"{client}/") if waiting is None else waiting
+        state = self.unwritten.get(client)
+        return tensors.load(self.path, f"{client}/") if state is None else state
 
 
-def size_of(own: Vectors) -> int:
-    """Bytes of a state."""
-    return sum(array.nbytes for array in own.values())
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class ClientStates(Mapping[int, Vectors]):
-    """The state of each client that has one, by client id.
-
-    Args:
-        base: states that are shared with the values before this one.
-        fresh: what has changed since; an empty state means that the client has none any more.
-    """
-
-    base: Mapping[int, Vectors] = field(default_factory=dict)
-    fresh: Mapping[int, Vectors] = field(default_factory=dict)
-
-    def updated(self, changes: Mapping[int, Vectors]) -> ClientStates:
-        """With these clients' states instead; takes no time for all the others."""
-        real = {client: own for client, own in changes.items() if own or client in self}
-        return ClientStates(self.base, {**self.fresh, **real})
-
-    def __getitem__(self, client: int) -> Vectors:
-        if client not in self.fresh:
-            return self.base[client]
-        if not self.fresh[client]:
-            raise KeyError(client)
-        return self.fresh[client]
-
-    @overload
-    def get(self, client: int, /) -> Vectors | None: ...
-    @overload
-    def get(self, client: int, /, default: Vectors | T) -> Vectors | T: ...
-    def get(self, client: int, /, default: Vectors | T | None = None) -> Vectors | T | None:
-        """The state of a client that has one, else the default.
-
-        Mapping's own would take any KeyError on the way to a state for a client that has none.
-        """
-        return self[client] if client in self else default  # noqa: SIM401
-
-    def __contains__(self, client: object) -> bool:
-        own = self.fresh.get(client)  # type: ignore[call-overload]
-        return client in self.base if own is None else bool(own)
-
-    def __iter__(self) -> Iterator[int]:
-        yield from (client for client in self.base if client not in self.fresh)
-        yield from (client for client, own in self.fresh.items() if own)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-class Shelf(Mapping[int, Vectors]):
-    """The base of the :class:`ClientStates` of a run; it alone is changed in place.
+class ClientStateStore(Mapping[int, Vectors]):
+    """The states of a run's clients in memory and in segment files; changed in place.
 
     Reading a state from its file does not bring it back into memory: an evaluation of all clients
-    reads each of them once, and would only push out those that training needs.
+    reads each of them once, and would only evict those that training needs.
 
     Args:
         folder: of the segment files.
@@ -131,17 +120,15 @@ class Shelf(Mapping[int, Vectors]):
 
     def __init__(self, folder: Path, budget: float) -> None:
         self.folder, self.budget = folder, budget
-        self.segments: dict[str, Segment] = {}
         self._memory: dict[int, Vectors] = {}  # the most recently changed last
-        self._bytes = 0
-        self._saved: dict[int, Segment] = {}
-        self._sizes: dict[int, int] = {}
-        self._unsaved: set[int] = set()
+        self._bytes = 0  # of the states in memory
+        self._sizes: dict[int, int] = {}  # bytes of each client's newest state
+        self._segments: dict[int, Segment] = {}  # which holds it, or will once it is written
 
     def __getitem__(self, client: int) -> Vectors:
         if client in self._memory:
             return self._memory[client]
-        return self._saved[client].read(client)
+        return self._segments[client].read(client)
 
     def __contains__(self, client: object) -> bool:
         return client in self._sizes
@@ -153,112 +140,99 @@ class Shelf(Mapping[int, Vectors]):
         return len(self._sizes)
 
     @property
-    def bytes_in_memory(self) -> int:
-        """Bytes of the states in memory."""
-        return self._bytes
-
-    @property
     def unsaved_bytes(self) -> int:
         """Bytes of the states that no segment holds yet."""
-        return sum(self._sizes[client] for client in self._unsaved)
+        return sum(self._sizes[client] for client in self._unsaved())
+
+    def segments(self) -> dict[Segment, list[int]]:
+        """The segments that are needed, and the clients whose newest state each of them holds."""
+        live: dict[Segment, list[int]] = {}
+        for client, segment in self._segments.items():
+            live.setdefault(segment, []).append(client)
+        return live
 
     def put(self, changes: Mapping[int, Vectors]) -> None:
         """Takes the newest states, all or none; an empty one: the client has none any more."""
-        own = {c: {k: compact(a) for k, a in state.items()} for c, state in changes.items()}
-        for client, state in own.items():  # nothing can fail from here on
-            self._forget(client)
+        copies = {c: {k: owned(a) for k, a in state.items()} for c, state in changes.items()}
+        for client, state in copies.items():  # nothing can fail from here on
+            size = self._sizes.pop(client, 0)
+            self._segments.pop(client, None)
+            if self._memory.pop(client, None) is not None:
+                self._bytes -= size
             if state:
-                self._memory[client] = state
-                self._sizes[client] = size_of(state)
-                self._bytes += self._sizes[client]
-                self._unsaved.add(client)
+                self._add(client, state)
 
-    def adopt(self, segments: Sequence[tuple[Segment, Sequence[int]]]) -> None:
-        """Takes some clients' states in written files, the newest into memory as far as they fit.
+    def load(self, segments: Sequence[tuple[Segment, Sequence[int]]]) -> None:
+        """Takes states from written files, the newest into memory as far as they fit.
 
         Args:
-            segments: and the clients whose newest states they hold, oldest first.
+            segments: with the clients whose newest states they hold, oldest first.
 
         Raises:
             StoreError: a file cannot be read.
         """
         for segment, clients in segments:
-            self.segments[segment.path.name] = segment
-            with files.reading(segment.path) as path:
-                segment.size = path.stat().st_size
             for client in clients:
-                self._memory[client] = state = segment.read(client)
-                self._save(client, segment, size_of(state))
-                self._bytes += self._sizes[client]
+                self._add(client, segment.read(client))
+                self._segments[client] = segment
                 self.evict()
 
-    def collect(self, name: str) -> None:
-        """Adds a segment with all unsaved states, still to be written, if there are any.
+    def new_segment(self, name: str) -> None:
+        """Moves all unsaved states to a new segment, which is still to be written, if any.
 
-        It also takes the live states of files that hold mostly dead ones, about as many bytes
-        again at most, so that the files stay below about twice what lives in them.
+        It also takes the newest states out of segments that hold mostly outdated ones, about as
+        many bytes again at most, so that the files stay below about twice the newest states' size.
         """
-        self.segments = {n: s for n, s in self.segments.items() if s.live}
-        clients = sorted(self._unsaved | self._scattered())
-        if not clients:
-            return
-        segment = Segment(self.folder / name, {c: self[c] for c in clients})
-        for client in clients:
-            self._leave(client)
-            self._save(client, segment, self._sizes[client])
-        segment.size = segment.live_size
-        self._unsaved.clear()
-        self.segments[name] = segment
+        clients = sorted(self._unsaved() | self._in_outdated_segments())
+        if clients:
+            size = sum(self._sizes[client] for client in clients)
+            segment = Segment(self.folder / name, {c: self[c] for c in clients}, size=size)
+            self._segments |= dict.fromkeys(clients, segment)
 
     def evict(self) -> bool:
-        """Lets go of the states changed longest ago that are in files; True within the budget."""
-        if self._bytes > self.budget:
-            for client in list(self._memory):
-                segment = self._saved.get(client)
-                if segment is not None and segment.written:
-                    self._bytes -= self._sizes[client]
-                    del self._memory[client]
-                if self._bytes <= self.budget:
-                    break
+        """Drops the states changed longest ago that are in files; True if the rest fits."""
+        evicted = []
+        for client in self._memory:
+            if self._bytes <= self.budget:
+                break
+            segment = self._segments.get(client)
+            if segment is not None and segment.written:
+                evicted.append(client)
+                self._bytes -= self._sizes[client]
+        for client in evicted:
+            del self._memory[client]
         return self._bytes <= self.budget
 
-    def _scattered(self) -> set[int]:
-        """The live clients of the emptiest files, while the files hold over twice what lives."""
-        excess = sum(s.size - 2 * s.live_size for s in self.segments.values())
+    def _add(self, client: int, state: Vectors) -> None:
+        self._memory[client] = state
+        self._sizes[client] = num_bytes(state)
+        self._bytes += self._sizes[client]
+
+    def _unsaved(self) -> set[int]:
+        return self._sizes.keys() - self._segments.keys()
+
+    def _in_outdated_segments(self) -> set[int]:
+        """The clients of the emptiest segments, while these are over twice the newest states."""
+        segments = self.segments()
+        live = {s: sum(self._sizes[c] for c in clients) for s, clients in segments.items()}
+        excess = sum(segment.size - 2 * live[segment] for segment in live)
         left = self.unsaved_bytes
-        found: set[int] = set()
-        for segment in sorted(self.segments.values(), key=lambda s: s.live_size / max(1, s.size)):
+        moved: set[int] = set()
+        for segment in sorted(live, key=lambda s: live[s] / max(1, s.size)):
             if excess <= 0 or left <= 0:
                 break
-            if segment.live_size > left:
-                continue
-            found |= segment.live
-            left -= segment.live_size
-            excess -= segment.size - segment.live_size
-        return found
-
-    def _save(self, client: int, segment: Segment, size: int) -> None:
-        """Notes that the segment holds a client's newest state, or will."""
-        self._saved[client] = segment
-        self._sizes[client] = size
-        segment.live.add(client)
-        segment.live_size += size
-
-    def _leave(self, client: int) -> None:
-        """Notes that a client's saved state is no longer the newest, or has another place."""
-        segment = self._saved.pop(client, None)
-        if segment is not None:
-            segment.live.discard(client)
-            segment.live_size -= self._sizes[client]
-
-    def _forget(self, client: int) -> None:
-        self._leave(client)
-        self._unsaved.discard(client)
-        size = self._sizes.pop(client, 0)
-        if self._memory.pop(client, None) is not None:
-            self._bytes -= size
+            if live[segment] <= left:
+                moved.update(segments[segment])
+                left -= live[segment]
+                excess -= segment.size - live[segment]
+        return moved
 
 
-def compact(array: Array) -> Array:
-    """The array in memory of its own: a view would keep alive what it is a view of."""
+def num_bytes(state: Vectors) -> int:
+    """Bytes of a state's arrays."""
+    return sum(array.nbytes for array in state.values())
+
+
+def owned(array: Array) -> Array:
+    """The array, copied if it is a view: a view would keep alive what it is a view of."""
     return array if array.flags.owndata else array.copy()

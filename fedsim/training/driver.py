@@ -20,12 +20,12 @@ from fedsim.storage.checkpoint import (
     FOLDER,
     Checkpoints,
     Identity,
-    Position,
+    Progress,
     ServerState,
     layout_hash,
+    restore,
 )
-from fedsim.storage.client_states import Shelf
-from fedsim.storage.restore import restore
+from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.run_dir import (
     RunStore,
     check_free,
@@ -34,7 +34,7 @@ from fedsim.storage.run_dir import (
     to_json,
 )
 from fedsim.training.log import RoundLog
-from fedsim.training.resume import configuration, decisive
+from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import draw_cohort, lr_at, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
@@ -97,7 +97,7 @@ class Drive:
     environment: Callable[[Mapping[str, object]], Mapping[str, object]]
     observer: Observer | None
     begun: float
-    position: Position
+    position: Progress
 
     def to_the_end(self) -> RunStore:
         """Does the rounds that are left and writes what follows the last one.
@@ -139,8 +139,14 @@ class Drive:
                     self._write_down(after, log, begun, due)
                     seconds, lengths = self._seconds(), self.store.lengths()
                     # from here on there is no way back to the position before
-                    state = self.checkpoints.take(after)
-                    self.position = Position(log.round, state, seconds, lengths, device)
+                    state = self.checkpoints.store_client_states(after)
+                    self.position = Progress(
+                        rounds=log.round,
+                        state=state,
+                        seconds=seconds,
+                        tables=lengths,
+                        device=device,
+                    )
                     self.checkpoints.spill(log.round)
                     if due:
                         self.checkpoints.save(self.position)
@@ -152,7 +158,7 @@ class Drive:
             self._leave_checkpoint(self.position, error)
             raise
 
-    def _round(self, position: Position, log: RoundLog) -> ServerState:
+    def _round(self, position: Progress, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
         config, partition = self.setup.config, self.setup.partition
         t = position.rounds
@@ -178,7 +184,7 @@ class Drive:
         for table, rows in log.tables.items():
             self.store.append(table, rows)
 
-    def _leave_checkpoint(self, position: Position, error: BaseException) -> None:
+    def _leave_checkpoint(self, position: Progress, error: BaseException) -> None:
         """Writes a checkpoint of the newest complete round, unless there is one or no time left.
 
         After a second Ctrl-C none is begun; one that is being written is still waited for.
@@ -282,9 +288,11 @@ def run(
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             engine = setup.config.engine
-            shelf = Shelf(path / FOLDER, engine.state_memory * 2**30)
+            states = ClientStateStore(path / FOLDER, engine.state_memory * 2**30)
             known = _environment(setup)
-            with Checkpoints(path, _identity(setup), shelf, engine.keep_checkpoints) as checkpoints:
+            with Checkpoints(
+                path, _identity(setup), client_states=states, keep=engine.keep_checkpoints
+            ) as checkpoints:
                 drive = Drive(
                     setup,
                     executor,
@@ -293,7 +301,7 @@ def run(
                     lambda found: known | dict(found),
                     observer,
                     begun,
-                    Position(0, start),
+                    Progress(rounds=0, state=start),
                 )
                 del start
                 return drive.to_the_end()
@@ -359,24 +367,24 @@ def resume(
 
 def _position(
     setup: Setup, start: ServerState, store: RunStore, tell: Callable[[str], None]
-) -> tuple[Checkpoints, Position]:
+) -> tuple[Checkpoints, Progress]:
     """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
     engine = setup.config.engine
     checkpoints, position = restore(
         store.path,
         _identity(setup),
-        engine.state_memory * 2**30,
-        engine.keep_checkpoints,
-        tell,
+        budget=engine.state_memory * 2**30,
+        keep=engine.keep_checkpoints,
+        tell=tell,
     )
     if position is None:
         tell(f"{store.path}: there is no checkpoint to go on from; starting again from round 1")
-        return checkpoints, Position(0, start)
+        return checkpoints, Progress(rounds=0, state=start)
     return checkpoints, position
 
 
 def _identity(setup: Setup) -> Identity:
-    return Identity(layout_hash(setup.layout), decisive(setup.config))
+    return Identity(layout_hash(setup.layout), decisive(setup.config), upgraded)
 
 
 def _environment(setup: Setup) -> dict[str, object]:

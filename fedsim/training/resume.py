@@ -16,7 +16,7 @@ from fedsim.config.run import FIXED_PARTITIONS
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.data.registry import catalogue
-from fedsim.storage import restore
+from fedsim.storage import checkpoint
 
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),
@@ -34,6 +34,15 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     """The settings that must stay as they are for a run to go on, by dotted key."""
     values = dict(_flat(yaml.safe_load(to_yaml(config))))
     return {key: value for key, value in values.items() if key not in FREE}
+
+
+def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What :func:`decisive` gives now for the settings of a run that another version began.
+
+    Raises:
+        ConfigError: one of them cannot be used any more.
+    """
+    return decisive(resolve({key: Given(value, key) for key, value in settings.items()}))
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -155,7 +164,7 @@ def can_go_on(wanted: RunConfig, run: Path) -> bool:
     Raises:
         StoreError: the folder of the checkpoints cannot be read.
     """
-    if (run / "summary.csv").exists() or not restore.records(run):
+    if (run / "summary.csv").exists() or not checkpoint.records(run):
         return False
     try:
         found = experiments.read(run / "config.yaml").settings

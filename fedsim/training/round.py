@@ -104,8 +104,12 @@ def aggregate(
         _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
     states = state.clients.updated({r.client_id: r.state for r in results})
     private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
-    params_after = _advanced(state.params, step, results)
-    return ServerState(params_after, step.state, step.downlink, states.updated(private))
+    return ServerState(
+        params=_advanced(state.params, step, results),
+        server=step.state,
+        downlink=step.downlink,
+        clients=states.updated(private),
+    )
 
 
 def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None:

@@ -233,7 +233,7 @@ def start_of(setup: Setup) -> tuple[Setup, ServerState]:
 
     A run lets go of it with its first step, which matters where models are large.
     """
-    return replace(setup, initial=setup.initial[:0].copy()), ServerState(setup.initial)
+    return replace(setup, initial=setup.initial[:0].copy()), ServerState(params=setup.initial)
 
 
 def prepare(config: RunConfig) -> Setup:

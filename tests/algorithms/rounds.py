@@ -81,7 +81,7 @@ def rounds(
     train = executor.train
     if arrival is not None:
         executor.train = lambda *given: arrival(train(*given))
-    state = ServerState(setup.initial) if start is None else start
+    state = ServerState(params=setup.initial) if start is None else start
     found = []
     try:
         for t in range(first, setup.config.train.rounds):

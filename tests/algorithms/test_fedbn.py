@@ -110,7 +110,7 @@ def test_a_client_that_is_not_sampled_keeps_its_norms():
     )
     mask = select(w.flat.layout, w.spec.algorithm.personal)
     executor = SerialExecutor(w.spec)
-    states = [ServerState(setup.initial)]
+    states = [ServerState(params=setup.initial)]
     cohorts = []
     for t in range(4):
         cohorts += draw_cohort(context(t), 1)

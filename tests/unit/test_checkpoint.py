@@ -26,14 +26,14 @@ from fedsim.storage import tensors
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
-    Position,
+    Progress,
     ServerState,
+    decode_record,
+    encode_record,
     layout_hash,
-    seal,
-    unseal,
+    restore,
 )
-from fedsim.storage.client_states import Shelf
-from fedsim.storage.restore import restore
+from fedsim.storage.client_states import ClientStates, ClientStateStore
 
 ARRAYS = {
     "scalar": np.array(1.5, np.float32),
@@ -56,24 +56,31 @@ def same(a, b) -> bool:
 
 
 def checkpoints(run, keep=2, budget=1e9, kept=()):
-    return Checkpoints(run, IDENTITY, Shelf(run / "checkpoints", budget), keep, kept)
+    store = ClientStateStore(run / "checkpoints", budget)
+    return Checkpoints(run, IDENTITY, client_states=store, keep=keep, kept=kept)
 
 
 def state(number=0.0, clients=None):
     params = np.full(4, number, np.float32)
-    fresh = ServerState(params, RuleState(reduction={"h": params * 2}), {"known": np.array([True])})
     return ServerState(
-        fresh.params, fresh.server, fresh.downlink, fresh.clients.updated(clients or {})
+        params=params,
+        server=RuleState(reduction={"h": params * 2}),
+        downlink={"known": np.array([True])},
+        clients=ClientStates().updated(clients or {}),
     )
 
 
 def advance(target, number, clients=None, tables=None):
-    position = Position(
-        number, target.take(state(number, clients)), number / 3, tables or {}, "cpu"
+    progress = Progress(
+        rounds=number,
+        state=target.store_client_states(state(number, clients)),
+        seconds=number / 3,
+        tables=tables or {},
+        device="cpu",
     )
     target.spill(number)
-    target.save(position)
-    return position
+    target.save(progress)
+    return progress
 
 
 def names(run):
@@ -82,8 +89,10 @@ def names(run):
 
 def back(run, **options):
     told = []
-    found, position = restore(run, IDENTITY, options.get("budget", 1e9), 2, told.append)
-    return found, position, told
+    found, progress = restore(
+        run, IDENTITY, budget=options.get("budget", 1e9), keep=2, tell=told.append
+    )
+    return found, progress, told
 
 
 # arrays in files
@@ -209,17 +218,17 @@ def test_a_file_system_that_cannot_flush_folders(tmp_path, monkeypatch):
 
 
 def test_a_record_is_damaged_by_any_flipped_bit():
-    text = seal({"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}})
-    assert unseal(text) == {"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}}
+    text = encode_record({"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}})
+    assert decode_record(text) == {"round": 3, "seconds": 0.1, "settings": {"a": None, "b": "x"}}
     for i in range(len(text) - 1):  # the last one is a line end
         with pytest.raises(ValueError, match=r"it is damaged|its checksum is wrong"):
-            unseal(text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :])
+            decode_record(text[:i] + bytes([text[i] ^ 1]) + text[i + 1 :])
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"3", b"{}", b'{"checkpoint":[],"sha256":""}'])
 def test_what_is_no_record(text):
     with pytest.raises(ValueError, match=r"damaged|checksum"):
-        unseal(text)
+        decode_record(text)
 
 
 def test_the_layout_hash_sees_names_shapes_and_roles():
@@ -243,11 +252,11 @@ def test_everything_comes_back(tmp_path, budget):
     with checkpoints(tmp_path, budget=budget) as target:
         advance(target, 1, own, {"rounds.csv": 8})
         target.wait()
-    found, position, told = back(tmp_path, budget=budget)
+    found, progress, told = back(tmp_path, budget=budget)
     assert told == []
-    assert (position.rounds, position.seconds, position.device) == (1, 1 / 3, "cpu")
-    assert position.tables == {"rounds.csv": 8}
-    got = position.state
+    assert (progress.rounds, progress.seconds, progress.device) == (1, 1 / 3, "cpu")
+    assert progress.tables == {"rounds.csv": 8}
+    got = progress.state
     assert same(got.params, np.ones(4, np.float32))
     assert same(got.server.reduction["h"], np.full(4, 2, np.float32))
     assert same(got.downlink["known"], np.array([True]))
@@ -269,9 +278,9 @@ def test_only_changed_states_are_written(tmp_path):
         advance(target, 3)
         target.wait()
     assert "clients-000003.safetensors" not in names(tmp_path)
-    found, position, _ = back(tmp_path)
-    assert position.state.clients[3]["w"][0] == -3
-    assert position.state.clients[4]["w"][0] == 4
+    found, progress, _ = back(tmp_path)
+    assert progress.state.clients[3]["w"][0] == -3
+    assert progress.state.clients[4]["w"][0] == 4
     found.__exit__()
 
 
@@ -305,8 +314,8 @@ def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
             sizes = [p.stat().st_size for p in (tmp_path / "checkpoints").glob("clients-*")]
             # two checkpoints are kept, so that what the older one alone needs is there too
             assert sum(sizes) < 2.7 * 4000 * len(newest) + 40_000
-    found, position, _ = back(tmp_path)
-    assert {c: int(own["w"][0]) for c, own in position.state.clients.items()} == {
+    found, progress, _ = back(tmp_path)
+    assert {c: int(own["w"][0]) for c, own in progress.state.clients.items()} == {
         c: int(own["w"][0]) for c, own in newest.items()
     }
     found.__exit__()
@@ -320,7 +329,7 @@ def test_without_checkpoints_the_files_of_states_stay_as_small(tmp_path):
             cohort = rng.choice(60, 6, replace=False).tolist()
             changes = {c: {"w": np.full(500, 1000 * number + c)} for c in cohort}
             newest |= changes
-            clients = target.take(state(number, changes)).clients
+            clients = target.store_client_states(state(number, changes)).clients
             target.spill(number)
             sizes = [p.stat().st_size for p in tmp_path.glob("checkpoints/clients-*")]
             assert sum(sizes) < 2.2 * 4000 * len(newest) + 60_000
@@ -333,11 +342,13 @@ def test_spilling_leaves_what_the_last_checkpoint_needs(tmp_path):
     with checkpoints(tmp_path, budget=0) as target:
         advance(target, 1, {c: {"w": np.full(5, c)} for c in range(6)})
         for number in range(2, 9):
-            target.take(state(number, {c: {"w": np.full(5, -number)} for c in range(6)}))
+            target.store_client_states(
+                state(number, {c: {"w": np.full(5, -number)} for c in range(6)})
+            )
             target.spill(number)
-    found, position, told = back(tmp_path)
-    assert (position.rounds, told) == (1, [])
-    assert [position.state.clients[c]["w"][0] for c in range(6)] == [0, 1, 2, 3, 4, 5]
+    found, progress, told = back(tmp_path)
+    assert (progress.rounds, told) == (1, [])
+    assert [progress.state.clients[c]["w"][0] for c in range(6)] == [0, 1, 2, 3, 4, 5]
     found.__exit__()
 
 
@@ -379,12 +390,13 @@ def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch
             changes = {c: {"w": np.full(10, 1000 * number + c)} for c in cohort}
             newest |= changes
             gate.set()
-            clients = target.take(state(number, changes)).clients
+            clients = target.store_client_states(state(number, changes)).clients
             target.spill(number)
             gate.clear()
-            target.save(Position(number, ServerState(np.zeros(4, np.float32), clients=clients)))
-            for segment in target.shelf.segments.values():
-                moved |= segment.states.keys() - changes.keys()
+            zero = ServerState(params=np.zeros(4, np.float32), clients=clients)
+            target.save(Progress(rounds=number, state=zero))
+            for segment in target.client_states.segments():
+                moved |= segment.unwritten.keys() - changes.keys()
             found = {c: clients.get(c, {"w": [None]})["w"][0] for c in newest}
             assert found == {c: own["w"][0] for c, own in newest.items()}
             gate.set()
@@ -403,7 +415,7 @@ def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(tensors, "save", slow)
     main = threading.main_thread().ident
     with checkpoints(tmp_path) as target:
-        position = advance(target, 1)
+        progress = advance(target, 1)
         timer = threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT])
 
         def wait():
@@ -415,7 +427,7 @@ def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
         timer.join()
         assert target.busy
         gate.set()
-        target.finish(position)
+        target.finish(progress)
     assert written == ["round-000001.safetensors"]
 
 
@@ -423,12 +435,12 @@ def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
 def test_an_error_in_the_thread_is_not_lost(tmp_path, how):
     (tmp_path / "checkpoints").write_text("in the way")
     with checkpoints(tmp_path) as target:
-        position = advance(target, 1)
+        progress = advance(target, 1)
         with pytest.raises(StoreError, match="checkpoints: cannot be written"):
             {
-                "save": lambda: target.save(position),
+                "save": lambda: target.save(progress),
                 "wait": target.wait,
-                "finish": lambda: target.finish(position),
+                "finish": lambda: target.finish(progress),
             }[how]()
 
 
@@ -439,10 +451,12 @@ def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
         with pytest.raises(StoreError):
             target.wait()
         (tmp_path / "checkpoints").unlink()
-        position = Position(2, target.take(state(2, {2: {"w": np.ones(2)}})))
-        target.finish(position)
-    found, position, told = back(tmp_path)
-    assert (position.rounds, set(position.state.clients), told) == (2, {1, 2}, [])
+        progress = Progress(
+            rounds=2, state=target.store_client_states(state(2, {2: {"w": np.ones(2)}}))
+        )
+        target.finish(progress)
+    found, progress, told = back(tmp_path)
+    assert (progress.rounds, set(progress.state.clients), told) == (2, {1, 2}, [])
     found.__exit__()
 
 
@@ -452,7 +466,7 @@ def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
 def damaged(run, **changes):
     """The newest record of a run with other content, but a right checksum."""
     record = max((run / "checkpoints").glob("*.json"))
-    record.write_bytes(seal(unseal(record.read_bytes()) | changes))
+    record.write_bytes(encode_record(decode_record(record.read_bytes()) | changes))
 
 
 @pytest.mark.parametrize(
@@ -487,8 +501,8 @@ def test_a_disk_that_fails_to_read_is_a_damaged_checkpoint(tmp_path, monkeypatch
         return real(path)
 
     monkeypatch.setattr(files, "sha256", broken)
-    found, position, told = back(tmp_path)
-    assert position.rounds == 1
+    found, progress, told = back(tmp_path)
+    assert progress.rounds == 1
     assert told[0].endswith("round-000002.safetensors: cannot be read (Input/output error)")
     found.__exit__()
 
@@ -501,8 +515,8 @@ def test_an_older_record_that_cannot_be_read_does_not_matter(tmp_path):
     older = tmp_path / "checkpoints" / "round-000001.json"
     older.unlink()
     older.mkdir()
-    found, position, told = back(tmp_path)
-    assert (position.rounds, told) == (2, [])
+    found, progress, told = back(tmp_path)
+    assert (progress.rounds, told) == (2, [])
     found.__exit__()
 
 

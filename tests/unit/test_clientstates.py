@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.core.errors import StoreError
 from fedsim.storage import client_states
-from fedsim.storage.client_states import ClientStates, Shelf, compact
+from fedsim.storage.client_states import ClientStates, ClientStateStore, num_bytes, owned
 from fedsim.training import evaluate
 
 
@@ -15,9 +15,19 @@ def own(number, size=10):
     return {"w": np.full(size, number, np.float64)}
 
 
-def write(shelf, name):
-    shelf.collect(name)
-    for segment in shelf.segments.values():
+def in_memory(store):
+    """Bytes of the states in memory."""
+    return sum(map(num_bytes, store._memory.values()))
+
+
+def live(store):
+    """The clients whose newest state each segment holds, by the segment's name."""
+    return {segment.path.name: set(clients) for segment, clients in store.segments().items()}
+
+
+def write(store, name):
+    store.new_segment(name)
+    for segment in store.segments():
         segment.write()
 
 
@@ -36,16 +46,16 @@ def test_an_update_leaves_the_value_before_as_it_was():
             second[missing]
 
 
-def test_over_a_shelf_the_fresh_ones_count(tmp_path):
-    shelf = Shelf(tmp_path, 1e9)
-    shelf.put({1: own(1), 2: own(2)})
-    states = ClientStates(shelf).updated({2: own(-2), 1: {}, 3: own(3)})
+def test_changed_states_hide_stored_ones(tmp_path):
+    store = ClientStateStore(tmp_path, 1e9)
+    store.put({1: own(1), 2: own(2)})
+    states = ClientStates(store).updated({2: own(-2), 1: {}, 3: own(3)})
     assert set(states) == {2, 3}
     assert [states[c]["w"][0] for c in (2, 3)] == [-2, 3]
-    assert (set(shelf), shelf[2]["w"][0]) == ({1, 2}, 2)
-    shelf.put(states.fresh)
-    assert set(shelf) == {2, 3}
-    assert dict(ClientStates(shelf)) == dict(states)
+    assert (set(store), store[2]["w"][0]) == ({1, 2}, 2)
+    store.put(states.changed)
+    assert set(store) == {2, 3}
+    assert dict(ClientStates(store)) == dict(states)
 
 
 def test_an_error_on_the_way_to_a_state_is_not_a_client_without_one():
@@ -61,85 +71,83 @@ def test_an_error_on_the_way_to_a_state_is_not_a_client_without_one():
 
 
 def test_new_states_are_taken_all_or_none(tmp_path, monkeypatch):
-    shelf = Shelf(tmp_path, 1e9)
-    shelf.put({1: own(1), 2: own(2)})
-    write(shelf, "a")
-    before = vars(shelf) | {"segments": {n: set(s.live) for n, s in shelf.segments.items()}}
-    before = {name: repr(value) for name, value in before.items()}
+    store = ClientStateStore(tmp_path, 1e9)
+    store.put({1: own(1), 2: own(2)})
+    write(store, "a")
+    before = {name: repr(value) for name, value in vars(store).items()}
     room = iter([True, True])
 
     def full(array):
         if next(room, None) is None:
             raise MemoryError
-        return compact(array)
+        return owned(array)
 
-    monkeypatch.setattr(client_states, "compact", full)
+    monkeypatch.setattr(client_states, "owned", full)
     with pytest.raises(MemoryError):
-        shelf.put({1: {}, 2: own(-2), 3: own(3), 4: own(4)})
-    after = vars(shelf) | {"segments": {n: set(s.live) for n, s in shelf.segments.items()}}
-    assert {name: repr(value) for name, value in after.items()} == before
+        store.put({1: {}, 2: own(-2), 3: own(3), 4: own(4)})
+    assert {name: repr(value) for name, value in vars(store).items()} == before
 
 
 def test_those_changed_longest_ago_leave_memory_first(tmp_path):
-    shelf = Shelf(tmp_path, 240)  # three states of 80 bytes
-    shelf.put({c: own(c) for c in range(3)})
-    assert shelf.evict()
-    shelf.put({0: own(10)})
-    shelf.put({3: own(3)})
-    assert not shelf.evict()  # nothing is in a file yet
-    assert shelf.bytes_in_memory == 320
-    write(shelf, "a")
-    assert shelf.evict()
-    assert shelf.bytes_in_memory == 240
+    store = ClientStateStore(tmp_path, 240)  # three states of 80 bytes
+    store.put({c: own(c) for c in range(3)})
+    assert store.evict()
+    store.put({0: own(10)})
+    store.put({3: own(3)})
+    assert not store.evict()  # nothing is in a file yet
+    assert in_memory(store) == 320
+    write(store, "a")
+    assert store.evict()
+    assert in_memory(store) == 240
     (tmp_path / "a").rename(tmp_path / "gone")
-    assert [shelf[c]["w"][0] for c in (0, 2, 3)] == [10, 2, 3]
+    assert [store[c]["w"][0] for c in (0, 2, 3)] == [10, 2, 3]
     with pytest.raises(StoreError, match="cannot be read"):
-        shelf[1]
+        store[1]
     (tmp_path / "gone").rename(tmp_path / "a")
-    assert shelf[1]["w"].tolist() == [1.0] * 10
-    assert shelf.bytes_in_memory == 240  # reading brings nothing back
-    assert set(shelf) == {0, 1, 2, 3}
+    assert store[1]["w"].tolist() == [1.0] * 10
+    assert in_memory(store) == 240  # reading brings nothing back
+    assert set(store) == {0, 1, 2, 3}
 
 
 def test_memory_is_bounded_for_many_clients(tmp_path):
     rng = np.random.default_rng(0)
-    shelf, newest = Shelf(tmp_path, 100 * 80), {}
+    store, newest = ClientStateStore(tmp_path, 100 * 80), {}
     for number in range(60):
         cohort = rng.choice(1000, 40, replace=False).tolist()
         changes = {c: own(1000 * number + c) for c in cohort}
         newest |= changes
-        shelf.put(changes)
-        if not shelf.evict():
-            write(shelf, f"s{number}")
-        assert shelf.evict()
-        assert shelf.bytes_in_memory <= 100 * 80
-    assert len(shelf) == len(newest) > 800
+        store.put(changes)
+        if not store.evict():
+            write(store, f"s{number}")
+        assert store.evict()
+        assert in_memory(store) <= 100 * 80
+    assert len(store) == len(newest) > 800
     for client, state in newest.items():
-        np.testing.assert_array_equal(shelf[client]["w"], state["w"])
+        np.testing.assert_array_equal(store[client]["w"], state["w"])
 
 
 def test_no_more_old_states_are_moved_than_new_ones_are_written(tmp_path):
-    shelf = Shelf(tmp_path, 0)
-    shelf.put({c: own(c) for c in range(100)})
-    write(shelf, "a")
-    shelf.put({c: {} for c in range(60)} | {99: own(-99)})
-    write(shelf, "b")  # 39 of 100 states in the first file live: too many for a file of one
-    assert list(shelf.segments["b"].live) == [99]
-    shelf.put({c: own(c) for c in range(100, 140)})
-    write(shelf, "c")
-    assert shelf.segments["c"].live == {*range(60, 99), *range(100, 140)}
-    assert not shelf.segments["a"].live
-    assert [shelf[c]["w"][0] for c in (60, 98, 99, 139)] == [60, 98, -99, 139]
+    store = ClientStateStore(tmp_path, 0)
+    store.put({c: own(c) for c in range(100)})
+    write(store, "a")
+    store.put({c: {} for c in range(60)} | {99: own(-99)})
+    write(store, "b")  # 39 of 100 states in the first file live: too many for a file of one
+    assert live(store)["b"] == {99}
+    store.put({c: own(c) for c in range(100, 140)})
+    write(store, "c")
+    assert live(store)["c"] == {*range(60, 99), *range(100, 140)}
+    assert "a" not in live(store)
+    assert [store[c]["w"][0] for c in (60, 98, 99, 139)] == [60, 98, -99, 139]
 
 
 def test_of_written_files_the_newest_states_come_into_memory(tmp_path):
-    shelf = Shelf(tmp_path, 0)
+    store = ClientStateStore(tmp_path, 0)
     for number in range(3):
-        shelf.put({c: own(c) for c in range(4 * number, 4 * number + 4)})
-        write(shelf, str(number))
-    other = Shelf(tmp_path, 6 * 80)
-    other.adopt([(segment, sorted(segment.live)) for segment in shelf.segments.values()])
-    assert other.bytes_in_memory == 6 * 80
+        store.put({c: own(c) for c in range(4 * number, 4 * number + 4)})
+        write(store, str(number))
+    other = ClientStateStore(tmp_path, 6 * 80)
+    other.load([(segment, sorted(clients)) for segment, clients in store.segments().items()])
+    assert in_memory(other) == 6 * 80
     assert other.evict()
     (tmp_path / "0").unlink()
     (tmp_path / "2").unlink()
@@ -153,20 +161,20 @@ def test_of_written_files_the_newest_states_come_into_memory(tmp_path):
 
 
 def test_a_state_without_values_needs_no_room(tmp_path):
-    shelf = Shelf(tmp_path, 0)
-    shelf.put({1: {"w": np.zeros(0)}, 2: own(2)})
-    write(shelf, "a")
-    shelf.put({1: {"w": np.zeros((0, 4))}, 2: own(3)})
-    write(shelf, "b")
-    assert shelf.evict()
-    assert shelf[1]["w"].shape == (0, 4)
-    assert shelf[2]["w"][0] == 3
+    store = ClientStateStore(tmp_path, 0)
+    store.put({1: {"w": np.zeros(0)}, 2: own(2)})
+    write(store, "a")
+    store.put({1: {"w": np.zeros((0, 4))}, 2: own(3)})
+    write(store, "b")
+    assert store.evict()
+    assert store[1]["w"].shape == (0, 4)
+    assert store[2]["w"][0] == 3
 
 
 def test_views_do_not_keep_what_they_are_views_of():
     big = np.arange(1000.0)
-    assert compact(big) is big
-    small = compact(big[:3])
+    assert owned(big) is big
+    small = owned(big[:3])
     assert small.flags.owndata
     assert small.tolist() == [0, 1, 2]
 

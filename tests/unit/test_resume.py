@@ -40,8 +40,8 @@ from fedsim.core.errors import (
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
 from fedsim.storage import client_states, tensors
-from fedsim.storage.checkpoint import Checkpoints
-from fedsim.storage.client_states import Segment, Shelf
+from fedsim.storage.checkpoint import Checkpoints, encode_record
+from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import RunStore
 from fedsim.training import driver, resume
 from fedsim.training.driver import Drive
@@ -332,10 +332,8 @@ def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, u
 
 
 def reseal(record: Path, **changes) -> None:
-    from fedsim.storage.checkpoint import seal
-
     content = json.loads(record.read_text())["checkpoint"]
-    record.write_bytes(seal(content | changes))
+    record.write_bytes(encode_record(content | changes))
 
 
 @pytest.mark.parametrize(
@@ -347,8 +345,8 @@ def reseal(record: Path, **changes) -> None:
         ),
         ({"layout": "other"}, "the model has other tensors"),
         (
-            {"settings": {"seed": 0}, "fedsim": "9.9"},
-            r"algorithm is a setting in only one of fedsim 9\.9, with which the run began, and",
+            {"settings": {"train.warp": 9}, "fedsim": "9.9"},
+            r"cannot go on with a run that fedsim 9\.9 began: train\.warp: .*unknown key",
         ),
         ({"device": "NVIDIA H200"}, "now train on cpu, in the rounds before on NVIDIA H200"),
     ],
@@ -361,14 +359,35 @@ def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp
     assert contents(run) == contents(after_four)
 
 
+def settings_of(run: Path) -> dict[str, object]:
+    return json.loads((run / "checkpoints" / records(run)[-1]).read_text())["checkpoint"][
+        "settings"
+    ]
+
+
 def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed):
+    """It did not know a key yet, whose default is what it did."""
     run = shutil.copytree(after_four, tmp_path / "run")
-    reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9")
+    settings = settings_of(run)
+    assert settings.pop("train.clip_norm") is None
+    reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9", settings=settings)
     told = []
     driver.resume(run, tell=told.append)
     (line,) = told
     assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
     assert contents(run) == undisturbed["fedbn"]
+
+
+def test_a_key_that_the_older_version_did_not_know_has_its_default(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    settings = settings_of(run)
+    assert settings.pop("data.alpha") == 1.0
+    reseal(run / "checkpoints" / records(run)[-1], settings=settings)
+    with pytest.raises(
+        ConfigError, match=r"\(data\.alpha\): 1\.0 given, but the run began with 0\.5"
+    ):
+        driver.resume(run, tell=silent)
+    assert contents(run) == contents(after_four)
 
 
 # what is refused
@@ -546,18 +565,18 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
         with monkeypatch.context() as patch:
             if len(count) == 3:
                 *first, _ = changes.values()
-                patch.setattr(client_states, "compact", for_so_many(sum(map(len, first))))
+                patch.setattr(client_states, "owned", for_so_many(sum(map(len, first))))
             put(self, changes)
 
     def for_so_many(arrays):
         room = iter(range(arrays))
 
-        def compact(array):
+        def owned(array):
             if next(room, None) is None:
                 raise MemoryError
             return array
 
-        return compact
+        return owned
 
     def unreadable(self):
         count.append(None)
@@ -565,9 +584,9 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
             raise StoreError("lengths: cannot be read")
         return lengths(self)
 
-    put, lengths = Shelf.put, RunStore.lengths
+    put, lengths = ClientStateStore.put, RunStore.lengths
     cases = [
-        (Shelf, "put", out_of_memory, MemoryError),
+        (ClientStateStore, "put", out_of_memory, MemoryError),
         (RunStore, "lengths", unreadable, StoreError),
     ]
     for owner, name, failing, error in cases:

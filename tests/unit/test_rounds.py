@@ -220,7 +220,7 @@ def test_a_round_of_fedavg_by_hand(model):
     step = p @ deltas.astype(np.float64)
     executor, log = SerialExecutor(setup.spec), RoundLog(1)
     before = setup.initial.copy()
-    after = run_round(setup, executor, ServerState(setup.initial), ctx, log)
+    after = run_round(setup, executor, ServerState(params=setup.initial), ctx, log)
     executor.close()
     np.testing.assert_array_equal(setup.initial, before)
     np.testing.assert_allclose(after.params, setup.initial + step, rtol=1e-5, atol=1e-6)
@@ -259,7 +259,7 @@ def test_one_client_has_no_conflicts_and_gives_its_whole_update(tmp_path):
 
 def test_states_belong_to_clients_and_survive_rounds_without_them():
     setup = prepare(config("fedbn", model={"name": "cnn"}, train={"sample_rate": 0.25}))
-    executor, state = SerialExecutor(setup.spec), ServerState(setup.initial)
+    executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     seen = {}
     for t in range(4):
         ctx = RoundContext(t, 4, 8, 0.05, 0)
@@ -280,7 +280,7 @@ def test_states_belong_to_clients_and_survive_rounds_without_them():
 def test_norms_leave_out_statistics_and_personal_slots():
     setup = prepare(config("fedbn", model={"name": "cnn"}))
     executor, log = SerialExecutor(setup.spec), RoundLog(1)
-    state = ServerState(setup.initial)
+    state = ServerState(params=setup.initial)
     after = run_round(setup, executor, state, RoundContext(0, 3, 8, 0.05, 0), log)
     executor.close()
     shared = np.concatenate(
@@ -361,7 +361,7 @@ def test_survivors_are_averaged_among_themselves():
     _, deltas = worker.train(alive, setup.initial, {}, {}, ctx)
     n = np.array([len(setup.partition.train[c]) for c in alive], dtype=np.float64)
     executor = SerialExecutor(setup.spec)
-    after = run_round(setup, executor, ServerState(setup.initial), ctx, RoundLog(1))
+    after = run_round(setup, executor, ServerState(params=setup.initial), ctx, RoundLog(1))
     executor.close()
     expected = setup.initial + n / n.sum() @ deltas.astype(np.float64)
     np.testing.assert_allclose(after.params, expected, rtol=1e-5, atol=1e-6)
@@ -371,7 +371,7 @@ def test_a_dropped_client_keeps_the_state_it_had():
     first, second = cohort_of(config(), 0), cohort_of(config(), 1)
     client = next(c for c in second if c in first)
     setup = prepare(failing("state", [client]))
-    executor, state = SerialExecutor(setup.spec), ServerState(setup.initial)
+    executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     for t in range(2):
         before = state
         state = run_round(setup, executor, state, RoundContext(t, 3, 8, 0.05, 0), RoundLog(t + 1))
@@ -461,7 +461,7 @@ def test_whose_models_count_for_personalised_methods(method, mode):
     )
     setup = prepare(settings)
     worker = Worker(setup.spec, torch.device("cpu"))
-    executor, state = SerialExecutor(setup.spec), ServerState(setup.initial)
+    executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     for t in range(2):
         ctx, log, before = RoundContext(t, 3, 8, 0.05, 0), RoundLog(t + 1), state
         state = run_round(setup, executor, before, ctx, log)
