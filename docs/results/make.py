@@ -37,10 +37,10 @@ BLOCK = re.compile(r"(<!-- (table|differences) (.*?) -->\n).*?(<!-- end -->)", r
 STUDIES: dict[str, tuple[str, list[str], str | None]] = {
     "fig2_small": ("fig2", ["algorithm", "alpha"], "fedavg"),
     "fig2_training_small": ("fig2", ["algorithm", "alpha"], "fedavg"),
-    "table1_retina_small": ("curves", ["algorithm", "alpha"], "fedavg"),
-    "table1_covidfl_small": ("curves", ["algorithm"], "fedavg"),
+    "table1_retinamnist_small": ("curves", ["algorithm", "alpha"], "fedavg"),
+    "table1_covid_cxr_small": ("curves", ["algorithm"], "fedavg"),
     "table2_small": ("decomposition", ["algorithm", "alpha"], "fedavg"),
-    "table3_retina_small": ("curves", ["algorithm"], "fedavg"),
+    "table3_retinamnist_small": ("curves", ["algorithm"], "fedavg"),
     "variants_small": ("", ["algorithm", "fedld.orientation"], "fedavg"),
     "shortcut_small": ("groups curves", ["algorithm", "fedld.margin_weight"], "fedavg"),
     "fedgh_mnist_small": ("curves agreement", ["algorithm"], None),
@@ -48,7 +48,7 @@ STUDIES: dict[str, tuple[str, list[str], str | None]] = {
 }
 """Studies with a report: the figures of the page, what tells the groups apart, the baseline."""
 PAIRS = (
-    "fedgh_cifar10_small", "fedgh_clients_small", "fedgh_epochs_small", "fedgh_synthetic_small",
+    "fedgh_digits_small", "fedgh_clients_small", "fedgh_epochs_small", "fedgh_synthetic_small",
 )  # fmt: skip
 """Studies of which the page shows each method with and without FedGH."""
 

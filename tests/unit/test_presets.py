@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from fedsim import data
 from fedsim.config import presets
 from fedsim.config.resolve import load_config
 from fedsim.core.errors import ConfigError
@@ -87,6 +88,24 @@ def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("name", [n for n in presets.names() if n.endswith("_small")])
+def test_a_data_set_in_a_name_is_the_one_that_is_used(name: str) -> None:
+    known = {info.name for info in data.catalogue()} | {"covidfl"}
+    named = {part for part in known if part in name.replace("fedgh_", "")}
+    used = load_config(preset=name).data.name
+    assert all(part in used for part in named)
+
+
+@pytest.mark.parametrize(("old", "new"), presets.RENAMED.items())
+def test_a_former_name_still_works_and_says_which_replaces_it(
+    old: str, new: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert old not in presets.names()
+    assert load_config(preset=old) == load_config(preset=new)
+    assert caplog.messages == [f"--preset: preset {old} is now called {new}"]
+    assert caplog.records[0].name == "fedsim"
+
+
 def test_an_unknown_preset_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown preset 'tabel2' \(did you mean 'table2'\?\)"):
         load_config(preset="tabel2")
@@ -100,7 +119,7 @@ USERS_SMALL = ("leaf_synthetic", "mlp", "leaf_sent140")
 
 @pytest.mark.parametrize("name", FULL)
 def test_every_preset_has_a_small_twin(name: str) -> None:
-    full, small = presets.load(name), presets.load(f"{name}_small")
+    full, small = presets.load(name), presets.load(f"{name}_small")  # or its former name
     axes = {axis.name for axis in full.grid} - {"seed", "split", "images", "data.partition_file"}
     assert axes <= {axis.name for axis in small.grid}
     for run in sweep.expand(small, {}):
@@ -143,7 +162,7 @@ def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:
 
 
 def test_a_preset_may_start_from_another() -> None:
-    base, small = load_config(preset="table1_retina_small"), load_config(preset="table2_small")
+    base, small = load_config(preset="table1_retinamnist_small"), load_config(preset="table2_small")
     assert (small.data.name, small.train) == (base.data.name, base.train)
     assert small.evaluation.decompose_every == 5
-    assert len(sweep.expand(presets.load("table1_retina_split1_small"), {})) == 30
+    assert len(sweep.expand(presets.load("table1_retinamnist_alpha100_small"), {})) == 30
