@@ -1,7 +1,7 @@
 """fedsim and bare loops in turns, within one run: blocks A B B' A B B' ...
 
-A run of fedsim tells its observer of every round; between two rounds its actors are idle, so the
-observer is the place where the bare loops do the same rounds. So both sides see the same machine
+A run of fedsim calls its callbacks after every round; between two rounds its actors are idle, so
+a callback is the place where the bare loops do the same rounds. So both sides see the same machine
 minute by minute, and the run is a user's own: rows of CSV, checkpoints, everything.
 """
 
@@ -19,13 +19,11 @@ from typing import Any
 
 import numpy as np
 
+import fedsim
 from benchmarks.bare import Bare, job_of
 from benchmarks.workloads import Workload, run_config
 from fedsim.config.resolve import RunConfig
 from fedsim.engine.ray.cluster import local_node
-from fedsim.storage.run_dir import RunStore
-from fedsim.training import driver
-from fedsim.training.driver import RunInfo
 from fedsim.training.setup import prepare
 
 # Ray's workers are nicer than others by 15; where others work too, that would count against fedsim
@@ -74,8 +72,8 @@ class Pairs:
 
 
 @dataclass
-class Turns:
-    """The observer: after each block of rounds it lets the bare loops do the same rounds.
+class Turns(fedsim.Callback):
+    """After each block of rounds it lets the bare loops do the same rounds.
 
     Every block of every side begins with a round that is not timed, since the other side has just
     filled the caches. Round 1 starts the actors, and the last round is evaluated: neither counts.
@@ -100,10 +98,7 @@ class Turns:
         cycle = 1 + self.block
         return [r for r in range(2, self.rounds) if (r - 2) % cycle]
 
-    def started(self, info: RunInfo) -> None:
-        """Nothing to do."""
-
-    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
+    def on_round_end(self, round: int, rows: Mapping[str, object]) -> None:
         """Starts a block's clock, or ends it and hands over to the bare loops."""
         now = time.perf_counter()
         self.done += 1
@@ -118,9 +113,6 @@ class Turns:
             for bare in self.bares:
                 spent = bare.rounds(first, 1 + self.block)[1:]
                 self.bare.setdefault(bare.label, []).append(sum(spent) / self.block)
-
-    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
-        """Nothing to do."""
 
 
 def compare(
@@ -147,7 +139,7 @@ def compare(
     with ExitStack() as stack:
         turns.bares = [stack.enter_context(b) for b in bare_loops(config, method, device, tf32)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsim-benchmark-"))
-        store = driver.run(config, Path(folder) / "run", turns)
+        store = fedsim.run(config, Path(folder) / "run", [turns])
         timings = store.read("timings")
     timed = timings[timings["round"].isin(turns.timed)]
     phases = timed.groupby("phase", sort=False)["seconds"].median()

@@ -13,11 +13,13 @@ from fedsim.version import __version__
 if TYPE_CHECKING:
     from fedsim.api import aggregate, decompose
     from fedsim.config.resolve import RunConfig
+    from fedsim.training.callbacks import Callback
     from fedsim.training.driver import resume, run
 
-__all__ = ["RunConfig", "__version__", "aggregate", "decompose", "resume", "run"]
+__all__ = ["Callback", "RunConfig", "__version__", "aggregate", "decompose", "resume", "run"]
 
 _HOME = {
+    "Callback": "fedsim.training.callbacks",
     "aggregate": "fedsim.api",
     "decompose": "fedsim.api",
     "RunConfig": "fedsim.config.resolve",

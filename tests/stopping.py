@@ -1,26 +1,28 @@
-"""An observer that ends a run."""
+"""A callback that ends a run by what no run expects."""
 
 from __future__ import annotations
 
-
-class Stop(Exception):
-    """An end that nobody expects."""
+import fedsim
 
 
-class Stopper:
+class Stop(BaseException):
+    """An end that nobody expects; no callback's Exception would end a run."""
+
+
+class Stopper(fedsim.Callback):
     """Ends the run after some rounds; remembers what it was told."""
 
     def __init__(self, after: int, error: type[BaseException] = Stop) -> None:
         self.after, self.error = after, error
-        self.infos, self.rows = [], []
+        self.infos, self.rounds = [], []
 
-    def started(self, info):
+    def on_run_start(self, info):
         self.infos.append(info)
 
-    def round_done(self, row, seconds):
-        self.rows.append(row["round"])
-        if row["round"] == self.after:
+    def on_round_end(self, round, rows):
+        self.rounds.append(round)
+        if round == self.after:
             raise self.error
 
-    def finished(self, store, summary):
+    def on_run_end(self, summary):
         self.infos.append(summary)

@@ -134,7 +134,7 @@ def test_killed_before_the_first_checkpoint(place, undisturbed):
     process.kill()
     process.communicate()
     _, err = ended(place.start("resume", "run"))
-    assert err == "run: there is no checkpoint to go on from; starting again from round 1\n"
+    assert err == "run: there is no checkpoint to resume from; starting again from round 1\n"
     assert contents(place.work / "run") == undisturbed("fedbn")
 
 

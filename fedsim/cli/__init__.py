@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from fedsim.cli.common import complain, said_by_the_system, show_notes, show_traceback
+from fedsim.cli.common import complain, said_by_the_system, show_log, show_notes, show_traceback
 from fedsim.cli.doctor import doctor
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
@@ -86,6 +86,7 @@ class Commands(click.Group):
 @click.pass_context
 def main(ctx: click.Context) -> None:
     """The command ``fedsim``; alone it prints its help."""
+    show_log()
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
@@ -19,7 +20,7 @@ from fedsim.training.signals import handled
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
     from fedsim.config.resolve import RunConfig
-    from fedsim.training.progress import Watcher
+    from fedsim.training.progress import Lines
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
@@ -59,6 +60,22 @@ def make_importable(*layers: Settings) -> None:
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
 
 
+class Echo(logging.Handler):
+    """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a record."""
+        click.echo(self.format(record), err=record.levelno >= logging.WARNING)
+
+
+def show_log() -> None:
+    """Shows the messages of the logger ``fedsim`` in this process."""
+    logger = logging.getLogger("fedsim")
+    if not any(isinstance(handler, Echo) for handler in logger.handlers):
+        logger.addHandler(Echo())
+        logger.setLevel(logging.INFO)
+
+
 def complain(message: str) -> None:
     """``error: ...`` in one line."""
     click.echo(f"error: {' '.join(message.split())}", err=True)
@@ -83,7 +100,7 @@ def said_by_the_system(error: OSError) -> str:
 
 
 @contextmanager
-def watched(ctx: click.Context, watcher: Watcher) -> Iterator[None]:
+def watched(ctx: click.Context, shown: Lines) -> Iterator[None]:
     """Ends the command in one line that says how to go on, where that makes sense.
 
     Raises:
@@ -94,13 +111,13 @@ def watched(ctx: click.Context, watcher: Watcher) -> Iterator[None]:
         with handled():
             yield
     except KeyboardInterrupt as interrupt:
-        watcher.close()
-        click.echo(watcher.interrupted(), err=True)
+        shown.close()
+        click.echo(shown.interrupted(), err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     except (WorkerError, StoreError) as error:
-        if watcher.how_to_resume:
-            error.args = (f"{error}; go on with: {watcher.how_to_resume}",)
+        if shown.how_to_resume:
+            error.args = (f"{error}; go on with: {shown.how_to_resume}",)
         raise
     finally:
-        watcher.close()
+        shown.close()

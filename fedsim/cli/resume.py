@@ -37,17 +37,17 @@ def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
     """
     from fedsim.config import experiments
     from fedsim.storage.run_dir import RunStore
-    from fedsim.training.progress import observer, show_result
+    from fedsim.training.progress import display, show_result
 
     store = RunStore(Path(directory))
     file = store.path / "config.yaml"
     make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
     if file.is_file() and store.finished:
         click.echo(f"{directory} is finished; its result:")
-        show_result(store)
+        show_result(store.path, store.summary)
         return
     from fedsim.training import driver
 
-    watcher = observer()
-    with watched(ctx, watcher):
-        driver.resume(store.path, flags, watcher, tell=lambda text: click.echo(text, err=True))
+    shown = display()
+    with watched(ctx, shown):
+        driver.resume(store.path, flags, [shown])

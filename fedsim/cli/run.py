@@ -44,11 +44,11 @@ def run(
 
     Ctrl-C and SIGTERM leave a checkpoint: 'fedsim resume DIR' goes on.
     """
-    from fedsim.training.progress import observer
+    from fedsim.training.progress import display
 
     settings = configuration(preset, config, flags)
     from fedsim.training import driver
 
-    watcher = observer()
-    with watched(ctx, watcher):
-        driver.run(settings, Path(out) if out else None, watcher)
+    shown = display()
+    with watched(ctx, shown):
+        driver.run(settings, Path(out) if out else None, [shown])

@@ -69,29 +69,26 @@ def sweep(
 def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
     from fedsim.training import driver, resume, signals
     from fedsim.training import sweep as sweeps
-    from fedsim.training.progress import observer
+    from fedsim.training.progress import display
     from fedsim.training.tables import show
 
     missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
     session = None
 
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
-
     def start(config: RunConfig, out: Path) -> None:
-        watcher = observer(final_table=False)
+        shown = display(final_table=False)
         ray = session if config.engine.kind == "ray" else None
         try:
             if resume.can_go_on(config, out):
-                driver.resume(out, resume.placement(config), watcher, ray, tell)
+                driver.resume(out, resume.placement(config), [shown], ray)
             else:
-                driver.run(config, out, watcher, ray)
+                driver.run(config, out, [shown], ray)
         except FedsimError as error:
             show_traceback(ctx, error)
             raise
         finally:
-            watcher.close()
+            shown.close()
 
     try:
         with signals.handled(), ExitStack() as sessions:
@@ -99,7 +96,7 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
                 from fedsim.engine.ray.session import Session
 
                 session = sessions.enter_context(Session(on_ray[0]))
-            table, failed = sweeps.run_all(runs, folder, start, click.echo)
+            table, failed = sweeps.run_all(runs, folder, start)
     except KeyboardInterrupt as interrupt:
         click.echo(f"interrupted; the runs are in {folder}, the same command goes on", err=True)
         show_notes(interrupt)

@@ -10,6 +10,7 @@ import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +122,7 @@ def fixed_num_clients(dataset: Dataset, kind: str, file: Path | None = None) -> 
     return None if partition is None else partition.num_clients
 
 
-def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
+def table(dataset: Dataset, partition: Partition) -> list[dict[str, Any]]:
     """The rows of partition.csv: one per client and label with any samples.
 
     Keys client_id, label, train_samples, test_samples (the client's own; 0 where the test set is
@@ -130,12 +131,12 @@ def table(dataset: Dataset, partition: Partition) -> list[dict[str, int | str]]:
     labels, first = (
         (np.zeros(len(dataset.y), np.int64), -1) if dataset.vocabulary else (dataset.y, 0)
     )
-    rows: list[dict[str, int | str]] = []
+    rows: list[dict[str, Any]] = []
     tests = partition.test or (dataset.test[:0],) * partition.num_clients
     for client, parts in enumerate(zip(partition.train, tests, strict=True)):
         train, test = (np.bincount(labels[p], minlength=dataset.num_classes) for p in parts)
         for label in np.flatnonzero(train + test).tolist():
-            row: dict[str, int | str] = {
+            row: dict[str, Any] = {
                 "client_id": client,
                 "label": label + first,
                 "train_samples": int(train[label]),

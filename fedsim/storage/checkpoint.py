@@ -310,7 +310,6 @@ def restore(
     *,
     budget: float,
     keep: int,
-    tell: Callable[[str], None] = logger.warning,
 ) -> tuple[Checkpoints, Progress | None]:
     """The newest checkpoint that is whole, and where the next ones go.
 
@@ -321,7 +320,6 @@ def restore(
         identity: what the checkpoint must agree with.
         budget: bytes of client states that may stay in memory.
         keep: how many checkpoints stay.
-        tell: shows a warning.
 
     Returns:
         The progress is None where there is no checkpoint.
@@ -342,9 +340,11 @@ def restore(
             damaged[record] = error
             continue
         for path, reason in damaged.items():
-            tell(f"{path} cannot be used: {reason}")
+            logger.warning("%s cannot be used: %s", path, reason)
         if content["fedsim"] != __version__:
-            tell(f"{record}: written by fedsim {content['fedsim']}, goes on with {__version__}")
+            logger.warning(
+                "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
+            )
         kept = [*_kept(found[number + 1 :]), (progress.rounds, _files_of(record.name, content))]
         checkpoints = Checkpoints(run, identity, client_states=store, keep=keep, kept=kept)
         return checkpoints, progress

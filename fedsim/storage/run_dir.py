@@ -28,42 +28,14 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Layout, Vector
+from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
-COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "partition": ("client_id", "label", "train_samples", "test_samples", "name"),
-    "rounds": (
-        *("round", "lr", "cohort_size", "dropped", "train_loss", "val_loss", "val_accuracy"),
-        *("test_loss", "test_accuracy", "test_balanced_accuracy", "test_macro_f1", "test_auc"),
-        *("conflict_ratio", "update_norm", "gradient_diversity", "top_axis_share"),
-        *("client_test_accuracy", "simulated_seconds", "downlink_bytes", "uplink_bytes"),
-    ),
-    "clients": (
-        *("round", "client_id", "status", "num_samples", "num_steps"),
-        *("train_loss", "update_norm", "simulated_seconds"),
-    ),
-    "classes": ("round", "label", "support", "recall", "precision"),
-    "evaluations": ("round", "client_id", "group", "split", "num_samples", "loss", "accuracy"),
-    "decomposition": (
-        *("round", "split", "scope", "local_loss", "shift_loss", "aggregation_loss"),
-        *("global_loss", "shift_spread", "aggregation_spread"),
-    ),
-    "loss_matrix": ("round", "model", "owner", "loss"),
-    "cosines": ("round", "client_a", "client_b", "cosine"),
-    "spectrum": ("round", "axis", "share"),
-    "server": ("round", "name", "value"),
-    "timings": ("round", "phase", "seconds", "bytes"),
-    "errors": ("round", "client_id", "attempt", "node", "error"),
-}
-"""The columns of each table; summary.csv also has one per hyperparameter."""
-
-GROWING = tuple(table for table in COLUMNS if table != "partition")
+GROWING = tuple(table for table in TABLES if table != "partition")
 """The tables to which rounds add rows."""
 
 DIAGNOSTIC = ("timings", "errors")
 """Those that say nothing of the results: a run can go on where they lost rows."""
-
-Row = Mapping[str, Any]
 
 
 class RunStore:
@@ -104,14 +76,14 @@ class RunStore:
         """
         files.write(self.path / name, text.encode())
 
-    def write_partition(self, rows: Iterable[Row]) -> None:
+    def write_partition(self, rows: Iterable[PartitionRow]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
 
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
         path = self.path / "partition.csv"
-        text = _csv(COLUMNS["partition"], rows, header=True)
+        text = _csv(PartitionRow.columns(), rows, header=True)
         if not path.exists():
             self.write(path.name, text)
         elif path.read_bytes() != text.encode():
@@ -126,9 +98,9 @@ class RunStore:
             files.writing(self.path / f"{table}.csv") as path,
             path.open("a", encoding="utf-8", newline="") as file,
         ):
-            file.write(_csv(COLUMNS[table], rows, header=file.tell() == 0))
+            file.write(_csv(TABLES[table].columns(), rows, header=file.tell() == 0))
 
-    def write_summary(self, row: Row) -> None:
+    def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""
         self.write("summary.csv", _csv(list(row), [row], header=True))
 
@@ -183,6 +155,15 @@ class RunStore:
         np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The row of summary.csv.
+
+        Raises:
+            StoreError: the run has not ended.
+        """
+        return {str(key): value for key, value in self.read("summary").iloc[0].items()}
+
     def read(self, table: str) -> pd.DataFrame:
         """A table of the run as a data frame.
 
@@ -199,12 +180,12 @@ class RunStore:
         return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Row], header: bool) -> str:
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if header:
         writer.writerow(columns)
-    writer.writerows([cell(row.get(c)) for c in columns] for row in rows)
+    writer.writerows([cell(row[c]) for c in columns] for row in rows)
     return text.getvalue()
 
 

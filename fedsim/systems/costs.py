@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedsim.core.types import Vectors
 from fedsim.systems.clock import Clock, Visit, wire_bytes
@@ -13,7 +14,7 @@ from fedsim.systems.clock import Clock, Visit, wire_bytes
 class Costs:
     """Columns of rounds.csv, and the seconds of each client that took part (none without time)."""
 
-    row: Mapping[str, float | None]
+    row: Mapping[str, Any]
     seconds: Mapping[int, float]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from fedsim.config.resolve import RunConfig, to_yaml
 from fedsim.core import files
@@ -26,6 +26,7 @@ from fedsim.storage.checkpoint import (
     restore,
 )
 from fedsim.storage.client_states import ClientStateStore
+from fedsim.storage.rows import PartitionRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
     check_free,
@@ -33,9 +34,10 @@ from fedsim.storage.run_dir import (
     environment,
     to_json,
 )
+from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration, decisive, upgraded
-from fedsim.training.round import draw_cohort, lr_at, run_round
+from fedsim.training.round import lr_at, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
@@ -43,40 +45,12 @@ from fedsim.training.summary import summarise
 if TYPE_CHECKING:
     from fedsim.engine.ray.session import Session
 
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a run is, for whoever shows it; ``done`` rounds were complete when it went on."""
-
-    out: Path
-    algorithm: str
-    dataset: str
-    model: str
-    num_parameters: int
-    num_clients: int
-    cohort_size: int
-    rounds: int
-    engine: str
-    seed: int
-    done: int = 0
+logger = logging.getLogger("fedsim")
 
 
-class Observer(Protocol):
-    """Is told of a run's progress."""
-
-    def started(self, info: RunInfo) -> None:
-        """Before the first round."""
-
-    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
-        """After each round, with its row of rounds.csv."""
-
-    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
-        """After the last round, with the row of summary.csv."""
-
-
-@dataclass
-class Drive:
-    """What takes a run from a position to its end; only ``position`` changes.
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """The training loop, with checkpointing: from a position to the end; only that changes.
 
     Args:
         setup: what is run.
@@ -84,7 +58,7 @@ class Drive:
         store: the run directory.
         checkpoints: of the run.
         environment: from what the executor says of itself to the content of env.json.
-        observer: is told of the progress.
+        callbacks: follow the run.
         begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
             it lay still.
         position: where the run stands. Nothing else should hold its state: models may be large.
@@ -95,11 +69,11 @@ class Drive:
     store: RunStore
     checkpoints: Checkpoints
     environment: Callable[[Mapping[str, object]], Mapping[str, object]]
-    observer: Observer | None
+    callbacks: Callbacks
     begun: float
     position: Progress
 
-    def to_the_end(self) -> RunStore:
+    def run(self) -> RunStore:
         """Does the rounds that are left and writes what follows the last one.
 
         Raises:
@@ -110,9 +84,9 @@ class Drive:
         """
         store, setup = self.store, self.setup
         self._write_environment()
-        store.write_partition(partitions.table(setup.dataset, setup.partition))
-        if self.observer is not None:
-            self.observer.started(self._info(self.position.rounds))
+        rows = partitions.table(setup.dataset, setup.partition)
+        store.write_partition(PartitionRow(**row) for row in rows)
+        self.callbacks.start(self._info(self.position.rounds))
         with handled() as interrupts:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
@@ -121,8 +95,7 @@ class Drive:
                 store.save_loss_matrix()
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)
-        if self.observer is not None:
-            self.observer.finished(store, summary)
+        self.callbacks.end(summary)
         return store
 
     def _rounds(self, interrupts: Interrupts) -> None:
@@ -150,9 +123,10 @@ class Drive:
                     self.checkpoints.spill(log.round)
                     if due:
                         self.checkpoints.save(self.position)
-                    if self.observer is not None:
-                        row = log.tables["rounds"][0]
-                        self.observer.round_done(row, time.perf_counter() - begun)
+                    if self.callbacks.round_end(log.round, log.tables):
+                        break
+            if self.setup.config.engine.checkpoint_every:
+                self.checkpoints.finish(self.position)  # where a callback stopped before its turn
             self.checkpoints.wait()
         except BaseException as error:
             self._leave_checkpoint(self.position, error)
@@ -167,8 +141,8 @@ class Drive:
         try:
             return run_round(self.setup, self.executor, position.state, ctx, log)
         except Exception as error:
-            for incident in self.executor.incidents():
-                log.add("errors", **asdict(incident))
+            for i in self.executor.incidents():
+                log.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
             try:
                 self.store.append("errors", log.tables.get("errors", []))
             except StoreError as another:
@@ -180,7 +154,8 @@ class Drive:
             with log.timed("checkpoint") as size:  # what it holds the round up
                 self.checkpoints.wait()
                 size["bytes"] = self.checkpoints.size(after)
-        log.add("timings", phase="total", seconds=time.perf_counter() - begun, bytes=0)
+        seconds = time.perf_counter() - begun
+        log.add(TimingRow(round=log.round, phase="total", seconds=seconds, bytes=0))
         for table, rows in log.tables.items():
             self.store.append(table, rows)
 
@@ -230,37 +205,25 @@ class Drive:
     def _info(self, done: int) -> RunInfo:
         config, setup = self.setup.config, self.setup
         return RunInfo(
-            self.store.path,
-            config.algorithm,
-            setup.dataset.name,
-            setup.model.name,
-            setup.layout.num_params,
-            setup.partition.num_clients,
-            setup.cohort_size,
-            config.train.rounds,
-            self.executor.description,
-            config.seed,
-            done,
+            out=self.store.path,
+            algorithm=config.algorithm,
+            dataset=setup.dataset.name,
+            model=setup.model.name,
+            num_parameters=setup.layout.num_params,
+            num_clients=setup.partition.num_clients,
+            cohort_size=setup.cohort_size,
+            rounds=config.train.rounds,
+            engine=self.executor.description,
+            seed=config.seed,
+            config=config,
+            done=done,
         )
-
-
-__all__ = [
-    "Observer",
-    "RoundLog",
-    "RunInfo",
-    "ServerState",
-    "draw_cohort",
-    "lr_at",
-    "resume",
-    "run",
-    "run_round",
-]
 
 
 def run(
     config: RunConfig,
     out: Path | str | None = None,
-    observer: Observer | None = None,
+    callbacks: Sequence[Callback] = (),
     session: Session | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its run directory.
@@ -270,7 +233,7 @@ def run(
     Args:
         config: what to run.
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
-        observer: is told of the progress.
+        callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
         session: Ray and its warm actors, shared with the runs before and after.
 
     Raises:
@@ -293,18 +256,18 @@ def run(
             with Checkpoints(
                 path, _identity(setup), client_states=states, keep=engine.keep_checkpoints
             ) as checkpoints:
-                drive = Drive(
-                    setup,
-                    executor,
-                    store,
-                    checkpoints,
-                    lambda found: known | dict(found),
-                    observer,
-                    begun,
-                    Progress(rounds=0, state=start),
+                loop = TrainingLoop(
+                    setup=setup,
+                    executor=executor,
+                    store=store,
+                    checkpoints=checkpoints,
+                    environment=lambda found: known | dict(found),
+                    callbacks=Callbacks(callbacks),
+                    begun=begun,
+                    position=Progress(rounds=0, state=start),
                 )
                 del start
-                return drive.to_the_end()
+                return loop.run()
     finally:
         executor.close()
 
@@ -312,9 +275,8 @@ def run(
 def resume(
     path: Path | str,
     overrides: Mapping[str, object] | None = None,
-    observer: Observer | None = None,
+    callbacks: Sequence[Callback] = (),
     session: Session | None = None,
-    tell: Callable[[str], None] | None = None,
 ) -> RunStore:
     """Goes on with a run that was ended; its files are then those of an undisturbed run.
 
@@ -324,9 +286,8 @@ def resume(
     Args:
         path: the run directory.
         overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
-        observer: is told of the progress.
+        callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
         session: Ray and its warm actors, shared with the runs before and after.
-        tell: shows a line on what is not as expected; by default on stderr.
 
     Raises:
         ConfigError: no run is there, another process has it, or its configuration was changed.
@@ -343,31 +304,29 @@ def resume(
     with files.lock(store.path):
         setup, start = start_of(prepare(config))
         _check_trace(config, store)
-        checkpoints, position = _position(setup, start, store, tell or _on_stderr)
+        checkpoints, position = _position(setup, start, store)
         with checkpoints:
             executor = make_executor(setup, session)
             try:
                 store.clean()
                 store.cut(position.tables)
-                drive = Drive(
-                    setup,
-                    executor,
-                    store,
-                    checkpoints,
-                    _environments(setup, store, position.rounds),
-                    observer,
-                    begun - position.seconds,
-                    position,
+                loop = TrainingLoop(
+                    setup=setup,
+                    executor=executor,
+                    store=store,
+                    checkpoints=checkpoints,
+                    environment=_environments(setup, store, position.rounds),
+                    callbacks=Callbacks(callbacks),
+                    begun=begun - position.seconds,
+                    position=position,
                 )
                 del start, position
-                return drive.to_the_end()
+                return loop.run()
             finally:
                 executor.close()
 
 
-def _position(
-    setup: Setup, start: ServerState, store: RunStore, tell: Callable[[str], None]
-) -> tuple[Checkpoints, Progress]:
+def _position(setup: Setup, start: ServerState, store: RunStore) -> tuple[Checkpoints, Progress]:
     """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
     engine = setup.config.engine
     checkpoints, position = restore(
@@ -375,10 +334,11 @@ def _position(
         _identity(setup),
         budget=engine.state_memory * 2**30,
         keep=engine.keep_checkpoints,
-        tell=tell,
     )
     if position is None:
-        tell(f"{store.path}: there is no checkpoint to go on from; starting again from round 1")
+        logger.warning(
+            "%s: there is no checkpoint to resume from; starting again from round 1", store.path
+        )
         return checkpoints, Progress(rounds=0, state=start)
     return checkpoints, position
 
@@ -423,7 +383,3 @@ def _environments(
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     parts = before.get("resumed", [])
     return lambda found: before | {"resumed": [*parts, now | dict(found)]}
-
-
-def _on_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")

@@ -10,7 +10,7 @@ the model after aggregation are evaluated on the data of every owner, on the act
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
@@ -24,6 +24,7 @@ from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_sco
 from fedsim.metrics.splits import by_owner, counts, groups_among, having, labels_in
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
+from fedsim.storage.rows import ClassRow, DecompositionRow, EvaluationRow, LossMatrixRow
 from fedsim.training.log import RoundLog
 from fedsim.training.setup import Setup
 
@@ -168,7 +169,7 @@ def _pooled(
     whole = scores_of(pooled, data, index, groups_among(data, index))
     samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
     each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
-    accuracy = math.fsum(s.accuracy for s in each.values()) / len(each)
+    accuracy = mean_accuracy(each.values())
     return {"test": Evaluated(whole, {} if None in models else each, accuracy)}
 
 
@@ -190,59 +191,23 @@ def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
         yield some
 
 
-def write_scores(evaluated: Mapping[str, Evaluated], log: RoundLog) -> None:
-    """Fills the val and test columns of the round's row; adds classes and evaluations.
-
-    Where every token has a label, loss and accuracy are those of tokens, and the other test columns
-    are empty. ``num_samples`` of evaluations.csv counts samples all the same.
-    """
-    row = dict(log.tables["rounds"][0])
-    for part, found in evaluated.items():
-        row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
-        for client, s in found.clients.items():
-            values = {"num_samples": s.num_samples, "loss": s.loss, "accuracy": s.accuracy}
-            log.add("evaluations", client_id=client, split=part, **values)
-    if "test" in evaluated:
-        test = evaluated["test"]
-        row["test_balanced_accuracy"] = test.whole.balanced_accuracy
-        row["test_macro_f1"] = test.whole.macro_f1
-        row["test_auc"] = test.whole.auc
-        row["client_test_accuracy"] = test.client_accuracy
-        log.tables.setdefault("classes", [])  # the file is there even if it stays without rows
-        for c in test.whole.classes:
-            log.add("classes", **asdict(c))
-        for g in test.whole.groups:
-            log.add("evaluations", split="test", **asdict(g))
-    log.tables["rounds"] = [row]
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+ClientScores = Mapping[Split, Mapping[int, GroupScore]]
+"""By part of the clients' own data, the score of each client that owns any of it."""
 
 
-SPLITS: tuple[Literal["train", "val", "test"], ...] = ("train", "val", "test")
-
-
-def write_client_scores(
-    setup: Setup, executor: Executor, state: ServerState, log: RoundLog
-) -> None:
-    """Adds a row per client and part that it owns: ``own_train``, ``own_val``, ``own_test``.
-
-    Of the global model, in personalised methods of the client's own. The unweighted mean over the
-    clients' test parts goes to ``client_test_accuracy`` of rounds.csv; clients without one have no
-    such row and do not count.
+def client_scores(setup: Setup, executor: Executor, state: ServerState) -> ClientScores:
+    """The scores of the global model, or of the clients' own, on the clients' own data.
 
     Raises:
         DivergedError: a model's outputs are not finite.
     """
-    for part in SPLITS:
-        found = scores(setup, executor, state, part)
-        for client, score in found.items():
-            values = {key: value for key, value in asdict(score).items() if key != "group"}
-            log.add("evaluations", client_id=client, split=score.group, **values)
-        if part == "test" and found:
-            mean = math.fsum(score.accuracy for score in found.values()) / len(found)
-            log.tables["rounds"] = [{**log.tables["rounds"][0], "client_test_accuracy": mean}]
+    return {split: _own_scores(setup, executor, state, split) for split in SPLITS}
 
 
-def scores(
-    setup: Setup, executor: Executor, state: ServerState, split: Literal["train", "val", "test"]
+def _own_scores(
+    setup: Setup, executor: Executor, state: ServerState, split: Split
 ) -> dict[int, GroupScore]:
     """Of each client that owns any samples of a part, on these."""
     owners = having(setup.partition, split)
@@ -256,7 +221,61 @@ def scores(
         samples = []
         for some in batches({c: own_model(state, c) for c in owners}):
             samples += executor.samples([(m, Owned(split, (c,))) for c, m in some.items()])
-    return {c: group_score(f"own_{split}", own) for c, own in zip(owners, samples, strict=True)}
+    return {c: group_score("", own) for c, own in zip(owners, samples, strict=True)}
+
+
+def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[str, float | None]:
+    """The columns of rounds.csv that an evaluation fills.
+
+    ``client_test_accuracy`` is the unweighted mean over the clients' own test parts; clients
+    without one are excluded. Where every token has a label, loss and accuracy are those of tokens,
+    and the other test columns are empty.
+    """
+    row: dict[str, float | None] = {}
+    for part, found in evaluated.items():
+        row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
+    if "test" in evaluated:
+        whole = evaluated["test"].whole
+        row["test_balanced_accuracy"] = whole.balanced_accuracy
+        row["test_macro_f1"], row["test_auc"] = whole.macro_f1, whole.auc
+        row["client_test_accuracy"] = evaluated["test"].client_accuracy
+    if clients.get("test"):
+        row["client_test_accuracy"] = mean_accuracy(clients["test"].values())
+    return row
+
+
+def mean_accuracy(scores: Collection[GroupScore]) -> float:
+    """The unweighted mean."""
+    return math.fsum(score.accuracy for score in scores) / len(scores)
+
+
+def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: RoundLog) -> None:
+    """The rows of classes.csv and evaluations.csv; their ``num_samples`` counts samples always."""
+
+    def add(split: str, score: GroupScore, client: int | None = None) -> None:
+        row = EvaluationRow(
+            round=log.round,
+            client_id=client,
+            group=score.group if client is None else None,
+            split=split,
+            num_samples=score.num_samples,
+            loss=score.loss,
+            accuracy=score.accuracy,
+        )
+        log.add(row)
+
+    for part, found in evaluated.items():
+        for client, score in found.clients.items():
+            add(part, score, client)
+    if "test" in evaluated:
+        whole = evaluated["test"].whole
+        log.begin(ClassRow)
+        log.add(*(ClassRow(round=log.round, **asdict(c)) for c in whole.classes))
+        for score in whole.groups:
+            add("test", score)
+    for part, own in clients.items():
+        for client, score in own.items():
+            add(f"own_{part}", score, client)
 
 
 AFTER = "after"
@@ -318,7 +337,10 @@ def decompose(
     samples = np.array([r.num_samples for r in results], dtype=np.float64)
     p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
     row = terms(found.local, found.after, p, q, found.own)
-    log.add("decomposition", split=e.decompose_split, scope=e.decompose_scope, **asdict(row))
+    terms_row = DecompositionRow(
+        round=log.round, split=e.decompose_split, scope=e.decompose_scope, **asdict(row)
+    )
+    log.add(terms_row)
     if e.loss_matrix:
         _write(found, setup.personalised, log)
     return (len(found.local) + (len(found.local) if setup.personalised else 1)) * setup.vector_bytes
@@ -381,4 +403,4 @@ def _write(found: Losses, personal: bool, log: RoundLog) -> None:
     rows = [*found.local, *found.after[: len(last)]]
     for model, losses in zip(models, rows, strict=True):
         for owner, loss in zip(found.owners, losses, strict=True):
-            log.add("loss_matrix", model=model, owner=owner, loss=loss)
+            log.add(LossMatrixRow(round=log.round, model=model, owner=owner, loss=loss))

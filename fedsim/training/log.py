@@ -1,4 +1,4 @@
-"""What a round writes down, before it goes to the run directory."""
+"""The rows that a round adds to the tables, before they go to the run directory."""
 
 from __future__ import annotations
 
@@ -6,24 +6,44 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from fedsim.storage.run_dir import Row
+from fedsim.storage.rows import ErrorRow, Row, TimingRow
+
+R = TypeVar("R", bound=Row)
 
 
 @dataclass
 class RoundLog:
-    """The rows that a round adds to the tables."""
+    """The rows that a round adds to the tables; ``round`` counts from 1."""
 
     round: int
     tables: dict[str, list[Row]] = field(default_factory=dict)
 
-    def add(self, table: str, **values: object) -> None:
-        """Adds a row; the round is filled in."""
-        self.tables.setdefault(table, []).append({"round": self.round, **values})
+    def add(self, *rows: Row) -> None:
+        """Adds rows to their tables."""
+        for row in rows:
+            self.tables.setdefault(row.table, []).append(row)
+
+    def begin(self, table: type[Row]) -> None:
+        """Has the table's file written, header alone, even if it gets no rows."""
+        self.tables.setdefault(table.table, [])
+
+    def of(self, table: type[R]) -> list[R]:
+        """The rows of a table so far."""
+        return [row for row in self.tables.get(table.table, []) if isinstance(row, table)]
+
+    def error(self, client_id: int | None, error: str, *, attempt: int, node: str = "") -> None:
+        """Adds a row of errors.csv."""
+        row = ErrorRow(
+            round=self.round, client_id=client_id, attempt=attempt, node=node, error=error
+        )
+        self.add(row)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, int]]:
         """Times a phase; the block may set ``bytes``."""
         begun, extra = time.perf_counter(), {"bytes": 0}
         yield extra
-        self.add("timings", phase=phase, seconds=time.perf_counter() - begun, **extra)
+        seconds = time.perf_counter() - begun
+        self.add(TimingRow(round=self.round, phase=phase, seconds=seconds, **extra))

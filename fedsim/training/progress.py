@@ -7,54 +7,29 @@ import shlex
 import sys
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fedsim.storage.rows import Row
+from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.tables import show
-
-if TYPE_CHECKING:
-    from fedsim.storage.run_dir import RunStore
-    from fedsim.training.driver import RunInfo
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
 
 
-class Watcher(Protocol):
-    """An observer of a run that the command line can end."""
-
-    def started(self, info: RunInfo) -> None:
-        """The run is about to begin its first round."""
-
-    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
-        """A round is over: its row of rounds.csv and its duration."""
-
-    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
-        """The run is over: its files and its row of summary.csv."""
-
-    @property
-    def how_to_resume(self) -> str:
-        """The command that goes on with the run, empty before it has a directory."""
-
-    def interrupted(self) -> str:
-        """One line for Ctrl-C and SIGTERM: what is done, and how to go on."""
-
-    def close(self) -> None:
-        """Gives the terminal back."""
-
-
-def observer(final_table: bool = True) -> Watcher:
+def display(final_table: bool = True) -> Lines:
     """A bar where stdout is a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         return Bar(final_table)
     return Lines(final_table)
 
 
-class Lines:
+class Lines(Callback):
     """Plain lines on stdout, at most about :data:`LINES` of them for the rounds."""
 
     def __init__(self, final_table: bool = True) -> None:
@@ -65,24 +40,25 @@ class Lines:
         self.recent: deque[float] = deque(maxlen=10)
         self.accuracy: object = None
 
-    def started(self, info: RunInfo) -> None:
+    def on_run_start(self, info: RunInfo) -> None:
         """Says what is run, and where its files go."""
         self.info, self.done = info, info.done
         self._introduce(info)
 
-    def round_done(self, row: Mapping[str, object], seconds: float) -> None:
+    def on_round_end(self, round: int, rows: Rows) -> None:
         """Counts the round and reports it."""
-        self.done = int(str(row["round"]))
-        self.failed += int(str(row["dropped"] or 0))
-        self.recent.append(seconds)
-        self.accuracy = _last(row.get("test_accuracy"), self.accuracy)
+        (row,) = rows["rounds"]
+        self.done = round
+        self.failed += row["dropped"]
+        self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
+        self.accuracy = _last(row["test_accuracy"], self.accuracy)
         self._report(row)
 
-    def finished(self, store: RunStore, summary: Mapping[str, object]) -> None:
+    def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Prints the result."""
         self.close()
-        if self.final_table:
-            show_result(store, summary)
+        if self.final_table and self.info is not None:
+            show_result(self.info.out, summary)
 
     @property
     def how_to_resume(self) -> str:
@@ -107,7 +83,7 @@ class Lines:
         for line in introduction(info):
             click.echo(line)
 
-    def _report(self, row: Mapping[str, object]) -> None:
+    def _report(self, row: Row) -> None:
         rounds = self.info.rounds if self.info else self.done
         if self.done % math.ceil(rounds / LINES) and self.done != rounds:
             return
@@ -148,12 +124,12 @@ class Bar(Lines):
         self.bar.update(self.task, total=info.rounds, completed=info.done)
         self.bar.start_task(self.task)
 
-    def _report(self, row: Mapping[str, object]) -> None:
+    def _report(self, row: Row) -> None:
         self.bar.update(
             self.task,
             completed=self.done,
             accuracy=number(self.accuracy),
-            loss=number(row.get("train_loss")),
+            loss=number(row["train_loss"]),
             pace=f"{self.pace():.2f}",
             failed=f"  {self.failed} failed" if self.failed else "",
         )
@@ -173,14 +149,12 @@ def introduction(info: RunInfo) -> tuple[str, ...]:
     )
 
 
-def show_result(store: RunStore, summary: Mapping[str, object] | None = None) -> None:
-    """Prints the final table of a finished run, whose summary.csv is read where none is given."""
-    if summary is None:
-        summary = {str(key): value for key, value in store.read("summary").iloc[0].items()}
-    show([{"result": name, "value": value} for name, value in result(store, summary)])
+def show_result(path: Path, summary: Mapping[str, object]) -> None:
+    """Prints the final table of a finished run, from its row of summary.csv."""
+    show([{"result": name, "value": value} for name, value in result(path, summary)])
 
 
-def result(store: RunStore, summary: Mapping[str, object]) -> list[tuple[str, str]]:
+def result(path: Path, summary: Mapping[str, object]) -> list[tuple[str, str]]:
     """Name and value of each line of the final table."""
     best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     return [
@@ -189,7 +163,7 @@ def result(store: RunStore, summary: Mapping[str, object]) -> list[tuple[str, st
         ("mean of last 10 rounds", number(summary["last10_test_accuracy"])),
         ("rounds", str(summary["rounds"])),
         ("seconds", f"{float(str(summary['total_seconds'])):.1f}"),
-        ("files", str(store.path)),
+        ("files", str(path)),
     ]
 
 

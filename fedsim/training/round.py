@@ -1,16 +1,16 @@
-"""One round: cohort, broadcast, local training, aggregation, evaluation, and the rows of each."""
+"""One round: :func:`run_round` names its steps in their order; what a step does stands below it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from fedsim.algorithms.base import Probe
 from fedsim.config.resolve import RunConfig
 from fedsim.core.errors import DivergedError
 from fedsim.core.rng import generator
@@ -19,141 +19,39 @@ from fedsim.engine.base import Executor
 from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram, single_threaded_blas
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
-from fedsim.server.linalg import Columns, Local
+from fedsim.server.linalg import Local
 from fedsim.storage.checkpoint import ServerState
+from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Visit, wire_bytes
-from fedsim.systems.costs import round_costs
+from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
 from fedsim.training.setup import Setup
 
 
-def finite(
-    setup: Setup, results: list[ClientUpdate], ctx: RoundContext, log: RoundLog
-) -> list[ClientUpdate]:
-    """The results without diverged clients, which end the run unless the policy is ``drop``."""
-    good = []
-    for result in results:
-        if result.diverged is None:
-            good.append(result)
-            continue
-        client = result.client_id
-        message = f"round {ctx.round + 1}, client {client}: {result.diverged} is NaN or infinite"
-        if setup.config.engine.on_client_failure == "raise":
-            raise DivergedError(
-                f"{message}; lower train.lr, or leave such clients out with "
-                "--set engine.on_client_failure=drop"
-            )
-        log.add("errors", client_id=client, attempt=1, node="", error=message)
-    return good
-
-
-def aggregate(
-    setup: Setup,
-    state: ServerState,
-    results: list[ClientUpdate],
-    columns: Columns | None,
-    ctx: RoundContext,
-    visits: Mapping[int, Visit],
-    log: RoundLog,
-) -> ServerState:
-    """The server step and the rows of rounds.csv and clients.csv.
+@dataclass(frozen=True, kw_only=True)
+class Aggregated:
+    """What the server made of a round's updates.
 
     Args:
-        setup: the run.
-        state: before the round.
-        results: those that count.
-        columns: their updates where these are on the nodes.
-        ctx: the round.
-        visits: of the cohort, those that were left out or failed included.
-        log: gets the rows.
+        state: after the round.
+        costs: bytes and simulated seconds.
+        clients: ids of the m clients that count; without any the rest is empty.
+        gram: (m, m) Gram matrix of their updates over the parameters.
+        axes: (m,) spectrum of ``gram``.
+        gradient_diversity: of the updates.
+        update_norm: 2-norm of the step of the parameters.
+        metrics: what the server rule reports of its step.
     """
-    row: dict[str, float | None] = {
-        "lr": ctx.lr,
-        "cohort_size": len(visits),
-        "dropped": len(visits) - len(results),
-    }
-    if not results:
-        cost = round_costs(setup.clock, visits, state.downlink, {}, {})
-        _client_rows(setup, visits, {}, {}, cost.seconds, log)
-        log.add("rounds", **row, **cost.row)
-        return state
-    cohort = Cohort.of(results, setup.layout, columns, state.params)
-    params = slice(0, setup.layout.num_params)
-    k = cohort.gram(params)
-    step = setup.algorithm.server.step(state.server, cohort, ctx)
-    norms = {u.client_id: math.sqrt(k[i, i]) for i, u in enumerate(cohort.updates)}
-    uploads = {r.client_id: r.extras for r in results}
-    cost = round_costs(setup.clock, visits, state.downlink, step.private, uploads)
-    by_client = {r.client_id: r for r in results}
-    _client_rows(setup, visits, by_client, norms, cost.seconds, log)
-    with single_threaded_blas():
-        axes = spectrum(k)
-        diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
-    row |= {
-        "train_loss": _train_loss(results),
-        "conflict_ratio": conflict_ratio(k),
-        "update_norm": math.sqrt(gram([step.step], params)[0, 0]),
-        "gradient_diversity": diversity,
-        "top_axis_share": axes[0],
-    }
-    log.add("rounds", **row, **cost.row)
-    for name, value in step.metrics.items():
-        log.add("server", name=name, value=value)
-    if setup.config.evaluation.cosines:
-        _geometry_rows([u.client_id for u in cohort.updates], k, axes, log)
-    states = state.clients.updated({r.client_id: r.state for r in results})
-    private = {c: {**states.get(c, {}), **own} for c, own in step.private.items()}
-    return ServerState(
-        params=_advanced(state.params, step, results),
-        server=step.state,
-        downlink=step.downlink,
-        clients=states.updated(private),
-    )
 
-
-def _geometry_rows(clients: list[int], k: F64, axes: F64, log: RoundLog) -> None:
-    """The rows of cosines.csv and spectrum.csv; ``axes`` is the spectrum of ``k``."""
-    cosine = cosines(k)
-    for a, b in combinations(range(len(clients)), 2):
-        log.add("cosines", client_a=clients[a], client_b=clients[b], cosine=cosine[a, b])
-    for axis, share in enumerate(axes, start=1):
-        log.add("spectrum", axis=axis, share=share)
-
-
-def _advanced(params: Vector, step: ServerStep, results: list[ClientUpdate]) -> Vector:
-    """The global vector after the step, in the step's own memory unless something else needs it."""
-    kept = [*step.state.flatten().values(), *step.downlink.values(), *(r.delta for r in results)]
-    kept += [array for own in step.private.values() for array in own.values()]
-    alone = step.step.flags.owndata and step.step.flags.writeable
-    free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
-    return np.add(params, step.step, out=step.step if free else None)
-
-
-def _client_rows(
-    setup: Setup,
-    clients: Iterable[int],
-    results: Mapping[int, ClientUpdate],
-    norms: Mapping[int, float],
-    seconds: Mapping[int, float],
-    log: RoundLog,
-) -> None:
-    for client in clients:
-        row: dict[str, object] = {"status": "dropped", "num_steps": 0}
-        if client in results:
-            update = results[client]
-            row = {"status": "ok", "num_steps": update.num_steps, "train_loss": update.train_loss}
-            row |= {"update_norm": norms[client], "simulated_seconds": seconds.get(client)}
-        samples = len(setup.partition.train[client])
-        log.add("clients", client_id=client, num_samples=samples, **row)
-
-
-def _train_loss(results: list[ClientUpdate]) -> float | None:
-    """Mean over the clients that trained, weighted by samples."""
-    trained = [r for r in results if r.num_steps]
-    total = sum(u.num_samples for u in trained)
-    weighted = sum(u.num_samples * u.train_loss for u in trained)
-    return weighted / total if total else None
+    state: ServerState
+    costs: Costs
+    clients: tuple[int, ...] = ()
+    gram: F64 | None = None
+    axes: F64 | None = None
+    gradient_diversity: float | None = None
+    update_norm: float | None = None
+    metrics: Mapping[str, float] | None = None
 
 
 def run_round(
@@ -165,83 +63,46 @@ def run_round(
         DivergedError: a client diverged and the policy is ``raise``.
         WorkerError: a client's work failed.
     """
-    clients = draw_cohort(ctx, setup.cohort_size)
-    with _naming(ctx):
-        scores = evaluate.before_training(setup, executor, state, clients, ctx)
-    visits = visits_of(setup, clients, ctx, log)
+    cohort = draw_cohort(ctx, setup.cohort_size)
+    with naming_the_round(ctx):
+        scores = evaluate.before_training(setup, executor, state, cohort, ctx)
+    visits = plan_visits(setup, cohort, ctx, log)
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
-            probe = setup.algorithm.probe
-            state, visits = _probed(probe, setup, executor, state, ctx, visits, log)
+            state, visits = run_probe(setup, executor, state, visits, ctx, log)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
     with log.timed("train") as size:
-        results = executor.train(_present(visits), shared, state.clients, ctx)
-        size["bytes"] = len(results) * state.params.nbytes
+        updates = executor.train(present(visits), shared, state.clients, ctx)
+        size["bytes"] = len(updates) * state.params.nbytes
     with log.timed("aggregate"):
-        good = finite(setup, results, ctx, log)
-        columns = executor.columns(good, shared, state.clients, ctx)
-        after = aggregate(setup, state, good, columns, ctx, visits, log)
-    e = setup.config.evaluation
+        updates = without_diverged(setup, updates, ctx, log)
+        columns = executor.columns(updates, shared, state.clients, ctx)
+        if updates:
+            gathered = Cohort.of(updates, setup.layout, columns, state.params)
+            found = aggregate(setup, state, gathered, updates, visits, ctx)
+        else:
+            costs = round_costs(setup.clock, visits, state.downlink, {}, {})
+            found = Aggregated(state=state, costs=costs)
+    after, e = found.state, setup.config.evaluation
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
+    clients: evaluate.ClientScores = {}
     if due or clients_due:
-        with log.timed("evaluate"), _naming(ctx):
-            if due:
-                whose = state, after, clients, good
-                evaluate.write_scores(scores or evaluate.after_round(setup, executor, *whose), log)
+        with log.timed("evaluate"), naming_the_round(ctx):
+            if due and scores is None:
+                scores = evaluate.after_round(setup, executor, state, after, cohort, updates)
             if clients_due:
-                evaluate.write_client_scores(setup, executor, after, log)
-    if good and evaluate.is_due(e.decompose_every, ctx):
-        with log.timed("decompose") as size, _naming(ctx):
-            size["bytes"] = evaluate.decompose(setup, executor, state, after, good, log)
-    for incident in executor.incidents():
-        log.add("errors", **asdict(incident))
+                clients = evaluate.client_scores(setup, executor, after)
+    if updates and evaluate.is_due(e.decompose_every, ctx):
+        with log.timed("decompose") as size, naming_the_round(ctx):
+            size["bytes"] = evaluate.decompose(setup, executor, state, after, updates, log)
+    evaluate.add_rows(scores or {}, clients, log)
+    add_rows(setup, visits, updates, found, log)
+    log.add(round_row(ctx, visits, updates, found, evaluate.columns(scores or {}, clients)))
+    for i in executor.incidents():
+        log.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
     return after
-
-
-def _probed(
-    probe: Probe,
-    setup: Setup,
-    executor: Executor,
-    state: ServerState,
-    ctx: RoundContext,
-    visits: dict[int, Visit],
-    log: RoundLog,
-) -> tuple[ServerState, dict[int, Visit]]:
-    """The state with the server's answer to a pass over the cohort, and the visits with what it
-    sent; the model is as before."""
-    asked = replace(ctx, probe=True)
-    shared = executor.broadcast(state.params, state.downlink)
-    results = executor.train(_present(visits), shared, state.clients, asked)
-    updates = tuple(finite(setup, results, ctx, log))
-    if not updates:
-        return state, visits
-    sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
-    cohort = Cohort(updates, setup.layout, Local(()), state.params)
-    answer = probe.digest(cohort, state.server.probe, asked)
-    after = replace(
-        state,
-        server=replace(state.server, probe=answer.state),
-        downlink={**state.downlink, **answer.downlink},
-    )
-    return after, {c: replace(visit, probed=sent.get(c, 0)) for c, visit in visits.items()}
-
-
-def _present(visits: Mapping[int, Visit]) -> list[int]:
-    """The clients that take part."""
-    return [client for client, visit in visits.items() if visit.absent is None]
-
-
-@contextmanager
-def _naming(ctx: RoundContext) -> Iterator[None]:
-    """Adds the round to the message of a model whose outputs are not finite."""
-    try:
-        yield
-    except DivergedError as error:
-        raise DivergedError(
-            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, lower train.lr"
-        ) from error
 
 
 def draw_cohort(ctx: RoundContext, size: int) -> list[int]:
@@ -261,13 +122,210 @@ def lr_at(config: RunConfig, round: int) -> float:
     return t.lr * factor[t.lr_schedule]
 
 
-def visits_of(
-    setup: Setup, clients: Sequence[int], ctx: RoundContext, log: RoundLog
+def plan_visits(
+    setup: Setup, cohort: Sequence[int], ctx: RoundContext, log: RoundLog
 ) -> dict[int, Visit]:
-    """What each client of the cohort does; those that are left out become rows of errors.csv."""
+    """What each client of the cohort will do; who is left out becomes a row of errors.csv."""
     samples = setup.partition.train
-    found = {c: setup.clock.visit(ctx.round, c, len(samples[c])) for c in clients}
-    for client, visit in found.items():
+    visits = {c: setup.clock.visit(ctx.round, c, len(samples[c])) for c in cohort}
+    for client, visit in visits.items():
         if visit.absent is not None:
-            log.add("errors", client_id=client, attempt=0, node="", error=visit.absent)
-    return found
+            log.error(client, visit.absent, attempt=0)
+    return visits
+
+
+def present(visits: Mapping[int, Visit]) -> list[int]:
+    """The clients that take part."""
+    return [client for client, visit in visits.items() if visit.absent is None]
+
+
+def run_probe(
+    setup: Setup,
+    executor: Executor,
+    state: ServerState,
+    visits: dict[int, Visit],
+    ctx: RoundContext,
+    log: RoundLog,
+) -> tuple[ServerState, dict[int, Visit]]:
+    """A pass over the cohort before training, with the model as it is.
+
+    Returns:
+        The state with the server's answer, and the visits with the bytes that clients sent.
+    """
+    probe = setup.algorithm.probe
+    assert probe is not None  # noqa: S101
+    ctx = replace(ctx, probe=True)
+    shared = executor.broadcast(state.params, state.downlink)
+    sent_back = executor.train(present(visits), shared, state.clients, ctx)
+    updates = tuple(without_diverged(setup, sent_back, ctx, log))
+    if not updates:
+        return state, visits
+    sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
+    cohort = Cohort(updates, setup.layout, Local(()), state.params)
+    answer = probe.digest(cohort, state.server.probe, ctx)
+    after = replace(
+        state,
+        server=replace(state.server, probe=answer.state),
+        downlink={**state.downlink, **answer.downlink},
+    )
+    return after, {c: replace(visit, probed=sent.get(c, 0)) for c, visit in visits.items()}
+
+
+def without_diverged(
+    setup: Setup, updates: Sequence[ClientUpdate], ctx: RoundContext, log: RoundLog
+) -> list[ClientUpdate]:
+    """The updates of clients that did not diverge; the others are dropped, or end the run.
+
+    Raises:
+        DivergedError: a client diverged and the policy is ``raise``.
+    """
+    good = []
+    for update in updates:
+        if update.diverged is None:
+            good.append(update)
+            continue
+        client = update.client_id
+        message = f"round {ctx.round + 1}, client {client}: {update.diverged} is NaN or infinite"
+        if setup.config.engine.on_client_failure == "raise":
+            raise DivergedError(
+                f"{message}; lower train.lr, or leave such clients out with "
+                "--set engine.on_client_failure=drop"
+            )
+        log.error(client, message, attempt=1)
+    return good
+
+
+def aggregate(
+    setup: Setup,
+    state: ServerState,
+    cohort: Cohort,
+    updates: Sequence[ClientUpdate],
+    visits: Mapping[int, Visit],
+    ctx: RoundContext,
+) -> Aggregated:
+    """The Gram matrix of at least one update, the server's step, and the state after it.
+
+    Args:
+        setup: the run.
+        state: before the round.
+        cohort: the updates as the server sees them.
+        updates: the same, as the clients sent them.
+        visits: of the whole cohort.
+        ctx: the round.
+    """
+    params = slice(0, setup.layout.num_params)
+    k = cohort.gram(params)
+    step = setup.algorithm.server.step(state.server, cohort, ctx)
+    with single_threaded_blas():
+        axes = spectrum(k)
+        diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
+    uploads = {u.client_id: u.extras for u in updates}
+    return Aggregated(
+        costs=round_costs(setup.clock, visits, state.downlink, step.private, uploads),
+        clients=tuple(u.client_id for u in cohort.updates),
+        gram=k,
+        axes=axes,
+        gradient_diversity=diversity,
+        update_norm=math.sqrt(gram([step.step], params)[0, 0]),
+        metrics=step.metrics,
+        state=advance(state, step, updates),  # last: the step's memory may become the new model's
+    )
+
+
+def advance(state: ServerState, step: ServerStep, updates: Sequence[ClientUpdate]) -> ServerState:
+    """The state after the server's step and the clients' training."""
+    clients = state.clients.updated({u.client_id: u.state for u in updates})
+    private = {c: {**clients.get(c, {}), **own} for c, own in step.private.items()}
+    params = _moved(state.params, step, updates)
+    return ServerState(
+        params=params, server=step.state, downlink=step.downlink, clients=clients.updated(private)
+    )
+
+
+def _moved(params: Vector, step: ServerStep, updates: Sequence[ClientUpdate]) -> Vector:
+    """The global vector after the step, in the step's own memory unless something else needs it."""
+    kept = [*step.state.flatten().values(), *step.downlink.values(), *(u.delta for u in updates)]
+    kept += [array for own in step.private.values() for array in own.values()]
+    alone = step.step.flags.owndata and step.step.flags.writeable
+    free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
+    return np.add(params, step.step, out=step.step if free else None)
+
+
+def round_row(
+    ctx: RoundContext,
+    visits: Mapping[int, Visit],
+    updates: Sequence[ClientUpdate],
+    found: Aggregated,
+    scores: Mapping[str, Any],
+) -> RoundRow:
+    """The row of rounds.csv; ``scores`` are its columns of the evaluation."""
+    return RoundRow(
+        round=ctx.round + 1,
+        lr=ctx.lr,
+        cohort_size=len(visits),
+        dropped=len(visits) - len(updates),
+        train_loss=_train_loss(updates),
+        conflict_ratio=None if found.gram is None else conflict_ratio(found.gram),
+        update_norm=found.update_norm,
+        gradient_diversity=found.gradient_diversity,
+        top_axis_share=None if found.axes is None else found.axes[0],
+        **found.costs.row,
+        **scores,
+    )
+
+
+def _train_loss(updates: Sequence[ClientUpdate]) -> float | None:
+    """Mean over the clients that trained, weighted by samples."""
+    trained = [u for u in updates if u.num_steps]
+    total = sum(u.num_samples for u in trained)
+    weighted = sum(u.num_samples * u.train_loss for u in trained)
+    return weighted / total if total else None
+
+
+def add_rows(
+    setup: Setup,
+    visits: Mapping[int, Visit],
+    updates: Sequence[ClientUpdate],
+    found: Aggregated,
+    log: RoundLog,
+) -> None:
+    """The rows of clients.csv, server.csv, cosines.csv and spectrum.csv."""
+    by_client = {u.client_id: u for u in updates}
+    position = {client: i for i, client in enumerate(found.clients)}
+    for client in visits:
+        row = ClientRow(
+            round=log.round,
+            client_id=client,
+            status="dropped",
+            num_samples=len(setup.partition.train[client]),
+        )
+        if client in by_client and found.gram is not None:
+            i, update = position[client], by_client[client]
+            row = replace(
+                row,
+                status="ok",
+                num_steps=update.num_steps,
+                train_loss=update.train_loss,
+                update_norm=math.sqrt(found.gram[i, i]),
+                simulated_seconds=found.costs.seconds.get(client),
+            )
+        log.add(row)
+    for name, value in (found.metrics or {}).items():
+        log.add(ServerRow(round=log.round, name=name, value=value))
+    if setup.config.evaluation.cosines and found.gram is not None and found.axes is not None:
+        cosine = cosines(found.gram)
+        for (i, a), (j, b) in combinations(enumerate(found.clients), 2):
+            log.add(CosineRow(round=log.round, client_a=a, client_b=b, cosine=cosine[i, j]))
+        for axis, share in enumerate(found.axes, start=1):
+            log.add(SpectrumRow(round=log.round, axis=axis, share=share))
+
+
+@contextmanager
+def naming_the_round(ctx: RoundContext) -> Iterator[None]:
+    """Adds the round to the message of a model whose outputs are not finite."""
+    try:
+        yield
+    except DivergedError as error:
+        raise DivergedError(
+            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, lower train.lr"
+        ) from error

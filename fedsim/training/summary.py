@@ -24,8 +24,9 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     rounds = store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
     best_by = "val" if tested["val_accuracy"].notna().any() else "test"
-    best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
-    accuracy = tested["test_accuracy"]
+    accuracy, best = tested["test_accuracy"], None
+    if len(tested):  # a callback may stop a run before its first evaluation
+        best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
     row: dict[str, Any] = {
         "run_id": store.path.resolve().name,
         "algorithm": config.algorithm,
@@ -36,9 +37,9 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "alpha": setup.alpha,
         "seed": config.seed,
         "rounds": len(rounds),
-        "final_test_accuracy": accuracy.iloc[-1],
-        "best_test_accuracy": accuracy.iloc[best],
-        "best_round": accuracy.index[best],
+        "final_test_accuracy": None if best is None else accuracy.iloc[-1],
+        "best_test_accuracy": None if best is None else accuracy.iloc[best],
+        "best_round": None if best is None else accuracy.index[best],
         "best_by": best_by,
         "last10_test_accuracy": last10(accuracy, len(rounds)),
         "total_seconds": seconds,

@@ -8,6 +8,7 @@ configuration, or without a checkpoint, it is set aside under another name and r
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from fedsim.config.resolve import RunConfig, resolve
 from fedsim.core.errors import ConfigError, FedsimError, notes
 from fedsim.training.resume import can_go_on, is_complete, set_aside
 
+logger = logging.getLogger("fedsim")
 METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 SHARED = ("address", "working_dir")
 """Keys of section engine that belong to the one Ray of a sweep."""
@@ -95,17 +97,15 @@ def run_all(
     runs: list[SweepRun],
     out: Path,
     start: Callable[[RunConfig, Path], object],
-    tell: Callable[[str], None],
 ) -> tuple[pd.DataFrame, list[str]]:
     """Runs what is not there yet, then writes OUT/summary.csv and OUT/aggregate.csv.
 
-    A run that fails is told, and the others go on; the tables hold what finished.
+    A run that fails is logged, and the others go on; the tables hold what finished.
 
     Args:
         runs: from :func:`expand`.
         out: the sweep's directory; may hold finished runs.
         start: runs one configuration into a directory, or goes on with the run that is there.
-        tell: shows a line.
 
     Returns:
         The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
@@ -121,18 +121,18 @@ def run_all(
     failed: list[str] = []
     for position, run in enumerate(runs, start=1):
         if is_complete(run.config, out / run.name):  # perhaps since the start, by another process
-            tell(f"[{position}/{len(runs)}] {run.name}: finished before")
+            logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
             continue
         try:
             goes_on = can_go_on(run.config, out / run.name)
             what = ": was interrupted, goes on" if goes_on else ""
-            tell(f"[{position}/{len(runs)}] {run.name}{what}")
+            logger.info("[%d/%d] %s%s", position, len(runs), run.name, what)
             if not goes_on:
                 set_aside(out / run.name)
             start(run.config, out / run.name)
         except FedsimError as error:
             reason = " ".join("; ".join([str(error), *notes(error)]).split())
-            tell(f"[{position}/{len(runs)}] {run.name}: failed: {reason}")
+            logger.info("[%d/%d] %s: failed: %s", position, len(runs), run.name, reason)
             failed.append(run.name)
     finished = [run for run in runs if run.name not in failed]
     if not finished:

@@ -89,7 +89,7 @@ a server of its own; a server optimiser."""
 def test_stopped_and_resumed(name, tmp_path):
     reference = results(fedsim.run(config(name), tmp_path / "through"))
     with pytest.raises(Stop):
-        fedsim.run(config(name), tmp_path / "stopped", Stopper(2))
+        fedsim.run(config(name), tmp_path / "stopped", [Stopper(2)])
     assert not (tmp_path / "stopped" / "summary.csv").exists()
     assert results(driver.resume(tmp_path / "stopped")) == reference
 

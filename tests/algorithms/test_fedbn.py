@@ -12,7 +12,9 @@ from fedsim import algorithms, models
 from fedsim.core.layout import layout_of, select
 from fedsim.core.types import ModelSpec, Training
 from fedsim.engine.serial import SerialExecutor
-from fedsim.training.driver import RoundLog, ServerState, draw_cohort, run_round
+from fedsim.storage.checkpoint import ServerState
+from fedsim.training.log import RoundLog
+from fedsim.training.round import draw_cohort, run_round
 from fedsim.training.setup import Setup
 
 from .cases import assert_step, draw, every_cohort, every_input

@@ -13,6 +13,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -104,21 +105,19 @@ def bytes_of(store: fedsim.RunStore) -> dict[str, bytes]:
     return {name: (store.path / name).read_bytes() for name in TABLES}
 
 
-class Orders:
+class Orders(fedsim.Callback):
     """Gives orders after rounds: ``{round: (moment, what)}``, or calls what it finds there."""
 
     def __init__(self, folder: Path, plan: dict) -> None:
         self.folder, self.plan = folder, plan
 
-    def started(self, info) -> None:
-        pass
-
-    def round_done(self, row, seconds) -> None:
-        todo = self.plan.get(row["round"])
+    def on_round_end(self, round, rows) -> None:
+        todo = self.plan.get(round)
         if callable(todo):
             todo()
         elif todo is not None:
             order(self.folder, *todo)
 
-    def finished(self, store, summary) -> None:
-        assert not list(self.folder.iterdir()), "every order was carried out"
+    def on_run_end(self, summary) -> None:
+        if list(self.folder.iterdir()):
+            pytest.fail("an order was not carried out")  # no Exception, which would only be logged

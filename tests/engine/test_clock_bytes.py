@@ -41,7 +41,7 @@ def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
     assert contents(two) == contents(serial)
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(
-            config(actors=2), tmp_path / "again", Stopper(2, KeyboardInterrupt), session=plain_ray
+            config(actors=2), tmp_path / "again", [Stopper(2, KeyboardInterrupt)], session=plain_ray
         )
     store = driver.resume(tmp_path / "again", session=plain_ray)
     assert contents(store) == contents(serial)

@@ -59,7 +59,7 @@ def test_a_node_killed_in_a_round_and_one_that_joins(
     monkeypatch.setattr(ActorPool, "take", taken)
     plan = {2: ("train", "raylet"), 3: until_noticed, 4: join, 5: until_up}
     settings = config(method, address=cluster.address, client_timeout=30)
-    store = fedsim.run(settings, tmp_path / "run", Orders(orders, plan))
+    store = fedsim.run(settings, tmp_path / "run", [Orders(orders, plan)])
     assert bytes_of(store) == undisturbed(method)
     errors = store.read("errors")
     assert pd.unique(errors["round"][errors["client_id"].notna()]).tolist() == [3]

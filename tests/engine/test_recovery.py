@@ -37,7 +37,7 @@ def test_actors_killed_while_training_returning_and_evaluating(
 ):
     plan = {1: ("train", "SIGKILL"), 2: ("return", "SIGKILL"), 3: ("evaluate", "SIGKILL")}
     watcher = Orders(orders, plan)
-    store = fedsim.run(config(method, actors=2), tmp_path / "run", watcher, one_ray)
+    store = fedsim.run(config(method, actors=2), tmp_path / "run", [watcher], one_ray)
     assert bytes_of(store) == undisturbed(method)
     errors = store.read("errors")
     assert sorted(errors["round"].unique()) == [2, 3, 4]
@@ -56,7 +56,7 @@ def test_actors_killed_while_training_returning_and_evaluating(
 def test_actors_that_fall_silent(method, moment, one_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: (moment, "SIGSTOP")})
     settings = config(method, actors=2, client_timeout=6)
-    store = fedsim.run(settings, tmp_path / "run", watcher, one_ray)
+    store = fedsim.run(settings, tmp_path / "run", [watcher], one_ray)
     assert bytes_of(store) == undisturbed(method)
     assert store.read("errors")["error"].str.contains("has not answered").all()
 
@@ -64,7 +64,7 @@ def test_actors_that_fall_silent(method, moment, one_ray, orders, undisturbed, t
 def test_a_client_that_hangs_is_taken_from_its_actor(one_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: ("train", "hang")})
     store = fedsim.run(
-        config("fedbn", actors=2, client_timeout=6), tmp_path / "run", watcher, one_ray
+        config("fedbn", actors=2, client_timeout=6), tmp_path / "run", [watcher], one_ray
     )
     assert bytes_of(store) == undisturbed("fedbn")
     assert store.read("errors")["error"].str.contains("beyond the client timeout").all()
@@ -98,7 +98,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
         executors[0]._dispatcher.sent._newest = [(vector, lost), *others]
 
     watcher = Orders(orders, {2: kill_idle, 4: lose_vector})
-    store = fedsim.run(config("fedpac", actors=2), tmp_path / "run", watcher, one_ray)
+    store = fedsim.run(config("fedpac", actors=2), tmp_path / "run", [watcher], one_ray)
     assert bytes_of(store) == undisturbed("fedpac")
     errors = store.read("errors").set_index("round")["error"]
     assert errors.loc[[3]].str.contains("its process died").all()

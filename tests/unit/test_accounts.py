@@ -233,7 +233,7 @@ def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     wanted = fedsim.run(settings, tmp_path / "wanted")
     assert wanted.read("rounds")["dropped"].sum() > 0
     with pytest.raises(KeyboardInterrupt):
-        fedsim.run(settings, tmp_path / "run", observer=Stopper(2, KeyboardInterrupt))
+        fedsim.run(settings, tmp_path / "run", callbacks=[Stopper(2, KeyboardInterrupt)])
     store = driver.resume(tmp_path / "run")
     assert contents(store) == contents(wanted)
     again = fedsim.run(load_config(file=wanted.path / "config.yaml"), tmp_path / "again")

@@ -105,8 +105,8 @@ class FakeBare:
 def test_the_two_sides_take_turns_over_the_same_rounds():
     bares = [FakeBare("a", 2.0), FakeBare("b", 3.0)]
     turns = Turns(bares, block=3, repeats=2)
-    for _ in range(turns.rounds):
-        turns.round_done({}, 0.0)
+    for number in range(turns.rounds):
+        turns.on_round_end(number + 1, {})
     assert turns.rounds == 1 + 2 * 4 + 1
     assert turns.timed == [3, 4, 5, 7, 8, 9]
     assert [b.calls for b in bares] == [[(1, 4), (5, 4)]] * 2, "rounds from 0, one to warm up"

@@ -6,33 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.storage.run_dir import RunStore
+from fedsim.config.resolve import RunConfig
+from fedsim.storage.rows import RoundRow, Row, TimingRow
 from fedsim.training import progress, tables
-from fedsim.training.driver import RunInfo
+from fedsim.training.callbacks import RunInfo
 
-INFO = RunInfo(Path("out"), "fedld", "digits", "cnn", 1234, 50, 5, 100, "serial", 3)
+INFO = RunInfo(
+    out=Path("out"), algorithm="fedld", dataset="digits", model="cnn", num_parameters=1234,
+    num_clients=50, cohort_size=5, rounds=100, engine="serial", seed=3, config=RunConfig(),
+)  # fmt: skip
 SUMMARY = {
     "final_test_accuracy": 0.5, "best_test_accuracy": 0.75, "best_round": 7, "best_by": "test",
     "last10_test_accuracy": 0.625, "rounds": 100, "total_seconds": 12.34,
 }  # fmt: skip
 
 
-def watch(watcher: progress.Watcher, rounds: int) -> None:
-    watcher.started(INFO)
-    for number in range(1, rounds + 1):
-        row = {
-            "round": number,
-            "dropped": int(number == 4),
-            "train_loss": 1.0 / number,
-            "test_accuracy": 0.5 if number % 2 else None,
-        }
-        watcher.round_done(row, 0.25)
+def rows(
+    number: int, seconds: float, dropped: int = 0, accuracy: float | None = None
+) -> dict[str, list[Row]]:
+    row = RoundRow(
+        round=number, lr=0.1, cohort_size=5, dropped=dropped, train_loss=1.0 / number,
+        test_accuracy=accuracy,
+    )  # fmt: skip
+    timing = TimingRow(round=number, phase="total", seconds=seconds, bytes=0)
+    return {"rounds": [row], "timings": [timing]}
+
+
+def watch(watcher: progress.Lines, last: int) -> None:
+    watcher.on_run_start(INFO)
+    for number in range(1, last + 1):
+        accuracy = 0.5 if number % 2 else None
+        watcher.on_round_end(number, rows(number, 0.25, int(number == 4), accuracy))
 
 
 def test_lines_are_at_most_about_twenty(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = progress.Lines()
     watch(watcher, 100)
-    watcher.finished(RunStore(Path("out")), SUMMARY)
+    watcher.on_run_end(SUMMARY)
     out, err = capsys.readouterr()
     lines = out.splitlines()
     assert lines[:3] == [
@@ -72,7 +82,7 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
 
 def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = progress.Lines()
-    watcher.started(replace(INFO, out=Path("my runs/a"), done=40))
+    watcher.on_run_start(replace(INFO, out=Path("my runs/a"), done=40))
     assert capsys.readouterr().out.endswith("\ngoing on in my runs/a after round 40\n")
     line = "interrupted after 40 of 100 rounds; go on with: fedsim resume 'my runs/a'"
     assert watcher.interrupted() == line
@@ -80,18 +90,17 @@ def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_last_ten_rounds_make_the_pace() -> None:
     watcher = progress.Lines()
-    watcher.started(INFO)
+    watcher.on_run_start(INFO)
     for number in range(1, 12):  # the first round is slow; the mean of rounds 2 to 11 is 1
-        row = {"round": number, "dropped": 0, "train_loss": 1.0}
-        watcher.round_done(row, 100.0 if number == 1 else 1.0)
+        watcher.on_round_end(number, rows(number, 100.0 if number == 1 else 1.0))
     assert watcher.pace() == 1.0
 
 
 def test_a_terminal_gets_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert isinstance(progress.observer(), progress.Bar)
+    assert isinstance(progress.display(), progress.Bar)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    assert type(progress.observer()) is progress.Lines
+    assert type(progress.display()) is progress.Lines
 
 
 def test_aligned_columns() -> None:

@@ -265,7 +265,7 @@ def test_a_run_that_was_stopped_and_goes_on_has_the_same_tables(method, tmp_path
     for after in (1, 2, 3, 4):
         run = tmp_path / str(after)
         with pytest.raises(Stop):
-            fedsim.run(settings, run, Stopper(after))
+            fedsim.run(settings, run, [Stopper(after)])
         store = runs.resume(run)
         for name in TABLES:
             assert (store.path / name).read_bytes() == expected[name], f"{name} after {after}"

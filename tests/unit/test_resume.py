@@ -44,7 +44,7 @@ from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import RunStore
 from fedsim.training import driver, resume
-from fedsim.training.driver import Drive
+from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
 
 pytestmark = pytest.mark.integration
@@ -79,7 +79,7 @@ def undisturbed(tmp_path_factory):
 
 def stopped(path: Path, after: int, method="fedavg", error=Stop, **engine) -> Path:
     with pytest.raises(error):
-        fedsim.run(config(method, **engine), path, Stopper(after, error))
+        fedsim.run(config(method, **engine), path, [Stopper(after, error)])
     return path
 
 
@@ -87,8 +87,18 @@ def records(run: Path) -> list[str]:
     return sorted(p.name for p in (run / "checkpoints").glob("*.json"))
 
 
-def silent(text: str) -> None:
-    raise AssertionError(f"told {text!r}")
+@pytest.fixture
+def told(caplog):
+    """A function that gives the messages logged so far."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "fedsim"]
+
+
+@pytest.fixture(autouse=True)
+def silent(request, caplog):
+    """Nothing is logged where a test does not ask what was."""
+    yield
+    if "told" not in request.fixturenames:
+        assert not [r.getMessage() for r in caplog.get_records("call") if r.name == "fedsim"]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,9 +106,9 @@ def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undist
     for after in range(1, ROUNDS + 1):
         run = stopped(tmp_path / str(after), after, method)
         watcher = Stopper(0)
-        store = driver.resume(run, observer=watcher, tell=silent)
+        store = driver.resume(run, callbacks=[watcher])
         assert contents(store.path) == undisturbed[method], f"stopped after round {after}"
-        assert watcher.rows == list(range(after + 1, ROUNDS + 1))
+        assert watcher.rounds == list(range(after + 1, ROUNDS + 1))
         assert watcher.infos[0].done == after
         timings = store.read("timings")
         assert not timings.duplicated(["round", "phase"]).any()
@@ -112,15 +122,15 @@ def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
 ):
     run = stopped(tmp_path / "run", after, method, checkpoint_every=every)
     assert records(run)[-1] == f"round-{start:06d}.json"
-    assert contents(driver.resume(run, tell=silent).path) == undisturbed[method]
+    assert contents(driver.resume(run).path) == undisturbed[method]
 
 
 def test_stopped_again_and_again(tmp_path, undisturbed):
     run = stopped(tmp_path / "run", 1, "fedpac")
     for after in range(2, ROUNDS + 1):
         with pytest.raises(Stop):
-            driver.resume(run, observer=Stopper(after), tell=silent)
-    store = driver.resume(run, tell=silent)
+            driver.resume(run, callbacks=[Stopper(after)])
+    store = driver.resume(run)
     assert contents(store.path) == undisturbed["fedpac"]
     resumed = json.loads((run / "env.json").read_text())["resumed"]
     assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
@@ -146,7 +156,7 @@ def test_client_states_on_disk_give_the_same_bytes(tmp_path, undisturbed):
             store = fedsim.run(config(method, **engine), tmp_path / name)
             assert contents(store.path) == undisturbed[method]
             run = stopped(tmp_path / f"{name} stopped", 5, method, **engine)
-            assert contents(driver.resume(run, tell=silent).path) == undisturbed[method]
+            assert contents(driver.resume(run).path) == undisturbed[method]
 
 
 def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
@@ -194,8 +204,8 @@ def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path):
     wanted = fedsim.run(resume.configuration(stored), tmp_path / "wanted")
     run = shutil.copytree(stored, tmp_path / "run")
     watcher = Stopper(0)
-    driver.resume(run, observer=watcher)
-    assert watcher.rows == [3, 4]
+    driver.resume(run, callbacks=[watcher])
+    assert watcher.rounds == [3, 4]
     for table in ("rounds", "clients", "classes", "partition"):
         pd.testing.assert_frame_equal(RunStore(run).read(table), wanted.read(table), rtol=1e-6)
     models = [load_file(path / "model.safetensors") for path in (run, wanted.path)]
@@ -242,17 +252,17 @@ DAMAGE = {
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
-    which, damage, after_four, tmp_path, undisturbed
+    which, damage, after_four, tmp_path, undisturbed, told
 ):
     if (which, damage) == (0, "missing"):
         pytest.skip("a checkpoint without its record does not count")
     run = shutil.copytree(after_four, tmp_path / "run")
     DAMAGE[damage](newest_files(run)[which])
     before = round_of(records(run)[0])
-    told, watcher = [], Stopper(0)
-    driver.resume(run, observer=watcher, tell=told.append)
-    assert len(told) == 1
-    assert re.match(r".*round-000004\.json cannot be used: ", told[0])
+    watcher = Stopper(0)
+    driver.resume(run, callbacks=[watcher])
+    (line,) = told()
+    assert re.match(r".*round-000004\.json cannot be used: ", line)
     assert watcher.infos[0].done == before < 4
     assert contents(run) == undisturbed["fedbn"]
     assert len(records(run)) == 2
@@ -266,7 +276,9 @@ def shared_segment(run: Path) -> str:
 
 
 @pytest.mark.parametrize("what", ["records", "segment"])
-def test_where_no_checkpoint_is_whole_nothing_is_changed(what, after_four, tmp_path, undisturbed):
+def test_where_no_checkpoint_is_whole_nothing_is_changed(
+    what, after_four, tmp_path, undisturbed, told
+):
     run = shutil.copytree(after_four, tmp_path / "run")
     for name in records(run) if what == "records" else [shared_segment(run)]:
         flip(run / "checkpoints" / name, 0.9)
@@ -279,12 +291,11 @@ def test_where_no_checkpoint_is_whole_nothing_is_changed(what, after_four, tmp_p
     with pytest.raises(
         StoreError, match=rf"^none of 2 checkpoints of {run} can be .*{both}; {end}$"
     ):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     shutil.rmtree(run / "checkpoints")
-    told = []
-    driver.resume(run, tell=told.append)
-    assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
+    driver.resume(run)
+    assert told() == [f"{run}: there is no checkpoint to resume from; starting again from round 1"]
     assert contents(run) == undisturbed["fedbn"]
 
 
@@ -297,7 +308,7 @@ def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undi
     else:
         os.truncate(timings, left)
     kept = timings.read_text().count("\n") - 1 if left else 0
-    driver.resume(run, tell=silent)
+    driver.resume(run)
     assert contents(run) == undisturbed["fedbn"]
     table = RunStore(run).read("timings")
     new = (table["round"] > 4).sum()
@@ -306,12 +317,11 @@ def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undi
     assert table["seconds"].dtype == float
 
 
-def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed):
+def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
-    told = []
-    driver.resume(run, tell=told.append)
-    assert told[0].endswith("cannot be used: clients.csv is shorter than it was then")
+    driver.resume(run)
+    assert told()[0].endswith("cannot be used: clients.csv is shorter than it was then")
     assert contents(run) == undisturbed["fedbn"]
 
 
@@ -325,7 +335,7 @@ def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, u
         (folder / f"{files.UNFINISHED}x" / "file").write_text("half")
         (folder / f"{files.UNFINISHED}y").write_text("of fedsim 0.1.0")
     (run / "checkpoints" / "notes.txt").write_text("mine")
-    driver.resume(run, tell=silent)
+    driver.resume(run)
     assert contents(run) == undisturbed["fedbn"]
     assert not list(run.rglob(f"{files.UNFINISHED}*"))
     assert (run / "checkpoints" / "notes.txt").read_text() == "mine"
@@ -355,7 +365,7 @@ def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp
     run = shutil.copytree(after_four, tmp_path / "run")
     reseal(run / "checkpoints" / records(run)[-1], **changes)
     with pytest.raises(ConfigError, match=message):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
     assert contents(run) == contents(after_four)
 
 
@@ -365,15 +375,14 @@ def settings_of(run: Path) -> dict[str, object]:
     ]
 
 
-def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed):
+def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed, told):
     """It did not know a key yet, whose default is what it did."""
     run = shutil.copytree(after_four, tmp_path / "run")
     settings = settings_of(run)
     assert settings.pop("train.clip_norm") is None
     reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9", settings=settings)
-    told = []
-    driver.resume(run, tell=told.append)
-    (line,) = told
+    driver.resume(run)
+    (line,) = told()
     assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
     assert contents(run) == undisturbed["fedbn"]
 
@@ -405,7 +414,7 @@ def test_an_edited_configuration_is_refused_with_its_key(section, key, value, af
     (run / "config.yaml").write_text(yaml.safe_dump(values))
     before = contents(run)
     with pytest.raises(ConfigError, match=rf"config\.yaml \({section}\.{key}\): {value!r} given"):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
     assert contents(run) == before
 
 
@@ -413,7 +422,7 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     changes = {"engine.cpus_per_client": 2, "engine.checkpoint_every": 5, "engine.actors": 7}
     before = (run / "config.yaml").read_bytes()
-    driver.resume(run, changes, tell=silent)
+    driver.resume(run, changes)
     assert contents(run) == undisturbed["fedbn"]
     assert (run / "config.yaml").read_bytes() == before
     with pytest.raises(ConfigError, match=r"train\.lr: train\.lr cannot change when a run goes on"):
@@ -424,7 +433,7 @@ def test_other_data_are_refused(after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     flip(run / "partition.csv", 0.5)
     with pytest.raises(DataError, match=r"partition\.csv: .*they have changed"):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
 
 
 def test_another_trace_is_refused(tmp_path):
@@ -433,15 +442,15 @@ def test_another_trace_is_refused(tmp_path):
     trace.write_text("\n".join(["client_id,samples_per_second", *rows]))
     wanted = config(rounds=2).model_copy(update={"clock": ClockConfig(trace=str(trace))})
     with pytest.raises(Stop):
-        fedsim.run(wanted, run, Stopper(1))
+        fedsim.run(wanted, run, [Stopper(1)])
     kept = trace.read_text()
     trace.write_text(kept.replace("7,100", "7,50"))
     before = contents(run)
     with pytest.raises(DataError, match=r"clock\.trace .*trace\.csv: it has changed since"):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
     assert contents(run) == before
     trace.write_text(kept)
-    assert len(driver.resume(run, tell=silent).read("rounds")) == 2
+    assert len(driver.resume(run).read("rounds")) == 2
 
 
 def test_what_is_no_run_is_refused(tmp_path):
@@ -488,16 +497,16 @@ def test_a_live_run_holds_its_directory(after_four, tmp_path):
     ):
         driver.resume(run)
     assert (run / files.LOCK_FILE).read_text() == ""
-    driver.resume(run, tell=silent)
+    driver.resume(run)
 
     class Again(Stopper):
-        def round_done(self, row, seconds):
+        def on_round_end(self, round, rows):
             with pytest.raises(ConfigError, match="another live run holds"):
                 driver.resume(tmp_path / "new")
             raise Stop
 
     with pytest.raises(Stop):
-        fedsim.run(config(), tmp_path / "new", Again(1))
+        fedsim.run(config(), tmp_path / "new", [Again(1)])
 
 
 def test_a_finished_run_is_left_as_it_is(tmp_path):
@@ -513,21 +522,20 @@ def test_killed_after_the_last_round(missing, tmp_path, undisturbed):
     wanted = pd.read_csv(run / "summary.csv").drop(columns="total_seconds")
     for name in missing:
         (run / name).unlink()
-    driver.resume(run, tell=silent)
+    driver.resume(run)
     assert contents(run) == undisturbed["fedavg"]
     pd.testing.assert_frame_equal(
         pd.read_csv(run / "summary.csv").drop(columns="total_seconds"), wanted
     )
 
 
-def test_killed_before_the_first_round(tmp_path, undisturbed):
+def test_killed_before_the_first_round(tmp_path, undisturbed, told):
     run = stopped(tmp_path / "run", 1)
     shutil.rmtree(run / "checkpoints")
     for name in ("partition", "rounds", "clients", "classes", "timings"):
         (run / f"{name}.csv").unlink()
-    told = []
-    driver.resume(run, tell=told.append)
-    assert told == [f"{run}: there is no checkpoint to go on from; starting again from round 1"]
+    driver.resume(run)
+    assert told() == [f"{run}: there is no checkpoint to resume from; starting again from round 1"]
     assert contents(run) == undisturbed["fedavg"]
 
 
@@ -552,7 +560,7 @@ def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, m
     assert records(tmp_path / "run") == ["round-000002.json"]
     (lost,) = RunStore(tmp_path / "run").read("errors").to_dict("records")
     assert (lost["round"], lost["error"]) == (3, "lost")
-    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedavg"]
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedavg"]
 
 
 def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
@@ -596,7 +604,7 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
             with pytest.raises(error):
                 fedsim.run(config("fedbn", checkpoint_every=9), run)
         assert records(run) == ["round-000002.json"]
-        assert contents(driver.resume(run, tell=silent).path) == undisturbed["fedbn"]
+        assert contents(driver.resume(run).path) == undisturbed["fedbn"]
 
 
 def full_disk(monkeypatch, pattern: str, after: int) -> None:
@@ -626,7 +634,7 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
         with pytest.raises(StoreError, match=r"/(run|checkpoints)/.* \(No space left on device\)"):
             fedsim.run(config("fedbn", state_memory=memory), run)
     assert records(run)
-    driver.resume(run, tell=silent)
+    driver.resume(run)
     assert contents(run) == undisturbed["fedbn"]
 
 
@@ -646,10 +654,10 @@ def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch)
         with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
             fedsim.run(config("fedbn"), tmp_path / "run")
     assert records(tmp_path / "run")[-1] == "round-000002.json"
-    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
 
 
-def test_a_directory_that_cannot_be_written(tmp_path):
+def test_a_directory_that_cannot_be_written(tmp_path, told):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be created"):
         fedsim.run(config(), tmp_path / "file" / "run")
@@ -657,7 +665,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("in the way")
     with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
-        driver.resume(run, tell=lambda _: None)
+        driver.resume(run)
 
 
 # signals
@@ -677,12 +685,12 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
         patch.setattr(RunStore, "append", append)
         watcher = Stopper(0)
         with pytest.raises(Interrupted) as caught:
-            fedsim.run(config("fedbn"), tmp_path / "run", watcher)
+            fedsim.run(config("fedbn"), tmp_path / "run", [watcher])
     assert caught.value.exit_status == 143
-    assert watcher.rows == [1, 2, 3]  # what is written down is told
+    assert watcher.rounds == [1, 2, 3]  # what is written down is told
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert records(tmp_path / "run")[-1] == "round-000003.json"
-    assert contents(driver.resume(tmp_path / "run", tell=silent).path) == undisturbed["fedbn"]
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
 
 
 def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
@@ -730,7 +738,7 @@ def test_signals_to_a_process(number, status, tmp_path):
     after = rows + 4
     wanted = quit_after(tmp_path / "other", long, after)
     with pytest.raises(Stop):
-        driver.resume(tmp_path / "r", observer=Stopper(after), tell=silent)
+        driver.resume(tmp_path / "r", callbacks=[Stopper(after)])
     assert contents(tmp_path / "r") == contents(wanted)
 
 
@@ -744,14 +752,14 @@ def quit_after(path: Path, long: int, after: int) -> Path:
         engine={"kind": "serial"},
     )
     with pytest.raises(Stop):
-        fedsim.run(settings, path, Stopper(after))
+        fedsim.run(settings, path, [Stopper(after)])
     return path
 
 
 # the command line
 
 
-def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undisturbed):
+def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     flip(newest_files(run)[1], 0.5)
     first = CliRunner().invoke(main, ["resume", str(run), "--checkpoint-every", "2"])
@@ -784,12 +792,12 @@ def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path,
         (StoreError("x: full"), f"error: x: full; go on with: fedsim resume {run}\n"),
         (DivergedError("round 5: NaN"), "error: round 5: NaN\n"),
     ):
-        monkeypatch.setattr(Drive, "_round", raising(error))
+        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
         done = CliRunner().invoke(main, ["resume", str(run)])
         assert (done.exit_code, done.stderr) == (1, hint)
 
 
-def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkeypatch, told):
     """After Ctrl-C, an error, and in a sweep."""
     monkeypatch.chdir(tmp_path)
     Path("g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0]}\n")
@@ -805,16 +813,16 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkey
         (OSError(errno.EIO, "bad"), "error: bad"),
     ):
         out = type(error).__name__
-        monkeypatch.setattr(Drive, "_round", raising(error))
+        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
         done = CliRunner().invoke(main, ["run", *common, "--out", out])
         assert done.stderr == ended.format(out) + "\n" + note.format(0)
-    monkeypatch.setattr(Drive, "_round", raising(Interrupted(signal.SIGINT)))
+    monkeypatch.setattr(TrainingLoop, "_round", raising(Interrupted(signal.SIGINT)))
     done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "s", *common])
     assert done.stderr.splitlines(keepends=True)[1:] == [note.format(0)]
-    monkeypatch.setattr(Drive, "_round", raising(WorkerError("lost")))
+    monkeypatch.setattr(TrainingLoop, "_round", raising(WorkerError("lost")))
     done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "t", *common])
-    told = "seed=0: failed: lost; no checkpoint of round 0: r/checkpoints: full\n"
-    assert told in done.stdout
+    line = "seed=0: failed: lost; no checkpoint of round 0: r/checkpoints: full\n"
+    assert line in done.stdout
 
 
 def test_what_resume_takes_is_what_may_change():
@@ -857,7 +865,7 @@ def raising(error):
     return fail
 
 
-def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch):
+def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0, 1]}\n")
     args = ["sweep", "g.yaml", "--out", "s", "--engine", "serial", "--rounds", "4"]

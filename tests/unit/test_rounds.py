@@ -28,9 +28,8 @@ from fedsim.models.vision import SplitModel
 from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import evaluate
-from fedsim.training.driver import draw_cohort, lr_at, run_round
 from fedsim.training.log import RoundLog
-from fedsim.training.round import _advanced
+from fedsim.training.round import _moved, draw_cohort, lr_at, run_round
 from fedsim.training.setup import prepare
 
 pytestmark = pytest.mark.integration
@@ -627,36 +626,6 @@ def test_a_model_without_head_runs_with_methods_that_need_none(tmp_path):
     assert len(store.read("rounds")) == 3
 
 
-def test_the_observer_is_told_of_every_round(tmp_path):
-    told = []
-
-    class Observer:
-        def started(self, info):
-            told.append(("started", info))
-
-        def round_done(self, row, seconds):
-            told.append(("round", row))
-            assert seconds > 0
-            # the round is on disk when the observer hears of it
-            assert (tmp_path / "run" / "rounds.csv").read_text().count("\n") == row["round"] + 1
-
-        def finished(self, store, summary):
-            told.append(("finished", summary))
-
-    store = fedsim.run(config(), tmp_path / "run", Observer())
-    assert [kind for kind, _ in told] == ["started", "round", "round", "round", "finished"]
-    info = told[0][1]
-    assert (info.algorithm, info.dataset, info.model) == ("fedavg", "tiny", "mlp")
-    assert (info.num_clients, info.cohort_size, info.rounds, info.seed) == (8, 4, 3, 0)
-    # 64 * 64 + 64 weights and biases, then 64 * 3 + 3
-    assert info.num_parameters == 64 * 64 + 64 + 64 * 3 + 3
-    rounds = store.read("rounds")
-    assert [row["test_accuracy"] for kind, row in told if kind == "round"] == (
-        rounds["test_accuracy"].tolist()
-    )
-    assert told[-1][1]["final_test_accuracy"] == rounds["test_accuracy"].iloc[-1]
-
-
 def test_alpha_is_that_of_dirichlet_partitions_alone():
     assert prepare(config()).alpha == 1.0
     assert prepare(config(data={"partition": "iid"})).alpha is None
@@ -664,11 +633,12 @@ def test_alpha_is_that_of_dirichlet_partitions_alone():
 
 def test_the_round_log_times_and_tags():
     log = RoundLog(4)
-    log.add("clients", client_id=1)
+    log.error(1, "lost", attempt=2)
     with log.timed("train") as size:
         size["bytes"] = 12
     (timing,) = log.tables["timings"]
-    assert log.tables["clients"] == [{"round": 4, "client_id": 1}]
+    (error,) = log.tables["errors"]
+    assert dict(error) == {"round": 4, "client_id": 1, "attempt": 2, "node": "", "error": "lost"}
     assert (timing["round"], timing["phase"], timing["bytes"]) == (4, "train", 12)
     assert timing["seconds"] >= 0
 
@@ -752,12 +722,10 @@ def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
 
 def test_a_step_that_a_rule_keeps_is_not_overwritten():
     params, step = np.array([1.0, 2.0], np.float32), np.array([0.5, 0.5], np.float32)
-    kept = _advanced(
-        params, ServerStep(step=step, state=RuleState(optimizers=({"m": step[:1]},))), []
-    )
+    kept = _moved(params, ServerStep(step=step, state=RuleState(optimizers=({"m": step[:1]},))), [])
     assert kept.tolist() == [1.5, 2.5]
     assert step.tolist() == [0.5, 0.5]
-    alone = _advanced(params, ServerStep(step=step), [])
+    alone = _moved(params, ServerStep(step=step), [])
     assert alone is step, "no memory for a third vector"
     assert alone.tolist() == [1.5, 2.5]
     assert params.tolist() == [1.0, 2.0]

@@ -21,8 +21,8 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.types import Layout, Slot
 from fedsim.storage import run_dir as module
+from fedsim.storage.rows import TABLES
 from fedsim.storage.run_dir import (
-    COLUMNS,
     RunStore,
     cell,
     check_free,
@@ -30,6 +30,13 @@ from fedsim.storage.run_dir import (
     environment,
     to_json,
 )
+
+
+def row(table, values):
+    """A row of a table; what is not given is not available."""
+    kind = TABLES[table]
+    return kind(**(dict.fromkeys(kind.columns()) | values))
+
 
 PUBLISHED = {
     "partition": "client_id,label,train_samples,test_samples",
@@ -50,17 +57,17 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("table", PUBLISHED)
 def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
-    assert ",".join(COLUMNS[table]).startswith(PUBLISHED[table])
-    assert len(set(COLUMNS[table])) == len(COLUMNS[table])
+    assert ",".join(TABLES[table].columns()).startswith(PUBLISHED[table])
+    assert len(set(TABLES[table].columns())) == len(TABLES[table].columns())
 
 
 def test_columns_that_came_later():
     rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
     rounds += ",simulated_seconds,downlink_bytes,uplink_bytes"
-    assert ",".join(COLUMNS["rounds"]) == f"{PUBLISHED['rounds']},{rounds}"
+    assert ",".join(TABLES["rounds"].columns()) == f"{PUBLISHED['rounds']},{rounds}"
     spreads = "shift_spread,aggregation_spread"
-    assert ",".join(COLUMNS["decomposition"]) == f"{PUBLISHED['decomposition']},{spreads}"
-    assert set(PUBLISHED) == set(COLUMNS)
+    assert ",".join(TABLES["decomposition"].columns()) == f"{PUBLISHED['decomposition']},{spreads}"
+    assert set(PUBLISHED) == set(TABLES)
 
 
 def test_a_new_directory_and_an_empty_one_are_taken(tmp_path):
@@ -199,7 +206,7 @@ def test_a_path_below_a_file_cannot_be_created(tmp_path):
 def test_a_table_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "timings.csv").mkdir()
     with pytest.raises(StoreError, match=r"timings\.csv: cannot be written \(Is a directory\)"):
-        RunStore(tmp_path).append("timings", [{"round": 1}])
+        RunStore(tmp_path).append("timings", [row("timings", {"round": 1})])
 
 
 def test_the_bytes_of_a_table(tmp_path):
@@ -208,9 +215,12 @@ def test_the_bytes_of_a_table(tmp_path):
         {"round": 1, "client_id": 0, "status": "ok", "num_samples": 3, "num_steps": np.int64(2)},
         {"update_norm": 0.1 + 0.2, "train_loss": float("nan"), "round": np.int32(1)},
     ]
-    run.append("clients", rows)
+    run.append("clients", [row("clients", values) for values in rows])
     run.append("clients", [])
-    run.append("clients", [{"round": 2, "train_loss": np.float32(0.5), "status": "dropped"}])
+    run.append(
+        "clients",
+        [row("clients", {"round": 2, "train_loss": np.float32(0.5), "status": "dropped"})],
+    )
     assert (tmp_path / "clients.csv").read_bytes() == (
         b"round,client_id,status,num_samples,num_steps,train_loss,update_norm,simulated_seconds\n"
         b"1,0,ok,3,2,,,\n"
@@ -226,7 +236,10 @@ def test_an_empty_table_has_its_header(tmp_path):
 
 def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
     run, text = RunStore(tmp_path), 'RuntimeError: "a", b\nc'
-    run.append("errors", [{"round": 1, "client_id": 2, "attempt": 1, "node": "", "error": text}])
+    run.append(
+        "errors",
+        [row("errors", {"round": 1, "client_id": 2, "attempt": 1, "node": "", "error": text})],
+    )
     assert run.read("errors")["error"].tolist() == [text]
 
 
@@ -260,7 +273,7 @@ def test_numbers_read_back_as_they_were(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=500) * 10.0 ** rng.integers(-30, 30, 500)
     run = RunStore(tmp_path)
-    run.append("classes", [{"round": i, "recall": v} for i, v in enumerate(values)])
+    run.append("classes", [row("classes", {"round": i, "recall": v}) for i, v in enumerate(values)])
     with (tmp_path / "classes.csv").open() as file:
         written = [float(line.split(",")[3]) for line in list(file)[1:]]
     assert written == values.tolist()
@@ -273,7 +286,10 @@ def test_numbers_read_back_as_they_were(tmp_path):
 def test_only_an_empty_cell_is_not_available(tmp_path):
     names = ["NA", "None", "null", "nan", "N/A", ""]
     run = RunStore(tmp_path)
-    run.append("partition", [{"client_id": i, "name": name} for i, name in enumerate(names)])
+    run.append(
+        "partition",
+        [row("partition", {"client_id": i, "name": name}) for i, name in enumerate(names)],
+    )
     read = run.read("partition")
     assert read["name"].tolist()[:5] == names[:5]
     assert read["name"].isna().tolist() == [False] * 5 + [True]
@@ -283,7 +299,9 @@ def test_only_an_empty_cell_is_not_available(tmp_path):
 def test_rows_are_on_disk_when_append_returns(tmp_path):
     run = RunStore(tmp_path)
     for n in (1, 2, 3):
-        run.append("timings", [{"round": n, "phase": "total", "seconds": 0.5, "bytes": 0}])
+        run.append(
+            "timings", [row("timings", {"round": n, "phase": "total", "seconds": 0.5, "bytes": 0})]
+        )
         assert len(RunStore(tmp_path).read("timings")) == n
 
 
@@ -299,7 +317,9 @@ def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
 
 def test_tables_are_data_frames(tmp_path):
     run = RunStore(tmp_path)
-    run.append("timings", [{"round": 1, "phase": "train", "seconds": 0.25, "bytes": 8}])
+    run.append(
+        "timings", [row("timings", {"round": 1, "phase": "train", "seconds": 0.25, "bytes": 8})]
+    )
     table = run.read("timings")
     assert isinstance(table, pd.DataFrame)
     assert table.to_dict("list") == {

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from fedsim.config.resolve import RunConfig
+from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.summary import last10, summarise
 
@@ -33,7 +34,15 @@ def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
     store.append(
         "rounds",
         [
-            {"round": t, "test_accuracy": a, "val_accuracy": v} | (costs or {})
+            RoundRow(
+                round=t,
+                lr=0.1,
+                cohort_size=1,
+                dropped=0,
+                test_accuracy=a,
+                val_accuracy=v,
+                **(costs or {}),
+            )
             for t, (a, v) in enumerate(zip(test, val, strict=True), start=1)
         ],
     )
@@ -41,7 +50,7 @@ def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
     rounds = range(1, len(test) + 1)
     store.append(
         "timings",
-        [{"round": t, "phase": p, "seconds": s * t} for t in rounds for p, s in phases],
+        [TimingRow(round=t, phase=p, seconds=s * t, bytes=0) for t in rounds for p, s in phases],
     )
     setup = SimpleNamespace(
         config=RunConfig(**config),

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,16 @@ EXPERIMENTS = [
     if not set(CLUSTERS) & set(yaml.safe_load(p.read_text()))
 ]
 GRID = "train: {rounds: 2}\ngrid:\n  algorithm: [fedavg, fedprox]\n  seed: [0, 1, 2]\n"
+
+
+Lines = Callable[[], list[str]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """The messages that were logged so far."""
+    caplog.set_level(logging.INFO, "fedsim")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "fedsim"]
 
 
 def runs_of(text: str, *sets: str) -> list[sweep.SweepRun]:
@@ -103,20 +115,19 @@ def test_files_may_start_from_a_preset(tmp_path: Path) -> None:
     assert {(r.config.train.rounds, r.config.data.num_clients) for r in runs} == {(3, 50)}
 
 
-def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path) -> None:
+def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path, lines: Lines) -> None:
     runs, started = runs_of(GRID), []
 
     def start(config: RunConfig, folder: Path) -> None:
         started.append(folder.name)
         fake_run(config, folder)
 
-    lines: list[str] = []
-    table, failed = sweep.run_all(runs, tmp_path, start, lines.append)
+    table, failed = sweep.run_all(runs, tmp_path, start)
     assert failed == []
     assert started == [r.name for r in runs]
-    sweep.run_all(runs, tmp_path, start, lines.append)
+    sweep.run_all(runs, tmp_path, start)
     assert len(started) == 6
-    assert lines[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
+    assert lines()[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
 
     summary = pd.read_csv(tmp_path / "summary.csv")
     assert list(summary["run"]) == [r.name for r in runs]
@@ -134,7 +145,9 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path) -> None:
     assert row["last10_test_accuracy_mean"] == pytest.approx(0.41, abs=1e-12)
 
 
-def test_what_another_process_finishes_meanwhile_is_not_done_again(tmp_path: Path) -> None:
+def test_what_another_process_finishes_meanwhile_is_not_done_again(
+    tmp_path: Path, lines: Lines
+) -> None:
     runs, started = runs_of(GRID), []
 
     def start(config: RunConfig, folder: Path) -> None:
@@ -143,10 +156,9 @@ def test_what_another_process_finishes_meanwhile_is_not_done_again(tmp_path: Pat
         if folder.name == runs[0].name:  # a second sweep in the same folder, from its other end
             fake_run(runs[-1].config, tmp_path / runs[-1].name)
 
-    lines: list[str] = []
-    sweep.run_all(runs, tmp_path, start, lines.append)
+    sweep.run_all(runs, tmp_path, start)
     assert started == [r.name for r in runs[:-1]]
-    assert lines[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
+    assert lines()[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
     assert not list(tmp_path.glob("*interrupted*"))
 
 
@@ -228,8 +240,8 @@ def test_one_ray_serves_a_sweep(leaf: str) -> None:
     assert len(runs_of(f"engine.{leaf}: a\ngrid: {{seed: [0, 1]}}\n")) == 2
 
 
-def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
-    runs, lines = runs_of(GRID), []
+def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, lines: Lines) -> None:
+    runs = runs_of(GRID)
 
     def start(config: RunConfig, folder: Path) -> None:
         if config.algorithm == "fedprox" and config.seed == 1:
@@ -238,15 +250,15 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path) -> None:
             raise DivergedError("round 2,\nclient 3: the loss is NaN")
         fake_run(config, folder)
 
-    table, failed = sweep.run_all(runs, tmp_path, start, lines.append)
+    table, failed = sweep.run_all(runs, tmp_path, start)
     assert failed == ["algorithm=fedprox,seed=1"]
     told = "[5/6] algorithm=fedprox,seed=1: failed: round 2, client 3: the loss is NaN"
-    assert lines[-2:] == [told, "[6/6] algorithm=fedprox,seed=2"]
+    assert lines()[-2:] == [told, "[6/6] algorithm=fedprox,seed=2"]
     assert table["n"].tolist() == [3, 2]
     # 0.60 and 0.62
     assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
     assert len(pd.read_csv(tmp_path / "summary.csv")) == 5
-    table, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
+    table, failed = sweep.run_all(runs, tmp_path, fake_run)
     assert (table["n"].tolist(), failed) == ([3, 3], [])
     assert (tmp_path / "algorithm=fedprox,seed=1.interrupted-1").is_dir()
 
@@ -255,7 +267,7 @@ def test_where_no_run_finished_there_are_no_tables(tmp_path: Path) -> None:
     def start(_: RunConfig, __: Path) -> None:
         raise DivergedError("NaN")
 
-    table, failed = sweep.run_all(runs_of(GRID), tmp_path, start, lambda _: None)
+    table, failed = sweep.run_all(runs_of(GRID), tmp_path, start)
     assert table.empty
     assert len(failed) == 6
     assert list(tmp_path.glob("*.csv")) == []
@@ -266,7 +278,7 @@ def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_all(runs_of(GRID), tmp_path, start, lambda _: None)
+        sweep.run_all(runs_of(GRID), tmp_path, start)
 
 
 def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
@@ -282,27 +294,26 @@ def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
 
 
-def test_a_live_run_is_not_set_aside(tmp_path: Path) -> None:
-    runs, lines = runs_of(GRID, "seed=0"), []
+def test_a_live_run_is_not_set_aside(tmp_path: Path, lines: Lines) -> None:
+    runs = runs_of(GRID, "seed=0")
     folder = tmp_path / runs[0].name
     folder.mkdir()
     with files.lock(folder):
-        _, failed = sweep.run_all(runs, tmp_path, fake_run, lines.append)
+        _, failed = sweep.run_all(runs, tmp_path, fake_run)
     assert failed == [runs[0].name]
-    assert "failed: " in lines[1]
-    assert "another live run holds this directory" in lines[1]
+    assert "failed: " in lines()[1]
+    assert "another live run holds this directory" in lines()[1]
     assert folder.is_dir()
 
 
-def test_what_went_wrong_beside_a_failure_is_told(tmp_path: Path) -> None:
+def test_what_went_wrong_beside_a_failure_is_told(tmp_path: Path, lines: Lines) -> None:
     def start(_: RunConfig, __: Path) -> None:
         error = DivergedError("NaN")
         error.add_note("no checkpoint:\nfull")
         raise error
 
-    lines: list[str] = []
-    sweep.run_all(runs_of(GRID, "seed=0"), tmp_path, start, lines.append)
-    assert lines[1].endswith(": failed: NaN; no checkpoint: full")
+    sweep.run_all(runs_of(GRID, "seed=0"), tmp_path, start)
+    assert lines()[1].endswith(": failed: NaN; no checkpoint: full")
 
 
 def test_what_cannot_be_set_aside_is_a_failure(
@@ -343,6 +354,6 @@ def test_a_sweep_without_dirichlet_has_no_alpha(tmp_path: Path) -> None:
         table = pd.read_csv(folder / "summary.csv").assign(alpha=np.nan)
         table.to_csv(folder / "summary.csv", index=False)
 
-    table, _ = sweep.run_all(runs, tmp_path, without_alpha, lambda _: None)
+    table, _ = sweep.run_all(runs, tmp_path, without_alpha)
     assert table["alpha"].isna().all()
     assert pd.read_csv(tmp_path / "summary.csv")["alpha"].isna().all()

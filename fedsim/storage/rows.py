@@ -1,0 +1,236 @@
+"""The rows of all tables: one class each, from which columns, their order and docs/TABLES.md come.
+
+Every value may be None where it is not available; the CSV cell is then empty. Accuracies lie in
+0..1, losses are mean cross-entropies without regularisers, seconds and bytes are totals.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, dataclass, fields
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+
+class Row(Mapping[str, Any]):
+    """A row of a table: its values as attributes, or by the name of the column."""
+
+    table: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    @classmethod
+    @cache
+    def columns(cls) -> tuple[str, ...]:
+        """The columns in their order."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def describe(cls) -> dict[str, str]:
+        """What each column holds."""
+        hints = typing.get_type_hints(cls, include_extras=True)
+        return {name: hints[name].__metadata__[0] for name in cls.columns()}
+
+    def __getitem__(self, column: str) -> Any:
+        if column not in self.columns():
+            raise KeyError(column)
+        return getattr(self, column)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.columns())
+
+    def __len__(self) -> int:
+        return len(self.columns())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PartitionRow(Row):
+    """A row per client and label of which it owns any samples."""
+
+    table: ClassVar[str] = "partition"
+    client_id: Annotated[int, "the client"]
+    label: Annotated[int, "the class index; -1 for text with a label per token"]
+    train_samples: Annotated[int, "training samples of the client with this label"]
+    test_samples: Annotated[int, "test samples of its own; 0 with one common test part"]
+    name: Annotated[str | None, "of the client's site, user or file, where it has one"] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoundRow(Row):
+    """A row per round; the val and test columns are empty in rounds without evaluation."""
+
+    table: ClassVar[str] = "rounds"
+    round: Annotated[int, "from 1"]
+    lr: Annotated[float, "the clients' learning rate"]
+    cohort_size: Annotated[int, "clients drawn, those that were dropped included"]
+    dropped: Annotated[int, "clients of the cohort that do not count"]
+    train_loss: Annotated[
+        float | None, "mean over the samples of all local epochs, weighted by samples over clients"
+    ] = None
+    val_loss: Annotated[float | None, "on the validation part"] = None
+    val_accuracy: Annotated[float | None, "on the validation part"] = None
+    test_loss: Annotated[float | None, "on the test part"] = None
+    test_accuracy: Annotated[
+        float | None,
+        "on the test part; of personalised methods the mean over clients; pooled where clients "
+        "own the test samples",
+    ] = None
+    test_balanced_accuracy: Annotated[float | None, "mean recall of the classes with support"] = (
+        None
+    )
+    test_macro_f1: Annotated[float | None, "mean F1 of the classes with support"] = None
+    test_auc: Annotated[
+        float | None, "macro one-vs-rest (two classes: of class 1); empty if a class is absent"
+    ] = None
+    conflict_ratio: Annotated[
+        float | None, "share of pairs of updates with a negative inner product"
+    ] = None
+    update_norm: Annotated[float | None, "2-norm of the server's step, parameters alone"] = None
+    gradient_diversity: Annotated[
+        float | None, "weighted mean of the updates' squared norms by that of their mean"
+    ] = None
+    top_axis_share: Annotated[
+        float | None, "share of the first principal axis in the updates' squared length"
+    ] = None
+    client_test_accuracy: Annotated[
+        float | None, "unweighted mean over the clients that own test samples"
+    ] = None
+    simulated_seconds: Annotated[float | None, "of the round on the virtual clock"] = None
+    downlink_bytes: Annotated[int | None, "from the server to the cohort"] = None
+    uplink_bytes: Annotated[int | None, "from the cohort to the server"] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClientRow(Row):
+    """A row per round and client of the cohort."""
+
+    table: ClassVar[str] = "clients"
+    round: Annotated[int, "from 1"]
+    client_id: Annotated[int, "the client"]
+    status: Annotated[str, "ok or dropped"]
+    num_samples: Annotated[int, "its training samples"]
+    num_steps: Annotated[int, "local steps; 0 if it was dropped"] = 0
+    train_loss: Annotated[float | None, "mean over the samples of all local epochs"] = None
+    update_norm: Annotated[float | None, "2-norm of its update, federated parameters alone"] = None
+    simulated_seconds: Annotated[float | None, "download, local steps and upload"] = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ClassRow(Row):
+    """A row per evaluated round and class, on the test part."""
+
+    table: ClassVar[str] = "classes"
+    round: Annotated[int, "from 1"]
+    label: Annotated[int, "the class index"]
+    support: Annotated[int, "test samples of the class"]
+    recall: Annotated[float | None, "empty without support"]
+    precision: Annotated[float | None, "0 without predictions"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluationRow(Row):
+    """A row per evaluated round and client (``client_id``) or group of test samples (``group``)."""
+
+    table: ClassVar[str] = "evaluations"
+    round: Annotated[int, "from 1"]
+    client_id: Annotated[int | None, "whose model or data; empty for a group"] = None
+    group: Annotated[str | None, "of test samples; empty for a client"] = None
+    split: Annotated[str, "val, test, or the client's own part: own_train, own_val, own_test"]
+    num_samples: Annotated[int, "samples evaluated"]
+    loss: Annotated[float, "mean cross-entropy"]
+    accuracy: Annotated[float, "in 0..1"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DecompositionRow(Row):
+    """A row per decomposed round: local, shift and aggregation loss add up to the global loss."""
+
+    table: ClassVar[str] = "decomposition"
+    round: Annotated[int, "from 1"]
+    split: Annotated[str, "the data: train, val or test of the clients, or common_test"]
+    scope: Annotated[str, "whose data: cohort or population"]
+    local_loss: Annotated[float, "of local models on their own clients' data"]
+    shift_loss: Annotated[float, "what they lose in addition on everybody's data"]
+    aggregation_loss: Annotated[float, "what aggregation adds"]
+    global_loss: Annotated[float, "of the model after aggregation"]
+    shift_spread: Annotated[float, "the shift without its signs: sum_ij p_i q_j |L_ij - L_ii|"]
+    aggregation_spread: Annotated[
+        float, "the aggregation loss without its signs: sum_i p_i |L(w) - L(w_i)|"
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossMatrixRow(Row):
+    """A row per decomposed round, model and owner of data."""
+
+    table: ClassVar[str] = "loss_matrix"
+    round: Annotated[int, "from 1"]
+    model: Annotated[str, "a client's local model, 'after', or 'after:K' for client K's own"]
+    owner: Annotated[str, "whose data: a client, or 'test' for the common test part"]
+    loss: Annotated[float, "mean cross-entropy"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CosineRow(Row):
+    """A row per round and pair of clients of the cohort."""
+
+    table: ClassVar[str] = "cosines"
+    round: Annotated[int, "from 1"]
+    client_a: Annotated[int, "the first client"]
+    client_b: Annotated[int, "the second client"]
+    cosine: Annotated[float, "between their updates; 0 where one is zero"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpectrumRow(Row):
+    """A row per round and principal axis of the updates."""
+
+    table: ClassVar[str] = "spectrum"
+    round: Annotated[int, "from 1"]
+    axis: Annotated[int, "from 1, the largest first"]
+    share: Annotated[float, "of the axis in the updates' squared length"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServerRow(Row):
+    """A row per round and number that a server rule reports of its step."""
+
+    table: ClassVar[str] = "server"
+    round: Annotated[int, "from 1"]
+    name: Annotated[str, "of the number"]
+    value: Annotated[float, "the number"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TimingRow(Row):
+    """A row per round and phase; the only table beside errors.csv that differs between machines."""
+
+    table: ClassVar[str] = "timings"
+    round: Annotated[int, "from 1"]
+    phase: Annotated[
+        str, "probe, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
+    ]
+    seconds: Annotated[float, "wall-clock time"]
+    bytes: Annotated[int, "moved or written, 0 where that says nothing"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ErrorRow(Row):
+    """A row per piece of work that was lost, failed or left out."""
+
+    table: ClassVar[str] = "errors"
+    round: Annotated[int, "from 1"]
+    client_id: Annotated[int | None, "whose work; empty where no client's training was concerned"]
+    attempt: Annotated[int, "from 1; 0 if the client was not asked to train"]
+    node: Annotated[str, "where, as far as known"]
+    error: Annotated[str, "the cause"]
+
+
+TABLES: Mapping[str, type[Row]] = {
+    row.table: row
+    for row in (
+        PartitionRow, RoundRow, ClientRow, ClassRow, EvaluationRow, DecompositionRow,
+        LossMatrixRow, CosineRow, SpectrumRow, ServerRow, TimingRow, ErrorRow,
+    )
+}  # fmt: skip
+"""Every table of a run directory but summary.csv, whose columns depend on the settings."""

@@ -1,0 +1,105 @@
+"""Callbacks: code of the user's that follows a run and may end it, but never change its results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from fedsim.config.resolve import RunConfig
+from fedsim.storage.rows import Row
+
+logger = logging.getLogger("fedsim")
+Rows = Mapping[str, Sequence[Row]]
+"""The rows that a round added, by table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What a run is, before its first round.
+
+    Args:
+        out: the run directory.
+        algorithm: the method.
+        dataset: the data set.
+        model: the network.
+        num_parameters: P, its trained parameters.
+        num_clients: K.
+        cohort_size: m.
+        rounds: of the whole run.
+        engine: one line on where the work is done.
+        seed: of training.
+        config: all settings.
+        done: rounds that were complete when the run was resumed, 0 for a new one.
+    """
+
+    out: Path
+    algorithm: str
+    dataset: str
+    model: str
+    num_parameters: int
+    num_clients: int
+    cohort_size: int
+    rounds: int
+    engine: str
+    seed: int
+    config: RunConfig
+    done: int = 0
+
+
+class Callback:
+    """Follows a run: override what is needed, and pass it to ``fedsim.run(callbacks=[...])``.
+
+    An exception in a callback is logged as a warning and does not end the run.
+    """
+
+    def on_run_start(self, info: RunInfo) -> None:
+        """Before the first round, also of a run that is resumed."""
+
+    def on_round_end(self, round: int, rows: Rows) -> Literal["stop"] | None:  # noqa: ARG002
+        """After each round, once its rows are on disk; ``"stop"`` ends the run in order.
+
+        Args:
+            round: from 1, as in the tables.
+            rows: by table the rows that the round added; fields as attributes or by name.
+        """
+        return None
+
+    def on_run_end(self, summary: Mapping[str, object]) -> None:
+        """After the last round, with the row of summary.csv."""
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """All callbacks of a run, called in their order."""
+
+    callbacks: Sequence[Callback] = ()
+
+    def start(self, info: RunInfo) -> None:
+        """See :meth:`Callback.on_run_start`."""
+        self._call("on_run_start", lambda callback: callback.on_run_start(info))
+
+    def round_end(self, round: int, rows: Rows) -> bool:
+        """See :meth:`Callback.on_round_end`; whether one of them asked to stop."""
+        given = MappingProxyType({table: tuple(added) for table, added in rows.items()})
+        answers = self._call("on_round_end", lambda callback: callback.on_round_end(round, given))
+        return "stop" in answers
+
+    def end(self, summary: Mapping[str, object]) -> None:
+        """See :meth:`Callback.on_run_end`."""
+        given = MappingProxyType(dict(summary))
+        self._call("on_run_end", lambda callback: callback.on_run_end(given))
+
+    def _call(self, hook: str, call: Callable[[Callback], object]) -> list[object]:
+        answers = []
+        for callback in self.callbacks:
+            try:
+                answers.append(call(callback))
+            except Exception as error:
+                name = type(callback).__name__
+                logger.warning("%s of callback %s failed: %r", hook, name, error)
+                logger.debug("its traceback", exc_info=True)
+        return answers
