@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import resource
 import signal
@@ -88,10 +89,13 @@ def names(run):
 
 
 def back(run, **options):
-    told = []
-    found, progress = restore(
-        run, IDENTITY, budget=options.get("budget", 1e9), keep=2, tell=told.append
-    )
+    told, handler = [], logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    logging.getLogger("fedsim").addHandler(handler)
+    try:
+        found, progress = restore(run, IDENTITY, budget=options.get("budget", 1e9), keep=2)
+    finally:
+        logging.getLogger("fedsim").removeHandler(handler)
     return found, progress, told
 
 

@@ -395,7 +395,7 @@ def test_a_key_that_the_older_version_did_not_know_has_its_default(after_four, t
     with pytest.raises(
         ConfigError, match=r"\(data\.alpha\): 1\.0 given, but the run began with 0\.5"
     ):
-        driver.resume(run, tell=silent)
+        driver.resume(run)
     assert contents(run) == contents(after_four)
 
 
