@@ -35,6 +35,14 @@ train: {rounds: 2, sample_rate: 0.5, batch_size: 20}
 OWN_PARTS = "client_val_fraction: 0.2, client_test_fraction: 0.2"
 SHAKESPEARE = "abcdefghijklmnopqrstuvwxyz ,.ABCDEFGH"
 TIMES = ("total_seconds", "seconds_to_target")
+MOVED = {
+    "data.correlation": "shortcut.correlation",
+    "data.samples_per_client": "shortcut.samples_per_client",
+    "data.synthetic_alpha": "synthetic.alpha",
+    "data.synthetic_beta": "synthetic.beta",
+    "data.synthetic_iid": "synthetic.iid",
+}
+"""Columns of summaries that are called otherwise now, and that other data sets have no more."""
 SKIPPED = ("timings.csv", "env.json", "config.yaml")
 
 
@@ -123,9 +131,18 @@ def content(path: Path) -> object:
         return path.read_bytes()
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    return [
-        {k: v for k, v in row.items() if k != "run_id" and not k.startswith(TIMES)} for row in rows
-    ]
+    return [dict(sorted(compared(row))) for row in rows]
+
+
+def compared(row: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """What is compared of a row of a summary, under the columns' names of today."""
+    for key, value in row.items():
+        new = MOVED.get(key, key)
+        is_option = new in MOVED.values()
+        if is_option and (value == "" or not new.startswith(f"{row['dataset']}.")):
+            continue
+        if key != "run_id" and not key.startswith(TIMES):
+            yield new, value
 
 
 def results(folder: Path) -> dict[str, Path]:

@@ -108,7 +108,7 @@ def size(settings: RunConfig) -> tuple[int, int]:
     from fedsim.training import setup
 
     c = settings.model
-    info = {info.name: info for info in data.catalogue()}.get(settings.data.name)
+    info = data.find(settings.data.name)
     pixels = settings.data.image_size or (info.image_size if info else 0)
     if info and settings.decides_num_clients and info.num_classes and info.channels and pixels:
         name = c.name or info.default_model

@@ -11,7 +11,7 @@ import click
 from fedsim.cli.options import verbose_option
 
 if TYPE_CHECKING:
-    from fedsim.data.registry import DatasetInfo
+    from fedsim.data import DatasetInfo
 
 Rows = list[dict[str, Any]]
 
@@ -31,6 +31,7 @@ def _algorithms() -> Rows:
 
 def _datasets() -> Rows:
     from fedsim import data
+    from fedsim.core.settings import defaults
 
     return [
         {
@@ -41,6 +42,7 @@ def _datasets() -> Rows:
             "model": info.default_model,
             "partition": info.default_partition,
             "files": _origin(info),
+            "options": defaults(data.options(info.name)),
             "description": info.title,
             "source": info.source,
         }

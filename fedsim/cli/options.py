@@ -59,8 +59,12 @@ class Flag:
 
     def option(self, group: str, *, show_default: bool = True) -> GroupedOption:
         """The option, under a heading of the help."""
-        from fedsim.config.sections import fields
+        from fedsim.config.sections import RENAMED, fields
 
+        names = [*self.names, self.name]
+        if self.key in RENAMED:
+            older = f"Older name of --set {RENAMED[self.key]}={self.metavar}."
+            return GroupedOption(names, group=group, metavar=self.metavar, help=older)
         field = fields()[self.key]
         default = field.default if show_default else None
         text = " ".join((field.description or "").split())
@@ -70,7 +74,7 @@ class Flag:
             text += f"  [{default:g}]" if isinstance(default, float) else f"  [{default}]"
         switch = field.annotation is bool
         return GroupedOption(
-            [*self.names, self.name],
+            names,
             group=group,
             default=None,
             is_flag=switch,

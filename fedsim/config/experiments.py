@@ -17,19 +17,30 @@ from typing import Any
 
 import yaml
 
+from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Given:
-    """A value and where it came from: ``--alpha``, ``run.yaml:12 (train.lr)``."""
+    """A value and where it came from: ``--alpha``, ``run.yaml:12 (train.lr)``.
+
+    ``older`` is the older name of its key, where it was given by that.
+    """
 
     value: object
     origin: str
+    older: str | None = None
 
 
 Settings = Mapping[str, Given]
-"""Dotted keys, such as ``train.lr``, and what was given for them."""
+"""Dotted keys of today, such as ``train.lr``, and what was given for them."""
+
+
+def given(key: str, value: object, origin: str) -> tuple[str, Given]:
+    """The key of today, and the value with its origin."""
+    new = RENAMED.get(key, key)
+    return new, Given(value, origin, None if new == key else key)
 
 
 @dataclass(frozen=True)
@@ -161,9 +172,10 @@ class _Reader:
                     raise ConfigError(f"{where}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)
             return
-        if key in settings:
-            raise ConfigError(f"{self.origin(node, key)}: given twice")
-        settings[key] = Given(self.value(node, key), self.origin(node, key))
+        new, found = given(key, self.value(node, key), self.origin(node, key))
+        if new in settings:
+            raise ConfigError(f"{found.origin}: given twice")
+        settings[new] = found
 
     def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
         return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))
@@ -181,10 +193,10 @@ class _Reader:
     def point(self, axis: str, node: yaml.Node) -> Point:
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
-            given = Given(self.value(node, key), self.origin(node, key))
-            value = given.value
+            new, found = given(axis, self.value(node, key), self.origin(node, key))
+            value = found.value
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return Point(label, {axis: given})
+            return Point(label, {new: found})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(

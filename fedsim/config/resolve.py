@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from fedsim.config import experiments, presets
+from fedsim.config import experiments, presets, renamed
 from fedsim.config.experiments import Given, Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import (
@@ -21,7 +21,7 @@ from fedsim.config.sections import (
     TrainConfig,
     fields,
 )
-from fedsim.config.validation import cohort_size, is_method
+from fedsim.config.validation import cohort_size, is_section
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 
@@ -79,22 +79,25 @@ def resolve(*layers: Settings) -> RunConfig:
     known = fields()
     for key, given in merged.items():
         section, _, leaf = key.rpartition(".")
-        if not section and (leaf in SECTIONS or is_method(leaf)):
+        if not section and (leaf in SECTIONS or is_section(leaf)):
             if given.value is not None:
                 raise ConfigError(
                     f"{given.origin}: {given.value!r} given; {leaf} is a section of keys"
                 )
         elif not section and key in known:
             nested[key] = given.value
-        elif key in known or key in REMOVED or is_method(section):
+        elif key in known or key in REMOVED or is_section(section):
             nested.setdefault(section, {})[leaf] = given.value
         else:
             raise ConfigError(f"{given.origin}: {RunConfig.unknown(key)}")
     try:
-        return RunConfig.model_validate(nested)
+        config = RunConfig.model_validate(nested)
     except InvalidSetting as error:
         origin = merged[error.key].origin if error.key in merged else error.key
         raise ConfigError(f"{origin}: {error.reason}") from None
+    older = [given.older for given in merged.values() if given.older]
+    renamed.notify(older, config.hyperparameters)
+    return config
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
@@ -107,18 +110,19 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
     Raises:
         ConfigError: a text without ``=``, or a key that is given twice.
     """
-    found = {
-        key: Given(None if value == "null" else value, flag)
+    found = dict(
+        experiments.given(key, None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
         if value is not None
-    }
+    )
     for text in sets:
         key, equals, value = text.partition("=")
         if not (equals and key):
             raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
-        if key in found:
-            raise ConfigError(f"--set {text}: {key} is also given by {found[key].origin}")
-        found[key] = Given(None if value == "null" else value, f"--set {key}")
+        new, setting = experiments.given(key, None if value == "null" else value, f"--set {key}")
+        if new in found:
+            raise ConfigError(f"--set {text}: {key} is also given by {found[new].origin}")
+        found[new] = setting
     return found
 
 

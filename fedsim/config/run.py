@@ -7,43 +7,46 @@ the key came from a file or a flag, :mod:`fedsim.config.resolve` puts that place
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import model_validator
 
-from fedsim import algorithms, models
+from fedsim import algorithms, data, models
 from fedsim.client import criterion
-from fedsim.config.sections import DataConfig, EvaluationConfig, RunSettings, TrainConfig, fields
+from fedsim.config import renamed
+from fedsim.config.sections import (
+    DataConfig,
+    EvaluationConfig,
+    RunSettings,
+    Section,
+    TrainConfig,
+    fields,
+)
 from fedsim.config.validation import (
+    check_data_options,
     check_hyperparameters,
     check_name,
     cohort_size,
-    default_hyperparameters,
-    is_method,
+    default_options,
+    is_section,
 )
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting
 from fedsim.data import partitions, transforms
-from fedsim.data.registry import catalogue
 
 FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
 """Keys of section evaluation that mean nothing without ``decompose_every``."""
-OF_DRAWN = {
-    "synthetic": ("synthetic_alpha", "synthetic_beta", "synthetic_iid"),
-    "shortcut": ("correlation", "samples_per_client"),
-}
-"""By data set keys of section data that mean nothing where it is not drawn."""
 
 
 class RunConfig(RunSettings):
-    """A whole run. Hyperparameters of a method are given under its name.
+    """A whole run. Options of a method or a data set are given in a section of its name.
 
-    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; those of the methods in use are filled
-    up with the defaults of their ``build`` function.
+    ``RunConfig(algorithm="fedprox", fedprox={"mu": 0.1})``; the options of the methods and the data
+    set in use are filled up with the defaults that their functions declare.
 
     Raises:
         ConfigError: a value that cannot be used, in one line.
@@ -51,22 +54,29 @@ class RunConfig(RunSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_hyperparameters(cls, values: Any) -> Any:
-        """Moves the methods' sections into ``hyperparameters``, checked and filled up."""
+    def _gather_options(cls, values: Any) -> Any:
+        """Moves the sections of methods and data sets into ``hyperparameters``, checked, filled."""
         if not isinstance(values, Mapping):
             return values
-        sections = dict(values.get("hyperparameters") or {})
-        sections |= {name: values[name] for name in values if is_method(name)}
-        algorithm = values.get("algorithm", cls.model_fields["algorithm"].default)
-        servers = _chain(values.get("server"))
-        for role, name in (("algorithm", algorithm), *(("server", name) for name in servers)):
+        given = renamed.current(values)
+        sections = dict(given.get("hyperparameters") or {})
+        sections |= {name: given[name] for name in given if is_section(name)}
+        algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
+        servers, data_name = _chain(given.get("server")), _of_data(given, "name")
+        roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
+        for key, name in (*roles, ("data.name", data_name)):
             if isinstance(name, str):
-                check_name(role, name, algorithms.names(), "algorithm", user_defined=True)
-                sections[name] = default_hyperparameters(role, name) | dict(
-                    sections.get(name) or {}
-                )
-        checked = {name: check_hyperparameters(name, given) for name, given in sections.items()}
-        rest = {name: value for name, value in values.items() if not is_method(name)}
+                if key != "data.name":
+                    check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
+                sections[name] = default_options(key, name) | dict(sections.get(name) or {})
+        checked = {}
+        for name, section in sections.items():
+            if name != data_name and data.find(name) is None:
+                checked[name] = check_hyperparameters(name, section)
+            elif found := check_data_options(name, section, data_name, _of_data(given, "dir")):
+                checked[name] = found
+        renamed.notify((f"data.{leaf}" for leaf in _section(values, "data")), checked)
+        rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)
         if algorithm in checked and algorithms.load(algorithm, checked[algorithm]).local.plain_sgd:
@@ -75,9 +85,7 @@ class RunConfig(RunSettings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        data_sets = [info.name for info in catalogue()]
         self._check_momentum()
-        check_name("data.name", self.data.name, data_sets, "data set", user_defined=True)
         check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
@@ -100,13 +108,6 @@ class RunConfig(RunSettings):
                     f"evaluation.{key}",
                     "it is part of the decomposition; give evaluation.decompose_every too",
                 )
-        for name, keys in OF_DRAWN.items():
-            drawn = self.data.name == name and self.data.dir is None
-            for key in () if drawn else keys:
-                if getattr(self.data, key) != DataConfig.model_fields[key].default:
-                    raise InvalidSetting(
-                        f"data.{key}", f"only data set {name} is drawn with it, without data.dir"
-                    )
         if self.decides_num_clients:
             self._check_cohort()
         return self
@@ -129,7 +130,7 @@ class RunConfig(RunSettings):
             return True
         if self.named_partition is not None:
             return self.named_partition not in FIXED_PARTITIONS
-        info = {info.name: info for info in catalogue()}.get(self.data.name)
+        info = data.find(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
     def concrete(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
@@ -162,11 +163,22 @@ class RunConfig(RunSettings):
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
-        same_leaf = [known for known in fields() if known.rpartition(".")[2] == key]
+        known = (*fields(), *_option_keys())
+        same_leaf = [found for found in known if found.rpartition(".")[2] == key]
         if same_leaf:
             return f"unknown key {key!r} (did you mean {same_leaf[0]!r}?)"
-        methods = [f"{m}.{leaf}" for m in algorithms.names() for leaf in algorithms.parameters(m)]
-        return f"unknown key {key!r}{nearest(key, (*fields(), *methods))}"
+        return f"unknown key {key!r}{nearest(key, known)}"
+
+
+def _of_data(given: Mapping[str, Any], leaf: str) -> Any:
+    """The value of a key of section ``data``."""
+    return _section(given, "data").get(leaf, DataConfig.model_fields[leaf].default)
+
+
+def _section(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section as it was given; empty where it is none."""
+    section = given.get(name, {})
+    return dict(section) if isinstance(section, Mapping | Section) else {}
 
 
 def _chain(server: Any) -> tuple[str, ...]:
@@ -185,3 +197,11 @@ def _without_momentum(train: Any) -> Any:
     if isinstance(train, Mapping):
         return {"momentum": 0.0, **train}
     return train
+
+
+def _option_keys() -> Iterator[str]:
+    """Every dotted key of the options of fedsim's methods and data sets."""
+    for method in algorithms.names():
+        yield from (f"{method}.{leaf}" for leaf in algorithms.parameters(method))
+    for info in data.catalogue():
+        yield from (f"{info.name}.{leaf}" for leaf in data.options(info.name))

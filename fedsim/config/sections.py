@@ -32,6 +32,14 @@ REMOVED = {
     "engine.cpus_per_client and engine.gpus_per_client hold for all; allowed is null",
 }
 """Keys of earlier versions, accepted at their old default null, and why they are refused else."""
+RENAMED: Mapping[str, str] = {
+    "data.correlation": "shortcut.correlation",
+    "data.samples_per_client": "shortcut.samples_per_client",
+    "data.synthetic_alpha": "synthetic.alpha",
+    "data.synthetic_beta": "synthetic.beta",
+    "data.synthetic_iid": "synthetic.iid",
+}
+"""Keys of earlier versions, which go on working, and what they are called now."""
 
 
 class Section(BaseModel):
@@ -110,18 +118,6 @@ class DataConfig(Section):
     """Height and width of the images in pixels; unset: the data set's own size."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
-    correlation: float = Field(0.9, ge=0, le=1)
-    """Correlation of mark and disease at the sites of the data set shortcut, 0 to 1; sites vary
-    around it by 0.1."""
-    samples_per_client: int = Field(60, ge=2)
-    """Training images of each site of the data set shortcut."""
-    synthetic_alpha: float = Field(0.0, ge=0)
-    """Data set synthetic: standard deviation of the means of the users' models (changes no
-    label)."""
-    synthetic_beta: float = Field(0.0, ge=0)
-    """Data set synthetic: standard deviation of the means of the users' features."""
-    synthetic_iid: bool = False
-    """Data set synthetic: all users have the same distribution."""
     client_val_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of each client's samples held out as its own validation part."""
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
@@ -364,11 +360,11 @@ class RunSettings(Section):
     clock: ClockConfig = ClockConfig()
     engine: EngineConfig = EngineConfig()
     hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
-    """By method, filled from the sections named like methods."""
+    """By method or data set, filled from the sections of their names."""
 
 
 def fields() -> dict[str, FieldInfo]:
-    """The field of each dotted key, but for the hyperparameters of methods."""
+    """The field of each dotted key, but for the options of methods and data sets."""
     found: dict[str, FieldInfo] = {}
     for name, field in RunSettings.model_fields.items():
         if isinstance(field.default, Section):

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from fedsim import algorithms
+from fedsim import algorithms, data
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.settings import InvalidSetting, Scalar
+from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 
 
 def cohort_size(num_clients: int, sample_rate: float) -> int:
@@ -27,9 +27,9 @@ def cohort_size(num_clients: int, sample_rate: float) -> int:
     return math.floor(expected + 1e-9)
 
 
-def is_method(name: str) -> bool:
-    """Whether a top-level key is a method's section: its name, or ``module:function``."""
-    return ":" in name or name in algorithms.names()
+def is_section(name: str) -> bool:
+    """Whether a top-level key is the section of a method or data set, or ``module:function``."""
+    return ":" in name or name in algorithms.names() or data.find(name) is not None
 
 
 def check_name(
@@ -45,13 +45,39 @@ def check_name(
     )
 
 
-def default_hyperparameters(role: str, name: str) -> dict[str, Any]:
-    """The defaults of a method's ``build``; ``role`` is the key that names the method."""
+def default_options(key: str, name: str) -> dict[str, Any]:
+    """The defaults of the options of what ``key`` names: a data set (data.name) or a method."""
     try:
-        declared = algorithms.parameters(name)
+        declared = data.options(name) if key == "data.name" else algorithms.parameters(name)
     except ConfigError as error:
-        raise InvalidSetting(role, str(error)) from error
-    return {leaf: p.default for leaf, p in declared.items() if p.default is not Parameter.empty}
+        raise InvalidSetting(key, str(error)) from error
+    return defaults(declared)
+
+
+def check_data_options(name: str, given: Any, used: object, folder: object) -> dict[str, Scalar]:
+    """The section of data set ``name``; empty where the configuration uses another one.
+
+    Args:
+        name: of the data set.
+        given: the section.
+        used: the value of data.name.
+        folder: the value of data.dir; with one, generated data are not drawn.
+
+    Raises:
+        InvalidSetting: no such option or value, or one that has no effect and not its default.
+    """
+    if not isinstance(given, Mapping | None):
+        raise InvalidSetting(name, f"{given!r} given; must be a section of options")
+    declared, info = data.options(name), data.find(name)
+    values = checked(name, declared, given or {}, "option")
+    generated = info is not None and info.generated
+    if name == used and not (generated and folder):
+        return values
+    for leaf, value in values.items():
+        if value != declared[leaf].default:
+            drawn = "is drawn with it, without data.dir" if generated else "has it"
+            raise InvalidSetting(f"{name}.{leaf}", f"only data set {name} {drawn}")
+    return values if name == used else {}
 
 
 def check_hyperparameters(name: str, given: Any) -> dict[str, Scalar]:

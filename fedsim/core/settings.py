@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from inspect import Parameter
+from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -29,14 +30,19 @@ class InvalidSetting(ConfigError):
 
 
 def checked(
-    section: str, declared: Mapping[str, Parameter], given: Mapping[str, object]
+    section: str,
+    declared: Mapping[str, Parameter],
+    given: Mapping[str, object],
+    what: str = "hyperparameter",
 ) -> dict[str, Scalar]:
     """Values for the keyword parameters of a function, converted to their types.
 
     Args:
         section: what the keys stand under, such as the name of a method.
-        declared: the parameters, with evaluated annotations.
+        declared: the parameters, with evaluated annotations; a range is part of the type:
+            ``Annotated[float, Field(ge=0)]``.
         given: by name; one with a default may be missing.
+        what: a parameter is called in messages.
 
     Raises:
         InvalidSetting: an unknown name, a missing value or one of another type.
@@ -47,7 +53,7 @@ def checked(
         if name not in declared:
             allowed = f"allowed: {', '.join(declared)}" if declared else f"{section} has none"
             raise InvalidSetting(
-                key, f"unknown hyperparameter {name!r}{nearest(name, declared)}; {allowed}"
+                key, f"unknown {what} {name!r}{nearest(name, declared)}; {allowed}"
             )
         kind = declared[name].annotation
         if isinstance(value, bool) and kind is not bool:
@@ -61,6 +67,11 @@ def checked(
         if parameter.default is Parameter.empty and name not in values:
             raise InvalidSetting(f"{section}.{name}", f"missing; {section} has no default for it")
     return values
+
+
+def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:
+    """The default of each parameter that has one."""
+    return {name: p.default for name, p in declared.items() if p.default is not Parameter.empty}
 
 
 def first_problem(error: ValidationError) -> str:

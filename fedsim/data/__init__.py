@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from fedsim.data.registry import DatasetInfo, catalogue, load
+from fedsim.data.dataset import DatasetInfo
+from fedsim.data.registry import catalogue, find, load, options
 
-__all__ = ["DatasetInfo", "catalogue", "load"]
+__all__ = ["DatasetInfo", "catalogue", "find", "load", "options"]

@@ -1,4 +1,4 @@
-"""From what a reader decoded to a checked :class:`fedsim.core.types.Dataset`."""
+"""What a reader is asked for and returns, and the checked data set that is made of it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Parts = NDArray[np.int8]
 """(N,): TRAIN, VAL or TEST for every sample."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a reader is asked for.
+    """What every reader is asked for.
 
     Args:
         name: the data set's name.
@@ -31,13 +31,8 @@ class Request:
         split: the folder of client lists to use, for the data sets that have such folders.
         source: how to get the data set, for messages.
         seed: of what is drawn.
-        num_sites: of generated data.
-        samples_per_site: training images of each such site.
-        correlation: of mark and class at such sites, in 0..1.
-        val_fraction: validation images, as a share of the training images.
-        alpha: how much the models of drawn users differ (synthetic).
-        beta: how much their features differ.
-        iid: they do not differ.
+        num_clients: sites or users of generated data, of which each becomes a client.
+        val_fraction: validation samples of generated data, as a share of the training samples.
     """
 
     name: str
@@ -46,13 +41,8 @@ class Request:
     split: str | None = None
     source: str = ""
     seed: int = 0
-    num_sites: int = 50
-    samples_per_site: int = 60
-    correlation: float = 0.9
+    num_clients: int = 50
     val_fraction: float = 0.0
-    alpha: float = 0.0
-    beta: float = 0.0
-    iid: bool = False
 
     @property
     def own_folder(self) -> Path:
@@ -66,7 +56,7 @@ class Request:
         return self.folder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Raw:
     """Decoded samples of a data set.
 
@@ -111,7 +101,43 @@ class Raw:
     sites_are_users: bool = False
 
 
-Reader = Callable[[Request], Raw]
+Reader = Callable[..., Raw]
+"""A function of a :class:`Request`; its keyword-only parameters are options of the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """An entry of the catalogue; a module of :mod:`fedsim.data.readers` lists its as ``DATASETS``.
+
+    Args:
+        name: the value of ``data.name``, and the name of the section with the options.
+        title: what it is, in a line.
+        read: the reader; its typed keyword-only parameters are the data set's options.
+        num_classes: 0 where the files say it.
+        image_size: default height and width in pixels that the model sees, 0: as stored, or no
+            images.
+        channels: 0 where the files say it, or no images.
+        default_model: the model that ``fedsim run`` takes for it.
+        default_partition: ``files``, ``by_site``, ``natural`` or ``dirichlet``.
+        source: how to get it.
+        needs_folder: whether ``data.dir`` has to be given.
+        generated: whether its samples are drawn for ``data.num_clients`` sites or users where
+            no ``data.dir`` is given; its options are those of the draw.
+        client_folders: whether ``data.partition_file`` may name a folder of client lists.
+    """
+
+    name: str
+    title: str
+    read: Reader
+    num_classes: int = 0
+    image_size: int = 0
+    channels: int = 0
+    default_model: str = "cnn"
+    default_partition: str = "dirichlet"
+    source: str = "downloaded on first use"
+    needs_folder: bool = False
+    generated: bool = False
+    client_folders: bool = False
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:

@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
+from fedsim import data
 from fedsim.config import experiments
 from fedsim.config.experiments import Given, Settings
 from fedsim.config.resolve import RunConfig, resolve, to_yaml
 from fedsim.config.run import FIXED_PARTITIONS
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.data.registry import catalogue
 from fedsim.storage import checkpoint
 
 PLACEMENT = (
@@ -42,7 +42,8 @@ def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one of them cannot be used any more.
     """
-    return decisive(resolve({key: Given(value, key) for key, value in settings.items()}))
+    given = (experiments.given(key, value, key) for key, value in settings.items())
+    return decisive(resolve(dict(given)))
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -85,7 +86,7 @@ def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, An
 
     Where only the data's files know it, what the finished run ``have`` found in them counts.
     """
-    info = {info.name: info for info in catalogue()}.get(wanted.data.name)
+    info = data.find(wanted.data.name)
     filled: dict[str, Any] = {}
     if wanted.model.name is None:
         filled["model.name"] = info.default_model if info else "cnn"

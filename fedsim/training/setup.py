@@ -86,11 +86,7 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         seed=c.seed,
         split=split,
         num_clients=c.num_clients,
-        samples_per_client=c.samples_per_client,
-        correlation=c.correlation,
-        synthetic_alpha=c.synthetic_alpha,
-        synthetic_beta=c.synthetic_beta,
-        synthetic_iid=c.synthetic_iid,
+        **config.hyperparameters.get(c.name, {}),
     )
     by_data = "files" if file is not None else partitions.default_kind(dataset)
     kind = c.partition or by_data
@@ -101,8 +97,8 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
 
 def _generated(config: RunConfig) -> bool:
     """Whether the data set is drawn for the number of clients that is asked for."""
-    c = config.data
-    return c.dir is None and any(d.generated for d in data.catalogue() if d.name == c.name)
+    info = data.find(config.data.name)
+    return config.data.dir is None and info is not None and info.generated
 
 
 def _fewest(config: RunConfig) -> int:
@@ -283,7 +279,7 @@ def prepare(config: RunConfig) -> Setup:
 
 def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
     """The model as data, with the sizes that the data set's samples have."""
-    info = {d.name: d for d in data.catalogue()}.get(config.data.name)
+    info = data.find(config.data.name)
     m, width = config.model, dataset.x.shape[1]
     if dataset.pipeline is not None:
         sizes = width, dataset.pipeline.size

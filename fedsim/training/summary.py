@@ -90,6 +90,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     if config.clock != ClockConfig():
         sections["clock"] = config.clock
     values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+    options = config.hyperparameters.get(config.data.name, {})
+    values |= {f"{config.data.name}.{key}": value for key, value in options.items()}
     return {key: value for key, value in values.items() if key not in ELSEWHERE}
 
 

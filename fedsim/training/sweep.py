@@ -21,6 +21,7 @@ from scipy import stats
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import Axis, Experiment, Point, Settings
 from fedsim.config.resolve import RunConfig, resolve
+from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError, FedsimError, notes
 from fedsim.training.resume import can_go_on, is_complete, set_aside
 
@@ -191,7 +192,8 @@ def _replaced(axis: Axis, overrides: Settings) -> bool:
     Raises:
         ConfigError: a flag sets one key of a row of several.
     """
-    if axis.name in overrides and all(set(p.settings) == {axis.name} for p in axis.points):
+    key = RENAMED.get(axis.name, axis.name)
+    if key in overrides and all(set(p.settings) == {key} for p in axis.points):
         return True
     for key in {key for point in axis.points for key in point.settings} & set(overrides):
         raise ConfigError(

@@ -79,7 +79,7 @@ def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
 
 
 def test_sites_of_generated_data_are_as_many_as_clients(tmp_path: Path) -> None:
-    args = ["-d", "shortcut", "--clients", "11", "--set", "data.samples_per_client=10"]
+    args = ["-d", "shortcut", "--clients", "11", "--set", "shortcut.samples_per_client=10"]
     assert partition(*args, "--out", "p").exit_code == 0
     split = ["--partition", "files", "--set", "data.partition_file=p/split.csv"]
     assert partition(*args, *split).exit_code == 0

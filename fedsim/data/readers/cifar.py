@@ -12,7 +12,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.files import check_labels, find
 from fedsim.core.types import I64, Array
-from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
 
 
@@ -141,3 +141,16 @@ def _get(content: dict[Any, Any], key: bytes, path: Path) -> Any:
 
 def _text(name: Any) -> str:
     return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
+
+
+DATASETS = tuple(
+    DatasetInfo(
+        name=f"cifar{number}",
+        title=f"small photographs, {number} classes",
+        read=read,
+        num_classes=number,
+        image_size=32,
+        channels=3,
+    )
+    for number, read in ((10, cifar10), (100, cifar100))
+)

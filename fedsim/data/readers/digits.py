@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedsim.core.errors import ConfigError
-from fedsim.data.dataset import Raw, Request
+from fedsim.data.dataset import DatasetInfo, Raw, Request
 
 
 def digits(request: Request) -> Raw:
@@ -23,5 +23,24 @@ def digits(request: Request) -> Raw:
 
     bunch = load_digits()
     x = np.rint(bunch.images * 255 / 16).astype(np.uint8)[:, None]
-    classes = tuple(map(str, range(10)))
-    return Raw("scikit-learn", x, bunch.target.astype(np.int64), classes, (0.5,), (0.5,))
+    return Raw(
+        source="scikit-learn",
+        x=x,
+        y=bunch.target.astype(np.int64),
+        class_names=tuple(map(str, range(10))),
+        mean=(0.5,),
+        std=(0.5,),
+    )
+
+
+DATASETS = (
+    DatasetInfo(
+        name="digits",
+        title="scikit-learn's 1,797 hand-written digits",
+        read=digits,
+        num_classes=10,
+        image_size=8,
+        channels=1,
+        source="embedded",
+    ),
+)

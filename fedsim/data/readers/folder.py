@@ -16,7 +16,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import Row, find, inside, read_lines, read_table, whole_number
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
-from fedsim.data.dataset import TEST, TRAIN, VAL, Parts, Raw, Request
+from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.images import decode
 
 DEFAULT_SIZE = 224
@@ -158,3 +158,16 @@ def _check_patients(rows: list[Row], parts: Parts) -> None:
                 f"{row.where}: patient {row.values['patient']!r} is in part "
                 f"{row.values['split']}, and in part {rows[j].values['split']} in {rows[j].where}"
             )
+
+
+DATASETS = (
+    DatasetInfo(
+        name="folder",
+        title="your own image files and a table",
+        read=folder,
+        image_size=DEFAULT_SIZE,
+        channels=3,
+        source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
+        needs_folder=True,
+    ),
+)

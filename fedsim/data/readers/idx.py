@@ -12,7 +12,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import check_images, check_labels, find
 from fedsim.core.types import Array
 from fedsim.data.cache import cache_dir
-from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 
 _IMAGES, _LABELS = 0x00000803, 0x00000801
@@ -109,3 +109,14 @@ def _download(torchvision_name: str) -> Path:
     for file, md5 in source.resources:
         fetch(tuple(mirror + file for mirror in source.mirrors), md5, folder, file)
     return cache_dir() / folder
+
+
+DATASETS = tuple(
+    DatasetInfo(
+        name=read.__name__, title=title, read=read, num_classes=10, image_size=28, channels=1
+    )
+    for read, title in (
+        (mnist, "hand-written digits"),
+        (fashion_mnist, "Zalando's pieces of clothing"),
+    )
+)

@@ -1,24 +1,195 @@
-"""Readers of LEAF's images and features: femnist, celeba, synthetic. Users become sites."""
+"""LEAF's data sets of images, and what all of LEAF's json files have in common.
+
+A folder train/, test/ or val/ holds any number of json files, each with ``users`` and
+``user_data`` ({user: {x: [...], y: [...]}}); ``num_samples`` is not looked at, since it is wrong
+in some of LEAF's own files. Users become sites.
+"""
 
 from __future__ import annotations
 
+import json
 import string
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import inside
+from fedsim.core.files import find, inside, reason
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
-from fedsim.data.dataset import Raw, Request
+from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
 from fedsim.data.images import squashed
-from fedsim.data.readers.leaf_json import Samples, gather, labels, numbers, place
 
 _SIDE = 28
 _CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 _CELEBA_SIZE = 84
-_MOST_CLASSES = 10_000
+SOURCE = "a folder with LEAF's json files in train/ and test/"
+_PARTS = (("train", TRAIN), ("val", VAL), ("test", TEST))
+
+
+class Samples(NamedTuple):
+    """A user's samples in one file; ``where`` is "file, user" for messages."""
+
+    user: str
+    x: list[Any]
+    y: list[Any]
+    where: str
+
+
+Convert = Callable[[Samples], tuple[Array, I64]]
+"""A user's samples as arrays (n, ...) and (n,) or (n, T)."""
+
+
+def place(request: Request) -> Path:
+    """The folder with train/ and test/: ``data.dir``, data/ in it, or that of the data set's name.
+
+    Raises:
+        ConfigError: no folder was given.
+        DataError: there are no such folders.
+    """
+    name = request.name
+    below = ("data", name, f"{name}/data", f"data/{name}", f"data/{name}/data")
+    return find(request.own_folder, below, ("train", "test"), SOURCE)
+
+
+def gather(folder: Path, convert: Convert) -> Raw:
+    """All samples in the order of part, user's name, file; users are sites, sorted by name.
+
+    Without train/ the samples of test/ are all there is: they count as training samples, of which
+    a test part is drawn later, within each user's.
+
+    Args:
+        folder: with train/, test/, val/ or some of them.
+        convert: of a user's samples in one part; called once for each.
+
+    Returns:
+        Images, features or tokens, without class names.
+
+    Raises:
+        DataError: a malformed file; names file and user.
+    """
+    blocks: dict[tuple[int, str], tuple[Array, I64]] = {}
+    whose: dict[tuple[int, str], str] = {}
+    for name, part in _PARTS:
+        for samples in _users(folder / name) if (folder / name).is_dir() else ():
+            key = part, samples.user
+            if key in whose:
+                raise DataError(f"{samples.where}: the user is also in {whose[key]}")
+            whose[key] = samples.where.partition(", user")[0]
+            block = convert(samples) if samples.y else None
+            if block is not None and len(block[1]):
+                blocks[key] = _alike(blocks, block, samples.where)
+    if not blocks:
+        raise DataError(f"{folder}: the json files hold no samples")
+    order = sorted(blocks)
+    sizes = [len(blocks[key][1]) for key in order]
+    names = sorted({user for _, user in order})
+    number = {user: i for i, user in enumerate(names)}
+    parts = np.repeat(np.array([part for part, _ in order], dtype=np.int8), sizes)
+    if not (folder / "train").is_dir():
+        parts[parts == TEST] = TRAIN
+    return Raw(
+        source=folder,
+        x=np.concatenate([blocks[key][0] for key in order]),
+        y=np.concatenate([blocks[key][1] for key in order]),
+        class_names=(),
+        parts=parts,
+        site=np.repeat(np.array([number[user] for _, user in order]), sizes),
+        site_names=tuple(names),
+        sites_are_users=True,
+    )
+
+
+def labels(samples: Samples, num_classes: int) -> I64:
+    """(n,) class indices; LEAF writes some as floats.
+
+    Raises:
+        DataError: no whole number in 0..num_classes-1.
+    """
+    values = numbers(samples.y, "y", samples.where)
+    inside = (values >= 0) & (values < num_classes) & (values == np.floor(values))
+    wrong = np.flatnonzero(~inside) if values.ndim == 1 else [0]
+    if len(wrong):
+        raise DataError(
+            f"{samples.where}: label {samples.y[wrong[0]]!r} of sample {wrong[0]} is no class of "
+            f"0..{num_classes - 1}"
+        )
+    return values.astype(np.int64)
+
+
+def numbers(values: list[Any], what: str, where: str) -> Array:
+    """Nested lists as a float64 array.
+
+    Raises:
+        DataError: they are no numbers, or of different lengths.
+    """
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DataError(
+            f"{where}: {what} is no list of numbers, or of lists of equal length ({reason(error)})"
+        ) from error
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The object in a json file.
+
+    Raises:
+        DataError: not readable, no json, or another value than an object.
+    """
+    try:
+        with file.open(encoding="utf-8-sig") as stream:
+            content = json.load(stream)
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"{file}: truncated or no json file ({reason(error)})") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{file}: holds a {type(content).__name__}, needed is an object")
+    return content
+
+
+def _users(folder: Path) -> Iterator[Samples]:
+    """The users of all json files, by the files' names."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise DataError(f"{folder}: there is no json file")
+    for file in files:
+        content = read(file)
+        users, data = content.get("users"), content.get("user_data")
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise DataError(f"{file}: needed are the keys users (a list) and user_data (an object)")
+        (name, times), *_ = Counter(map(str, users)).most_common(1) or [("", 0)]
+        if times > 1:
+            raise DataError(f"{file}, user {name!r}: {times} times in users")
+        odd = set(map(str, users)) ^ set(data)
+        if odd:
+            name = min(odd)
+            missing, other = ("user_data", "users") if name not in data else ("users", "user_data")
+            raise DataError(f"{file}, user {name!r}: in {other}, but not in {missing}")
+        for user, own in data.items():
+            yield _checked(user, own, f"{file}, user {user!r}")
+
+
+def _checked(user: str, own: Any, where: str) -> Samples:
+    x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
+    if not isinstance(x, list) or not isinstance(y, list):
+        raise DataError(f"{where}: needed are the lists x and y")
+    if len(x) != len(y):
+        raise DataError(f"{where}: x has {len(x)} samples, y has {len(y)}")
+    return Samples(user, x, y, where)
+
+
+def _alike(
+    blocks: dict[tuple[int, str], tuple[Array, I64]], block: tuple[Array, I64], where: str
+) -> tuple[Array, I64]:
+    """``block``, if its samples have the shape of those before."""
+    first = next(iter(blocks.values()), block)[0].shape[1:]
+    if block[0].shape[1:] != first:
+        raise DataError(f"{where}: x of shape {block[0].shape[1:]}, before it was {first}")
+    return block
 
 
 def femnist(request: Request) -> Raw:
@@ -67,14 +238,26 @@ def celeba(request: Request) -> Raw:
     )
 
 
-def synthetic(request: Request) -> Raw:
-    """LEAF's or FedProx's synthetic data from their json: features (N, d), classes as in y."""
-    raw = gather(place(request), _synthetic)
-    return replace(raw, class_names=tuple(map(str, range(int(raw.y.max()) + 1))))
+def info(
+    reader: Reader, title: str, num_classes: int, image_size: int = 0, channels: int = 0
+) -> DatasetInfo:
+    """The entry of one of LEAF's data sets, which is called as its reader."""
+    name = reader.__name__
+    return DatasetInfo(
+        name=name,
+        title=f"LEAF: {title}",
+        read=reader,
+        num_classes=num_classes,
+        image_size=image_size,
+        channels=channels,
+        default_model=f"leaf_{name}",
+        default_partition="natural",
+        source=SOURCE,
+        needs_folder=True,
+    )
 
 
-def _synthetic(samples: Samples) -> tuple[Array, I64]:
-    x = numbers(samples.x, "x", samples.where).astype(np.float32)
-    if x.ndim != 2 or not x.size or not np.isfinite(x).all():
-        raise DataError(f"{samples.where}: x has to be lists of finite numbers")
-    return x, labels(samples, _MOST_CLASSES)
+DATASETS = (
+    info(femnist, "hand-written digits and letters, by writer", 62, 28, 1),
+    info(celeba, "celebrities, smiling or not", 2, 84, 3),
+)

@@ -19,7 +19,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import TRAIN, Raw, Request
-from fedsim.data.readers.leaf_json import Samples, gather, labels, place, read
+from fedsim.data.readers.leaf import Samples, gather, info, labels, place, read
 
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 WINDOW = 80
@@ -172,3 +172,10 @@ def _renumbered(known: dict[str, int], words: Sequence[str], unknown: int) -> Ar
     """(words known,) final number of each: its place in ``words``, or ``unknown``."""
     final = {word: i for i, word in enumerate(words)}
     return np.array([final.get(word, unknown) for word in known], dtype=np.int32)
+
+
+DATASETS = (
+    info(shakespeare, "the next character of what a role says", 80),
+    info(sent140, "tweets, positive or negative, by account", 2),
+    info(reddit, "the next word of comments, by account", 0),
+)

@@ -24,7 +24,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import choose, find, inside, read_lines, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
-from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.dataset import DatasetInfo, Raw, Reader, Request, parts_of
 from fedsim.data.images import decode, load_array
 
 PUBLISHED_SIZE = 384
@@ -171,3 +171,31 @@ def _indices(lists: tuple[_List, ...], train: _List, train_folder: Path) -> dict
 def _patients(train: _List, test: _List) -> I64:
     stems = [re.sub(r"_(left|right)$", "", Path(n).stem) for n in (*train.names, *test.names)]
     return np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
+
+
+def _info(name: str, title: str, read: Reader, num_classes: int, folder: str) -> DatasetInfo:
+    return DatasetInfo(
+        name=name,
+        title=f"{title} (SSL-FL, FedLD)",
+        read=read,
+        num_classes=num_classes,
+        image_size=PUBLISHED_SIZE,
+        channels=3,
+        default_partition="files",
+        source=f"a folder {folder}/ as SSL-FL and FedLD lay it out: train/, test/, labels.csv, "
+        "train.csv, test.csv, *_clients/",
+        needs_folder=True,
+        client_folders=True,
+    )
+
+
+DATASETS = (
+    _info("retina", "diabetic retinopathy, normal or diseased", retina, 2, "Retina"),
+    _info(
+        "covid_fl",
+        "chest X-rays of several hospitals: normal, pneumonia, COVID-19",
+        covid_fl,
+        3,
+        "COVID-FL",
+    ),
+)

@@ -1,4 +1,4 @@
-"""Readers of npz files: MedMNIST, and arrays with sites and patients."""
+"""npz files: the user's own arrays with sites and patients, and what all readers of npz share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import BROKEN_ARRAY, check_images, check_labels, find, reason
+from fedsim.core.files import BROKEN_ARRAY, check_images, check_labels, reason
 from fedsim.core.types import I64, Array
-from fedsim.data.dataset import Raw, Request, parts_of
-from fedsim.data.download import fetch
-from fedsim.data.readers.medmnist import MEDMNIST, SIZES, URL
+from fedsim.data.dataset import DatasetInfo, Raw, Request
 
 
 def load_npz(
@@ -45,62 +43,6 @@ def load_npz(
     return arrays
 
 
-def medmnist(request: Request) -> Raw:
-    """A MedMNIST set, from ``data.dir`` or downloaded.
-
-    ``data.image_size`` 28, 64, 128 and 224 take the file of that size; other sizes are made from
-    the next larger file that is there (the download takes it), else from the largest.
-    A local file may be a re-saved copy: its md5 is not asked for, its structure is.
-    """
-    info = MEDMNIST[request.name]
-    if request.folder is None:
-        size = next((s for s in SIZES if s >= (request.image_size or 28)), SIZES[-1])
-        file, md5 = _file(request.name, size), info.md5[SIZES.index(size)]
-        path = fetch((URL.format(file=file),), md5, "medmnist", file)
-    else:
-        path, size = _local(request.folder, request.name, request.image_size or 28)
-    keys = tuple(f"{part}_{what}" for part in ("train", "val", "test") for what in _WHAT)
-    arrays = load_npz(path, keys)
-    images, labels = [], []
-    for part in ("train", "val", "test"):
-        where = f"{path}, {part}_labels"
-        labels.append(check_labels(arrays[f"{part}_labels"], len(info.class_names), where))
-        x = check_images(arrays[f"{part}_images"], len(labels[-1]), f"{path}, {part}_images")
-        if x.shape[1:] != (info.channels, size, size):
-            raise DataError(
-                f"{path}: {part}_images are {x.shape[1:]} (channels, height, width), "
-                f"{request.name} at {size} has {(info.channels, size, size)}"
-            )
-        images.append(x)
-    return Raw(
-        source=path,
-        x=np.concatenate(images),
-        y=np.concatenate(labels),
-        class_names=info.class_names,
-        mean=(0.5,) * info.channels,
-        std=(0.5,) * info.channels,
-        parts=parts_of(*map(len, labels)),
-    )
-
-
-_WHAT = ("images", "labels")
-
-
-def _file(name: str, size: int) -> str:
-    return f"{name}.npz" if size == SIZES[0] else f"{name}_{size}.npz"
-
-
-def _local(folder: Path, name: str, image_size: int) -> tuple[Path, int]:
-    """The file to take for ``image_size`` and the size it stores."""
-    sizes = SIZES if image_size not in SIZES else (image_size,)
-    names = [_file(name, size) for size in sizes]
-    url = URL.format(file=_file(name, next((s for s in sizes if s >= image_size), SIZES[-1])))
-    place = find(folder, (name,), names, f"the file of {url}")
-    present = [size for size in sizes if (place / _file(name, size)).exists()]
-    size = next((s for s in present if s >= image_size), present[-1])
-    return place / _file(name, size), size
-
-
 def with_sites(request: Request) -> Raw:
     """An npz with images, labels[, sites, site_names][, patients][, class_names].
 
@@ -123,7 +65,17 @@ def with_sites(request: Request) -> Raw:
         patient = np.unique(arrays["patients"], return_inverse=True)[1].astype(np.int64)
         _check_length(patient, y, f"{path}, patients")
     half = (0.5,) * x.shape[1]
-    return Raw(path, x, y, classes, half, half, patient=patient, site=site, site_names=site_names)
+    return Raw(
+        source=path,
+        x=x,
+        y=y,
+        class_names=classes,
+        mean=half,
+        std=half,
+        patient=patient,
+        site=site,
+        site_names=site_names,
+    )
 
 
 def _only_npz(folder: Path, request: Request) -> Path:
@@ -158,3 +110,25 @@ def _names(arrays: dict[str, Array], key: str, names_key: str, path: Path) -> tu
 def _check_length(values: I64, y: I64, where: str) -> None:
     if values.shape != y.shape:
         raise DataError(f"{where}: {values.shape}, labels have {y.shape}")
+
+
+_SOURCE = "an npz with images, labels[, sites, site_names][, patients][, class_names]"
+DATASETS = (
+    DatasetInfo(
+        name="npz",
+        title="your own arrays, with sites and patients where known",
+        read=with_sites,
+        source=_SOURCE,
+        needs_folder=True,
+    ),
+    DatasetInfo(
+        name="covid_cxr",
+        title="chest X-rays with their hospitals: normal, pneumonia, COVID-19",
+        read=with_sites,
+        num_classes=3,
+        channels=1,
+        default_partition="by_site",
+        source=_SOURCE,
+        needs_folder=True,
+    ),
+)

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Annotated
+
 import numpy as np
+from pydantic import Field
 
 from fedsim.core import rng
+from fedsim.core.errors import DataError
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import Raw, Request
-from fedsim.data.readers import leaf
+from fedsim.data.dataset import DatasetInfo, Raw, Request
+from fedsim.data.readers.leaf import Samples, gather, labels, numbers, place
 
 DIMENSION = 60
 CLASSES = 10
+_MOST_CLASSES = 10_000
 
 
-def synthetic(request: Request) -> Raw:
-    """Features of users with models of their own: from ``data.dir``, else drawn from the seed."""
-    return _drawn(request) if request.folder is None else leaf.synthetic(request)
+def synthetic(
+    request: Request,
+    *,
+    alpha: Annotated[float, Field(ge=0)] = 0.0,
+    beta: Annotated[float, Field(ge=0)] = 0.0,
+    iid: bool = False,
+) -> Raw:
+    """Features of users with models of their own: from ``data.dir``, else drawn from the seed.
 
-
-def _drawn(request: Request) -> Raw:
-    """``num_sites`` users; a user's samples depend on its number, not on how many there are."""
-    alpha, beta, iid = request.alpha, request.beta, request.iid
-    users = [user(request.seed, k, alpha, beta, iid=iid) for k in range(request.num_sites)]
+    Args:
+        request: each of its clients becomes a user, whose samples depend on its number, not on
+            how many there are.
+        alpha: standard deviation of the means of the users' models (which changes no label).
+        beta: standard deviation of the means of the users' features.
+        iid: the users do not differ.
+    """
+    if request.folder is not None:
+        raw = gather(place(request), _read)
+        return replace(raw, class_names=tuple(map(str, range(int(raw.y.max()) + 1))))
+    users = [user(request.seed, k, alpha, beta, iid=iid) for k in range(request.num_clients)]
     sizes = [len(y) for _, y in users]
     return Raw(
-        "synthetic",
-        np.concatenate([x for x, _ in users]),
-        np.concatenate([y for _, y in users]),
-        tuple(map(str, range(CLASSES))),
+        source="synthetic",
+        x=np.concatenate([x for x, _ in users]),
+        y=np.concatenate([y for _, y in users]),
+        class_names=tuple(map(str, range(CLASSES))),
         site=np.repeat(np.arange(len(users)), sizes),
         site_names=tuple(f"f_{k:05d}" for k in range(len(users))),
         sites_are_users=True,
     )
+
+
+def _read(samples: Samples) -> tuple[Array, I64]:
+    """LEAF's or FedProx's json: features (n, d), classes as in y."""
+    x = numbers(samples.x, "x", samples.where).astype(np.float32)
+    if x.ndim != 2 or not x.size or not np.isfinite(x).all():
+        raise DataError(f"{samples.where}: x has to be lists of finite numbers")
+    return x, labels(samples, _MOST_CLASSES)
 
 
 def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> tuple[Array, I64]:
@@ -69,3 +94,17 @@ def variances() -> F64:
 
 def _model(draw: np.random.Generator) -> tuple[F64, F64]:
     return draw.standard_normal((DIMENSION, CLASSES)), draw.standard_normal(CLASSES)
+
+
+DATASETS = (
+    DatasetInfo(
+        name="synthetic",
+        title="features of users with models of their own: synthetic(alpha, beta) of FedProx",
+        read=synthetic,
+        num_classes=CLASSES,
+        default_model="leaf_synthetic",
+        default_partition="natural",
+        source="generated; or LEAF's json in data.dir",
+        generated=True,
+    ),
+)

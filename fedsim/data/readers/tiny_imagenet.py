@@ -9,7 +9,7 @@ import numpy as np
 from fedsim.core.errors import DataError
 from fedsim.core.files import find, inside, read_lines
 from fedsim.data.cache import packed
-from fedsim.data.dataset import Raw, Request, parts_of
+from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unzipped
 from fedsim.data.images import decode, sides
 
@@ -91,3 +91,16 @@ def _names(root: Path, ids: list[str]) -> tuple[str, ...]:
     lines = read_lines(table) if table.is_file() else []
     words = {wnid: name for wnid, _, name in (line.partition("\t") for _, line in lines)}
     return tuple(words.get(wnid) or wnid for wnid in ids)
+
+
+DATASETS = (
+    DatasetInfo(
+        name="tiny_imagenet",
+        title="small photographs, 200 classes of ImageNet",
+        read=tiny_imagenet,
+        num_classes=200,
+        image_size=64,
+        channels=3,
+        default_model="mobilenetv2_cifar",
+    ),
+)

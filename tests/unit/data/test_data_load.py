@@ -79,7 +79,7 @@ def test_catalogue_names_readers_and_defaults():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("retinamnst", {}, "'retinamnst' is unknown .*did you mean 'retinamnist'"),
+        ("retinamnst", {}, "unknown data set 'retinamnst' .did you mean 'retinamnist'"),
         ("chestmnist", {}, "14 labels per image"),
         ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
         ("digits", {"image_size": 0}, "data.image_size 0"),

@@ -12,7 +12,7 @@ import pytest
 
 from fedsim import data
 from fedsim.core.errors import DataError
-from fedsim.data.readers import npz as reader
+from fedsim.data.readers import medmnist as reader
 from fedsim.data.readers.medmnist import MEDMNIST, SIZES
 
 COUNTS = {"train": 10, "val": 4, "test": 5}

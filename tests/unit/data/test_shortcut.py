@@ -12,7 +12,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.dataset import check
-from fedsim.data.readers import fundus
+from fedsim.data.readers import shortcut
 from fedsim.data.readers.shortcut import _balanced, _training, correlations
 
 
@@ -78,7 +78,7 @@ def test_groups_are_the_test_part_by_whether_the_mark_tells_the_truth(monkeypatc
     assert np.array_equal(np.sort(np.concatenate([aligned, conflicting])), made.test)
     assert len(aligned) == len(conflicting) == 500
     # what has a mark is what looks different where no marks are drawn
-    monkeypatch.setattr(fundus, "_marked", lambda image, *_: image)
+    monkeypatch.setattr(shortcut, "_marked", lambda image, *_: image)
     mark = (load().x != made.x).any(axis=(1, 2, 3))[made.test]
     assert np.array_equal(np.isin(made.test, aligned), mark == (made.y[made.test] == 1))
 
@@ -86,26 +86,26 @@ def test_groups_are_the_test_part_by_whether_the_mark_tells_the_truth(monkeypatc
 @pytest.mark.parametrize("kind", range(3))
 def test_each_mark_is_the_only_difference_that_it_makes(kind):
     # the same eyes and the same noise, without and with the mark
-    eyes = fundus.draw(np.zeros(20, dtype=bool), np.random.default_rng(0))
+    eyes = shortcut.draw_eyes(np.zeros(20, dtype=bool), np.random.default_rng(0))
     plain, with_mark = (
-        fundus.render(eyes, np.full(20, m), 32, np.random.default_rng(1)).astype(int)
+        shortcut.render(eyes, np.full(20, m), 32, np.random.default_rng(1)).astype(int)
         for m in (-1, kind)
     )
     changed = (with_mark != plain).any(axis=(0, 1))
-    if fundus.MARKS[kind] == "colour":
+    if shortcut.MARKS[kind] == "colour":
         assert (with_mark - plain).mean(axis=(0, 2, 3))[2] > 3
         assert (with_mark - plain).mean(axis=(0, 2, 3))[0] < 0
-    if fundus.MARKS[kind] == "ring":
+    if shortcut.MARKS[kind] == "ring":
         assert not changed[8:24, 8:24].any()
         assert (with_mark >= plain).all()
-    if fundus.MARKS[kind] == "text":
+    if shortcut.MARKS[kind] == "text":
         assert changed.sum() == 10  # the pixels of an R in 5 x 3
         assert changed[:8, :8].sum() == 10
 
 
 def test_a_diseased_eye_has_lesions_and_most_healthy_ones_have_none():
     diseased = np.arange(4000) % 2 == 1
-    eyes = fundus.draw(diseased, np.random.default_rng(0))
+    eyes = shortcut.draw_eyes(diseased, np.random.default_rng(0))
     count = (eyes.lesion_colour != 0).any(axis=2).sum(axis=1)
     assert (count[diseased].min(), count[diseased].max()) == (1, 5)
     assert set(count[~diseased].tolist()) == {0, 1}
@@ -116,15 +116,18 @@ def test_a_diseased_eye_has_lesions_and_most_healthy_ones_have_none():
 
 def test_pixels_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     whole = load().x
-    monkeypatch.setattr(fundus, "_PIXELS", 32 * 32 * 7)
+    monkeypatch.setattr(shortcut, "_PIXELS", 32 * 32 * 7)
     assert np.array_equal(load().x, whole)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"correlation": 1.5}, "data.correlation 1.5 must be in 0..1"),
-        ({"samples_per_client": 1}, "data.samples_per_client 1 must be at least 2"),
+        ({"correlation": 1.5}, "shortcut.correlation: 1.5 given; must be less than or equal to 1"),
+        (
+            {"samples_per_client": 1},
+            "shortcut.samples_per_client: 1 given; must be greater than or equal to 2",
+        ),
         ({"num_clients": 0}, "data.num_clients 0 must be at least 1"),
         ({"folder": "x"}, "data.dir x: shortcut is generated, it takes no folder"),
     ],
@@ -145,8 +148,9 @@ def test_groups_outside_the_test_part_are_refused():
 
 
 @pytest.mark.parametrize("given", [{"correlation": 0.5}, {"samples_per_client": 9}])
-def test_settings_of_the_draw_are_refused_where_nothing_is_drawn(given):
+def test_options_of_the_draw_are_refused_where_nothing_is_drawn(given):
     (key,) = given
-    with pytest.raises(ConfigError, match=rf"data\.{key}: .*only data set shortcut is drawn"):
-        RunConfig(data={"name": "digits"} | given)
-    assert getattr(RunConfig(data={"name": "shortcut"} | given).data, key) == given[key]
+    with pytest.raises(ConfigError, match=rf"shortcut\.{key}: only data set shortcut is drawn"):
+        RunConfig(data={"name": "digits"}, shortcut=given)
+    made = RunConfig(data={"name": "shortcut"}, shortcut=given)
+    assert made.hyperparameters["shortcut"][key] == given[key]

@@ -107,7 +107,7 @@ def test_iid_users_share_one_model_and_one_law():
 
 def test_every_drawn_user_is_a_client():
     config = RunConfig(
-        train=ALL, data={"name": "synthetic", "num_clients": 7, "synthetic_beta": 1.0}
+        train=ALL, data={"name": "synthetic", "num_clients": 7}, synthetic={"beta": 1.0}
     )
     dataset, partition, kind = load(config)
     assert (kind, partition.num_clients) == ("natural", 7)
@@ -129,14 +129,22 @@ def test_files_decide_the_number_of_clients(shared_data: Path):
 
 
 @pytest.mark.parametrize("given", [{"name": "digits"}, {"name": "synthetic", "dir": "."}])
-@pytest.mark.parametrize("key", ["synthetic_alpha", "synthetic_beta", "synthetic_iid"])
-def test_settings_of_the_draw_are_refused_where_nothing_is_drawn(given, key: str):
-    with pytest.raises(ConfigError, match=rf"data\.{key}: .*only data set synthetic is drawn"):
-        RunConfig(data=given | {key: True if key.endswith("iid") else 1.0})
+@pytest.mark.parametrize("key", ["alpha", "beta", "iid"])
+def test_options_of_the_draw_are_refused_where_nothing_is_drawn(given, key: str):
+    value = True if key == "iid" else 1.0
+    with pytest.raises(ConfigError, match=rf"synthetic\.{key}: only data set synthetic is drawn"):
+        RunConfig(data=given, synthetic={key: value})
 
 
-@pytest.mark.parametrize("key", ["synthetic_alpha", "synthetic_beta"])
+@pytest.mark.parametrize("key", ["alpha", "beta"])
 @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
 def test_other_spreads_are_refused(key: str, value: float):
-    with pytest.raises(ConfigError, match=f"data.{key} "):
+    with pytest.raises(ConfigError, match=f"synthetic.{key}: .* given; must be "):
         data.load("synthetic", **{key: value})
+
+
+def test_options_reach_the_draw():
+    drawn = {"name": "synthetic", "num_clients": 3}
+    config = RunConfig(train=ALL, data=drawn, synthetic={"beta": 2.0})
+    expected = np.concatenate([synthetic.user(0, k, 0.0, 2.0)[0] for k in range(3)])
+    assert np.array_equal(load(config)[0].x, expected)
