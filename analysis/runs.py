@@ -18,7 +18,7 @@ RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 METHOD = ("algorithm", "server", "margin")
 """What makes a method: its clients, and the server rule and margin control put in their place."""
 _ALIKE = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
-_ALIKE_SECTIONS = ("data.", "model", "evaluation.", "clock.")
+_ALIKE_SECTIONS = ("data.", "model", "evaluation.", "clock.", "shortcut.", "synthetic.")
 """Columns (and beginnings of columns) in which runs must agree to be compared, if they are not
 grouped by them. Methods may differ in the others, such as a learning rate tuned for each."""
 _OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
@@ -29,6 +29,14 @@ _NO_RESULT = (
     *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
 )
 """Beginnings of columns that are outcomes, or on which no outcome depends (but for last bits)."""
+_RENAMED = {
+    "data.correlation": "shortcut.correlation",
+    "data.samples_per_client": "shortcut.samples_per_client",
+    "data.synthetic_alpha": "synthetic.alpha",
+    "data.synthetic_beta": "synthetic.beta",
+    "data.synthetic_iid": "synthetic.iid",
+}
+"""Columns of older runs, which held the options of all data sets whatever the run's was."""
 SHOWN = 8
 """Up to so many values of a setting are named."""
 
@@ -112,11 +120,21 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read(run / "summary.csv", numbers=("seed", *RESULTS), texts=("algorithm",))
         if len(frame) != 1:
             raise AnalysisError(f"{run / 'summary.csv'}: {len(frame)} rows, a run has exactly one")
-        rows.append(frame.to_dict("records")[0] | {"path": str(run)})
+        rows.append(_of_today(frame.to_dict("records")[0]) | {"path": str(run)})
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
     return table.astype({column: float for column in RESULTS})
+
+
+def _of_today(row: dict[Any, Any]) -> dict[Any, Any]:
+    """A row of summary.csv with options of data sets under their names of today."""
+    found = {}
+    for column, value in row.items():
+        new = _RENAMED.get(column, column)
+        if new == column or new.startswith(f"{row.get('dataset')}."):
+            found[new] = value
+    return found
 
 
 def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group]:
@@ -189,9 +207,9 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 
 
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
-    """``by`` with ``algorithm`` in the first place, followed by the rest of METHOD."""
+    """``by`` in columns of today, ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
-    return list(dict.fromkeys((*method, *by)))
+    return list(dict.fromkeys((*method, *(_RENAMED.get(column, column) for column in by))))
 
 
 def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: str) -> None:
