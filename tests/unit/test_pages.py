@@ -1,4 +1,4 @@
-"""docs/METHODS.md says what the docstrings of the methods say."""
+"""docs/METHODS.md and docs/TABLES.md say what the docstrings of methods and rows say."""
 
 from __future__ import annotations
 
@@ -12,16 +12,22 @@ from fedsim import algorithms
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+def module(name):
+    spec = importlib.util.spec_from_file_location(f"{name}_page", DOCS / f"{name}.py")
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
 @pytest.fixture(scope="module")
 def maker():
-    spec = importlib.util.spec_from_file_location("methods_page", DOCS / "methods.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module("methods")
 
 
-def test_the_page_is_that_of_the_docstrings(maker):
-    assert maker.page() == (DOCS / "METHODS.md").read_text(), "run: python docs/methods.py"
+@pytest.mark.parametrize("name", ["methods", "tables"])
+def test_the_page_is_that_of_the_docstrings(name):
+    page = (DOCS / f"{name.upper()}.md").read_text()
+    assert module(name).page() == page, f"run: python docs/{name}.py"
 
 
 @pytest.mark.parametrize("name", algorithms.names())
