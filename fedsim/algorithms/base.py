@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import LocalRule
+from fedsim.client import LocalRule, MarginControl
 from fedsim.core.types import Slot
-from fedsim.server.base import Average, Exchange, Server
+from fedsim.server import Average, Exchange, Server
 
 
 def nothing(slot: Slot) -> bool:

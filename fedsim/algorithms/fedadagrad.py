@@ -14,8 +14,7 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics follow their mean alone.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 from fedsim.server.optimizers import Start, adaptive
 
 

@@ -15,8 +15,7 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2, no bias correction. Statistics foll
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 from fedsim.server.optimizers import Start, adaptive
 
 

@@ -14,8 +14,7 @@ w <- w + sum_i p_i (w_i - w),   p_i = n_i / sum_S n_j  over the cohort S, or 1/m
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 
 
 def build(weights: Weights = "samples") -> Algorithm:

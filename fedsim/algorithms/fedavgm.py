@@ -15,8 +15,7 @@ Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics foll
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
 
 

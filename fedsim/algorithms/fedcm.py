@@ -4,13 +4,13 @@
     server:  Delta <- -(1/|S|) sum_S (w_i - w) / (lr K_i),   w <- w + eta_g mean_S (w_i - w)
 
 Delta starts at 0 and is in units of a gradient; lr is that of the round that makes it. With
-momentum lr K_i is the way lr |a_i|_1 that a constant gradient of one makes. Weight decay is added
-to the mixed gradient, as in the official code. alpha = 1 is FedAvg with uniform weights.
+momentum lr K_i becomes lr |a_i|_1, the effective local step length (see fednova). Weight decay is
+added to the mixed gradient, as in the official code. alpha = 1 is FedAvg with uniform weights.
 
 :client: each gradient is mixed with the direction Delta
 :server: uniform mean with server learning rate eta_g; the direction Delta
-:state: none; Delta (P) is on its way
-:sends: down Delta (P), up one number, the way of the client's steps
+:state: none; Delta (P) is in the downlink
+:sends: down Delta (P), up one number, the effective local step length
 :public code: FL-Simulator takes K from the data size of client 0 for every client; in the paper
     eta_g multiplies Delta, so that its eta_g is eta_g lr K here
 """
@@ -24,12 +24,10 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext, Vectors
-from fedsim.server.base import Average, Exchanged, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 from fedsim.server.optimizers import Multiply
 
 
@@ -40,17 +38,12 @@ def mix(gradients: list[Tensor], direction: list[Tensor], alpha: float) -> None:
         torch._foreach_add_(gradients, direction, alpha=1 - alpha)
 
 
-def way(env: LocalEnv) -> Uplink:
-    """How far the client's steps went, which :func:`direction` needs."""
-    return Uplink({"way": np.array([env.displacement])})
-
-
 def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     """Delta (P,), the mean gradient that the cohort's clients went against."""
-    ways = np.array([u.extras["way"][0] for u in cohort.updates])
+    lengths = np.array([u.extras["step_length"][0] for u in cohort.updates])
     params = slice(0, cohort.layout.num_params)
     out = np.empty(cohort.layout.size, cohort.columns.dtype)
-    cohort.combine(-1 / (len(ways) * np.where(ways > 0, ways, np.inf)), params, out)
+    cohort.combine(-1 / (len(lengths) * np.where(lengths > 0, lengths, np.inf)), params, out)
     return Exchanged(downlink={"direction": out[params]})
 
 
@@ -69,8 +62,8 @@ class Mixed(LocalRule):
         mix(env.grads(), s, self.alpha)
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
-        """How far the steps went."""
-        return way(env)
+        """lr K_i, which :func:`direction` needs."""
+        return Uplink({"step_length": np.array([env.effective_step_length])})
 
 
 def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") -> Algorithm:

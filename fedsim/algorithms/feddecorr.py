@@ -17,30 +17,51 @@ about B; the experiments of FedDecorr and FedGH ran with ``code`` and beta = 0.1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.criterion import Decorrelation, decorrelation
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, matmul, upcast
 from fedsim.core.errors import ConfigError
+
+Decorrelation = Literal["code", "paper"]
+_VARIANCE: Mapping[Decorrelation, float] = {"code": 1e-8, "paper": 1e-12}
+
+
+def decorrelation(features: Tensor, form: Decorrelation = "code") -> Tensor:
+    """How much the features correlate over the batch (FedDecorr); 0 for a single sample.
+
+    With the correlations rho over the batch, those of a constant feature being 0: ``code`` is
+    ``(B - 1)^2 / B`` times the mean of rho_ij^2 over pairs i != j, ``paper`` the mean of rho_ij^2
+    over all i and j. The released code adds 1e-8 to variances; the paper's form has only what
+    keeps it finite.
+    """
+    b, d = features.shape
+    if b == 1:
+        return features.new_zeros(())
+    x = upcast(features)
+    z = (x - x.mean(dim=0)) / (x.var(dim=0) + _VARIANCE[form]).sqrt()
+    products = matmul(z.T, z)
+    if form == "paper":
+        return (products / (b - 1)).square().mean()
+    others = products - torch.diag_embed(products.diagonal())
+    return others.square().sum() / max(1, d * (d - 1)) / b
 
 
 @dataclass(frozen=True)
-class Decorrelated(LocalRule):
+class Decorrelated(FeaturePenalty):
     """Adds the decorrelation of the head's inputs."""
 
     beta: float
     form: Decorrelation
-    needs_features: ClassVar[bool] = True
 
-    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """At beta = 0 it is FedAvg bit for bit."""
-        h, logits = env.outputs(x)
-        objective, ce = env.criterion.with_cross_entropy(logits, y)
-        return objective + self.beta * decorrelation(h, self.form), ce
+        return self.beta * decorrelation(batch.h, self.form)
 
 
 def build(beta: float = 0.1, form: Decorrelation = "code") -> Algorithm:

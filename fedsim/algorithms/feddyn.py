@@ -25,11 +25,10 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Array, RoundContext, Vectors
-from fedsim.server.base import Average, Server
-from fedsim.server.cohort import Cohort
+from fedsim.server import Average, Cohort, Server
 
 
 @dataclass(frozen=True)

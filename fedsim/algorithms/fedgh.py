@@ -16,8 +16,8 @@ n in p_k = n_k / n is the sum over the cohort. Not the FedGH of Yi et al. (ACM M
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Gram, Server
-from fedsim.server.gram import Harmonize, Order, Weights
+from fedsim.server import Gram, Server, Weights
+from fedsim.server.harmonize import Harmonize, Order
 
 
 def build(order: Order = "random", weights: Weights = "samples") -> Algorithm:
@@ -27,4 +27,4 @@ def build(order: Order = "random", weights: Weights = "samples") -> Algorithm:
         order: in which the other clients are visited; the paper does not say how it is drawn.
         weights: client weights by samples (the paper), or uniform.
     """
-    return Algorithm(server=Server(Gram(Harmonize(order, weights))))
+    return Algorithm(server=Server(Gram(Harmonize(order=order, weights=weights))))

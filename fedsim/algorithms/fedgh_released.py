@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.types import F64, Array, RoundContext
-from fedsim.server.base import HistoryGram, Server
+from fedsim.server import HistoryGram, Server
 
 EPS = 1e-7
 

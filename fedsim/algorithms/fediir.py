@@ -23,21 +23,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fedsim.algorithms.base import Algorithm, Probe
-from fedsim.client.criterion import head_gradient
-from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, LocalRule, Phase, Uplink, matmul, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import as_tensor
 from fedsim.core.types import RoundContext, Vectors
-from fedsim.server.base import Average, Exchanged, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Cohort, Exchanged, Server, Weights
+
+
+def head_gradient(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+    """(C, d + 1) gradient of the cross-entropy by the weight and, last, the bias of a linear head.
+
+    ``(softmax - onehot)^T [h, 1] / B``, a differentiable function of logits and features.
+    """
+    h, logits = upcast(features), upcast(logits)
+    wrong = logits.softmax(dim=1) - nn.functional.one_hot(labels, logits.shape[1])
+    return matmul(wrong.T, torch.cat([h, torch.ones_like(h[:, :1])], dim=1)) / len(labels)
 
 
 @dataclass(frozen=True)
@@ -67,22 +74,19 @@ def common(ema: float, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exc
 
 
 @dataclass(frozen=True)
-class Invariant(LocalRule):
+class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the common one."""
 
     gamma: float
-    needs_features: ClassVar[bool] = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""
         return as_tensor(env.downlink.get("gm", np.zeros(1, np.float32))).to(env.start.device)
 
-    def loss(self, env: LocalEnv, s: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def penalty(self, env: LocalEnv, s: Tensor, batch: Batch) -> Tensor:
         """At gamma = 0 it is FedAvg bit for bit."""
-        h, logits = env.outputs(x)
-        objective, ce = env.criterion.with_cross_entropy(logits, y)
-        away = head_gradient(h, logits, y) - s
-        return objective + self.gamma * away.square().sum(), ce
+        away = head_gradient(batch.h, batch.logits, batch.y) - s
+        return self.gamma * away.square().sum()
 
 
 def linear_head(model: nn.Module) -> nn.Module:
@@ -109,6 +113,5 @@ def build(gamma: float = 1e-3, ema: float = 0.95, weights: Weights = "uniform") 
     if not 0 <= ema < 1:
         raise ConfigError(f"fediir.ema is {ema}; it must lie in [0, 1)")
     probe = Probe(HeadGradient(), partial(common, ema))
-    return Algorithm(
-        local=Invariant(gamma), server=Server(Average(weights)), probe=probe, adapt=linear_head
-    )
+    server = Server(Average(weights))
+    return Algorithm(local=Invariant(gamma), server=server, probe=probe, adapt=linear_head)

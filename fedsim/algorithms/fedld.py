@@ -20,10 +20,10 @@ from __future__ import annotations
 from typing import Literal
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.criterion import MarginControl
+from fedsim.client import MarginControl
 from fedsim.core.errors import ConfigError
-from fedsim.server.base import Gram, Server
-from fedsim.server.gram import Principal, Weights
+from fedsim.server import Gram, Server, Weights
+from fedsim.server.principal import Principal
 
 
 def build(
@@ -51,7 +51,6 @@ def build(
     """
     if not 0 < keep <= 1:
         raise ConfigError(f"fedld.keep is {keep}; it must lie in (0, 1]")
-    rule = Principal(keep, norm, scope, weights, orientation)
-    return Algorithm(
-        server=Server(Gram(rule, blocks)), criterion=MarginControl(margin, margin_weight)
-    )
+    rule = Principal(keep=keep, norm=norm, scope=scope, weights=weights, orientation=orientation)
+    criterion = MarginControl(margin, margin_weight)
+    return Algorithm(server=Server(Gram(rule, blocks)), criterion=criterion)

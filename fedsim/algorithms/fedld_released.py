@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.criterion import MarginControl
+from fedsim.client import MarginControl
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, Array, RoundContext
-from fedsim.server.base import HistoryGram, Server
-from fedsim.server.gram import Principal
+from fedsim.server import HistoryGram, Server
+from fedsim.server.principal import Principal
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ReleasedPrincipal:
         axes = int(self.keep * m)
         if axes == 0:
             return np.zeros(m)
-        rule = Principal(axes / m, norm="l1", scope="all", weights="uniform")
+        rule = Principal(keep=axes / m, norm="l1", scope="all", weights="uniform")
         return rule(gram, np.ones(m), ctx)
 
 

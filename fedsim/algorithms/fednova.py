@@ -29,11 +29,9 @@ import numpy as np
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedprox import Proximal
-from fedsim.client.trainer import LocalEnv, Uplink, normaliser
+from fedsim.client import LocalEnv, Uplink, normaliser
 from fedsim.core.errors import ConfigError
-from fedsim.server.base import Average, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import shares
+from fedsim.server import Average, Cohort, Server, shares
 from fedsim.server.optimizers import HeavyBall
 
 

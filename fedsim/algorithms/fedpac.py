@@ -24,7 +24,6 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import scipy.linalg
@@ -34,11 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, Phase, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, Array, RoundContext, Slot, Vectors
-from fedsim.server.base import Average, Exchanged, Server
-from fedsim.server.cohort import Cohort
+from fedsim.server import Average, Cohort, Exchanged, Server
 
 
 def of_head(slot: Slot) -> bool:
@@ -101,13 +99,12 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class AlignedFeatures(LocalRule):
+class AlignedFeatures(FeaturePenalty):
     """The client part."""
 
     lam: float
     head_lr: float
     head_epochs: int
-    needs_features: ClassVar[bool] = True
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """First the head, then the extractor."""
@@ -125,13 +122,11 @@ class AlignedFeatures(LocalRule):
         targets = np.where(known, env.downlink["prototypes"], own).astype(np.float32)
         return _Memory(h, variance, torch.from_numpy(targets).to(env.x.device))
 
-    def loss(self, env: LocalEnv, s: _Memory, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Adds the distance to the prototypes while the extractor trains."""
-        h, logits = env.outputs(x)
-        objective, ce = env.criterion.with_cross_entropy(logits, y)
-        if env.phase.part == "features" and s.targets is not None:
-            objective = objective + self.lam * F.mse_loss(h, s.targets[y])
-        return objective, ce
+    def penalty(self, env: LocalEnv, s: _Memory, batch: Batch) -> Tensor | None:
+        """The distance to the prototypes while the extractor trains."""
+        if env.phase.part == "head" or s.targets is None:
+            return None
+        return self.lam * F.mse_loss(batch.h, s.targets[batch.y])
 
     def finish(self, env: LocalEnv, s: _Memory) -> Uplink:
         """Prototypes of the new extractor and the trained head."""

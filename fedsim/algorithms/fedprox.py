@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import LocalEnv, LocalRule
 from fedsim.core.errors import ConfigError
 
 Form = Literal["squared", "l2_per_tensor"]

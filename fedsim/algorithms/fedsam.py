@@ -28,10 +28,9 @@ from torch.func import functional_call
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedcm import Mixed, direction
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import LocalEnv, LocalRule
 from fedsim.core.errors import ConfigError
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 
 Tensors = tuple[Tensor, ...]
 

@@ -22,34 +22,41 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm, nothing
-from fedsim.client.criterion import gaussian_divergence, length
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot
 from fedsim.models.probabilistic import probabilistic
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
+
+
+def length(z: Tensor, power: Literal[1, 2]) -> Tensor:
+    """``mean_b ||z_b||^power`` of features (B, d)."""
+    return torch.linalg.vector_norm(upcast(z), dim=1).pow(power).mean()
+
+
+def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
+    """``mean_b sum_k KL(N(mu, sigma^2) || N(r_mu, r_sigma^2))_bk``, all (B, d)."""
+    mu, sigma, r_mu, r_sigma = upcast(mu), upcast(sigma), upcast(r_mu), upcast(r_sigma)
+    ratio = (sigma.square() + (mu - r_mu).square()) / (2 * r_sigma.square())
+    return ((r_sigma / sigma).log() + ratio - 0.5).sum(dim=1).mean()
 
 
 @dataclass(frozen=True)
-class Short(LocalRule):
+class Short(FeaturePenalty):
     """Adds the length of the features (FedL2R)."""
 
     a_l2r: float
     power: Literal[1, 2]
-    needs_features: ClassVar[bool] = True
 
-    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """The features are those of the model."""
-        h, logits = env.outputs(x)
-        objective, ce = env.criterion.with_cross_entropy(logits, y)
-        return objective + self.a_l2r * length(h, self.power), ce
+        return self.a_l2r * length(batch.h, self.power)
 
 
 @dataclass(frozen=True)

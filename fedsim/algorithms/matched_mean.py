@@ -36,9 +36,7 @@ from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.layout import layout_of
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
 from fedsim.models.chain import Link, chain
-from fedsim.server.base import Average, Reduced, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Cohort, Reduced, Server, Weights
 
 SWEEPS = 100
 """Passes over the layers at most; each but the last gains similarity, and few are needed."""

@@ -20,24 +20,32 @@ CIFAR-100 and Tiny-ImageNet.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.criterion import contrast
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import Batch, FeaturePenalty, LocalEnv, Uplink, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import as_tensor
 
 
+def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
+    """``mean_b -log(e^{cos(z, near)/T} / (e^{cos(z, near)/T} + e^{cos(z, far)/T}))`` (MOON).
+
+    All three are features (B, d).
+    """
+    z = upcast(z)
+    closer = F.cosine_similarity(z, upcast(near)) - F.cosine_similarity(z, upcast(far))
+    return F.softplus(-closer / temperature).mean()
+
+
 @dataclass(frozen=True)
-class Contrastive(LocalRule):
+class Contrastive(FeaturePenalty):
     """Adds the contrast to the received and the client's previous model."""
 
     mu: float
     temperature: float
-    needs_features: ClassVar[bool] = True
 
     def begin(self, env: LocalEnv) -> Tensor | None:
         """(D,) the client's previous model, None in its first participation."""
@@ -45,14 +53,12 @@ class Contrastive(LocalRule):
             return None
         return as_tensor(env.state["previous"]).to(env.start.device)
 
-    def loss(self, env: LocalEnv, s: Tensor | None, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Two more forward passes where there is a previous model."""
-        z, logits = env.outputs(x)
-        objective, ce = env.criterion.with_cross_entropy(logits, y)
-        if s is not None:
-            older = env.features_of(env.start, x), env.features_of(s, x)
-            objective = objective + self.mu * contrast(z, *older, self.temperature)
-        return objective, ce
+    def penalty(self, env: LocalEnv, s: Tensor | None, batch: Batch) -> Tensor | None:
+        """Takes two more forward passes; None where there is no previous model."""
+        if s is None:
+            return None
+        older = env.features_of(env.start, batch.x), env.features_of(s, batch.x)
+        return self.mu * contrast(batch.h, *older, self.temperature)
 
     def finish(self, env: LocalEnv, s: Tensor | None) -> Uplink:
         """Keeps the trained model."""

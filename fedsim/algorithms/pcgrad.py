@@ -19,8 +19,8 @@ the sum. Beside the unit weights it is FedGH.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Gram, Server
-from fedsim.server.gram import Harmonize, Order
+from fedsim.server import Gram, Server
+from fedsim.server.harmonize import Harmonize, Order
 from fedsim.server.optimizers import check_positive
 
 
@@ -33,4 +33,5 @@ def build(order: Order = "random", include_self: bool = False, eta_g: float = 1.
         eta_g: server learning rate, > 0.
     """
     check_positive("pcgrad", eta_g=eta_g)
-    return Algorithm(server=Server(Gram(Harmonize(order, "uniform", include_self, eta_g))))
+    rule = Harmonize(order=order, weights="uniform", include_self=include_self, eta=eta_g)
+    return Algorithm(server=Server(Gram(rule)))

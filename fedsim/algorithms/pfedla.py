@@ -32,12 +32,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Slot, Vectors
-from fedsim.server.base import Average, Exchanged, Server
-from fedsim.server.cohort import Cohort
+from fedsim.server import Average, Cohort, Exchanged, Server
 
 DEPTH = 3
 

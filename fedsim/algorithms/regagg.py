@@ -19,7 +19,7 @@ makes the rule depend on the scale of the updates.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Blocks, Server
+from fedsim.server import Blocks, Server
 from fedsim.server.optimizers import check_positive
 from fedsim.server.similarity import Distance, Similar
 
@@ -33,4 +33,5 @@ def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-
         eps: keeps the quotients finite, > 0.
     """
     check_positive("regagg", eps=eps)
-    return Algorithm(server=Server(Similar("product", blocks, distance, eps)))
+    rule = Similar(combine="product", blocks=blocks, distance=distance, eps=eps)
+    return Algorithm(server=Server(rule))

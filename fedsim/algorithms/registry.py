@@ -17,11 +17,11 @@ from typing import Any
 
 import fedsim.algorithms
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.criterion import MarginControl
+from fedsim.client import MarginControl
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import resolve, signature
 from fedsim.core.settings import Scalar, checked
-from fedsim.server.base import Average, Server
+from fedsim.server import Average, Server
 
 
 def names() -> tuple[str, ...]:

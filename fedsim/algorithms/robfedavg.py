@@ -27,9 +27,7 @@ from numpy.typing import NDArray
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.types import F64, RoundContext, Vectors
-from fedsim.server.base import Reduced, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights, shares
+from fedsim.server import Cohort, Reduced, Server, Weights, shares
 from fedsim.server.optimizers import check_positive
 
 Test = Literal["iqr", "zscore"]

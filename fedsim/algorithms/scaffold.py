@@ -5,7 +5,7 @@
     server:  x <- x + eta_g mean_S (y_i - x);   c <- c + |S|/N mean_S (c_i' - c_i)
 
 All control variates start at 0, so c = (1/N) sum_i c_i over all N clients always. With momentum
-K lr is the way lr |a|_1 that a constant gradient of one makes, and (x - y) / (lr |a|_1) a weighted
+K lr becomes the effective local step length lr |a|_1, and (x - y) / (lr |a|_1) is a weighted
 mean of the gradients; at lr = 0, as in the first round of a warm-up, option II leaves c_i as it is.
 Weight decay is a part of the gradient. Option I takes the gradient over all of the client's data in
 evaluation mode, without augmentation.
@@ -29,12 +29,10 @@ import torch
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext, Vectors
-from fedsim.server.base import Average, Exchanged, Server
-from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 from fedsim.server.optimizers import Multiply
 
 
@@ -58,9 +56,9 @@ class Corrected(LocalRule):
 
         Option II learns nothing where nobody moves: without a step, or at a learning rate of 0.
         """
-        before, fresh, way = env.kept("c"), s[1], env.displacement
-        if fresh is None and way > 0:
-            fresh = before - env.received("c") - env.moved / way
+        before, fresh, length = env.kept("c"), s[1], env.effective_step_length
+        if fresh is None and length > 0:
+            fresh = before - env.received("c") - env.moved / length
         after = before if fresh is None else fresh
         change = (after - before).cpu().numpy()
         return Uplink({"c": change}, {"c": after.cpu().numpy()})

@@ -20,7 +20,7 @@ challenge entry the choice of clients and of hyperparameters per round is left o
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Blocks, Server
+from fedsim.server import Blocks, Server
 from fedsim.server.optimizers import check_positive
 from fedsim.server.similarity import Distance, Similar
 
@@ -34,4 +34,5 @@ def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-
         eps: keeps the quotients finite, > 0.
     """
     check_positive("simagg", eps=eps)
-    return Algorithm(server=Server(Similar("sum", blocks, distance, eps)))
+    rule = Similar(combine="sum", blocks=blocks, distance=distance, eps=eps)
+    return Algorithm(server=Server(rule))

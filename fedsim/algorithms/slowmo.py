@@ -16,8 +16,7 @@ follow their mean alone.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.server.base import Average, Server
-from fedsim.server.gram import Weights
+from fedsim.server import Average, Server, Weights
 from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
 
 

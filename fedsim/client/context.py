@@ -114,9 +114,11 @@ class LocalEnv:
         return self.flat.flat.detach()[params] - self.start[params]
 
     @property
-    def displacement(self) -> float:
-        """By how much the steps so far have moved a parameter whose gradient is -1, without decay:
-        lr |a|_1, see :func:`normaliser`."""
+    def effective_step_length(self) -> float:
+        """lr |a|_1: how far the steps so far move a parameter whose gradient is always -1.
+
+        Without weight decay; see :func:`normaliser`.
+        """
         return self.ctx.lr * normaliser(self.steps, self.training.momentum)
 
     def slots(self) -> list[Slot]:
@@ -200,14 +202,19 @@ def labels(y: Tensor) -> int:
 
 
 def normaliser(steps: int, momentum: float, pull: float = 0.0) -> float:
-    """|a|_1: by how many learning rates a constant gradient of one moves a parameter.
+    """|a|_1 of FedNova (Wang et al. 2020): the effective number of local steps.
 
-    Wang et al. 2020 (FedNova): the number of steps for plain SGD. ``momentum`` is that of a buffer
-    that starts at zero, ``pull`` the share (lr mu) of the way that a proximal term takes back in
-    each step; both together as SGD with momentum on the proximal objective moves.
+    It is the distance, in learning rates, by which a constant gradient of one moves a parameter:
+    the number of steps for plain SGD.
+
+    Args:
+        steps: of SGD.
+        momentum: of a buffer that starts at zero.
+        pull: lr mu, the share of the distance that a proximal term takes back in each step. With
+            momentum both act as in SGD with momentum on the proximal objective.
     """
-    way = speed = 0.0
+    distance = velocity = 0.0
     for _ in range(steps):
-        speed = momentum * speed + 1 - pull * way
-        way += speed
-    return way
+        velocity = momentum * velocity + 1 - pull * distance
+        distance += velocity
+    return distance

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -66,71 +65,15 @@ def sigma_stitch(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
     return -F.logsigmoid(torch.minimum(m, 2 * threshold - m)).mean()
 
 
-def single(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Half precision as float32, anything else as it is."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` in their own precision, which autocast would lower."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
-
-
-Decorrelation = Literal["code", "paper"]
-_VARIANCE: Mapping[Decorrelation, float] = {"code": 1e-8, "paper": 1e-12}
-
-
-def decorrelation(features: Tensor, form: Decorrelation = "code") -> Tensor:
-    """How much the features correlate over the batch (FedDecorr); 0 for a single sample.
-
-    With the correlations rho over the batch, those of a constant feature being 0: ``code`` is
-    ``(B - 1)^2 / B`` times the mean of rho_ij^2 over pairs i != j, ``paper`` the mean of rho_ij^2
-    over all i and j. The released code adds 1e-8 to variances; the paper's form has only what
-    keeps it finite.
-    """
-    b, d = features.shape
-    if b == 1:
-        return features.new_zeros(())
-    x = single(features)
-    z = (x - x.mean(dim=0)) / (x.var(dim=0) + _VARIANCE[form]).sqrt()
-    products = _product(z.T, z)
-    if form == "paper":
-        return (products / (b - 1)).square().mean()
-    others = products - torch.diag_embed(products.diagonal())
-    return others.square().sum() / max(1, d * (d - 1)) / b
-
-
-def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    """``mean_b -log(e^{cos(z, near)/T} / (e^{cos(z, near)/T} + e^{cos(z, far)/T}))`` (MOON).
-
-    All three are features (B, d).
-    """
-    z = single(z)
-    closer = F.cosine_similarity(z, single(near)) - F.cosine_similarity(z, single(far))
-    return F.softplus(-closer / temperature).mean()
-
-
-def length(z: Tensor, power: Literal[1, 2]) -> Tensor:
-    """``mean_b ||z_b||^power`` of features (B, d)."""
-    return torch.linalg.vector_norm(single(z), dim=1).pow(power).mean()
-
-
-def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
-    """``mean_b sum_k KL(N(mu, sigma^2) || N(r_mu, r_sigma^2))_bk``, all (B, d)."""
-    mu, sigma, r_mu, r_sigma = single(mu), single(sigma), single(r_mu), single(r_sigma)
-    ratio = (sigma.square() + (mu - r_mu).square()) / (2 * r_sigma.square())
-    return ((r_sigma / sigma).log() + ratio - 0.5).sum(dim=1).mean()
-
-
-def head_gradient(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """(C, d + 1) gradient of the cross-entropy by the weight and, last, the bias of a linear head.
-
-    ``(softmax - onehot)^T [h, 1] / B``, a differentiable function of logits and features.
-    """
-    h, logits = single(features), single(logits)
-    wrong = logits.softmax(dim=1) - F.one_hot(labels, logits.shape[1])
-    return _product(wrong.T, torch.cat([h, torch.ones_like(h[:, :1])], dim=1)) / len(labels)
 
 
 PENALTIES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
@@ -205,7 +148,7 @@ class MarginControl:
         if labels.ndim == 2:
             counted = labels >= 0
             logits, labels = logits[counted], labels[counted]
-        logits = single(logits)
+        logits = upcast(logits)
         ce = F.cross_entropy(logits, labels)
         threshold = self.threshold or _THRESHOLDS.get(self.form, 1.0)
         if self.form in REPLACEMENTS:

@@ -11,25 +11,14 @@ import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedsim.client.context import PARTS, LocalEnv, Phase, Precision, Preprocess, labels, normaliser
+from fedsim.client.context import PARTS, LocalEnv, Phase, labels
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, Vectors
-
-__all__ = [
-    "LocalEnv",
-    "LocalRule",
-    "Phase",
-    "Precision",
-    "Preprocess",
-    "Uplink",
-    "normaliser",
-    "train_local",
-]
 
 
 @dataclass(frozen=True)
@@ -70,6 +59,39 @@ class LocalRule:
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
         """Runs once after the last step."""
         return Uplink()
+
+
+class Batch(NamedTuple):
+    """A batch as :meth:`FeaturePenalty.penalty` sees it.
+
+    Args:
+        x: model input, (B, ...).
+        y: (B,) labels.
+        h: (B, d) features, the inputs of the head.
+        logits: (B, C).
+    """
+
+    x: Tensor
+    y: Tensor
+    h: Tensor
+    logits: Tensor
+
+
+class FeaturePenalty(LocalRule):
+    """Adds a penalty on the features to the classification loss."""
+
+    needs_features: ClassVar[bool] = True
+
+    def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`LocalRule.loss`."""
+        h, logits = env.outputs(x)
+        objective, ce = env.criterion.with_cross_entropy(logits, y)
+        penalty = self.penalty(env, s, Batch(x, y, h, logits))
+        return (objective if penalty is None else objective + penalty), ce
+
+    def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor | None:
+        """A scalar, or None where there is no penalty."""
+        raise NotImplementedError
 
 
 def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:

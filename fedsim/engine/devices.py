@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fedsim.client.trainer import Precision
+from fedsim.client.context import Precision
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
 

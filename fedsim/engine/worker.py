@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, train_local
+from fedsim.client import LocalEnv, LocalRule
+from fedsim.client.trainer import train_local
 from fedsim.core.errors import DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope

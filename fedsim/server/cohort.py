@@ -14,9 +14,7 @@ import numpy as np
 
 from fedsim.core.errors import ContractError
 from fedsim.core.types import F64, Array, ClientUpdate, Layout
-from fedsim.server.linalg import Columns, Local, Scaled, single_threaded_blas
-
-__all__ = ["Cohort", "gram", "single_threaded_blas", "symmetric"]
+from fedsim.server.linalg import Columns, Local, Scaled
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def similarity_weights(
     return w / w.sum()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Similar:
     """The mean with similarity weights, block by block; statistics are averaged by samples.
 

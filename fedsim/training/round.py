@@ -17,9 +17,9 @@ from fedsim.core.rng import generator
 from fedsim.core.types import F64, ClientUpdate, RoundContext, Vector
 from fedsim.engine.base import Executor
 from fedsim.server.base import ServerStep
-from fedsim.server.cohort import Cohort, gram, single_threaded_blas
+from fedsim.server.cohort import Cohort, gram
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
-from fedsim.server.linalg import Local
+from fedsim.server.linalg import Local, single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Visit, wire_bytes

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from fedsim import algorithms
-from fedsim.client.trainer import LocalEnv, train_local
+from fedsim.client import LocalEnv
+from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import RoundContext, Training
 from fedsim.server.base import RuleState

@@ -8,7 +8,7 @@ import torch
 from oracles import client_losses as oracle
 
 from fedsim import algorithms
-from fedsim.client.criterion import decorrelation
+from fedsim.algorithms.feddecorr import decorrelation
 from fedsim.core.errors import ConfigError
 
 from . import fullbatch

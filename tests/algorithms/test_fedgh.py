@@ -11,7 +11,7 @@ from oracles import samplers
 
 import fedsim
 from fedsim.core.errors import FedsimError
-from fedsim.server.gram import harmonize_orders
+from fedsim.server.harmonize import harmonize_orders
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input, revised
 

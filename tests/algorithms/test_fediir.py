@@ -11,7 +11,7 @@ from oracles import client_losses as oracle
 from torch import nn
 
 from fedsim import algorithms, models
-from fedsim.client.criterion import head_gradient
+from fedsim.algorithms.fediir import head_gradient
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Layout, ModelSpec
 from fedsim.server.cohort import Cohort

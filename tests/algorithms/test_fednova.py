@@ -12,7 +12,7 @@ from oracles import rounds as oracle
 import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.fednova import PerStep
-from fedsim.client.trainer import normaliser
+from fedsim.client import normaliser
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import RuleState

@@ -12,7 +12,8 @@ from oracles import quadratics
 
 import fedsim
 from fedsim.algorithms.fedprox import Proximal
-from fedsim.client.trainer import LocalRule, Phase, train_local
+from fedsim.client import LocalRule, Phase
+from fedsim.client.trainer import train_local
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .training import scalar_env, train, worker

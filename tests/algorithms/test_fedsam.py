@@ -14,8 +14,9 @@ from torch import nn
 
 from fedsim import algorithms
 from fedsim.algorithms.fedsam import SharpnessAware, ascent
+from fedsim.client import Phase
 from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import Phase, train_local
+from fedsim.client.trainer import train_local
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel, select
 from fedsim.core.types import ClientUpdate, Layout, Slot, Training
@@ -222,7 +223,7 @@ def test_weights_of_the_models(alpha):
             num_samples=n,
             num_steps=1,
             delta=np.array(delta),
-            extras={"way": np.ones(1)},
+            extras={"step_length": np.ones(1)},
         )
         for i, (n, delta) in enumerate([(30, [1.0, -0.1]), (10, [0.2, 0.3])])
     ]

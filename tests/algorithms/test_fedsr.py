@@ -10,7 +10,7 @@ from oracles import client_losses as oracle
 from torch import distributions
 
 from fedsim import algorithms, models
-from fedsim.client.criterion import gaussian_divergence, length
+from fedsim.algorithms.fedsr import gaussian_divergence, length
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import select
 from fedsim.core.rng import seed_for

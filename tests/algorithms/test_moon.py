@@ -11,7 +11,7 @@ import torch
 from oracles import client_losses as oracle
 
 from fedsim import algorithms
-from fedsim.client.criterion import contrast
+from fedsim.algorithms.moon import contrast
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import select
 from fedsim.engine.worker import Worker

@@ -9,7 +9,7 @@ from oracles import samplers
 
 import fedsim
 from fedsim.core.errors import ConfigError
-from fedsim.server.gram import harmonize_orders
+from fedsim.server.harmonize import harmonize_orders
 
 from .cases import EXAMPLES, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

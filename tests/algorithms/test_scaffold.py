@@ -84,7 +84,7 @@ def test_the_way_is_that_of_the_corrected_mean_gradient(momentum, weight_decay):
     rule = federation.algorithm.local
     fedsim.client.trainer.train_local(rule, env)
     uplink = rule.finish(env, rule.begin(env))
-    left = env.displacement * (uplink.state["c"] - before[1] + c)
+    left = env.effective_step_length * (uplink.state["c"] - before[1] + c)
     np.testing.assert_allclose(left, -env.moved.numpy(), rtol=1e-9, atol=1e-13)
 
 

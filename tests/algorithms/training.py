@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedsim import algorithms
+from fedsim.client import LocalEnv
 from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import LocalEnv
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
 from fedsim.engine.worker import Worker, WorkerSpec

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import ray
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import LocalEnv, LocalRule
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import pytest
 import ray
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule
+from fedsim.client import LocalEnv, LocalRule
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

@@ -12,7 +12,7 @@ from algorithms.training import context, dataset, train, worker
 from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalEnv, LocalRule, Uplink
+from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Partition, Pipeline, Training
 from fedsim.engine.devices import torch_flags

@@ -13,7 +13,7 @@ from stopping import Stopper
 
 import fedsim
 from fedsim.algorithms.base import Algorithm, Probe
-from fedsim.client.trainer import LocalRule, Uplink
+from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import RunConfig, load_config
 from fedsim.core.layout import named_tensors
 from fedsim.server.base import Exchanged

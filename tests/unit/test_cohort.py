@@ -12,8 +12,8 @@ import threadpoolctl
 from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, Slot
 from fedsim.server import linalg as module
-from fedsim.server.cohort import Cohort, gram, single_threaded_blas
-from fedsim.server.linalg import Local, cut
+from fedsim.server.cohort import Cohort, gram
+from fedsim.server.linalg import Local, cut, single_threaded_blas
 
 
 def layout(size, stats=0):

@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from fedsim.client import LocalEnv, LocalRule, Phase, Uplink
 from fedsim.client.criterion import MarginControl
-from fedsim.client.trainer import LocalEnv, LocalRule, Phase, Uplink, train_local
+from fedsim.client.trainer import train_local
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import RoundContext, Training
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalRule, Uplink
+from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import RunConfig, load_config
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.layout import named_tensors

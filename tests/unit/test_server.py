@@ -12,7 +12,8 @@ import threadpoolctl
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, RuleState, Server
 from fedsim.server.cohort import Cohort
-from fedsim.server.gram import Weights, conflict_ratio, cosines, harmonize_orders, shares
+from fedsim.server.gram import Weights, conflict_ratio, cosines, shares
+from fedsim.server.harmonize import harmonize_orders
 
 CTX = RoundContext(3, 10, 20, 0.1, seed=7)
 LAYOUT = Layout(

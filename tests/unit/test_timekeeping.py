@@ -8,7 +8,7 @@ import pytest
 
 from fedsim import algorithms
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.trainer import LocalRule, Phase
+from fedsim.client import LocalRule, Phase
 from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Layout, Slot
