@@ -1,6 +1,6 @@
 """fedsim: federated learning under data heterogeneity, simulated on Ray.
 
-``run`` runs an experiment, ``resume`` goes on with one; ``aggregate`` is the server step of any
+``run`` runs an experiment, ``resume`` resumes one; ``aggregate`` is the server step of any
 method and ``decompose`` the loss decomposition, both on NumPy arrays.
 """
 

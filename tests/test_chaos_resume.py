@@ -95,7 +95,7 @@ def test_killed_again_and_again(method, place, undisturbed):
         done = rows(table)
         process = place.start("resume", "run")
     out, err = ended(process)
-    assert re.search(r"going on in run after round [1-9]", out)
+    assert re.search(r"resuming run after round [1-9]", out)
     assert err == ""
     assert contents(table.parent) == undisturbed(method)
     resumed = json.loads((table.parent / "env.json").read_text())["resumed"]
@@ -149,7 +149,7 @@ def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
     wait_for(process, folder / "rounds.csv", 3)
     tell_to_end(process, number)
     _, err = ended(process, status)
-    line = rf"interrupted after (\d+) of {ROUNDS} rounds; go on with: fedsim resume run\n"
+    line = rf"interrupted after (\d+) of {ROUNDS} rounds; resume with: fedsim resume run\n"
     done = re.fullmatch(line, err)
     assert done, err
     assert rows(folder / "rounds.csv") == int(done[1])
@@ -158,7 +158,7 @@ def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
     out, err = ended(place.start("resume", "run"))
     arrays = damaged.replace("json", "safetensors")
     assert err == f"run/checkpoints/{damaged} cannot be used: {arrays} is damaged\n"
-    assert f"going on in run after round {int(done[1]) - 1}\n" in out
+    assert f"resuming run after round {int(done[1]) - 1}\n" in out
     assert contents(folder) == undisturbed("fedpac")
 
 
@@ -190,7 +190,7 @@ def test_a_disk_that_is_really_full(place, undisturbed):
     assert done.returncode == 0, done.stderr
     assert "status 1\n" in done.stdout
     error = r"error: small/run/\S+: cannot be written \(No space left on device\)"
-    assert re.match(error + "; go on with: fedsim resume small/run\n", done.stderr), done.stderr
+    assert re.match(error + "; resume with: fedsim resume small/run\n", done.stderr), done.stderr
     assert contents(place.work / "run") == undisturbed("fedbn")
 
 
@@ -214,7 +214,7 @@ def test_a_sweep_goes_on(number, place, undisturbed):
     out, err = ended(place.start(*args))
     assert err == ""
     assert "[1/2] algorithm=fedbn: finished before\n" in out
-    assert "[2/2] algorithm=fedpac: was interrupted, goes on\n" in out
+    assert "[2/2] algorithm=fedpac: resumed after an interruption\n" in out
     assert (runs["fedbn"] / "summary.csv").stat().st_mtime_ns == written
     assert not list((place.work / "sweep").glob("*interrupted*"))
     for method, folder in runs.items():

@@ -62,7 +62,7 @@ def test_after_a_signal(number, status, place):
     wait_for(process, place.work / "run" / "rounds.csv", 1)
     tell_to_end(process, number)
     _, err = ended(process, status)
-    assert re.fullmatch(r"interrupted after \d+ of .* go on with: fedsim resume run\n", err), err
+    assert re.fullmatch(r"interrupted after \d+ of .* resume with: fedsim resume run\n", err), err
     nothing_is_left(place)
 
 

@@ -117,7 +117,7 @@ def watched(ctx: click.Context, shown: Lines) -> Iterator[None]:
         ctx.exit(exit_status(interrupt))
     except (WorkerError, StoreError) as error:
         if shown.how_to_resume:
-            error.args = (f"{error}; go on with: {shown.how_to_resume}",)
+            error.args = (f"{error}; resume with: {shown.how_to_resume}",)
         raise
     finally:
         shown.close()

@@ -80,7 +80,7 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
         shown = display(final_table=False)
         ray = session if config.engine.kind == "ray" else None
         try:
-            if resume.can_go_on(config, out):
+            if resume.can_resume(config, out):
                 driver.resume(out, resume.placement(config), [shown], ray)
             else:
                 driver.run(config, out, [shown], ray)

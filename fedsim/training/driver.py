@@ -79,7 +79,7 @@ class TrainingLoop:
         Raises:
             ConfigError: the device is another one than that of the rounds before.
             DataError: the data have changed since the run began.
-            DivergedError, WorkerError, StoreError: the run cannot go on.
+            DivergedError, WorkerError, StoreError: the run failed.
             Interrupted: the process was told to end.
         """
         store, setup = self.store, self.setup
@@ -238,7 +238,7 @@ def run(
 
     Raises:
         ConfigError, DataError: the run cannot start.
-        DivergedError, WorkerError, StoreError: it cannot go on.
+        DivergedError, WorkerError, StoreError: it failed.
         Interrupted: the process was told to end.
     """
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
@@ -278,10 +278,10 @@ def resume(
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
 ) -> RunStore:
-    """Goes on with a run that was ended; its files are then those of an undisturbed run.
+    """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
-    Tables are cut back to the newest checkpoint that is whole. Where there is none at all the run
-    begins again in its directory. A finished run is returned as it is.
+    Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
+    starts again in its directory. A finished run is returned as it is.
 
     Args:
         path: the run directory.
@@ -292,8 +292,8 @@ def resume(
     Raises:
         ConfigError: no run is there, another process has it, or its configuration was changed.
         DataError: the data cannot be read, or have changed.
-        DivergedError, WorkerError, StoreError: the run cannot go on; where the reason is that all
-            its checkpoints are damaged nothing has been changed.
+        DivergedError, WorkerError, StoreError: the run failed; if all its checkpoints are
+            damaged, nothing has been changed.
         Interrupted: the process was told to end.
     """
     store = RunStore(Path(path))
@@ -327,7 +327,7 @@ def resume(
 
 
 def _position(setup: Setup, start: ServerState, store: RunStore) -> tuple[Checkpoints, Progress]:
-    """Where a run goes on: after its newest whole checkpoint, before round 1 if it has none."""
+    """The newest checkpoint that is whole, or the start of a run that has none."""
     engine = setup.config.engine
     checkpoints, position = restore(
         store.path,
@@ -377,7 +377,7 @@ def _check_trace(config: RunConfig, store: RunStore) -> None:
 def _environments(
     setup: Setup, store: RunStore, rounds: int
 ) -> Callable[[Mapping[str, object]], Mapping[str, object]]:
-    """env.json of a run that goes on: what it said, and a part for each time that it went on."""
+    """env.json of a resumed run: what it said, and an entry each time that it was resumed."""
     now = _environment(setup) | {"after_round": rounds}
     path = store.path / "env.json"
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on: a bar on a terminal, plain lines in a pipe."""
+"""The display of a running experiment: a bar on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Lines(Callback):
 
     @property
     def how_to_resume(self) -> str:
-        """The command that goes on with the run, empty before it has a directory."""
+        """The command that resumes the run, empty before it has a directory."""
         return f"fedsim resume {shlex.quote(str(self.info.out))}" if self.info else ""
 
     def interrupted(self) -> str:
@@ -70,7 +70,7 @@ class Lines(Callback):
         if self.info is None:
             return "interrupted before the first round"
         rounds = f"{self.done} of {self.info.rounds} rounds"
-        return f"interrupted after {rounds}; go on with: {self.how_to_resume}"
+        return f"interrupted after {rounds}; resume with: {self.how_to_resume}"
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -139,7 +139,7 @@ def introduction(info: RunInfo) -> tuple[str, ...]:
     """Three lines: the experiment, the engine, the directory."""
     place = f"writing to {info.out}"
     if info.done:
-        place = f"going on in {info.out} after round {info.done}"
+        place = f"resuming {info.out} after round {info.done}"
     return (
         f"{info.algorithm} on {info.dataset}, {info.model} ({info.num_parameters:,} parameters), "
         f"seed {info.seed}",

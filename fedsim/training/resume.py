@@ -23,15 +23,15 @@ PLACEMENT = (
     *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
     *("checkpoint_every", "keep_checkpoints", "state_memory"),
 )
-"""Keys of section engine that cannot change a result: a finished run counts whatever they were."""
+"""Keys of section engine that change no result, so that a finished run counts with any values."""
 FREE = frozenset(
     f"engine.{leaf}" for leaf in (*PLACEMENT, "gpus_per_client", "allow_mixed_devices")
 )
-"""Keys that may change when a run goes on; the kind of device is compared once it is known."""
+"""Keys that may change when a run is resumed; its kind of device is compared once it is known."""
 
 
 def decisive(config: RunConfig) -> dict[str, Any]:
-    """The settings that must stay as they are for a run to go on, by dotted key."""
+    """The settings that must stay the same for a run to be resumed, by dotted key."""
     values = dict(_flat(yaml.safe_load(to_yaml(config))))
     return {key: value for key, value in values.items() if key not in FREE}
 
@@ -69,22 +69,22 @@ def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
     Placement cannot change a result.
 
     Args:
-        wanted: as given; what it leaves to the data is taken as :func:`left_to_the_data` says.
+        wanted: as given; what it leaves to the data is taken as :func:`filled_by_the_data` says.
         found: the finished run's config.yaml, nested or dotted.
     """
     free = {f"engine.{leaf}" for leaf in PLACEMENT}
     have = dict(_flat(found))
-    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | left_to_the_data(wanted, have)
+    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | filled_by_the_data(wanted, have)
     for key, value in want.items():
         if key not in free and have.get(key) != value:
             return f"{key} ({have.get(key)!r}, wanted {value!r})"
     return None
 
 
-def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, Any]:
-    """What :meth:`RunConfig.concrete` would fill in, as far as the catalogue knows the data.
+def filled_by_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, Any]:
+    """What :meth:`RunConfig.concrete` would fill in, as far as is known without the data.
 
-    Where only the data's files know it, what the finished run ``have`` found in them counts.
+    What only the data's files say is taken from the finished run ``have``.
     """
     info = data.find(wanted.data.name)
     filled: dict[str, Any] = {}
@@ -100,8 +100,8 @@ def left_to_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, An
     return filled
 
 
-def set_aside(folder: Path) -> None:
-    """Renames what a run left that was interrupted or failed; nothing is deleted.
+def archive(folder: Path) -> None:
+    """Renames the directory of an incomplete run; nothing is deleted.
 
     Raises:
         ConfigError: a live run holds the directory.
@@ -144,7 +144,7 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
     """
     file = run / "config.yaml"
     if not file.is_file():
-        hint = "; a sweep goes on with the 'fedsim sweep' command that began it"
+        hint = "; a sweep is resumed by the 'fedsim sweep' command that began it"
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
     written = experiments.read(file).settings
@@ -152,14 +152,14 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
     for key in given:
         if key not in FREE:
             raise ConfigError(
-                f"{given[key].origin}: {key} cannot change when a run goes on"
+                f"{given[key].origin}: {key} cannot change when a run is resumed"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
     _check_paths({**written, **given})
     return resolve(written, given)
 
 
-def can_go_on(wanted: RunConfig, run: Path) -> bool:
+def can_resume(wanted: RunConfig, run: Path) -> bool:
     """Whether the directory holds an unfinished run of this configuration with checkpoints.
 
     Raises:
@@ -175,7 +175,7 @@ def can_go_on(wanted: RunConfig, run: Path) -> bool:
 
 
 def placement(config: RunConfig) -> dict[str, object]:
-    """The settings of a configuration that may change when a run goes on."""
+    """The settings of a configuration that may change when a run is resumed."""
     engine = dict(config.engine)
     return {f"engine.{leaf}": value for leaf, value in engine.items() if f"engine.{leaf}" in FREE}
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which end a run between two rounds or within one, never between two rows."""
+"""Ctrl-C and SIGTERM: they end a run between rounds or within one, never between two rows."""
 
 from __future__ import annotations
 

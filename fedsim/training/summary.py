@@ -61,7 +61,7 @@ TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated
 
 
 def _costs(rounds: pd.DataFrame) -> dict[str, Any]:
-    """What the run took beside this machine's time, and the mean over clients at its end."""
+    """Total simulated time and communication, and the last mean accuracy over clients."""
     columns = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
     totals = {name: rounds[name].sum(min_count=1) for name in columns}
     return {"client_test_accuracy": rounds["client_test_accuracy"].iloc[-1]} | totals

@@ -1,8 +1,8 @@
 """Sweeps: a grid of settings, one run directory per combination, one table at the end.
 
-A run is complete when it has a summary.csv. A complete run is skipped when its configuration is
-the wanted one. One that was interrupted or failed goes on after its newest checkpoint; with another
-configuration, or without a checkpoint, it is set aside under another name and run again.
+A run that has a summary.csv is complete, and skipped if its configuration is the wanted one. An
+incomplete run is resumed from its newest checkpoint; with another configuration, or without a
+checkpoint, its directory is archived under another name and the run starts again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedsim.config.experiments import Axis, Experiment, Point, Settings
 from fedsim.config.resolve import RunConfig, resolve
 from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError, FedsimError, notes
-from fedsim.training.resume import can_go_on, is_complete, set_aside
+from fedsim.training.resume import archive, can_resume, is_complete
 
 logger = logging.getLogger("fedsim")
 METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
@@ -106,7 +106,7 @@ def run_all(
     Args:
         runs: from :func:`expand`.
         out: the sweep's directory; may hold finished runs.
-        start: runs one configuration into a directory, or goes on with the run that is there.
+        start: runs one configuration into a directory, or resumes the run that is there.
 
     Returns:
         The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
@@ -125,11 +125,11 @@ def run_all(
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
             continue
         try:
-            goes_on = can_go_on(run.config, out / run.name)
-            what = ": was interrupted, goes on" if goes_on else ""
+            resumed = can_resume(run.config, out / run.name)
+            what = ": resumed after an interruption" if resumed else ""
             logger.info("[%d/%d] %s%s", position, len(runs), run.name, what)
-            if not goes_on:
-                set_aside(out / run.name)
+            if not resumed:
+                archive(out / run.name)
             start(run.config, out / run.name)
         except FedsimError as error:
             reason = " ".join("; ".join([str(error), *notes(error)]).split())

@@ -187,14 +187,14 @@ def test_a_run_on_two_nodes_goes_on_on_two_others(environment, tmp_path):
     run = start(environment, 2, "--cpus", "2", "--", "resume", out)
     said, problems = run.communicate()
     assert run.returncode == 0, problems
-    assert f"going on in {out} after round 2\n" in said
+    assert f"resuming {out} after round 2\n" in said
     assert tables(out) == serial(environment, tmp_path / "serial", 8)
 
 
 def told_how_to_go_on(out: Path, rounds: int, done: int | None = None) -> str:
     """The last line of a run that was told to end."""
     done = pd.read_csv(out / "rounds.csv")["round"].max() if done is None else done
-    return f"interrupted after {done} of {rounds} rounds; go on with: fedsim resume {out}"
+    return f"interrupted after {done} of {rounds} rounds; resume with: fedsim resume {out}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])

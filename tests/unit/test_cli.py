@@ -270,7 +270,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
         run.send_signal(signal.SIGINT)
         _, errors = run.communicate()
     assert run.returncode == 130
-    line = r"interrupted after \d+ of 100000 rounds; go on with: fedsim resume r\n"
+    line = r"interrupted after \d+ of 100000 rounds; resume with: fedsim resume r\n"
     assert re.fullmatch(line, errors), errors
 
 
@@ -343,7 +343,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     second = fedsim(*command)
     assert second.exit_code == 0, second.output
     assert second.stdout.count("finished before") == 3
-    assert f"[4/4] {names[3]}: was interrupted, goes on" in second.stdout
+    assert f"[4/4] {names[3]}: resumed after an interruption" in second.stdout
     assert not list((tmp_path / "s").glob("*interrupted*"))
     assert second.stdout.splitlines()[-4:] == table
     other = fedsim(*command, "--set", "train.lr=0.5")

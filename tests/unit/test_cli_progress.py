@@ -76,15 +76,15 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     assert "12/100" in err
     assert "1 failed" in err
     assert watcher.interrupted() == (
-        "interrupted after 12 of 100 rounds; go on with: fedsim resume out"
+        "interrupted after 12 of 100 rounds; resume with: fedsim resume out"
     )
 
 
 def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = progress.Lines()
     watcher.on_run_start(replace(INFO, out=Path("my runs/a"), done=40))
-    assert capsys.readouterr().out.endswith("\ngoing on in my runs/a after round 40\n")
-    line = "interrupted after 40 of 100 rounds; go on with: fedsim resume 'my runs/a'"
+    assert capsys.readouterr().out.endswith("\nresuming my runs/a after round 40\n")
+    line = "interrupted after 40 of 100 rounds; resume with: fedsim resume 'my runs/a'"
     assert watcher.interrupted() == line
 
 

@@ -425,7 +425,9 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
     driver.resume(run, changes)
     assert contents(run) == undisturbed["fedbn"]
     assert (run / "config.yaml").read_bytes() == before
-    with pytest.raises(ConfigError, match=r"train\.lr: train\.lr cannot change when a run goes on"):
+    with pytest.raises(
+        ConfigError, match=r"train\.lr: train\.lr cannot change when a run is resumed"
+    ):
         driver.resume(run, {"train.lr": 1.0})
 
 
@@ -459,7 +461,7 @@ def test_what_is_no_run_is_refused(tmp_path):
             driver.resume(tmp_path / name)
     (tmp_path / "seed=0").mkdir()
     (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
-    with pytest.raises(ConfigError, match="a sweep goes on with"):
+    with pytest.raises(ConfigError, match="a sweep is resumed by"):
         driver.resume(tmp_path)
 
 
@@ -728,7 +730,7 @@ def test_signals_to_a_process(number, status, tmp_path):
         _, errors = process.communicate()
     assert process.returncode == status, errors
     if number != 9:
-        line = rf"interrupted after (\d+) of {long} rounds; go on with: fedsim resume r\n"
+        line = rf"interrupted after (\d+) of {long} rounds; resume with: fedsim resume r\n"
         found = re.fullmatch(line, errors)
         assert found, errors
         assert records(tmp_path / "r")[-1] == f"round-{int(found[1]):06d}.json"
@@ -764,7 +766,7 @@ def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undi
     flip(newest_files(run)[1], 0.5)
     first = CliRunner().invoke(main, ["resume", str(run), "--checkpoint-every", "2"])
     assert first.exit_code == 0, first.output
-    assert re.search(rf"going on in {run} after round [123]\n", first.stdout)
+    assert re.search(rf"resuming {run} after round [123]\n", first.stdout)
     assert first.stderr.count("\n") == 1
     assert contents(run) == undisturbed["fedbn"]
     again = CliRunner().invoke(main, ["resume", str(run)])
@@ -788,8 +790,8 @@ def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path,
     run = shutil.copytree(after_four, tmp_path / "run")
 
     for error, hint in (
-        (WorkerError("round 5: lost"), f"error: round 5: lost; go on with: fedsim resume {run}\n"),
-        (StoreError("x: full"), f"error: x: full; go on with: fedsim resume {run}\n"),
+        (WorkerError("round 5: lost"), f"error: round 5: lost; resume with: fedsim resume {run}\n"),
+        (StoreError("x: full"), f"error: x: full; resume with: fedsim resume {run}\n"),
         (DivergedError("round 5: NaN"), "error: round 5: NaN\n"),
     ):
         monkeypatch.setattr(TrainingLoop, "_round", raising(error))
@@ -807,9 +809,9 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkey
     for error, ended in (
         (
             Interrupted(signal.SIGINT),
-            "interrupted after 0 of 3 rounds; go on with: fedsim resume {}",
+            "interrupted after 0 of 3 rounds; resume with: fedsim resume {}",
         ),
-        (WorkerError("lost"), "error: lost; go on with: fedsim resume {}"),
+        (WorkerError("lost"), "error: lost; resume with: fedsim resume {}"),
         (OSError(errno.EIO, "bad"), "error: bad"),
     ):
         out = type(error).__name__
@@ -843,7 +845,10 @@ def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ("--set train.lr=1", r"error: --set train\.lr: train\.lr cannot change when a run goes on"),
+        (
+            "--set train.lr=1",
+            r"error: --set train\.lr: train\.lr cannot change when a run is resumed",
+        ),
         ("--set engine.fast=true", r"error: --set engine\.fast: engine\.fast cannot change"),
         ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
         ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
@@ -886,7 +891,7 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
     assert first.stderr == "interrupted; the runs are in s, the same command goes on\n"
     again = CliRunner().invoke(main, args)
     assert again.exit_code == 0, again.output
-    assert "[1/2] seed=0: was interrupted, goes on\n" in again.stdout
+    assert "[1/2] seed=0: resumed after an interruption\n" in again.stdout
     assert again.stdout.splitlines()[-2] == wanted.stdout.splitlines()[-2]
     assert not list((tmp_path / "s").glob("*interrupted*"))
     for seed in ("seed=0", "seed=1"):
@@ -896,12 +901,12 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
 def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
     wanted = config("fedbn")
     run = stopped(tmp_path / "run", 2, "fedbn")
-    assert resume.can_go_on(wanted, run)
-    assert resume.can_go_on(config("fedbn", actors=3, checkpoint_every=7), run)
-    assert not resume.can_go_on(config("fedbn", rounds=7), run)
-    assert not resume.can_go_on(wanted, tmp_path / "nothing")
+    assert resume.can_resume(wanted, run)
+    assert resume.can_resume(config("fedbn", actors=3, checkpoint_every=7), run)
+    assert not resume.can_resume(config("fedbn", rounds=7), run)
+    assert not resume.can_resume(wanted, tmp_path / "nothing")
     (run / "config.yaml").write_text("a: [")
-    assert not resume.can_go_on(wanted, run)
+    assert not resume.can_resume(wanted, run)
     run = stopped(tmp_path / "early", 1)
     shutil.rmtree(run / "checkpoints")
-    assert not resume.can_go_on(config(), run)
+    assert not resume.can_resume(config(), run)

@@ -281,20 +281,20 @@ def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:
         sweep.run_all(runs_of(GRID), tmp_path, start)
 
 
-def test_interrupted_runs_are_set_aside_and_run_again(tmp_path: Path) -> None:
+def test_interrupted_runs_are_archived_and_run_again(tmp_path: Path) -> None:
     runs = runs_of(GRID, "seed=0")
     for attempt in (1, 2):
         (tmp_path / runs[0].name).mkdir()
         (tmp_path / runs[0].name / "rounds.csv").write_text(f"attempt {attempt}\n")
-        resume.set_aside(tmp_path / runs[0].name)
+        resume.archive(tmp_path / runs[0].name)
     (tmp_path / runs[0].name).mkdir()  # empty: nothing to keep
-    resume.set_aside(tmp_path / runs[0].name)
+    resume.archive(tmp_path / runs[0].name)
     kept = sorted(p.name for p in tmp_path.glob("*interrupted*"))
     assert kept == [f"{runs[0].name}.interrupted-{n}" for n in (1, 2)]
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
 
 
-def test_a_live_run_is_not_set_aside(tmp_path: Path, lines: Lines) -> None:
+def test_a_live_run_is_not_archived(tmp_path: Path, lines: Lines) -> None:
     runs = runs_of(GRID, "seed=0")
     folder = tmp_path / runs[0].name
     folder.mkdir()
@@ -316,7 +316,7 @@ def test_what_went_wrong_beside_a_failure_is_told(tmp_path: Path, lines: Lines) 
     assert lines()[1].endswith(": failed: NaN; no checkpoint: full")
 
 
-def test_what_cannot_be_set_aside_is_a_failure(
+def test_what_cannot_be_archived_is_a_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def rename(self: Path, target: Path) -> Path:
@@ -327,7 +327,7 @@ def test_what_cannot_be_set_aside_is_a_failure(
     (folder / "rounds.csv").write_text("")
     monkeypatch.setattr("pathlib.Path.rename", rename)
     with pytest.raises(StoreError, match=r"run: cannot be written \(Operation not permitted\)"):
-        resume.set_aside(folder)
+        resume.archive(folder)
 
 
 def test_spread_of_one_seed_has_no_interval() -> None:

@@ -21,7 +21,7 @@ from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.core.errors import ConfigError
 from fedsim.data import readers
 from fedsim.storage.checkpoint import decode_record, encode_record
-from fedsim.training.resume import can_go_on, is_complete
+from fedsim.training.resume import can_resume, is_complete
 
 STRIPES = '''
 """Stripes of two directions."""
@@ -242,7 +242,7 @@ def test_runs_of_the_version_before_go_on(tmp_path, name, told, notices) -> None
     (halves / "summary.csv").unlink()
     older(halves, rounds=3)
     moved = list(renamed.RENAMED.items())
-    assert can_go_on(config, halves)
+    assert can_resume(config, halves)
     before = len(notices())
     assert resume(halves).path == halves
     said = [n for n in notices()[before:] if "is now called" in n]
