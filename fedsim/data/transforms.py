@@ -8,13 +8,14 @@ them. Every sample has parameters of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.types import Pipeline
-from fedsim.data.autoaugment import CIFAR10, IMAGENET, Policy, autoaugment
+from fedsim.data.autoaugment import autoaugment, published
 
 _PAD = 4
 
@@ -158,17 +159,17 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
     return augment
 
 
-def _autoaugmented(policy: Policy) -> Callable[[Tensor, int], Tensor]:
+def _autoaugmented(policy: Literal["cifar10", "imagenet"]) -> Callable[[Tensor, int], Tensor]:
     """A random crop and a flip, then AutoAugment, per sample: the pipeline of FedDecorr's code."""
-    return lambda x, size: autoaugment(_crop_flip(x, size), policy)
+    return lambda x, size: autoaugment(_crop_flip(x, size), published(policy))
 
 
 AUGMENTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "none": _fitted,
     "flip": _flip,
     "crop_flip": _crop_flip,
-    "autoaugment_cifar10": _autoaugmented(CIFAR10),
-    "autoaugment_imagenet": _autoaugmented(IMAGENET),
+    "autoaugment_cifar10": _autoaugmented("cifar10"),
+    "autoaugment_imagenet": _autoaugmented("imagenet"),
     "retina": _cropped((0.6, 1.0)),
     "covid_fl": _cropped((0.8, 1.2)),
 }
