@@ -36,12 +36,15 @@ def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
       fedsim doctor --clients 100 --gpus-per-client 0.25
       fedsim doctor --address auto
     """
+    from fedsim.engine import registry as executors
     from fedsim.training.tables import show
 
     settings = configuration(preset, config, flags)
     show([{"": name, "here": value} for name, value in machine()])
-    if settings.engine.kind == "serial":
-        rows = [("placement", "one process for all clients (--engine serial)")]
+    executors.check(settings.engine)
+    if settings.engine.kind != "ray":
+        alone = "one process for all clients" if settings.engine.kind == "serial" else "its own"
+        rows = [("placement", f"{alone} (--engine {settings.engine.kind})")]
     else:
         from fedsim.engine.ray.cluster import connect, machines, plan_for
 

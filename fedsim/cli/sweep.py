@@ -93,7 +93,7 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
     try:
         with signals.handled(), ExitStack() as sessions:
             if on_ray:
-                from fedsim.engine.ray.session import Session
+                from fedsim.engine.ray.pool import Session
 
                 session = sessions.enter_context(Session(on_ray[0]))
             table, failed = sweeps.run_all(runs, folder, start)

@@ -269,7 +269,7 @@ class EngineConfig(Section):
     """
 
     prefix = "engine."
-    kind: Literal["ray", "serial"] = "ray"
+    kind: str = "ray"
     """Ray, or one process."""
     actors: Literal["auto", "per-client"] | int = "auto"
     """Worker processes that hold the clients."""

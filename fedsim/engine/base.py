@@ -1,27 +1,61 @@
-"""Where clients' work is done: one interface, the same bits behind it.
+"""The interface of executors: where clients' work is done, with the same bits behind it.
 
 An executor is stateless between calls: global vector, client states and round context go in,
-updates and new states come out. It alone may import ray.
+updates and new states come out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from fedsim.core.types import ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
+from fedsim.core.types import I64, ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
+from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of
+from fedsim.metrics.scores import SampleScores, joined
+from fedsim.metrics.splits import Samples, groups
+from fedsim.server.linalg import Columns
 
-if TYPE_CHECKING:
-    from fedsim.metrics.outputs import Outputs
-    from fedsim.metrics.scores import SampleScores
-    from fedsim.server.linalg import Columns
-
+T = TypeVar("T")
 Model = tuple[Vector, Vectors]
 """A model to evaluate: the global vector (D,), and the state of the client it belongs to or {}."""
-
 Job = tuple[Model, Part]
 """A model and the samples it is to be evaluated on."""
+
+
+@dataclass(frozen=True)
+class Reduction(Generic[T]):
+    """What an evaluation gives of a model's outputs, computed where the outputs are.
+
+    Args:
+        compute: of the outputs for some samples, the run's data, the part that they belong to, and
+            their indices (n,) into the data set.
+        join: makes those of several runs of samples, in order, one; None where ``compute`` needs
+            the outputs of the whole part.
+    """
+
+    compute: Callable[[Outputs, Samples, Part, I64], T]
+    join: Callable[[Sequence[T]], T] | None = None
+
+
+def _outputs(outputs: Outputs, _run: Samples, _part: Part, _index: I64) -> Outputs:
+    return outputs
+
+
+def _samples(outputs: Outputs, run: Samples, _part: Part, index: I64) -> SampleScores:
+    return samples_of(outputs, run.dataset, index)
+
+
+def _scores(outputs: Outputs, run: Samples, part: Part, index: I64) -> Scores:
+    return scores_of(outputs, run.dataset, index, groups(run, part))
+
+
+OUTPUTS = Reduction(_outputs, concatenated)
+"""The outputs themselves, for every sample."""
+SAMPLES = Reduction(_samples, joined)
+"""The scores of every sample."""
+SCORES = Reduction(_scores)
+"""The scores of all samples together."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +89,17 @@ class Executor(Protocol):
         """Makes the global vector (D,) and what goes with it known; :meth:`train` takes it."""
 
     def train(
-        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
-        """Trains the clients from what was broadcast; the updates are sorted by client id.
+        """Trains the clients; the updates are sorted by client id.
 
         Where ``engine.on_client_failure`` is ``drop``, clients that failed are missing.
+
+        Args:
+            clients: ids.
+            sent: the answer of :meth:`broadcast`.
+            states: by client what it kept, where it kept something.
+            ctx: the round.
 
         Raises:
             WorkerError: a client's work failed; the message names round and client.
@@ -68,7 +108,7 @@ class Executor(Protocol):
     def columns(
         self,
         updates: Sequence[ClientUpdate],
-        shared: Any,
+        sent: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> Columns | None:
@@ -78,17 +118,16 @@ class Executor(Protocol):
         node while they are summed up are computed again.
         """
 
+    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+        """What is made of each job's outputs for the samples of its part, in the part's order.
+
+        Raises:
+            DivergedError: a model's outputs are not finite, where scores are made of them.
+            WorkerError: an evaluation failed.
+        """
+
     def incidents(self) -> list[Incident]:
         """What was lost or failed since the last call."""
-
-    def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
-        """The scores of each model on the common part ``"val"`` or ``"test"``."""
-
-    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """The scores of every sample of each job's part, in the part's order."""
-
-    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
-        """What each job's model puts out for every sample of its part, in the part's order."""
 
     def close(self) -> None:
         """Ends whatever the executor started."""

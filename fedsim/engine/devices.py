@@ -1,8 +1,8 @@
-"""How torch computes on a device: the flags that fix a result's bits, and a GPU's memory shared.
+"""Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU.
 
-Ray counts fractions of a GPU but enforces none of them, so each process caps its own memory.
-``torch.compile`` is not among the means of ``--fast``: it takes longer than the whole training of
-most clients.
+Ray counts fractions of a GPU but enforces none of them, so each process limits its own memory.
+``--fast`` does without ``torch.compile``, which takes longer than the whole training of most
+clients.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def torch_flags() -> Callable[[], None]:
 CONTEXT = 512 << 20
 """Bytes of GPU memory that a process takes beside its tensors: CUDA context, kernels, handles."""
 HEADROOM = 1.1
-"""A need is known only up to the allocation that failed, so the advice is a little more."""
+"""A need is known only up to the allocation that failed, so a little more is suggested."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -120,34 +120,34 @@ class Usage:
         return max(0, self.total - self.free - self.held - CONTEXT)
 
 
-def cap(device: torch.device, share: float) -> None:
-    """Keeps this process to its share of a GPU; nothing to do on a CPU or with a GPU of its own.
+def limit_memory(device: torch.device, fraction: float) -> None:
+    """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
 
     Args:
         device: where the process trains.
-        share: the fraction of the GPU that Ray gave it; 1 or more is a GPU of its own.
+        fraction: of the GPU that Ray gave it; 1 or more is a GPU of its own.
 
     Raises:
-        ConfigError: the share does not even hold a CUDA context.
+        ConfigError: the fraction does not even hold a CUDA context.
     """
-    if device.type != "cuda" or share >= 1:
+    if device.type != "cuda" or fraction >= 1:
         return
     total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, share), device)
+    torch.cuda.set_per_process_memory_fraction(tensor_fraction(total, fraction), device)
 
 
-def tensor_fraction(total: int, share: float) -> float:
-    """The part of a GPU that is left for tensors in a share of it, 0 < share < 1.
+def tensor_fraction(total: int, fraction: float) -> float:
+    """The part of a GPU that is left for tensors in a fraction of it between 0 and 1.
 
     Raises:
         ConfigError: nothing is left beside the process's CUDA context.
     """
-    left = share - CONTEXT / total
+    left = fraction - CONTEXT / total
     if left <= 0:
         raise ConfigError(
-            f"--gpus-per-client {share:g}: that is {share * total / GIB:.2f} GiB of a GPU with "
-            f"{total / GIB:.1f} GiB, and a process takes {CONTEXT / GIB:.2g} GiB before its model; "
-            f"it must be more than {math.ceil(1e4 * CONTEXT / total) / 1e4:g}"
+            f"--gpus-per-client {fraction:g}: that is {fraction * total / GIB:.2f} GiB of a GPU "
+            f"with {total / GIB:.1f} GiB, and a process takes {CONTEXT / GIB:.2g} GiB before its "
+            f"model; it must be more than {math.ceil(1e4 * CONTEXT / total) / 1e4:g}"
         )
     return left
 
@@ -164,23 +164,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(error: BaseException, share: float, device: torch.device) -> str:
+def out_of_memory(error: BaseException, fraction: float, device: torch.device) -> str:
     """What happened on the GPU and what would help, in one line.
 
     Args:
         error: see :func:`is_out_of_memory`.
-        share: the fraction of the GPU that the process was given; 1 or more is a GPU of its own.
+        fraction: of the GPU that the process was given; 1 or more is a GPU of its own.
         device: a CUDA device.
     """
     free, total = torch.cuda.mem_get_info(device)
-    return explain(Usage(total, free, torch.cuda.memory_reserved(device), asked(str(error))), share)
+    return explain(
+        Usage(total, free, torch.cuda.memory_reserved(device), asked(str(error))), fraction
+    )
 
 
-def reason(error: BaseException, share: float, device: torch.device) -> str:
+def reason(error: BaseException, fraction: float, device: torch.device) -> str:
     """What an exception in a client's work says: its type and text, or :func:`out_of_memory`."""
     if device.type == "cuda" and is_out_of_memory(error):
         with contextlib.suppress(RuntimeError):  # where even the question fails
-            return out_of_memory(error, share, device)
+            return out_of_memory(error, fraction, device)
     return f"{type(error).__name__}: {error}"
 
 
@@ -190,17 +192,17 @@ def asked(text: str) -> int:
     return round(float(found[1]) * UNITS[found[2]]) if found else 0
 
 
-def explain(usage: Usage, share: float) -> str:
+def explain(usage: Usage, fraction: float) -> str:
     """The message of :func:`out_of_memory`.
 
     Args:
         usage: at the failed allocation.
-        share: of the GPU; 1 or more is a GPU of its own.
+        fraction: of the GPU; 1 or more is a GPU of its own.
     """
-    share = min(share, 1.0)
+    fraction = min(fraction, 1.0)
     text = (
         f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.asked)} more asked for, on "
-        f"{share:g} of a GPU with {_gib(usage.total)}"
+        f"{fraction:g} of a GPU with {_gib(usage.total)}"
     )
     need = f"one client needs about {_gib(usage.needed)}"
     if usage.needed > usage.total:
@@ -208,10 +210,9 @@ def explain(usage: Usage, share: float) -> str:
             f"{text}; {need}, too much for this GPU: a smaller train.batch_size, "
             "evaluation.batch_size or model would help"
         )
-    if usage.needed <= share * usage.total:
-        return (
-            f"{text}; {need}, which the share holds, but other processes have {_gib(usage.others)}"
-        )
+    if usage.needed <= fraction * usage.total:
+        others = f"but other processes have {_gib(usage.others)}"
+        return f"{text}; {need}, which that fraction holds, {others}"
     return f"{text}; --gpus-per-client {_fitting(usage.needed / usage.total):g} would fit: {need}"
 
 
@@ -223,3 +224,8 @@ def _fitting(fraction: float) -> float:
 
 def _gib(amount: int) -> str:
     return f"{amount / GIB:.3g} GiB"
+
+
+def device_name(device: torch.device) -> str:
+    """``cpu``, or the name of the GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

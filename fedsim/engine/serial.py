@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.core.types import ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine.base import Incident, Job, Model
-from fedsim.engine.devices import torch_flags
-from fedsim.engine.worker import Worker, WorkerSpec, num_batches, with_deltas
-from fedsim.metrics.outputs import Outputs
-from fedsim.metrics.scores import SampleScores
+from fedsim.core.types import ClientUpdate, RoundContext, Vector, Vectors
+from fedsim.engine.base import Incident, Job, Reduction, T
+from fedsim.engine.devices import device_name, torch_flags
+from fedsim.engine.worker import Worker, WorkerSpec, with_deltas
+
+
+def make_executor(spec: WorkerSpec, engine: EngineConfig, **_: Any) -> SerialExecutor:
+    """See :class:`fedsim.engine.registry.MakeExecutor`."""
+    return SerialExecutor(spec, engine)
+
+
+def check_settings(engine: EngineConfig) -> None:
+    """Refuses a GPU where torch finds none.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    gpus = engine.gpus_per_client or 0.0
+    if gpus > 0 and not torch.cuda.is_available():
+        raise ConfigError(f"--gpus-per-client {gpus:g}: torch finds no GPU here")
 
 
 class SerialExecutor:
@@ -23,15 +38,13 @@ class SerialExecutor:
 
     def __init__(self, spec: WorkerSpec, engine: EngineConfig | None = None) -> None:
         engine = engine or EngineConfig()
-        gpus = engine.gpus_per_client or 0.0
-        if gpus > 0 and not torch.cuda.is_available():
-            raise ConfigError(f"--gpus-per-client {gpus:g}: torch finds no GPU here")
-        self._device = torch.device("cuda" if gpus > 0 else "cpu")
+        check_settings(engine)
+        self._device = torch.device("cuda" if engine.gpus_per_client else "cpu")
         self._drops = engine.on_client_failure == "drop"
         self._incidents: list[Incident] = []
         self._restore = torch_flags()
         try:
-            self._worker = Worker(spec, self._device)
+            self._worker = Worker(replace(spec, local_images=None), self._device)
         except BaseException:
             self._restore()
             raise
@@ -51,10 +64,10 @@ class SerialExecutor:
         return params, downlink
 
     def train(
-        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        params, downlink = shared
+        params, downlink = sent
         updates = []
         for client in sorted(clients):
             try:
@@ -66,32 +79,18 @@ class SerialExecutor:
                 self._incidents.append(Incident(client, 1, platform.node(), str(error)))
         return updates
 
-    def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
-        """See :class:`~fedsim.engine.base.Executor`."""
-        return [self._worker.scores(params, state, part) for params, state in models]
-
-    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """See :class:`~fedsim.engine.base.Executor`."""
-        spec = self._worker.spec
-        return [
-            self._worker.samples(*model, part, 0, num_batches(spec, part)) for model, part in jobs
-        ]
-
-    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
-        """See :class:`~fedsim.engine.base.Executor`."""
-        spec = self._worker.spec
-        return [
-            self._worker.outputs(*model, part, 0, num_batches(spec, part)) for model, part in jobs
-        ]
-
     def columns(
         self,
         updates: Sequence[ClientUpdate],
-        shared: Any,
+        sent: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> None:
-        """See :class:`~fedsim.engine.base.Executor`; the updates are here."""
+        """See :class:`~fedsim.engine.base.Executor`; the deltas are here."""
+
+    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+        """See :class:`~fedsim.engine.base.Executor`."""
+        return [self._worker.evaluate(*model, part, reduction) for model, part in jobs]
 
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""
@@ -101,8 +100,3 @@ class SerialExecutor:
     def close(self) -> None:
         """Gives torch its threads and flags back."""
         self._restore()
-
-
-def device_name(device: torch.device) -> str:
-    """``cpu``, or the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -32,17 +32,16 @@ from fedsim.core.types import (
     Part,
     Partition,
     RoundContext,
-    Scores,
     Training,
     Vector,
     Vectors,
 )
 from fedsim.data.transforms import transforms
 from fedsim.engine import devices
-from fedsim.engine.devices import configure, precision
-from fedsim.metrics.outputs import Outputs, samples_of, scores_of, token_scores
-from fedsim.metrics.scores import SampleScores, joined
-from fedsim.metrics.splits import count, groups, indices, name
+from fedsim.engine.base import Reduction, T
+from fedsim.metrics.outputs import Outputs, token_scores
+from fedsim.metrics.scores import joined
+from fedsim.metrics.splits import count, indices, name
 from fedsim.systems.clock import Clock
 
 
@@ -74,7 +73,7 @@ class LocalImages:
         return found
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """Everything a worker is made of; travels once per node.
 
@@ -118,21 +117,22 @@ class Worker:
     Args:
         spec: what it is made of.
         device: where it trains.
-        share: the fraction of the GPU that is its own, for advice where memory runs out.
+        gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
 
-    ``progress`` is the client at work, None in an evaluation, and when that began; None at rest.
+    ``progress`` is the client being trained (None in an evaluation) and when that began; None
+    between tasks.
     """
 
-    def __init__(self, spec: WorkerSpec, device: torch.device, share: float = 1.0) -> None:
-        configure(spec.threads, spec.fast, device)
+    def __init__(self, spec: WorkerSpec, device: torch.device, gpu_fraction: float = 1.0) -> None:
+        devices.configure(spec.threads, spec.fast, device)
         self.spec = spec
         self.device = device
-        self.share = share
+        self.gpu_fraction = gpu_fraction
         shape = replace(spec.model, pretrained=False, weights=None)
         self.flat = FlatModel(models.build(shape, spec.seed, spec.algorithm.adapt), device)
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
-        self.precision, layout = precision(spec.fast, device)
+        self.precision, layout = devices.precision(spec.fast, device)
         self.transforms = transforms(spec.dataset.pipeline, device, layout)
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
         self.images = as_tensor(images)
@@ -227,44 +227,49 @@ class Worker:
         algorithm = self.spec.algorithm
         return algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
 
-    def outputs(self, params: Vector, state: Vectors, part: Part, start: int, stop: int) -> Outputs:
-        """What the model puts out for the batches start..stop of a part."""
-        with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
-            return self._outputs(params, state, part, start, stop)
+    def evaluate(
+        self,
+        params: Vector,
+        state: Vectors,
+        part: Part,
+        reduction: Reduction[T],
+        batches: tuple[int, int] | None = None,
+    ) -> T:
+        """What is made of a model's outputs on a part.
 
-    def _outputs(
-        self, params: Vector, state: Vectors, part: Part, start: int, stop: int
-    ) -> Outputs:
+        Args:
+            params: (D,) the global vector.
+            state: of the client that the model belongs to, or {}.
+            part: the samples.
+            reduction: what is wanted of the outputs.
+            batches: the first, and the one after the last; None for the whole part.
+
+        Raises:
+            WorkerError: the evaluation failed.
+        """
+        size = self.spec.batch_size
+        index = self.indices(part)
+        if batches is not None:
+            index = index[batches[0] * size : batches[1] * size]
+        with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
+            outputs = self._outputs(params, state, torch.from_numpy(index).split(size))
+        return reduction.compute(outputs, self.spec, part, index)
+
+    def _outputs(self, params: Vector, state: Vectors, batches: Sequence[Tensor]) -> Outputs:
+        """The logits of some samples; where every token has a label, each batch's scores."""
         self._load(as_tensor(params).to(self.device), state)
         self.flat.mode(train=False)
-        size = self.spec.batch_size
-        index = torch.from_numpy(self.indices(part)[start * size : stop * size]).split(size)
         with self.precision():
             logits = (
                 self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
-                for batch in index
+                for batch in batches
             )
             if self.spec.dataset.per_token:
-                labels = (self.labels[batch].to(self.device) for batch in index)
+                labels = (self.labels[batch].to(self.device) for batch in batches)
                 wrong = self.spec.dataset.never_right
                 pairs = zip(logits, labels, strict=True)
                 return joined([token_scores(z, y, wrong) for z, y in pairs])
             return torch.cat(list(logits)).float().cpu().numpy()
-
-    def scores(self, params: Vector, state: Vectors, part: Part) -> Scores:
-        """The scores of one model on a whole part."""
-        outputs = self.outputs(params, state, part, 0, num_batches(self.spec, part))
-        return score_part(outputs, self.spec, part)
-
-    def samples(
-        self, params: Vector, state: Vectors, part: Part, start: int, stop: int
-    ) -> SampleScores:
-        """The scores of each sample in the batches start..stop of a part."""
-        outputs = self.outputs(params, state, part, start, stop)
-        size = self.spec.batch_size
-        return samples_of(
-            outputs, self.spec.dataset, self.indices(part)[start * size : stop * size]
-        )
 
     @contextmanager
     def _named(self, what: str, client: int | None = None) -> Iterator[None]:
@@ -279,7 +284,7 @@ class Worker:
         except FedsimError:
             raise
         except Exception as error:
-            why = devices.reason(error, self.share, self.device)
+            why = devices.reason(error, self.gpu_fraction, self.device)
             raise WorkerError(f"{what}: {why}") from error
         finally:
             self.progress = None
@@ -296,11 +301,6 @@ class Worker:
 def num_batches(spec: WorkerSpec, part: Part) -> int:
     """Batches of fixed size in a part."""
     return -(-count(spec, part) // spec.batch_size)
-
-
-def score_part(outputs: Outputs, spec: WorkerSpec, part: Part) -> Scores:
-    """The scores of what a model puts out for a whole part."""
-    return scores_of(outputs, spec.dataset, indices(spec, part), groups(spec, part))
 
 
 def with_deltas(updates: Sequence[ClientUpdate], deltas: Array) -> list[ClientUpdate]:

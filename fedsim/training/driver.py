@@ -43,7 +43,7 @@ from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
 if TYPE_CHECKING:
-    from fedsim.engine.ray.session import Session
+    from fedsim.engine.ray.pool import Session
 
 logger = logging.getLogger("fedsim")
 

@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from fedsim.core.types import F64, I64, ClientUpdate, GroupScore, Owned, Part, RoundContext, Scores
-from fedsim.engine.base import Executor, Model
+from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, Executor, Job, Model
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
@@ -131,7 +131,7 @@ def _common(
     found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
     for some in batches(different):
         for part in parts:
-            scores = executor.evaluate(list(some.values()), part)
+            scores = executor.evaluate([(m, part) for m in some.values()], SCORES)
             found[part] |= dict(zip(some, scores, strict=True))
     evaluated = {}
     for part in parts:
@@ -157,11 +157,11 @@ def _pooled(
     owners = having(setup.partition, "test")
     if None in models:
         part = Owned("test", owners)
-        (together,) = executor.outputs([(models[None].load(), part)])
+        (together,) = executor.evaluate([(models[None].load(), part)], OUTPUTS)
         outputs |= zip(owners, split(together, counts(setup.partition, part)), strict=True)
     for some in batches({c: models[c] for c in owners if c in models}):
-        jobs = [(model, Owned("test", (c,))) for c, model in some.items()]
-        outputs |= zip(some, executor.outputs(jobs), strict=True)
+        jobs: list[Job] = [(model, Owned("test", (c,))) for c, model in some.items()]
+        outputs |= zip(some, executor.evaluate(jobs, OUTPUTS), strict=True)
     if not outputs:
         return {}
     index = np.concatenate([owned[c] for c in outputs])
@@ -215,12 +215,13 @@ def _own_scores(
         return {}
     if not setup.personalised:
         part = Owned(split, owners)
-        (together,) = executor.samples([((state.params, {}), part)])
+        (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
         samples = by_owner(together, setup.partition, part)
     else:
         samples = []
         for some in batches({c: own_model(state, c) for c in owners}):
-            samples += executor.samples([(m, Owned(split, (c,))) for c, m in some.items()])
+            jobs: list[Job] = [(m, Owned(split, (c,))) for c, m in some.items()]
+            samples += executor.evaluate(jobs, SAMPLES)
     return {c: group_score("", own) for c, own in zip(owners, samples, strict=True)}
 
 
@@ -370,7 +371,8 @@ def measure(
     parts: tuple[Part, ...] = (own, "test") if common else (own,)
     rows = {}
     for some in batches(local | last):
-        samples = iter(executor.samples([(m, part) for m in some.values() for part in parts]))
+        jobs: list[Job] = [(m, part) for m in some.values() for part in parts]
+        samples = iter(executor.evaluate(jobs, SAMPLES))
         for name in some:
             rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
     names = [str(c) for c in owners]

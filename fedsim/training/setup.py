@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -33,15 +33,13 @@ from fedsim.core.types import (
 from fedsim.data import partitions
 from fedsim.data.holdout import hold_out, needed, with_enough
 from fedsim.data.shifts import shifted
+from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT, TIMED, TRAITS, Clock, Plan
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
-
-if TYPE_CHECKING:
-    from fedsim.engine.ray.session import Session
 
 
 def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
@@ -199,22 +197,22 @@ class Setup:
             t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn, t.clip_norm
         )
         return WorkerSpec(
-            self.dataset,
-            self.partition,
-            self.model,
-            self.algorithm,
-            training,
-            c.seed,
-            t.threads,
-            c.evaluation.batch_size,
-            c.engine.fast,
-            self._local_images(),
-            self.clock,
+            dataset=self.dataset,
+            partition=self.partition,
+            model=self.model,
+            algorithm=self.algorithm,
+            training=training,
+            seed=c.seed,
+            threads=t.threads,
+            batch_size=c.evaluation.batch_size,
+            fast=c.engine.fast,
+            local_images=self._local_images(),
+            clock=self.clock,
         )
 
     def _local_images(self) -> LocalImages | None:
         """Where each node is to read the images itself, how it does so."""
-        if self.config.engine.kind == "serial" or self.config.engine.data_from == "object_store":
+        if self.config.engine.data_from == "object_store":
             return None
         data = self.config.data
         absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
@@ -238,6 +236,7 @@ def prepare(config: RunConfig) -> Setup:
     Raises:
         ConfigError, DataError: something does not fit; the message names key and file.
     """
+    executors.check(config.engine)
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
     model = _model(config, dataset)
@@ -307,16 +306,16 @@ def _check_owned(config: RunConfig, partition: Partition) -> None:
         )
 
 
-def make_executor(setup: Setup, session: Session | None = None) -> Executor:
+def make_executor(setup: Setup, session: Any = None) -> Executor:
     """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
     engine = setup.config.engine
-    if engine.kind == "serial":
-        from fedsim.engine.serial import SerialExecutor
-
-        return SerialExecutor(setup.spec, engine)
-    from fedsim.engine.ray.executor import RayExecutor
-
-    return RayExecutor(setup.spec, engine, setup.vector_bytes, session, needs_whole_updates(setup))
+    return executors.load(engine.kind)(
+        setup.spec,
+        engine,
+        update_bytes=setup.vector_bytes,
+        whole=needs_whole_updates(setup),
+        session=session,
+    )
 
 
 def needs_whole_updates(setup: Setup) -> str | None:

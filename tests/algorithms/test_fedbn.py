@@ -11,6 +11,7 @@ import fedsim
 from fedsim import algorithms, models
 from fedsim.core.layout import layout_of, select
 from fedsim.core.types import ModelSpec, Training
+from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
@@ -84,8 +85,8 @@ def test_a_client_resumes_with_its_own_norms_and_the_newest_rest():
     own = moved.copy()
     own[mask] = reports[0].state["personal"]
     np.testing.assert_array_equal(
-        still.outputs(moved, reports[0].state, "test", 0, 2),
-        worker("fedavg").outputs(own, {}, "test", 0, 2),
+        still.evaluate(moved, reports[0].state, "test", OUTPUTS),
+        worker("fedavg").evaluate(own, {}, "test", OUTPUTS),
     )
 
 

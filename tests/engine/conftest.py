@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.config.resolve import EngineConfig
-from fedsim.engine.ray.session import Session
+from fedsim.engine.ray.pool import Session
 from tests.engine import chaos
 
 

@@ -12,20 +12,20 @@ from ray.exceptions import ActorDiedError
 from fedsim.config.resolve import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import RoundContext
+from fedsim.engine.base import SCORES
 from fedsim.engine.ray import cluster, dispatch, pool
 from fedsim.engine.ray import executor as ray_executor
-from fedsim.engine.ray.calls import EvaluationCall, Piece, TrainCall
-from fedsim.engine.ray.dispatch import INLINE, Dispatcher, Sent, Work
+from fedsim.engine.ray.calls import EvaluationCall, Task, TrainCall
+from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault
 from fedsim.engine.ray.placement import Node
-from fedsim.engine.ray.pool import ActorPool
-from fedsim.engine.ray.session import Place
+from fedsim.engine.ray.pool import ActorPool, Location
 from fedsim.engine.ray.sharded import Aggregators
 
 CTX = RoundContext(0, 5, 8, 0.1, 0)
-LOST = Fault("its process died", lost=True)
-BROKEN = Fault("ValueError: on purpose", lost=False, alive=True)
+LOST = Fault(error="its process died", lost=True)
+BROKEN = Fault(error="ValueError: on purpose", lost=False, alive=True)
 OPTIONS = (("num_cpus", 1.0), ("num_gpus", 0.5))
 
 
@@ -64,7 +64,7 @@ def fake(monkeypatch):
         monkeypatch.setattr(module, "ray", stand_in)
         monkeypatch.setattr(module, "time", stand_in)
     monkeypatch.setattr(ray_executor, "time", stand_in)
-    monkeypatch.setattr(pool, "end_process", lambda place: stand_in.killed.append(place.pid))
+    monkeypatch.setattr(pool, "end_process", lambda location: stand_in.killed.append(location.pid))
     return stand_in
 
 
@@ -108,28 +108,44 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
     made.start(dict.fromkeys(range(slots), OPTIONS), "spec")
     if up:
         for ref, slot in list(made.starting.items()):
-            fake.values[ref] = Place("CPU", f"node{slot}", "id", 100 + slot)
+            fake.values[ref] = Location(
+                device="CPU", node=f"node{slot}", node_id="id", pid=100 + slot
+            )
             made.came_up(ref)
     return made, actors
 
 
 def dispatcher(fake, **engine):
     made, actors = a_pool(fake)
-    return Dispatcher(made, EngineConfig(**engine), lambda *_: {}, lambda: "spec"), made, actors
+    return (
+        Dispatcher(made, EngineConfig(**engine), wanted=lambda *_: {}, spec=lambda: "spec"),
+        made,
+        actors,
+    )
 
 
 def train(*clients, attempt=1):
-    return TrainCall(clients, None, {}, {}, CTX, dict.fromkeys(range(8), 10), attempt=attempt)
+    return TrainCall(
+        clients=clients,
+        params=None,
+        downlink={},
+        states={},
+        ctx=CTX,
+        sizes=dict.fromkeys(range(8), 10),
+        attempt=attempt,
+    )
 
 
 def evaluation(attempt=1):
-    piece = Piece("scores", (None, {}), "test", (0, 4))
-    return EvaluationCall(0, (piece,), attempt=attempt)
+    task = Task(model=(None, {}), part="test", reduction=SCORES, batches=(0, 4))
+    return EvaluationCall(position=0, tasks=(task,), attempt=attempt)
 
 
 def working(made, call, slot=0, at=1000.0):
     """The work of an actor that was given a call."""
-    return Work(call, slot, made.take(slot), [f"work{slot}"], at, at)
+    return Work(
+        call=call, slot=slot, actor=made.take(slot), refs=[f"work{slot}"], begun=at, heard=at
+    )
 
 
 def rows(made):
@@ -149,7 +165,7 @@ def test_lost_work_is_done_again_and_its_actor_is_replaced(fake):
 
 def test_an_actor_that_hangs_is_ended_by_its_node(fake):
     ours, made, actors = dispatcher(fake)
-    ours._failed(working(made, train(3)), Fault("silent", lost=True, hung=True), "round 1")
+    ours._failed(working(made, train(3)), Fault(error="silent", lost=True, hung=True), "round 1")
     assert (actors.ended, fake.killed) == (["a0"], [100])
 
 
@@ -195,7 +211,7 @@ def test_with_drop_a_failing_client_takes_no_other_with_it(fake):
 def test_what_fedsim_itself_refuses_ends_the_run_as_it_is(fake):
     ours, made, _ = dispatcher(fake, on_client_failure="drop")
     refused = ConfigError("model.name: no such layer")
-    fault = Fault(str(refused), lost=False, alive=True, raised=refused)
+    fault = Fault(error=str(refused), lost=False, alive=True, raised=refused)
     with pytest.raises(ConfigError, match=r"^model\.name: no such layer$"):
         ours._failed(working(made, train(3)), fault, "round 1")
 
@@ -205,7 +221,7 @@ def test_a_lost_object_is_sent_anew(fake):
     ours.sent._newest = [("value", "ref")]
     ours._failed(working(made, train(3)), LOST, "round 1")
     assert ours.sent._newest == [("value", "ref")]
-    gone = Fault("an object was lost", lost=True, objects=True, alive=True)
+    gone = Fault(error="an object was lost", lost=True, objects=True, alive=True)
     ours._failed(working(made, train(3), 1), gone, "round 1")
     assert ours.sent._newest == []
 
@@ -219,7 +235,7 @@ def test_what_was_used_last_stays_an_object(monkeypatch):
         return f"object {len(puts)}"
 
     monkeypatch.setattr(dispatch, "put", put)
-    sent = Sent()
+    sent = ObjectCache()
     small, *large = [np.zeros(n, np.float32) for n in (8, *[INLINE] * 5)]
     assert sent(small) is small
     assert [sent(large[0]), sent(large[0])] == ["object 1", "object 1"]
@@ -248,10 +264,10 @@ def test_an_actor_is_asked_after_a_while_and_once(fake):
     ours, made, actors = dispatcher(fake)
     work = working(made, train(3))
     before = actors.made[0].progress.calls
-    assert overdue(ours, fake, work, 1000 + dispatch.ASK - 0.1) == []
+    assert overdue(ours, fake, work, 1000 + dispatch.PROGRESS_INTERVAL - 0.1) == []
     assert actors.made[0].progress.calls == before
     for later in (0.0, 1.0, 2.0):
-        assert overdue(ours, fake, work, 1000 + dispatch.ASK + later) == []
+        assert overdue(ours, fake, work, 1000 + dispatch.PROGRESS_INTERVAL + later) == []
     assert actors.made[0].progress.calls == before + 1
 
 
@@ -271,7 +287,7 @@ def test_an_actor_that_answers_has_as_long_as_a_client_may_take(fake):
         assert overdue(ours, fake, work, at) == []
         fake.values[work.question] = (3, seconds)
         assert overdue(ours, fake, work, at) == []
-        assert (work.question, work.sign) == (None, at)
+        assert (work.question, work.heard) == (None, at)
     assert overdue(ours, fake, work, 1090) == []
     fake.values[work.question] = (4, 30.5)
     said = "no result after 30 s, which is beyond the client timeout"
@@ -318,7 +334,7 @@ def test_a_pool_waits_for_actors_that_have_no_place_and_then_says_what_they_ask_
 def test_whatever_happens_sets_the_clock_of_a_pool_back(fake):
     made, _ = a_pool(fake, up=False)
     fake.now += pool.START_TIMEOUT
-    made.sign()
+    made.reset_clock()
     fake.now += pool.START_TIMEOUT
     made.check()
 
@@ -344,7 +360,7 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
-    made.forgive()
+    made.reset_failures()
     made.start({0: OPTIONS}, "spec")
     assert len(actors.made) == 3
 
@@ -373,9 +389,9 @@ def executor(fake, monkeypatch):
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
         spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * clients))
-        return RayExecutor(spec, EngineConfig(**engine), 4000, Session())
+        return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session())
 
-    def replan(executor, *nodes, after=ray_executor.REPLAN):
+    def replan(executor, *nodes, after=ray_executor.REPLAN_INTERVAL):
         now.nodes = nodes
         fake.now += after
         executor._replan()
@@ -394,7 +410,10 @@ def test_a_node_that_joins_or_leaves_changes_the_number_of_actors(executor):
 
 def test_machines_are_looked_for_now_and_then(executor):
     ours = executor(Node(2))
-    assert executor.replan(ours, Node(2), Node(3), after=ray_executor.REPLAN - 0.1).actors == 2
+    assert (
+        executor.replan(ours, Node(2), Node(3), after=ray_executor.REPLAN_INTERVAL - 0.1).actors
+        == 2
+    )
     assert executor.replan(ours, Node(2), Node(3), after=0.1).actors == 5
 
 

@@ -9,8 +9,8 @@ import pytest
 from ray import exceptions
 
 from fedsim.core.errors import DivergedError, WorkerError
-from fedsim.engine.ray.calls import groups
-from fedsim.engine.ray.dispatch import Patience
+from fedsim.engine.ray.calls import balanced
+from fedsim.engine.ray.dispatch import Timeout
 from fedsim.engine.ray.faults import FINAL, LOST, failure, fault_of, one_line
 
 NOT_OURS = {
@@ -117,27 +117,27 @@ def made(kind):
     return kind("gone")
 
 
-def test_patience_without_a_limit_learns_from_whole_rounds():
-    patience = Patience(None)
-    assert patience.limit(100) == math.inf
-    patience.finished(10, 20.0)
-    assert patience.limit(100) == math.inf, "a round's first client is no measure for the others"
-    patience.settled()
-    assert patience.limit(100) == 10 * 100 * 2.0
-    assert patience.limit(1) == 60.0, "never below a minute"
+def test_a_timeout_without_a_limit_learns_from_whole_rounds():
+    timeout = Timeout(None)
+    assert timeout.seconds(100) == math.inf
+    timeout.finished(10, 20.0)
+    assert timeout.seconds(100) == math.inf, "a round's first client is no measure for the others"
+    timeout.settled()
+    assert timeout.seconds(100) == 10 * 100 * 2.0
+    assert timeout.seconds(1) == 60.0, "never below a minute"
 
 
-def test_patience_with_a_limit():
-    patience = Patience(5.0)
-    patience.finished(1, 1000.0)
-    patience.settled()
-    assert patience.limit(10**6) == 5.0
+def test_a_timeout_with_a_limit():
+    timeout = Timeout(5.0)
+    timeout.finished(1, 1000.0)
+    timeout.settled()
+    assert timeout.seconds(10**6) == 5.0
 
 
 def test_groups_are_balanced_and_name_every_client_once():
     sizes = {0: 10, 1: 9, 2: 1, 3: 8, 4: 2}
-    found = groups(sizes, 2)
+    found = balanced(sizes, 2)
     assert found == [(0, 4, 2), (1, 3)] or sorted(sum(found, ())) == sorted(sizes)
     assert {sum(sizes[c] for c in group) for group in found} == {13, 17}
-    assert groups({3: 1}, 5) == [(3,)]
-    assert groups({0: 1, 1: 5, 2: 5}, 3) == [(1,), (2,), (0,)], "alone, the longest first"
+    assert balanced({3: 1}, 5) == [(3,)]
+    assert balanced({0: 1, 1: 5, 2: 5}, 3) == [(1,), (2,), (0,)], "alone, the longest first"

@@ -38,7 +38,7 @@ def test_only_a_shared_gpu_is_capped(monkeypatch, device, share, fraction):
     properties = type("Properties", (), {"total_memory": 16 * GIB})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: caps.append(a))
-    devices.cap(torch.device(device), share)
+    devices.limit_memory(torch.device(device), share)
     assert caps == ([] if fraction is None else [(fraction, torch.device(device))])
 
 
@@ -104,7 +104,7 @@ def test_a_model_that_is_too_large_for_the_gpu():
 def test_a_gpu_that_others_fill(share):
     usage = Usage(80 * GIB, 1 * GIB, 8 * GIB, 2 * GIB)
     text = explain(usage, share)
-    assert text.endswith("which the share holds, but other processes have 70.5 GiB")
+    assert text.endswith("which that fraction holds, but other processes have 70.5 GiB")
 
 
 def test_the_reason_of_a_failure(monkeypatch):
@@ -127,7 +127,7 @@ def test_a_capped_process_runs_out_at_its_share():
     device = torch.device("cuda", 0)
     total = torch.cuda.get_device_properties(device).total_memory
     share = 4 * GIB / total
-    devices.cap(device, share)
+    devices.limit_memory(device, share)
     held = []
     try:
         held += [torch.empty(GIB, dtype=torch.uint8, device=device) for _ in range(3)]

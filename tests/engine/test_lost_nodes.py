@@ -32,7 +32,7 @@ def cluster(orders):
 def test_a_node_killed_in_a_round_and_one_that_joins(
     method, cluster, orders, undisturbed, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("fedsim.engine.ray.executor.REPLAN", 0.0)
+    monkeypatch.setattr("fedsim.engine.ray.executor.REPLAN_INTERVAL", 0.0)
     pools, joined, used = [], [], []
     start, take = ActorPool.__init__, ActorPool.take
 

@@ -12,7 +12,7 @@ import fedsim
 from fedsim.config.resolve import EngineConfig
 from fedsim.core.errors import WorkerError
 from fedsim.engine.ray.executor import RayExecutor
-from fedsim.engine.ray.session import Session
+from fedsim.engine.ray.pool import Session
 from tests.engine.broken import Owner
 from tests.engine.chaos import STATEFUL, Orders, bytes_of, config
 

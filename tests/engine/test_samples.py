@@ -12,7 +12,8 @@ import ray
 import fedsim
 from fedsim.config.resolve import RunConfig
 from fedsim.core.types import Owned
-from fedsim.engine.ray.calls import EvaluationCall, Piece, cut
+from fedsim.engine.base import SAMPLES
+from fedsim.engine.ray.calls import EvaluationCall, Task, deal
 from tests.decomposing import OWN
 
 TABLES = (
@@ -29,7 +30,7 @@ def test_every_batch_of_every_job_is_done_once_and_in_order(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(1, 12, size=int(rng.integers(1, 9))).tolist()
     parts = int(rng.integers(1, 20))
-    dealt = cut(sizes, parts)
+    dealt = deal(sizes, parts)
     assert 1 <= len(dealt) <= parts
     done = [
         (job, batch) for own in dealt for job, (start, stop) in own for batch in range(start, stop)
@@ -41,11 +42,11 @@ def test_every_batch_of_every_job_is_done_once_and_in_order(seed):
 
 
 def test_shares_by_hand():
-    assert cut([4], 1) == [[(0, (0, 4))]]
-    assert cut([3, 3], 2) == [[(0, (0, 3))], [(1, (0, 3))]]
+    assert deal([4], 1) == [[(0, (0, 4))]]
+    assert deal([3, 3], 2) == [[(0, (0, 3))], [(1, (0, 3))]]
     # 7 batches: the first worker has 3, the second 4
-    assert cut([5, 2], 2) == [[(0, (0, 3))], [(0, (3, 5)), (1, (0, 2))]]
-    assert cut([1, 1], 5) == [[(0, (0, 1))], [(1, (0, 1))]], "nobody gets nothing to do"
+    assert deal([5, 2], 2) == [[(0, (0, 3))], [(0, (3, 5)), (1, (0, 2))]]
+    assert deal([1, 1], 5) == [[(0, (0, 1))], [(1, (0, 1))]], "nobody gets nothing to do"
 
 
 class Actor:
@@ -63,26 +64,27 @@ def test_a_call_sends_each_vector_once():
     vectors = [np.zeros(2), np.ones(2)]
     own = {"personal": np.full(1, 7.0)}
     part = Owned("train", (0, 1))
-    pieces = (
-        Piece("samples", (vectors[0], {}), part, (0, 2)),
-        Piece("samples", (vectors[1], {}), part, (0, 2)),
-        Piece("samples", (vectors[0], own), "test", (1, 3)),
+    jobs = (
+        ((vectors[0], {}), part, (0, 2)),
+        ((vectors[1], {}), part, (0, 2)),
+        ((vectors[0], own), "test", (1, 3)),
     )
+    asked = tuple(Task(model=m, part=p, reduction=SAMPLES, batches=b) for m, p, b in jobs)
     sent, actor = [], Actor()
 
     def send(value):
         sent.append(value)
         return f"object {len(sent)}"
 
-    call = EvaluationCall(0, pieces)
+    call = EvaluationCall(position=0, tasks=asked)
     assert call.begin(actor, send) == ["answer"]
     assert [id(value) for value in sent] == [id(v) for v in vectors]
     ((tasks, params),) = actor.told
     assert params == ("object 1", "object 2")
     assert tasks == [
-        ("samples", 0, {}, (part, 0, 2)),
-        ("samples", 1, {}, (part, 0, 2)),
-        ("samples", 0, own, ("test", 1, 3)),
+        (0, {}, part, SAMPLES, (0, 2)),
+        (1, {}, part, SAMPLES, (0, 2)),
+        (0, own, "test", SAMPLES, (1, 3)),
     ]
     assert call.size() == 6.0
     assert str(call) == "evaluation on the clients' own train and the test part"
@@ -176,7 +178,7 @@ def test_each_model_is_put_once_for_all_actors(plain_ray, tmp_path, monkeypatch)
         return original(value)
 
     def watched(self, actor, send):
-        tasks.append({id(piece.model[0]) for piece in self.pieces if piece.ask == "samples"})
+        tasks.append({id(t.model[0]) for t in self.tasks if t.reduction == SAMPLES})
         return begin(self, actor, send)
 
     monkeypatch.setattr(ray, "put", counting)

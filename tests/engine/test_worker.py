@@ -15,6 +15,7 @@ from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Partition, Pipeline, Training
+from fedsim.engine.base import OUTPUTS, SCORES
 from fedsim.engine.devices import torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
@@ -53,7 +54,7 @@ def test_the_same_call_twice_and_after_other_clients_gives_the_same_bits(method)
     first = bits(train(w, (1,), params=start))
     assert bits(train(w, (1,), params=start)) == first
     train(w, (0, 2), round=4, lr=0.5, params=start + 1)
-    w.scores(start, {}, "test")
+    w.evaluate(start, {}, "test", SCORES)
     assert bits(train(w, (1,), params=start)) == first
     assert bits(train(worker(method), (1,), params=start)) == first
 
@@ -199,10 +200,10 @@ def test_returned_arrays_are_not_views_of_the_model():
 def test_logits_are_those_of_eval_mode_in_fixed_batches():
     w = worker("fedavg")
     start = w.flat.vector()
-    whole = w.outputs(start, {}, "test", 0, 2)
+    whole = w.evaluate(start, {}, "test", OUTPUTS)
     train(w, params=start)
-    assert w.outputs(start, {}, "test", 0, 2).tobytes() == whole.tobytes()
-    parts = [w.outputs(start, {}, "test", i, i + 1) for i in range(2)]
+    assert w.evaluate(start, {}, "test", OUTPUTS).tobytes() == whole.tobytes()
+    parts = [w.evaluate(start, {}, "test", OUTPUTS, (i, i + 1)) for i in range(2)]
     assert [len(p) for p in parts] == [32, 28]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
     data = w.spec.dataset
@@ -219,10 +220,10 @@ def test_scores_are_those_of_the_loaded_model():
     start = w.flat.vector()
     (report,), _ = train(w, (0,), params=start)
     for state in ({}, report.state):
-        logits = w.outputs(start, state, "test", 0, 2)
+        logits = w.evaluate(start, state, "test", OUTPUTS)
         expected = score(logits, w.spec.dataset.y)
-        assert w.scores(start, state, "test") == expected
-    assert w.scores(start, {}, "test") != w.scores(start, report.state, "test")
+        assert w.evaluate(start, state, "test", SCORES) == expected
+    assert w.evaluate(start, {}, "test", SCORES) != expected
     loss = functional.cross_entropy(torch.from_numpy(logits), torch.from_numpy(w.spec.dataset.y))
     assert expected.loss == pytest.approx(loss.item(), rel=1e-5)
 
@@ -367,8 +368,8 @@ def test_serial_results_are_sorted_and_those_of_the_worker(executor):
         assert result.num_samples == report.num_samples
         assert result.num_steps == report.num_steps
         assert result.train_loss == report.train_loss
-    scores = executor.evaluate([(start, {}), (start, own)], "test")
-    assert scores == [w.scores(start, {}, "test"), w.scores(start, own, "test")]
+    jobs = [((start, {}), "test"), ((start, own), "test")]
+    assert executor.evaluate(jobs, SCORES) == [w.evaluate(*m, p, SCORES) for m, p in jobs]
 
 
 def test_serial_takes_the_configured_threads_and_gives_them_back():

@@ -98,7 +98,6 @@ def test_it_is_frozen() -> None:
         ({"engine": {"gpus_per_client": -1}}, ["greater than or equal to 0"]),
         ({"engine": {"cpus_per_client": 0}}, ["greater than 0"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
-        ({"engine": {"kind": "rayy"}}, ["did you mean 'ray'?"]),
         ({"data": {"val_fraction": 0.8}}, ["data.val_fraction: 0.8", "nothing is left"]),
         ({"fedprox": {"mu": "much"}}, ["fedprox.mu: 'much' given", "number"]),
         ({"fedprox": {"nu": 1}}, ["fedprox.nu:", "did you mean 'mu'?"]),

@@ -12,6 +12,7 @@ import fedsim
 from fedsim import algorithms
 from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.core.types import Owned, Partition
+from fedsim.engine.base import SAMPLES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.scores import SampleScores
 from fedsim.metrics.splits import by_owner, count, counts, drawn, indices
@@ -231,14 +232,15 @@ def test_samples_go_back_to_their_owners():
 
 def test_the_same_part_of_the_data_in_every_round(monkeypatch):
     asked = []
-    samples = SerialExecutor.samples
+    evaluate = SerialExecutor.evaluate
 
-    def watched(self, jobs):
+    def watched(self, jobs, reduction):
         spec = self._worker.spec
-        asked.append({tuple(indices(spec, part).tolist()) for _, part in jobs})
-        return samples(self, jobs)
+        if reduction == SAMPLES:
+            asked.append({tuple(indices(spec, part).tolist()) for _, part in jobs})
+        return evaluate(self, jobs, reduction)
 
-    monkeypatch.setattr(SerialExecutor, "samples", watched)
+    monkeypatch.setattr(SerialExecutor, "evaluate", watched)
     settings = decomposing("fedavg", "train", "population", decompose_max_samples=3)
     assert len(list(rounds(settings))) == 2
     assert len(asked) == 2
@@ -299,10 +301,14 @@ def test_where_every_client_is_left_out_there_is_no_row(tmp_path, monkeypatch):
 
 
 def test_losses_that_are_not_finite_name_the_round(tmp_path, monkeypatch):
-    def broken(*_):
-        raise DivergedError("the logits of 1 of 9 evaluated samples are NaN or infinite")
+    evaluate = SerialExecutor.evaluate
 
-    monkeypatch.setattr(SerialExecutor, "samples", broken)
+    def broken(self, jobs, reduction):
+        if reduction == SAMPLES:
+            raise DivergedError("the logits of 1 of 9 evaluated samples are NaN or infinite")
+        return evaluate(self, jobs, reduction)
+
+    monkeypatch.setattr(SerialExecutor, "evaluate", broken)
     with pytest.raises(DivergedError, match=r"^round 1, evaluation: the logits .* lower train\.lr"):
         fedsim.run(config(), tmp_path / "run")
 

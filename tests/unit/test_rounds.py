@@ -21,6 +21,7 @@ from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.data import partitions
+from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.metrics.scores import mean_scores
@@ -242,7 +243,7 @@ def test_a_round_of_fedavg_by_hand(model):
     np.testing.assert_allclose(
         [r["update_norm"] for r in rows], np.linalg.norm(trained, axis=1), rtol=1e-9
     )
-    scores = worker.scores(after.params, {}, "test")
+    scores = worker.evaluate(after.params, {}, "test", SCORES)
     assert row["test_accuracy"] == scores.accuracy
     assert row["test_loss"] == scores.loss
     assert "errors" not in log.tables
@@ -390,7 +391,7 @@ def test_if_all_are_dropped_the_model_is_kept(tmp_path, what):
     (row,) = store.read("rounds").to_dict("records")
     assert (row["cohort_size"], row["dropped"]) == (4, 4)
     assert all(np.isnan(row[c]) for c in ("train_loss", "conflict_ratio", "update_norm"))
-    scores = Worker(setup.spec, torch.device("cpu")).scores(setup.initial, {}, "test")
+    scores = Worker(setup.spec, torch.device("cpu")).evaluate(setup.initial, {}, "test", SCORES)
     assert row["test_accuracy"] == scores.accuracy
     clients = store.read("clients")
     assert clients["status"].tolist() == ["dropped"] * 4
@@ -476,7 +477,7 @@ def test_whose_models_count_for_personalised_methods(method, mode):
         }[mode]
         (row,) = log.tables["rounds"]
         for part in ("val", "test"):
-            scores = {c: worker.scores(*model, part) for c, model in own.items()}
+            scores = {c: worker.evaluate(*model, part, SCORES) for c, model in own.items()}
             mean = mean_scores(list(scores.values()))
             assert row[f"{part}_accuracy"] == mean.accuracy
             assert row[f"{part}_loss"] == mean.loss

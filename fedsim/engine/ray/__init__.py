@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedsim.config.sections import EngineConfig
+    from fedsim.engine.ray.executor import RayExecutor
+    from fedsim.engine.worker import WorkerSpec
 
 for _name, _value in {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",
@@ -11,3 +17,12 @@ for _name, _value in {
     "RAY_worker_niceness": "0",  # its own 15 would make a run wait for everything else
 }.items():
     os.environ.setdefault(_name, _value)  # Ray reads them when it is imported
+
+
+def make_executor(
+    spec: WorkerSpec, engine: EngineConfig, *, update_bytes: int, **options: Any
+) -> RayExecutor:
+    """See :class:`fedsim.engine.registry.MakeExecutor`."""
+    from fedsim.engine.ray.executor import RayExecutor
+
+    return RayExecutor(spec, engine, update_bytes, **options)

@@ -6,13 +6,13 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import ray
 
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
-from fedsim.engine.base import Model
+from fedsim.engine.base import Model, Reduction
 from fedsim.engine.ray.sharded import Held
 from fedsim.engine.worker import with_deltas
 from fedsim.metrics.splits import name
@@ -21,14 +21,14 @@ Send = Callable[[Any], Any]
 """Makes a value an object that many calls can refer to."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class TrainCall:
     """Some clients' training in one round.
 
     Args:
         states: of all clients that have one; only those of ``clients`` are sent.
         sizes: training samples by client.
-        ranges: what the updates are cut into, to be left on the nodes; none if they are fetched.
+        ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
@@ -62,7 +62,7 @@ class TrainCall:
         return [replace(update, held=Held(parts, row)) for row, update in enumerate(updates)]
 
     def again(self, lost: bool) -> list[TrainCall]:
-        """One call per client, so that one whose work cannot be done keeps no other from it."""
+        """One call per client, so that a client that cannot be trained holds up no other."""
         attempt = self.attempt + lost
         return [replace(self, clients=(c,), home=None, attempt=attempt) for c in self.clients]
 
@@ -76,33 +76,25 @@ class TrainCall:
         return f"client {self.clients[0]}" if alone else f"clients {list(self.clients)}"
 
 
-@dataclass(frozen=True)
-class Piece:
-    """A question about a model that a worker's method ``ask`` answers.
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model's evaluation on some batches of a part; see :meth:`Worker.evaluate`."""
 
-    ``batches`` of the part are concerned; all of them where the method wants no range.
-    """
-
-    ask: str
     model: Model
     part: Part
+    reduction: Reduction[Any]
     batches: tuple[int, int]
 
-    @property
-    def args(self) -> tuple[Any, ...]:
-        """What the method is given beside the model."""
-        return (self.part,) if self.ask == "scores" else (self.part, *self.batches)
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class EvaluationCall:
-    """Some models on some parts; the answer is a list, an entry for each piece.
+    """Some evaluations; the answer is a list with an entry for each.
 
     ``position`` says where the answer belongs.
     """
 
     position: int
-    pieces: tuple[Piece, ...]
+    tasks: tuple[Task, ...]
     attempt: int = 1
     home: int | None = None
     clients: tuple[int, ...] = ()
@@ -110,14 +102,16 @@ class EvaluationCall:
 
     def begin(self, actor: Any, send: Send) -> list[Any]:
         """Hands the work to an actor; the object of its answer."""
-        different = {id(piece.model[0]): piece.model[0] for piece in self.pieces}
-        place = {key: i for i, key in enumerate(different)}
-        tasks = [(p.ask, place[id(p.model[0])], p.model[1], p.args) for p in self.pieces]
+        different = {id(task.model[0]): task.model[0] for task in self.tasks}
+        number = {key: i for i, key in enumerate(different)}
+        tasks = [
+            (number[id(t.model[0])], t.model[1], t.part, t.reduction, t.batches) for t in self.tasks
+        ]
         return [actor.evaluate.remote(tasks, *map(send, different.values()))]
 
-    def fetch(self, refs: Sequence[Any]) -> Any:
+    def fetch(self, refs: Sequence[Any]) -> list[Any]:
         """The answers."""
-        return ray.get(refs[0])
+        return cast(list[Any], ray.get(refs[0]))
 
     def again(self, lost: bool) -> list[EvaluationCall]:
         """The same call once more."""
@@ -125,17 +119,17 @@ class EvaluationCall:
 
     def size(self, _: int | None = None, /) -> float:
         """Batches."""
-        return float(sum(stop - start for start, stop in (p.batches for p in self.pieces)))
+        return float(sum(stop - start for start, stop in (t.batches for t in self.tasks)))
 
     def __str__(self) -> str:
         """What it is."""
-        return f"evaluation on the {' and the '.join({name(p.part): '' for p in self.pieces})} part"
+        return f"evaluation on the {' and the '.join({name(t.part): '' for t in self.tasks})} part"
 
 
 Call = TrainCall | EvaluationCall
 
 
-def groups(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
+def balanced(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
     """The clients in at most ``most`` groups of about equal size: the longest first, each to the
     group that has least so far."""
     longest_first = sorted(sizes, key=lambda c: (-sizes[c], c))
@@ -147,14 +141,14 @@ def groups(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
     return [tuple(members) for _, _, members in sorted(filled, key=lambda group: group[1])]
 
 
-def cut(sizes: Sequence[int], parts: int) -> list[list[tuple[int, tuple[int, int]]]]:
-    """Jobs of so many batches each, dealt out in order to ``parts`` workers, about equally.
+def deal(sizes: Sequence[int], actors: int) -> list[list[tuple[int, tuple[int, int]]]]:
+    """Jobs of so many batches each, dealt out in order to ``actors`` actors, about equally.
 
     Returns:
-        Per worker that gets any, the jobs and the range of batches of each.
+        Per actor that gets any, the jobs and the range of batches of each.
     """
     stops = np.cumsum(sizes).tolist()
-    edges = [stops[-1] * i // parts for i in range(parts + 1)]
+    edges = [stops[-1] * i // actors for i in range(actors + 1)]
     dealt = []
     for low, high in pairwise(edges):
         own = [
@@ -165,8 +159,3 @@ def cut(sizes: Sequence[int], parts: int) -> list[list[tuple[int, tuple[int, int
         if own:
             dealt.append(own)
     return dealt
-
-
-def alone(sizes: Mapping[int, int]) -> Sequence[tuple[int, ...]]:
-    """A group per client, the longest first."""
-    return [(c,) for c in sorted(sizes, key=lambda c: (-sizes[c], c))]

@@ -1,4 +1,4 @@
-"""Calls on actors: handed out, waited for, and made again where they are lost."""
+"""Calls on actors: handed out, waited for, timed out, and made again where they are lost."""
 
 from __future__ import annotations
 
@@ -20,23 +20,22 @@ from fedsim.core.errors import WorkerError
 from fedsim.engine.base import Incident
 from fedsim.engine.ray.calls import Call
 from fedsim.engine.ray.faults import Fault, failure, fault_of, put
-from fedsim.engine.ray.pool import ActorPool
-from fedsim.engine.ray.session import Options
+from fedsim.engine.ray.pool import ActorPool, Options
 
-LEAST = 60.0
-"""Seconds that any work may take where no limit was given."""
-TIMES = 10.0
-"""Beyond :data:`LEAST`: times the median of the work done so far."""
+MIN_TIMEOUT = 60.0
+"""Seconds that any work may take where no timeout was given."""
+MEDIANS = 10.0
+"""Beyond :data:`MIN_TIMEOUT`: times the median of the work done so far."""
 
 
-class Patience:
-    """The limit for pieces of work of one kind, learnt from what they took so far.
+class Timeout:
+    """How long work of one kind may take, learnt from what it took so far.
 
-    Without a given limit a piece of size n may take ``max(60 s, 10 n median(seconds / size))``,
-    and any time before the first pieces are :meth:`settled`.
+    Without a given limit, work of size n may take ``max(60 s, 10 n median(seconds / size))``, and
+    any time before the first work is :meth:`settled`.
 
     Args:
-        given: seconds for a piece of any size, or None.
+        given: seconds for work of any size, or None.
     """
 
     def __init__(self, given: float | None) -> None:
@@ -53,31 +52,32 @@ class Patience:
         self._paces.extend(self._new)
         self._new.clear()
 
-    def limit(self, size: float) -> float:
-        """Seconds that work of ``size`` may take; infinite where nothing is known."""
+    def seconds(self, size: float) -> float:
+        """What work of ``size`` may take; infinite where nothing is known."""
         if self._given is not None:
             return self._given
         if not self._paces:
             return math.inf
-        return max(LEAST, TIMES * max(size, 1.0) * statistics.median(self._paces))
+        return max(MIN_TIMEOUT, MEDIANS * max(size, 1.0) * statistics.median(self._paces))
 
 
 INLINE = 64 << 10
 """Vectors of at most this many bytes are sent with a call instead of as an object."""
-ASK = 5.0
-"""Seconds after which a working actor is asked how far it is."""
+PROGRESS_INTERVAL = 5.0
+"""Seconds after which a working actor is asked for its progress."""
 
 Wanted = Callable[[Iterable[Call], int], Mapping[int, Options]]
 """The slots that should have an actor, for the calls that wait and the number at work."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Work:
     """A call that an actor is busy with.
 
     Args:
         refs: its objects.
-        sign: when it began, or last answered a question.
+        begun: when it was handed out.
+        heard: when it began, or last answered a question for its progress.
         question: the object of an answer that is being waited for, asked at ``asked``.
     """
 
@@ -86,14 +86,14 @@ class Work:
     actor: Any
     refs: list[Any]
     begun: float
-    sign: float
+    heard: float
     question: Any = None
     asked: float = 0.0
 
 
-class Sent:
-    """Values that are objects already; those used last are kept, since rounds evaluate what they
-    send on.
+class ObjectCache:
+    """The objects of values that were sent; those used last are kept, since the model that a round
+    evaluates is the one that the next round sends.
 
     ``room`` says how many are kept.
     """
@@ -126,31 +126,28 @@ class Dispatcher:
 
     Args:
         pool: the actors.
-        engine: how patient it is, and what becomes of clients that fail.
+        engine: timeouts, and what becomes of clients that fail.
         wanted: see :data:`Wanted`.
         spec: what actors are built from, as an object; called again where that was lost.
     """
 
     def __init__(
-        self, pool: ActorPool, engine: EngineConfig, wanted: Wanted, spec: Callable[[], Any]
+        self, pool: ActorPool, engine: EngineConfig, *, wanted: Wanted, spec: Callable[[], Any]
     ) -> None:
-        self.sent = Sent()
+        self.sent = ObjectCache()
         self._pool = pool
         self._engine = engine
         self._wanted = wanted
         self._make_spec = spec
         self._spec: Any = None
-        self._ask = min(ASK, engine.client_timeout or ASK)
-        self._patience = {
-            "train": Patience(engine.client_timeout),
-            "evaluate": Patience(None),
-        }
+        self._interval = min(PROGRESS_INTERVAL, engine.client_timeout or PROGRESS_INTERVAL)
+        self._timeouts = {"train": Timeout(engine.client_timeout), "evaluate": Timeout(None)}
 
     def run(self, calls: Sequence[Call], doing: str) -> Iterator[tuple[Call, Any]]:
         """Runs all calls, lost ones again; gives each result with its call as it arrives."""
         waiting = deque(calls)
         running: dict[Any, Work] = {}
-        self._pool.sign()
+        self._pool.reset_clock()
         self._spec = self._spec or self._make_spec()
         while waiting or running:
             self._pool.start(self._wanted(waiting, len(running)), self._spec)
@@ -170,15 +167,15 @@ class Dispatcher:
                     waiting.extendleft(self._failed(work, fault_of(error), doing))
                     continue
                 seconds = time.monotonic() - work.begun
-                self._patience[work.call.method].finished(work.call.size(), seconds)
+                self._timeouts[work.call.method].finished(work.call.size(), seconds)
                 self._pool.done(work.slot)
                 yield work.call, value
             for work, fault in self._overdue(running):
                 del running[work.refs[0]]
                 waiting.extendleft(self._failed(work, fault, doing))
         self._pool.settle()
-        for patience in self._patience.values():
-            patience.settled()
+        for timeout in self._timeouts.values():
+            timeout.settled()
 
     def _hand_out(self, waiting: deque[Call], running: dict[Any, Work]) -> None:
         """Gives waiting calls to idle actors, in order.
@@ -196,7 +193,9 @@ class Dispatcher:
             actor = self._pool.take(slot)
             refs = call.begin(actor, self.sent)
             now = time.monotonic()
-            running[refs[0]] = Work(call, slot, actor, refs, now, now)
+            running[refs[0]] = Work(
+                call=call, slot=slot, actor=actor, refs=refs, begun=now, heard=now
+            )
 
     def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
         """What is to be done again of a failed call.
@@ -237,31 +236,34 @@ class Dispatcher:
         ]
 
     def _overdue(self, running: Mapping[Any, Work]) -> list[tuple[Work, Fault]]:
-        """Asks actors that have worked for long how far they are; those that are beyond the limit,
-        or do not answer."""
+        """Asks actors that have worked for long for their progress; returns those that are beyond
+        the timeout, or do not answer."""
         now = time.monotonic()
         late = []
         for work in running.values():
-            if work.question is None and now - work.sign >= self._ask:
+            if work.question is None and now - work.heard >= self._interval:
                 work.question, work.asked = work.actor.progress.remote(), now
             if work.question is None:
                 continue
-            patience = self._patience[work.call.method]
+            timeout = self._timeouts[work.call.method]
             answered, _ = ray.wait([work.question], timeout=0)
             if not answered:
-                silent, limit = now - work.asked, min(LEAST, patience.limit(work.call.size()))
+                silent, limit = (
+                    now - work.asked,
+                    min(MIN_TIMEOUT, timeout.seconds(work.call.size())),
+                )
                 if silent > limit:
                     text = f"its process has not answered for {silent:.0f} s"
-                    late.append((work, Fault(text, lost=True, hung=True)))
+                    late.append((work, Fault(error=text, lost=True, hung=True)))
                 continue
             doing = None
             with contextlib.suppress(RayError):  # the call itself will say what has happened
                 doing = ray.get(work.question)
-            work.question, work.sign = None, now
+            work.question, work.heard = None, now
             if doing is None:  # its arguments or its results are on their way
                 continue
             client, seconds = doing
-            if seconds > patience.limit(work.call.size(client)):
+            if seconds > timeout.seconds(work.call.size(client)):
                 text = f"no result after {seconds:.0f} s, which is beyond the client timeout"
-                late.append((work, Fault(text, lost=True, hung=True)))
+                late.append((work, Fault(error=text, lost=True, hung=True)))
         return late

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -19,29 +18,28 @@ import ray
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import ClientUpdate, RoundContext, Scores, Vector, Vectors
-from fedsim.engine.base import Incident, Job, Model
-from fedsim.engine.ray.calls import Call, EvaluationCall, Piece, TrainCall, cut, groups
+from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
+from fedsim.engine.base import OUTPUTS, Incident, Job, Reduction, T
+from fedsim.engine.ray.calls import Call, EvaluationCall, Task, TrainCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Plan
-from fedsim.engine.ray.pool import ActorPool
-from fedsim.engine.ray.session import Options, Session
+from fedsim.engine.ray.pool import ActorPool, Options, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
-from fedsim.engine.worker import WorkerSpec, num_batches, score_part
-from fedsim.metrics.outputs import Outputs, concatenated
-from fedsim.metrics.scores import SampleScores, joined
+from fedsim.engine.worker import WorkerSpec, num_batches
+from fedsim.metrics.outputs import concatenated
+from fedsim.metrics.splits import indices
 from fedsim.server.linalg import Columns
 
 SMALL = 4 << 20
 """Updates of at most this many bytes travel several to a call; larger ones one by one."""
 MOST = 256 << 20
-"""A call carries updates of about so many bytes at most."""
+"""Bytes of updates that a call carries at most, about."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
-REPLAN = 10.0
-"""Seconds after which a round looks whether machines came or went."""
+REPLAN_INTERVAL = 10.0
+"""Seconds after which a round looks whether machines joined or left."""
 
 
 class RayExecutor:
@@ -52,7 +50,7 @@ class RayExecutor:
         engine: section ``engine`` of the configuration.
         update_bytes: size of one client's update.
         session: where the actors come from; None for one of its own.
-        whole: the setting for which the driver needs whole updates, so that it also sums them up.
+        whole: the setting for which the driver needs whole deltas, so that it also sums them up.
 
     Raises:
         ConfigError: the placement does not fit, there is no cluster at the address, or the updates
@@ -64,6 +62,7 @@ class RayExecutor:
         spec: WorkerSpec,
         engine: EngineConfig,
         update_bytes: int,
+        *,
         session: Session | None = None,
         whole: str | None = None,
     ) -> None:
@@ -77,7 +76,9 @@ class RayExecutor:
         self._session = session or Session(engine)
         self._shares_session = session is not None
         self._pool = ActorPool(self._session, engine.max_retries, engine.allow_mixed_devices)
-        self._dispatcher = Dispatcher(self._pool, engine, self._wanted, lambda: put(spec.to_send()))
+        self._dispatcher = Dispatcher(
+            self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
+        )
         self._aggregators = Aggregators(())
         try:
             self._nodes = machines()
@@ -87,7 +88,7 @@ class RayExecutor:
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
             self._session.prepare([self._options])
-            self._spread()
+            self._place_aggregators()
         except BaseException:
             self.close()
             raise
@@ -115,16 +116,16 @@ class RayExecutor:
         return params, downlink
 
     def train(
-        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
         self._replan()
-        return self._train(clients, shared, states, ctx)
+        return self._train(clients, sent, states, ctx)
 
     def _train(
-        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
-        calls = self._train_calls(clients, shared, states, ctx)
+        calls = self._train_calls(clients, sent, states, ctx)
         updates: list[ClientUpdate] = []
         for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
             updates += found
@@ -133,7 +134,7 @@ class RayExecutor:
     def columns(
         self,
         updates: Sequence[ClientUpdate],
-        shared: Any,
+        sent: Any,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> Columns | None:
@@ -142,58 +143,75 @@ class RayExecutor:
         def again(incidents: Sequence[Incident]) -> list[ClientUpdate]:
             self._pool.incidents += incidents
             lost = [i.client_id for i in incidents if i.client_id is not None]
-            return self._train(lost, shared, states, ctx)
+            return self._train(lost, sent, states, ctx)
 
         held = held_of(updates)
         return Sharded(self._aggregators, held, again, self._engine.max_retries) if held else None
 
     def _train_calls(
-        self, clients: Sequence[int], shared: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[TrainCall]:
-        """Clients of one group whose updates are small share a call, where they share actors."""
-        (params, downlink), ranges = shared, () if ctx.probe else self._aggregators.ranges
+        """Clients whose updates are small share a call, where they share actors."""
+        (params, downlink), ranges = sent, () if ctx.probe else self._aggregators.ranges
         sizes = {c: self._sizes[c] for c in clients}
         most = len(sizes)
-        if self._plan.shared and self._update_bytes <= SMALL:
+        if not self._plan.per_client and self._update_bytes <= SMALL:
             most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MOST))
         return [
-            TrainCall(own, params, downlink, states, ctx, sizes, ranges, self._plan.home(own[0]))
-            for own in groups(sizes, most)
+            TrainCall(
+                clients=own,
+                params=params,
+                downlink=downlink,
+                states=states,
+                ctx=ctx,
+                sizes=sizes,
+                ranges=ranges,
+                home=self._plan.home(own[0]),
+            )
+            for own in balanced(sizes, most)
         ]
 
-    def evaluate(self, models: Sequence[Model], part: str) -> list[Scores]:
-        """See :class:`~fedsim.engine.base.Executor`; few models are cut into ranges of batches."""
-        actors = max(1, len(self._pool.slots))
-        batches = num_batches(self._spec, part)
-        if len(models) >= actors:
-            return self._answers([[Piece("scores", m, part, (0, batches))] for m in models])
-        cuts = [batches * i // actors for i in range(actors + 1)]
-        ranges = [(a, b) for a, b in pairwise(cuts) if a < b]
-        outputs = self._answers([[Piece("outputs", m, part, r)] for m in models for r in ranges])
-        whole = [outputs[i : i + len(ranges)] for i in range(0, len(outputs), len(ranges))]
-        return [score_part(concatenated(parts), self._spec, part) for parts in whole]
+    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+        """See :class:`~fedsim.engine.base.Executor`.
 
-    def samples(self, jobs: Sequence[Job]) -> list[SampleScores]:
-        """See :class:`~fedsim.engine.base.Executor`."""
-        return [joined(parts) for parts in self._dealt("samples", jobs)]
-
-    def outputs(self, jobs: Sequence[Job]) -> list[Outputs]:
-        """See :class:`~fedsim.engine.base.Executor`."""
-        return [concatenated(parts) for parts in self._dealt("outputs", jobs)]
-
-    def _dealt(self, ask: str, jobs: Sequence[Job]) -> list[list[Any]]:
-        """Per job the answers for its batches in order: one call per actor, and a model only to
-        those that have a share of it."""
+        The batches of all jobs are dealt out in order, one call per actor, and a model goes only to
+        actors that have a part of it. A job that is cut, where the reduction needs it whole, comes
+        back as outputs.
+        """
+        if not jobs:
+            return []
         sizes = [num_batches(self._spec, part) for _, part in jobs]
-        shares = cut(sizes, max(1, len(self._pool.slots)))
-        calls = [[Piece(ask, *jobs[job], batches) for job, batches in own] for own in shares]
+        dealt = deal(sizes, max(1, len(self._pool.slots)))
+        partial = OUTPUTS if reduction.join is None else reduction
+        tasks = [
+            [
+                Task(
+                    model=jobs[job][0],
+                    part=jobs[job][1],
+                    reduction=reduction if batches == (0, sizes[job]) else partial,
+                    batches=batches,
+                )
+                for job, batches in own
+            ]
+            for own in dealt
+        ]
         with self._room_for(len({id(params) for (params, _), _ in jobs})):
-            answers = self._answers(calls)
+            answers = self._answers(tasks)
         found: list[list[Any]] = [[] for _ in jobs]
-        owners = [job for own in shares for job, _ in own]
-        for job, answer in zip(owners, answers, strict=True):
+        for job, answer in zip((job for own in dealt for job, _ in own), answers, strict=True):
             found[job].append(answer)
-        return found
+        return [
+            self._whole(parts, part, reduction)
+            for parts, (_, part) in zip(found, jobs, strict=True)
+        ]
+
+    def _whole(self, parts: list[Any], part: Part, reduction: Reduction[T]) -> T:
+        """The answer for a whole part, from those for runs of its batches."""
+        if len(parts) == 1:
+            return cast(T, parts[0])
+        if reduction.join is not None:
+            return reduction.join(parts)
+        return reduction.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
 
     @contextlib.contextmanager
     def _room_for(self, models: int) -> Iterator[None]:
@@ -204,9 +222,9 @@ class RayExecutor:
         finally:
             self._dispatcher.sent.limit(usual)
 
-    def _answers(self, calls: Sequence[Sequence[Piece]]) -> list[Any]:
-        """The answers to the pieces of all calls, in their order."""
-        work = [EvaluationCall(i, tuple(pieces)) for i, pieces in enumerate(calls)]
+    def _answers(self, tasks: Sequence[Sequence[Task]]) -> list[Any]:
+        """The answers to the tasks of all calls, in their order."""
+        work = [EvaluationCall(position=i, tasks=tuple(own)) for i, own in enumerate(tasks)]
         run = self._dispatcher.run(work, "")
         found = {cast(EvaluationCall, call).position: answers for call, answers in run}
         return [answer for i in range(len(work)) for answer in found[i]]
@@ -235,22 +253,22 @@ class RayExecutor:
         return dict.fromkeys(homes | set(free[: max(0, more)]), self._options)
 
     def _replan(self) -> None:
-        """Looks for machines that came or went; where the new ones cannot hold the clients as asked
-        for, the plan stays."""
-        if time.monotonic() - self._planned < REPLAN:
+        """Looks for machines that joined or left; where the new ones cannot hold the clients as
+        asked for, the plan stays."""
+        if time.monotonic() - self._planned < REPLAN_INTERVAL:
             return
         self._planned = time.monotonic()
         nodes = machines()
         if nodes == self._nodes:
             return
         self._nodes = nodes
-        self._pool.forgive()
+        self._pool.reset_failures()
         with contextlib.suppress(ConfigError):
             self._plan = self._plan_for(nodes)
-        self._spread()
+        self._place_aggregators()
 
-    def _spread(self) -> None:
-        """Has an aggregator for each range of the updates that the nodes sum up."""
+    def _place_aggregators(self) -> None:
+        """One for each range of the deltas that the nodes sum up."""
         ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(self._nodes))
         if ranges != self._aggregators.ranges:
             self._aggregators.close()

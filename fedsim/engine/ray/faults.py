@@ -41,11 +41,11 @@ FINAL: tuple[tuple[type[e.RayError], str], ...] = (
 )
 """Failures that would come again."""
 
-SPOILT = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
-"""Words of exceptions after which a process cannot use its GPU any more."""
+FATAL_CUDA_ERRORS = ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS")
+"""Text of exceptions after which a process cannot use its GPU any more."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """A failed call.
 
@@ -72,22 +72,22 @@ def fault_of(error: e.RayError) -> Fault:
     """What a failed ``ray.get`` means."""
     if isinstance(error, e.RayTaskError):
         cause = error.cause
-        usable = not any(library in str(cause) for library in SPOILT)
+        usable = not any(text in str(cause) for text in FATAL_CUDA_ERRORS)
         if isinstance(cause, FedsimError):
-            return Fault(str(cause), lost=False, alive=usable, raised=cause)
+            return Fault(error=str(cause), lost=False, alive=usable, raised=cause)
         if isinstance(cause, e.RayError):  # an argument of the call was lost
             found = fault_of(cause)
-            return Fault(found.error, found.lost, objects=True, alive=True)
-        return Fault(one_line(cause), lost=False, alive=usable)
+            return Fault(error=found.error, lost=found.lost, objects=True, alive=True)
+        return Fault(error=one_line(cause), lost=False, alive=usable)
     text = one_line(error)
     if "creation task" in text:  # its class cannot be imported there, say
-        return Fault(f"a client actor cannot be created ({text})", lost=False, final=True)
+        return Fault(error=f"a client actor cannot be created ({text})", lost=False, final=True)
     for kind, words in FINAL:
         if isinstance(error, kind):
-            return Fault(f"{words} ({text})", lost=False, final=True)
+            return Fault(error=f"{words} ({text})", lost=False, final=True)
     words = next((w for kind, w in LOST if isinstance(error, kind)), "its work was lost")
     gone = isinstance(error, e.ObjectLostError)
-    return Fault(f"{words} ({text})", lost=True, objects=gone)
+    return Fault(error=f"{words} ({text})", lost=True, objects=gone)
 
 
 def put(value: Any) -> Any:

@@ -82,18 +82,18 @@ class Plan:
         return sum(self.per_node)
 
     @property
-    def shared(self) -> bool:
-        """Whether clients take turns on the actors."""
-        return self.actors < self.num_clients
+    def per_client(self) -> bool:
+        """Whether each client has an actor of its own; otherwise they take turns."""
+        return self.actors == self.num_clients
 
     def home(self, client: int) -> int | None:
-        """The slot that is a client's own, where there is one actor per client."""
-        return None if self.shared else client
+        """The slot that is a client's own, where each has one."""
+        return client if self.per_client else None
 
     def __str__(self) -> str:
         count = f"{self.actors} actor" + "s" * (self.actors != 1)
-        shared = "shared by" if self.shared else "one for each of"
-        return f"{count} {shared} {self.num_clients} clients, {self.share} each"
+        relation = "one for each of" if self.per_client else "shared by"
+        return f"{count} {relation} {self.num_clients} clients, {self.share} each"
 
     def record(self) -> dict[str, object]:
         """For env.json."""

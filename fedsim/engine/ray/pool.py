@@ -1,29 +1,229 @@
-"""The client actors of a run: taken when they are needed, replaced when they are lost.
+"""Client actors: warm processes, kept between the runs of a session, and the slots of a run.
 
-A slot is starting, idle or busy. Work goes to idle slots alone, so an actor that stays pending
-(resources taken, a node lost, an autoscaler that is slow) delays nobody.
+An actor has a run's model built and its data mapped, and holds a fraction of a GPU and some CPUs. A
+slot of a run is starting, idle or busy. Work goes to idle slots alone, so an actor that stays
+pending (resources taken, a node lost, an autoscaler that is slow) delays nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import platform
+import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
+import torch
 from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.core.errors import WorkerError
-from fedsim.engine.base import Incident
-from fedsim.engine.ray.cluster import refuse_mixed
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError, FedsimError, WorkerError
+from fedsim.core.types import Array, ClientUpdate, Part, RoundContext, Vector, Vectors
+from fedsim.engine import devices
+from fedsim.engine.base import Incident, Reduction
+from fedsim.engine.ray.cluster import connect, refuse_mixed
 from fedsim.engine.ray.faults import failure, fault_of
-from fedsim.engine.ray.session import Options, Place, Session, end_process
+from fedsim.engine.ray.sharded import split
+from fedsim.engine.worker import Worker, WorkerSpec
 
+Options = tuple[tuple[str, float], ...]
+"""What an actor holds, as Ray's options in a fixed order: actors of equal options are alike."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds that an idle actor has to answer."""
 START_TIMEOUT = 120.0
 """Seconds after which a run gives up on actors that have no place to start in."""
 BUILD_TIMEOUT = 1800.0
 """Seconds after which it gives up on actors that are there, but not ready."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Location:
+    """Where an actor runs: device, machine, Ray's id of the machine, and the process there."""
+
+    device: str
+    node: str
+    node_id: str
+    pid: int
+
+
+class ClientActor:
+    """A process with a worker; one process serves the runs of a session one after the other.
+
+    Questions about its progress are answered by a thread of their own, while a client trains.
+    """
+
+    _worker: Worker
+
+    def build(self, spec: WorkerSpec) -> Location:
+        """Builds the worker of a run; says where that is.
+
+        Raises:
+            ConfigError: the actor holds a GPU that torch cannot use.
+        """
+        held = ray.get_gpu_ids()
+        if held and not torch.cuda.is_available():
+            raise ConfigError(
+                f"Ray gave a client actor GPU {held}, but torch {torch.__version__} on "
+                f"{platform.node()} cannot use it; --gpus-per-client 0 trains on the CPU"
+            )
+        device = torch.device("cuda" if held else "cpu")
+        here = ray.get_runtime_context()
+        fraction = here.get_assigned_resources().get("GPU", 1.0)
+        devices.limit_memory(device, fraction)
+        devices.keep_freed_memory()
+        try:
+            self._worker = Worker(spec, device, fraction)
+        except FedsimError:
+            raise
+        except Exception as error:
+            why = devices.reason(error, fraction, device)
+            raise WorkerError(f"a client actor failed to start: {why}") from error
+        return Location(
+            device=devices.device_name(device),
+            node=ray.util.get_node_ip_address(),
+            node_id=here.get_node_id(),
+            pid=os.getpid(),
+        )
+
+    @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
+    def progress(self) -> tuple[int | None, float] | None:
+        """The client that is being trained, if any, and for how many seconds; None at rest."""
+        worker = getattr(self, "_worker", None)
+        doing = None if worker is None else worker.progress
+        return None if doing is None else (doing[0], time.monotonic() - doing[1])
+
+    def clear(self) -> None:
+        """Lets go of the run's data."""
+        del self._worker
+
+    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
+    def train(
+        self,
+        clients: Sequence[int],
+        params: Vector,
+        downlink: Vectors,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+    ) -> tuple[list[ClientUpdate], Array]:
+        """See :meth:`Worker.train`; two objects, so that the small parts do not pin the deltas."""
+        return self._worker.train(clients, params, downlink, states, ctx)
+
+    def train_split(
+        self, ranges: Sequence[slice], *args: Any
+    ) -> tuple[list[ClientUpdate] | Array, ...]:
+        """As :meth:`train`, with the updates cut into ranges: the rest, and an object per range."""
+        updates, deltas = self._worker.train(*args)
+        return updates, *split(deltas, ranges)
+
+    def evaluate(
+        self,
+        tasks: Sequence[tuple[int, Vectors, Part, Reduction[Any], tuple[int, int]]],
+        *params: Vector,
+    ) -> list[Any]:
+        """See :meth:`Worker.evaluate`, for each task: which of ``params`` and what state make the
+        model, the part, what is wanted of the outputs, and for which batches."""
+        return [
+            self._worker.evaluate(params[i], state, part, reduction, batches)
+            for i, state, part, reduction, batches in tasks
+        ]
+
+
+class Session:
+    """A connection to Ray and its idle client actors, for one run or for several in a row.
+
+    Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
+    connection that this process has.
+
+    Raises:
+        ConfigError: there is no cluster at the address.
+    """
+
+    def __init__(self, engine: EngineConfig) -> None:
+        self._disconnect = connect(engine)
+        self._kinds: dict[Any, Options] = {}
+        self._idle: dict[Options, list[Any]] = {}
+
+    def prepare(self, kinds: Iterable[Options]) -> None:
+        """Ends the idle actors of other kinds, which hold resources that a run may need, and those
+        that were lost since."""
+        for kind in set(self._idle) - set(kinds):
+            self.end(self._idle.pop(kind))
+        for kind, actors in self._idle.items():
+            self._idle[kind] = self._answering({a: a.progress.remote() for a in actors})
+
+    def acquire(self, kind: Options) -> Any:
+        """An actor with these resources, warm if one is left from the run before."""
+        if self._idle.get(kind):
+            return self._idle[kind].pop()
+        options = dict(kind) | {"max_restarts": 0, "max_task_retries": 0}
+        made = ray.remote(concurrency_groups={"questions": 1}, **options)(ClientActor).remote()
+        self._kinds[made] = kind
+        return made
+
+    def release(self, resting: Iterable[Any], others: Iterable[Any]) -> None:
+        """Takes a run's idle actors back; ``others`` are busy or not up yet, and are ended."""
+        self.end(others)
+        for actor in self._answering({actor: actor.clear.remote() for actor in resting}):
+            self._idle.setdefault(self._kinds[actor], []).append(actor)
+
+    def _answering(self, asked: Mapping[Any, Any]) -> list[Any]:
+        """The actors whose answer comes; the others are ended."""
+        refs = list(asked.values())
+        answered = (
+            set(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0]) if refs else set()
+        )
+        alive = []
+        for actor, ref in asked.items():
+            try:
+                if ref in answered:
+                    ray.get(ref)
+                    alive.append(actor)
+            except RayError:  # it died while it was idle: nobody is waiting for it
+                answered.discard(ref)
+        self.end(set(asked) - set(alive))
+        return alive
+
+    def close(self) -> None:
+        """Ends the actors, and Ray if it was started here."""
+        self.prepare([])
+        self._disconnect()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def end(self, actors: Iterable[Any]) -> None:
+        """Ends actors, whatever they do."""
+        for actor in actors:
+            self._kinds.pop(actor, None)
+            ray.kill(actor)
+
+
+def end_process(location: Location) -> None:
+    """Ends a process that does not listen (stopped, or stuck in a call), by its node.
+
+    Ray's own way to end an actor begins with asking it.
+    """
+    if location.node_id == ray.get_runtime_context().get_node_id():
+        _kill(location.pid)
+    else:
+        there = NodeAffinitySchedulingStrategy(location.node_id, soft=False)
+        ray.remote(num_cpus=0, scheduling_strategy=there)(_kill).remote(location.pid)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::"):
+            os.kill(pid, signal.SIGKILL)
 
 
 class ActorPool:
@@ -43,13 +243,13 @@ class ActorPool:
         self._max_retries = max_retries
         self._allow_mixed = allow_mixed
         self._handles: dict[int, Any] = {}
-        self._places: dict[int, Place] = {}
+        self._locations: dict[int, Location] = {}
         self._devices: set[str] = set()
         self._nodes: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
         self._asked: dict[int, Options] = {}
-        self._signs: dict[int, Any] = {}
+        self._reached: dict[int, Any] = {}
         self._settled = False
         self._alive = time.monotonic()
 
@@ -81,10 +281,10 @@ class ActorPool:
                 handle = self._session.acquire(options[slot])
                 self._handles[slot] = handle
                 self.starting[handle.build.remote(spec)] = slot
-                self._signs[slot] = handle.progress.remote()  # answered while it builds
+                self._reached[slot] = handle.progress.remote()  # answered while it builds
 
-    def forgive(self) -> None:
-        """Gives slots that were given up another chance: the cluster has changed."""
+    def reset_failures(self) -> None:
+        """Slots that were given up get another chance: the cluster has changed."""
         self._failures.clear()
 
     def came_up(self, ref: Any) -> bool:
@@ -95,7 +295,7 @@ class ActorPool:
         """
         slot = self.starting.pop(ref)
         try:
-            place: Place = ray.get(ref)
+            location: Location = ray.get(ref)
         except RayError as error:
             fault = fault_of(error)
             self._failures[slot] += 1
@@ -105,18 +305,18 @@ class ActorPool:
                 raise failure("a client actor failed to start", fault) from error
             self.lose(slot)
             return fault.objects
-        self._places[slot] = place
-        devices = self._devices | {place.device}
-        if len(devices) > 1 and not self._allow_mixed:
+        self._locations[slot] = location
+        seen = self._devices | {location.device}
+        if len(seen) > 1 and not self._allow_mixed:
             if not self._settled:
-                refuse_mixed(devices)
-            self._last_failure = f"its device, {place.device}, is not that of the run"
-            self.incidents.append(Incident(None, 1, place.node, self._last_failure))
+                refuse_mixed(seen)
+            self._last_failure = f"its device, {location.device}, is not that of the run"
+            self.incidents.append(Incident(None, 1, location.node, self._last_failure))
             self._failures[slot] = self._max_retries + 1  # until the cluster changes
             self.lose(slot)
             return False
-        self._devices = devices
-        self._nodes.add(place.node)
+        self._devices = seen
+        self._nodes.add(location.node)
         self._failures[slot] = 0
         self.done(slot)
         return False
@@ -124,7 +324,7 @@ class ActorPool:
     def done(self, slot: int) -> None:
         """The slot's actor is idle, which also shows that it lives."""
         self.idle.add(slot)
-        self.sign()
+        self.reset_clock()
 
     def take(self, slot: int) -> Any:
         """The actor of an idle slot, which is busy from now on."""
@@ -133,14 +333,14 @@ class ActorPool:
 
     def node(self, slot: int) -> str:
         """The machine of a slot's actor, empty where it never came up."""
-        return self._places[slot].node if slot in self._places else ""
+        return self._locations[slot].node if slot in self._locations else ""
 
     def lose(self, slot: int, hung: bool = False) -> None:
         """Ends a slot's actor; a process that no longer listens is ended by its node."""
         self._session.end([self._handles.pop(slot)])
-        place = self._places.pop(slot, None)
-        if hung and place is not None:
-            end_process(place)
+        location = self._locations.pop(slot, None)
+        if hung and location is not None:
+            end_process(location)
         self.idle.discard(slot)
         self.starting = {ref: s for ref, s in self.starting.items() if s != slot}
 
@@ -148,8 +348,8 @@ class ActorPool:
         """The kind of device of the run is fixed: actors elsewhere are given up from now on."""
         self._settled = True
 
-    def sign(self) -> None:
-        """Something has happened, or begins: what does not come up is waited for from now on."""
+    def reset_clock(self) -> None:
+        """Actors that do not come up are waited for from now on: something happened or begins."""
         self._alive = time.monotonic()
 
     def check(self) -> None:
@@ -163,8 +363,8 @@ class ActorPool:
         waited = time.monotonic() - self._alive
         if waited <= START_TIMEOUT:
             return
-        signs = [self._signs[slot] for slot in self.starting.values()]
-        if not ray.wait(signs, timeout=0)[0]:
+        reached = [self._reached[slot] for slot in self.starting.values()]
+        if not ray.wait(reached, timeout=0)[0]:
             free = ray.available_resources()
             asked = " or ".join(sorted({_resources(kind) for kind in self._asked.values()}))
             raise WorkerError(
@@ -181,7 +381,7 @@ class ActorPool:
         """Gives the idle actors back and ends the others."""
         resting = {slot: self._handles.pop(slot) for slot in sorted(self.idle)}
         self._session.release(resting.values(), self._handles.values())
-        self._handles, self._places, self.idle, self.starting = {}, {}, set(), {}
+        self._handles, self._locations, self.idle, self.starting = {}, {}, set(), {}
 
 
 def _resources(options: Options) -> str:

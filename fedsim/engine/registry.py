@@ -1,0 +1,86 @@
+"""The executors: one file each in this package, found by its name, or ``module:function``.
+
+The file defines ``make_executor``, see :class:`MakeExecutor`; and ``check_settings(engine)`` where
+it refuses settings, with a ConfigError, before anything starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from types import ModuleType
+from typing import Any, Protocol, cast
+
+import fedsim.engine
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.imports import resolve
+from fedsim.engine.base import Executor
+from fedsim.engine.worker import WorkerSpec
+
+
+class MakeExecutor(Protocol):
+    """Starts an executor; the keyword arguments are for those that can use them.
+
+    Args:
+        spec: what its workers are made of.
+        engine: section ``engine`` of the configuration.
+        update_bytes: size of one client's delta.
+        whole: the setting for which the driver needs whole deltas, None where none does.
+        session: of the runs before and after, what they share; None for a run of its own.
+
+    Raises:
+        ConfigError: the settings cannot be met here.
+    """
+
+    def __call__(
+        self,
+        spec: WorkerSpec,
+        engine: EngineConfig,
+        *,
+        update_bytes: int,
+        whole: str | None,
+        session: Any,
+    ) -> Executor:
+        """The executor, ready to train."""
+
+
+def names() -> tuple[str, ...]:
+    """The names of all built-in executors, sorted."""
+    modules = (m.name for m in pkgutil.iter_modules(fedsim.engine.__path__))
+    return tuple(sorted(set(modules) - {"base", "devices", "registry", "worker"}))
+
+
+def load(kind: str) -> MakeExecutor:
+    """The function that starts an executor.
+
+    Args:
+        kind: ``engine.kind``: a built-in name or ``module:function``.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    if ":" in kind:
+        return cast(MakeExecutor, resolve(kind, "engine.kind"))
+    return cast(MakeExecutor, _module(kind).make_executor)
+
+
+def check(engine: EngineConfig) -> None:
+    """Checks ``engine.kind``, and the settings that its executor refuses; starts nothing.
+
+    Raises:
+        ConfigError: there is no such executor, or it refuses a setting.
+    """
+    check_settings = getattr(inspect.getmodule(load(engine.kind)), "check_settings", None)
+    if check_settings is not None:
+        check_settings(engine)
+
+
+def _module(name: str) -> ModuleType:
+    if name not in names():
+        raise ConfigError(
+            f"engine.kind {name!r}: must be one of {', '.join(names())}, or module:function"
+            f"{nearest(name, names())}"
+        )
+    return importlib.import_module(f"fedsim.engine.{name}")
