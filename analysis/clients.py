@@ -1,30 +1,35 @@
-"""Accuracy by client, and by group of test samples, after the last evaluation of a run."""
+"""Accuracy by client, by group of test samples, and by class, after a run's last evaluation."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from analysis import bars, panels, streams, style
-from analysis.drawing import Absent, Drawing
-from analysis.facets import Facets, drawn
+from . import panels, series, style
+from .panels import Absent, Drawing, Facets, facet_lines
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
+CLASSES = "Recall by class"
 SPLITS = {
     "own_test": "its own test part", "own_val": "its own validation part",
     "own_train": "its own training part", "test": "the common test part",
 }  # fmt: skip
-"""Parts in clients' rows of evaluations.csv from the best to the least suited, and their names."""
+"""Splits in clients' rows of evaluations.csv, the preferred one first, and their names."""
+PRINTED = 12
+"""Recalls are printed in panels of at most this many classes."""
 MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 
 
 def by_client(facets: Facets) -> Drawing | Absent:
-    """A dot per client and a box per method, each client's accuracy a mean over seeds."""
+    """One dot per client and one box per method; a client's accuracy is its mean over seeds."""
     found = {
-        title: streams.last(groups, "evaluations", ["accuracy"], key=("split", "client_id"))
+        title: series.aggregated(
+            groups, "evaluations", ["accuracy"], ("split", "client_id"), take="last"
+        )
         for title, groups in facets.items()
     }
     held = {s for part in found.values() for frame in part.values() for s in frame.index.unique(0)}
@@ -45,14 +50,14 @@ def by_client(facets: Facets) -> Drawing | Absent:
     }
     labels = list(dict.fromkeys(label for part in chosen.values() for label in part))
     counts = [float(n) for part in chosen.values() for frame in part.values() for n in frame["n"]]
-    lines = drawn(facets)
+    lines = facet_lines(facets)
     with style.look():
-        fig, places = bars.frame(list(chosen), labels, "Client accuracy (%)")
+        fig, places = panels.method_rows(list(chosen), labels, "Client accuracy (%)")
         for axes, part in zip(places, chosen.values(), strict=True):
             for label, frame in part.items():
                 accuracies = 100 * frame["mean"].to_numpy()
                 _strip(axes, accuracies, labels.index(label), lines[label].colour)
-    seeds = panels.over_seeds(counts).partition(",")[0].lower()
+    seeds = panels.seed_note(counts).partition(",")[0].lower()
     every = dict.fromkeys(group.label for groups in facets.values() for group in groups)
     without = [style.title(label) for label in every if label not in labels]
     missing = f" Without such rows: {'; '.join(without)}." if without else ""
@@ -70,7 +75,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
 
 
 def _strip(axes: Axes, values: np.ndarray, row: int, colour: str) -> None:
-    """A box with all its values, which lie at fixed places across the row."""
+    """A box plot with all its values, spread over the height of the row."""
     axes.boxplot(
         values, positions=[row], orientation="horizontal", widths=0.56, whis=(0, 100),
         manage_ticks=False, patch_artist=True, showfliers=False,
@@ -85,10 +90,10 @@ def _strip(axes: Axes, values: np.ndarray, row: int, colour: str) -> None:
 
 
 def by_group(facets: Facets) -> Drawing | Absent:
-    """Mean accuracy and 95 % interval of each group of test samples, a row per method."""
+    """Mean accuracy and 95 % interval by group of test samples, one row per method."""
     found = {
-        title: streams.last(
-            groups, "evaluations", ["accuracy"], key="group", where={"split": "test"}
+        title: series.aggregated(
+            groups, "evaluations", ["accuracy"], "group", {"split": "test"}, take="last"
         )
         for title, groups in facets.items()
     }
@@ -100,9 +105,9 @@ def by_group(facets: Facets) -> Drawing | Absent:
         )  # fmt: skip
     names = list(dict.fromkeys(name for frame in frames for name in frame.index))
     labels = list(dict.fromkeys(label for part in found.values() for label in part))
-    lines = drawn(facets)
+    lines = facet_lines(facets)
     with style.look():
-        fig, places = bars.frame(list(found), labels, "Test accuracy (%)", columns=2)
+        fig, places = panels.method_rows(list(found), labels, "Test accuracy (%)", columns=2)
         for axes, part in zip(places, found.values(), strict=True):
             for label, frame in part.items():
                 row, colour = labels.index(label), lines[label].colour
@@ -114,7 +119,7 @@ def by_group(facets: Facets) -> Drawing | Absent:
             )
             for index, _ in enumerate(names)
         ]  # fmt: skip
-        seeds = panels.over_seeds((n for frame in frames for n in frame["n"]), "bar")
+        seeds = panels.seed_note((n for frame in frames for n in frame["n"]), "bar")
         panels.legend(fig, handles, names, seeds)
     return Drawing(
         "groups",
@@ -141,3 +146,60 @@ def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour:
                 fmt=MARKERS[index % len(MARKERS)], color=colour, capsize=3, markersize=7,
                 markerfacecolor=colour if index == 0 else "white", elinewidth=1.2,
             )  # fmt: skip
+
+
+def by_class(facets: Facets) -> Drawing | Absent:
+    """Recall as one heat map of methods by classes per setting, means over seeds."""
+    found = {
+        title: series.aggregated(groups, "classes", ["recall"], "label", take="last")
+        for title, groups in facets.items()
+    }
+    frames = [frame["recall"] for part in found.values() for frame in part.values()]
+    if not frames:
+        return Absent(CLASSES, "no recall in classes.csv; every `fedsim run` that tests writes it")
+    labels = list(dict.fromkeys(label for part in found.values() for label in part))
+    recalls = {
+        title: pd.DataFrame({label: part[label]["recall"]["mean"] for label in part}).T.reindex(
+            labels
+        )
+        for title, part in found.items()
+    }
+    seeds = panels.seed_note(n for frame in frames for n in frame["n"]).partition(",")[0].lower()
+    return Drawing(
+        "classes",
+        CLASSES,
+        f"Share of each class's test samples that are recognised after the last round; {seeds}. "
+        "Classes without test samples are white.",
+        "A light cell in a dark row is a class that the method gives up. Rows that are even "
+        "treat the classes alike.",
+        _recall_maps(recalls, labels),
+    )
+
+
+def _recall_maps(recalls: dict[str, pd.DataFrame], labels: list[str]) -> Figure:
+    with style.look():
+        columns = 1 if max(part.shape[1] for part in recalls.values()) > PRINTED else 2
+        fig, places = panels.method_rows(list(recalls), labels, "Class", columns)
+        for axes, part in zip(places, recalls.values(), strict=True):
+            values = 100 * part.to_numpy(dtype=np.float64)
+            count = values.shape[1]
+            image = axes.pcolormesh(
+                np.arange(count + 1) - 0.5, np.arange(len(labels) + 1) - 0.5, values,
+                cmap="Blues", vmin=0, vmax=100, edgecolors="white", linewidth=0.8,
+            )  # fmt: skip
+            axes.grid(visible=False)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            step = -(-count // 20)
+            names = [f"{name:g}" for name in part.columns[::step]]
+            axes.set_xticks(range(0, count, step), names)
+            for (row, column), value in np.ndenumerate(values) if count <= PRINTED else ():
+                if np.isfinite(value):
+                    axes.text(
+                        column, row, f"{value:.0f}", ha="center", va="center", fontsize=9.5,
+                        color="white" if value > 60 else "black",
+                    )  # fmt: skip
+        places[0].set_ylim(len(labels) - 0.5, -0.5)
+        bar = fig.colorbar(image, ax=places, pad=0.015, label="Recall (%)")
+        bar.outline.set_visible(False)
+    return fig

@@ -1,4 +1,4 @@
-"""Learning curves: a metric of rounds.csv per round, mean and 95 % interval over seeds."""
+"""Learning curves: a metric of rounds.csv by round, mean and 95 % interval over seeds."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import style
-from analysis.drawing import Absent, Drawing, Rounds
-from analysis.errors import AnalysisError
-from analysis.panels import Panel, grid, seeds_of
-from analysis.panels import curves as aggregated
-from analysis.runs import Group, read
-from analysis.stats import half_width, over_seeds
+from . import AnalysisError, panels, style
+from .panels import Absent, Drawing, Panel, Rounds
+from .runs import Group, read
+from .stats import half_width, over_seeds
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A column of rounds.csv on an axis: its label with unit, and the factor to that unit."""
+    """How a column of rounds.csv is drawn: the axis label with unit, and the factor to it."""
 
     label: str
     factor: float = 1.0
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Values that the axis need not go beyond: per cent end at 0 and 100."""
+        """Bounds of the axis: percentages end at 0 and 100."""
         return (-1, 101) if self.factor == 100 else (-math.inf, math.inf)
 
 
@@ -55,7 +52,7 @@ def interval(values: pd.DataFrame) -> pd.DataFrame:
     for n = 1.
 
     Args:
-        values: (rounds, n) one column per seed.
+        values: (rounds, n), one column per seed.
 
     Returns:
         (rounds, 3) columns mean, low, high.
@@ -66,18 +63,18 @@ def interval(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def series(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
-    """A metric of all runs of a group, at the rounds where every run has it.
+    """A metric by round and seed, at the rounds where all runs of the group have it.
 
     Args:
         group: the runs.
         metric: a column of rounds.csv.
-        smooth: each value becomes the mean of the last ``smooth`` values there are.
+        smooth: window of the moving mean in evaluated rounds, 1 for none.
 
     Returns:
         (rounds, seeds) indexed by round.
 
     Raises:
-        AnalysisError: a file or column is missing, or there is no round with a value in all runs.
+        AnalysisError: a file or column is missing, or no round has a value in all runs.
     """
     columns = {}
     for seed, path in zip(group.runs["seed"], group.runs["path"], strict=True):
@@ -98,7 +95,7 @@ def figure(
     metrics: Sequence[str] = ("test_accuracy", "test_loss"),
     smooth: int = 1,
 ) -> Figure:
-    """Curves of all groups, a panel per metric, the legend below.
+    """Curves of all groups, one panel per metric.
 
     A line is the mean over seeds, the band its 95 % t interval (none for one seed).
 
@@ -110,31 +107,36 @@ def figure(
     Raises:
         AnalysisError: see :func:`series`.
     """
-    panels = []
+    shown = []
     for metric in metrics:
         found = {
             group.label: _curve(series(group, metric, smooth), METRICS[metric]) for group in groups
         }
-        panels.append(Panel(METRICS[metric].label, found, limits=METRICS[metric].limits))
-    note = seeds_of(panels)
+        shown.append(Panel(METRICS[metric].label, found, limits=METRICS[metric].limits))
+    note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
-    return grid(panels, len(panels), note)
+    return panels.grid(shown, len(shown), note)
 
 
 def draw(rounds: Rounds) -> Drawing | Absent:
-    """Test accuracy and loss by round, a row of panels per setting."""
+    """Test accuracy and loss by round, one row of panels per setting."""
     shown = []
     for title, values in rounds.items():
         found = {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
         shown += [
-            Panel(metric.label, aggregated(found, name, metric.factor), title, limits=metric.limits)
+            Panel(
+                metric.label,
+                panels.curves(found, name, metric.factor),
+                title,
+                limits=metric.limits,
+            )
             for name, metric in METRICS.items()
             if name in ("test_accuracy", "test_loss")
         ]
     if not any(panel.curves for panel in shown):
         return Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
-    seeds = seeds_of(shown)
+    seeds = panels.panel_note(shown)
     lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
         "curves",
@@ -142,7 +144,7 @@ def draw(rounds: Rounds) -> Drawing | Absent:
         f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}.",
         "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands that "
         "overlap may still differ seed by seed: the paired comparisons are in the tables.",
-        grid(shown, 2, seeds, lines),
+        panels.grid(shown, 2, seeds, lines),
     )
 
 

@@ -1,32 +1,33 @@
-"""Tables of text from the statistics of their cells."""
+"""Tables as text: units, rows and captions from statistics, and Markdown, LaTeX or CSV of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
-from analysis import style
-from analysis.runs import conditions, order
-from analysis.stats import SIGNIFICANT, Comparison, Estimate
+from . import style
+from .runs import conditions, order
+from .stats import SIGNIFICANT, TESTS, Cell, Comparison, Estimate, Test
 
 NONE = "n/a"
-"""Shown where a number is not available."""
+"""Shown if a number is not available."""
 EMPTY = "\N{EN DASH}"
-"""Shown where there is nothing to know."""
+"""Shown in a cell that has no value, such as the comparison of the baseline."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """How numbers of a table are shown.
+    """Number format of a table.
 
     Args:
-        factor: from the stored number to the shown one.
+        factor: from the stored to the shown number.
         digits: after the decimal point.
-        name: of the shown numbers, as ``%``; empty for numbers without a unit.
-        of_differences: name of the shown differences.
+        name: the unit, such as ``%``, or empty.
+        of_differences: the unit of differences.
     """
 
     factor: float = 1.0
@@ -35,12 +36,12 @@ class Unit:
     of_differences: str = ""
 
     def number(self, value: float, sign: str = "") -> str:
-        """The value in this unit; with ``sign="+"`` positive ones have a sign too."""
+        """The formatted value; ``sign="+"`` also marks positive ones."""
         shown = round(self.factor * value, self.digits) + 0.0
         return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
 
     def spread(self, estimate: Estimate) -> str:
-        """``84.00 ± 4.00``, mean and standard deviation; the mean alone for one seed."""
+        """``84.00 ± 4.00``, mean and standard deviation; only the mean for one seed."""
         mean = self.number(estimate.mean)
         return mean if math.isnan(estimate.std) else f"{mean} ± {self.number(estimate.std)}"
 
@@ -51,37 +52,13 @@ class Unit:
         return f"[{self.number(estimate.low, sign)}, {self.number(estimate.high, sign)}]"
 
     def head(self, words: str, differences: bool = False) -> str:
-        """The heading of a column of such numbers."""
+        """The heading of a column: words and unit."""
         name = self.of_differences if differences else self.name
         return f"{words} ({name})" if name else words
 
 
 PERCENT = Unit(100, 2, "%", "points")
 PLAIN = Unit()
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is known about one method in one column.
-
-    Args:
-        row: the method's label.
-        column: of a table that has columns (a setting's value, a group of images), else empty.
-        estimate: over the seeds.
-        comparison: against the baseline, None where there is none or this is it.
-        adjusted: the p value after Holm's correction over the table; NaN where not available.
-    """
-
-    row: str
-    column: str
-    estimate: Estimate
-    comparison: Comparison | None = None
-    adjusted: float = math.nan
-
-    @property
-    def mark(self) -> str:
-        """A star where the adjusted p value is significant."""
-        return " *" if self.adjusted < SIGNIFICANT else ""
 
 
 @dataclass(frozen=True)
@@ -93,9 +70,9 @@ class Table:
         title: a few words.
         caption: sentences that explain every number and sign in the table.
         head: names of the columns.
-        rows: as many cells each; ``**x**`` is bold.
-        words: how many of the first columns are text.
-        data: every number at full precision, in the units of the run directories.
+        rows: of as many cells; ``**x**`` is bold.
+        words: number of leading columns that are text.
+        data: all numbers at full precision, in the units of the run directories.
     """
 
     name: str
@@ -108,7 +85,7 @@ class Table:
 
 
 def best(texts: Mapping[str, str]) -> set[str]:
-    """The keys of the largest of the shown numbers, ties included; none of a single number."""
+    """The keys of the largest shown numbers, ties included; empty for fewer than two numbers."""
     numbers = {key: float(text) for key, text in texts.items() if text != NONE}
     if len(numbers) < 2:
         return set()
@@ -116,16 +93,16 @@ def best(texts: Mapping[str, str]) -> set[str]:
 
 
 def p_value(p: float) -> str:
-    """``0.0123``, ``<0.0001`` or not available."""
+    """``0.0123``, ``<0.0001`` or ``n/a``."""
     if math.isnan(p):
         return NONE
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
 def emphasised(found: Sequence[Cell], unit: Unit) -> dict[Cell, str]:
-    """Mean and standard deviation of each cell, in bold where the mean is the best.
+    """Mean and standard deviation of each cell, the best mean in bold.
 
-    That is among the cells of a column whose runs share the data and the schedule.
+    Ranked are the cells of one column whose runs share the data and the schedule.
     """
     rivals: dict[tuple[str, str], list[Cell]] = {}
     for cell in found:
@@ -140,7 +117,7 @@ def emphasised(found: Sequence[Cell], unit: Unit) -> dict[Cell, str]:
 
 
 def detailed(name: str, title: str, caption: str, found: Sequence[Cell], unit: Unit) -> Table:
-    """A row per cell with everything that is known about it."""
+    """A table with one row per cell: estimate, interval, and the comparison with the baseline."""
     bold = emphasised(found, unit)
     columns = any(cell.column for cell in found)
     compared = any(cell.comparison for cell in found)
@@ -162,9 +139,9 @@ def _comparison(cell: Cell, unit: Unit) -> list[str]:
 
 
 def with_seeds(found: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
-    """Each cell as :func:`emphasised` with its star, and a sentence on the number of seeds.
+    """:func:`emphasised` cells with their stars, and a sentence on the number of seeds.
 
-    Where the cells differ in it, each shows its own.
+    If the numbers of seeds differ, each cell shows its own.
     """
     bold = emphasised(found, unit)
     seeds = {cell.estimate.n for cell in found}
@@ -178,7 +155,7 @@ def crossed(
     name: str, title: str, caption: str, shown: Mapping[Cell, str], heads: Mapping[str, str],
     rows: Mapping[str, str] | None = None,
 ) -> Table:  # fmt: skip
-    """A row per method and a column per column of the cells.
+    """A table with one row per method and one column per column of the cells.
 
     Args:
         name: of the table.
@@ -186,7 +163,7 @@ def crossed(
         caption: of the table.
         shown: the text of each cell.
         heads: the heading of each column, in order.
-        rows: the title of each label, in order; None for those of the methods, in the papers'.
+        rows: the title of each label, in order; None for all labels in the papers' order.
     """
     texts = {(cell.row, cell.column): words for cell, words in shown.items()}
     labels = sorted({cell.row for cell in shown}, key=order)
@@ -196,7 +173,7 @@ def crossed(
 
 
 def data(found: Sequence[Cell]) -> pd.DataFrame:
-    """Every number of the cells, unrounded; empty where not available."""
+    """All numbers of the cells, unrounded; NaN if not available."""
     nothing = Estimate(math.nan, math.nan, 0, math.nan)
     rows = []
     for cell in found:
@@ -209,3 +186,122 @@ def data(found: Sequence[Cell]) -> pd.DataFrame:
         row |= {"difference_high": other.difference.high, "p": other.p, "p_holm": cell.adjusted}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def comparisons(
+    found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = False
+) -> str:
+    """The caption's sentences on the comparisons: what, how, and which were not possible.
+
+    Args:
+        found: the cells of the table.
+        baseline: a label, or words for what the methods are compared with; None gives no sentence.
+        test: the paired test.
+        details: the table shows the differences.
+    """
+    if baseline is None:
+        return ""
+    tests = sum(not math.isnan(cell.adjusted) for cell in found)
+    difference = ", with its 95 % t interval" if details else ""
+    floor = ", which is never below 2 / 2^n over n seeds" if test == "wilcoxon" else ""
+    return (
+        f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
+        f"the seeds that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: corrected "
+        f"over the {tests} comparison{'s' * (tests != 1)} of this table; * below {SIGNIFICANT:g}."
+    ) + f"{_fewer(found)}{_missing(found)}"
+
+
+def _fewer(found: Sequence[Cell]) -> str:
+    """A sentence on differences over fewer seeds than the method's own mean."""
+    texts = [
+        f"{_name(cell)} {cell.comparison.difference.n} of {cell.estimate.n}"
+        for cell in found
+        if cell.comparison and cell.comparison.difference.n < cell.estimate.n
+    ]
+    return f" Seeds in common where they are not all: {'; '.join(texts)}." * bool(texts)
+
+
+def _name(cell: Cell) -> str:
+    """The method of a cell, with its column if the table has columns."""
+    return style.title(cell.row) + f" ({cell.column})" * bool(cell.column)
+
+
+def _missing(found: Sequence[Cell]) -> str:
+    """Sentences on missing p values."""
+    reasons: dict[str, list[str]] = {}
+    for cell in found:
+        if cell.comparison and cell.comparison.reason:
+            reasons.setdefault(cell.comparison.reason, []).append(_name(cell))
+    return "".join(
+        f" p is not available where there is {reason}: {'; '.join(where)}."
+        for reason, where in reasons.items()
+    )
+
+
+def markdown(tables: Sequence[Table]) -> str:
+    """Each table under its title, with its caption below."""
+    return "\n".join(_markdown(table) for table in tables)
+
+
+def _markdown(table: Table) -> str:
+    dashes = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
+    lines = [table.head, dashes, *table.rows]
+    body = "".join(f"| {' | '.join(_bars(cell) for cell in line)} |\n" for line in lines)
+    return f"### {table.title}\n\n{body}\n{_stars(table.caption)}\n"
+
+
+def latex(tables: Sequence[Table]) -> str:
+    r"""A tabular per table, title and caption as comments; needs ``\usepackage{booktabs}``."""
+    return "\n".join(_latex(table) for table in tables)
+
+
+def _latex(table: Table) -> str:
+    body = [" & ".join(map(_escape, row)) + r" \\" for row in (table.head, *table.rows)]
+    columns = "l" * table.words + "r" * (len(table.head) - table.words)
+    lines = [
+        f"% {table.title}",
+        f"% {table.caption}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        *(r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"),
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv(tables: Sequence[Table]) -> str:
+    """The numbers of all tables at full precision, with the table's name as first column."""
+    parts = [table.data.assign(table=table.name) for table in tables]
+    data = pd.concat(parts, ignore_index=True)
+    columns = ["table", *(column for column in data.columns if column != "table")]
+    return data[columns].to_csv(index=False, lineterminator="\n")
+
+
+FORMATS: Mapping[str, Callable[[Sequence[Table]], str]] = {
+    ".md": markdown,
+    ".csv": csv,
+    ".tex": latex,
+}
+"""The function that formats tables for each file suffix."""
+
+
+def _bars(cell: str) -> str:
+    return re.sub(r" \*$", r" \\*", cell.replace("|", r"\|"))
+
+
+def _stars(caption: str) -> str:
+    return re.sub(r"(?<!\*)\*(?!\*)", r"\\*", caption)
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+    "±": r"$\pm$", "λ": r"$\lambda$", "<": "$<$", ">": "$>$", EMPTY: "--",
+} | {sign: rf"\{sign}" for sign in "&%$#_{}"}  # fmt: skip
+
+
+def _escape(cell: str) -> str:
+    """A cell in LaTeX: special characters, bold, code, minus signs and the star."""
+    text = "".join(_LATEX.get(sign, sign) for sign in cell)
+    text = re.sub(r"\*\*(.+?)\*\*", r"\\textbf{\1}", text)
+    text = re.sub(r"`(.+?)`", r"\\texttt{\1}", text)
+    text = re.sub(r"(?<![\w.)])-(?=\d)", "$-$", text)
+    return re.sub(r" \*$", "$^{*}$", text)

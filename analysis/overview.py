@@ -1,17 +1,54 @@
-"""What was run, in words and tables."""
+"""What was run, in words and tables, and the glossary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from analysis import style, words
-from analysis.layout import EMPTY, Table
-from analysis.runs import METHOD, Group, differing, shared, text
+from . import style
+from .layout import EMPTY, Table
+from .runs import METHOD, Group, differing, shared, text
 
+Descriptions = Mapping[str, str]
+"""A line on each method and setting, by label or column of summary.csv; fedsim provides them."""
 MAIN = ("dataset", "model", "num_clients", "sample_rate", "alpha", "rounds", "train.lr")
-"""The settings that come first, by column of summary.csv."""
+"""The settings that come first in the table."""
+TERMS: Mapping[str, str] = {
+    "Client, cohort, round": "A client holds data of its own and trains on it alone. In each "
+    "communication round a cohort of clients gets the global model, trains it and returns it; the "
+    "server aggregates their updates to the next global model.",
+    "Seed": "The number that the random choices of training derive from: first weights, cohorts, "
+    "order of samples. Split and partition derive from data.seed. Runs that differ in the seed "
+    "alone are repetitions of one experiment on one partition, and the same seed means the same "
+    "choices for every method, so that methods are compared seed by seed.",
+    "Final, best, last 10": "Test accuracy after the last round; at the best round (chosen on the "
+    "validation part where there is one, else on the test part, which is optimistic); mean over "
+    "the evaluated rounds among the last ten.",
+    "95 % t interval": "Mean ± t · s / √n with the standard deviation s of n seeds and Student's t "
+    "for n minus 1 degrees of freedom: the interval that covers the true mean in 95 of 100 "
+    "repetitions of the experiment.",
+    "p, Holm": "Probability of a difference at least as large if the methods were equal, from a "
+    "paired test over common seeds; Holm's correction accounts for the number of comparisons.",
+    "Alpha (\N{GREEK SMALL LETTER ALPHA})": "Concentration of the Dirichlet distribution that "
+    "deals samples to clients: small values give each client few classes, large values all "
+    "clients the same mix.",
+    "Loss (nats)": "Mean cross-entropy with natural logarithms; 0 is best, ln C is guessing among "
+    "C classes.",
+    "Local, shift, aggregation loss": "With local models after training: their loss on their own "
+    "data; what they lose on everyone's data instead; what the global model loses against their "
+    "mean. The three add up to the global model's loss.",
+    "Gram matrix, cosine, conflict": "The inner products of all pairs of the clients' updates; "
+    "each divided by the two lengths; a pair with a negative one is in conflict.",
+    "Gradient diversity": "Weighted mean of the squared lengths of the updates over the squared "
+    "length of their weighted mean; 1 where all are equal.",
+    "Principal axis": "An eigenvector of the Gram matrix: a direction that the updates share. Its "
+    "eigenvalue's share of the trace says how much of them lies along it.",
+    "Recall": "Share of a class's test samples that the model recognises.",
+    "Aligned, conflicting": "Test samples in which a shortcut (a mark that has nothing to do with "
+    "the disease) agrees with the label, or contradicts it.",
+}
+"""The report's glossary."""
 
 
 def title(groups: Sequence[Group]) -> str:
@@ -24,7 +61,7 @@ def title(groups: Sequence[Group]) -> str:
 
 
 def lead(groups: Sequence[Group], baseline: str | None) -> str:
-    """The first paragraph: runs, methods, clients, rounds, seeds."""
+    """The first paragraph: numbers of runs, clients, rounds and seeds."""
     common = shared(groups)
     count = sum(len(group.runs) for group in groups)
     seeds = sorted({int(seed) for group in groups for seed in group.runs["seed"]})
@@ -52,20 +89,21 @@ def lead(groups: Sequence[Group], baseline: str | None) -> str:
     return told + (f" The others are compared with {style.title(baseline)}." if baseline else "")
 
 
-def methods(groups: Sequence[Group]) -> Table:
-    """A row per group: what it is and what tells it apart."""
+def methods(groups: Sequence[Group], descriptions: Descriptions) -> Table:
+    """One row per group: what it is and the settings that distinguish it."""
+    known = {**descriptions, **{name: half.meaning for name, half in style.VARIANTS.items()}}
     apart = differing(groups)
     rows = []
     for group in groups:
         said = style.title(group.label).split(", ")
-        known = {str(c): v for c, v in apart.loc[group.label].items() if v != "unset"}
+        given = {str(c): v for c, v in apart.loc[group.label].items() if v != "unset"}
         own = ", ".join(
-            f"{c} = {known[c]}"
-            for c in sorted(known, key=lambda c: c not in METHOD)
-            if c != "algorithm" and f"{c}={known[c]}" not in said
+            f"{c} = {given[c]}"
+            for c in sorted(given, key=lambda c: c not in METHOD)
+            if c != "algorithm" and f"{c}={given[c]}" not in said
         )
         seeds = sorted(int(seed) for seed in group.runs["seed"])
-        told = (m for name, m in words.METHODS.items() if _is(group.label, name))
+        told = (m for name, m in known.items() if _is(group.label, name))
         meaning = next(told, _composed(group.label))
         rows.append(
             [style.title(group.label), meaning, own or EMPTY, _ranges(seeds), str(len(seeds))]
@@ -80,11 +118,11 @@ def methods(groups: Sequence[Group]) -> Table:
     )  # fmt: skip
 
 
-def settings(groups: Sequence[Group]) -> Table:
+def settings(groups: Sequence[Group], descriptions: Descriptions) -> Table:
     """The settings that all runs share."""
     common = shared(groups)
     order = [*(key for key in MAIN if key in common), *(key for key in common if key not in MAIN)]
-    rows = [[f"`{key}`", common[key], words.SETTINGS.get(key, "")] for key in order]
+    rows = [[f"`{key}`", common[key], descriptions.get(key, "")] for key in order]
     data = pd.DataFrame({"setting": order, "value": [common[key] for key in order]})
     return Table(
         "settings", "Settings of all runs",
@@ -94,13 +132,13 @@ def settings(groups: Sequence[Group]) -> Table:
 
 
 def _is(label: str, name: str) -> bool:
-    """Whether a label is of the method ``name``: it alone, or with settings that are no method."""
+    """Whether a label is the method ``name``, alone or with settings of the experiment."""
     rest = f"{label}, ".removeprefix(f"{name}, ")
     return rest != f"{label}, " and not rest.startswith(("server=", "margin="))
 
 
 def _composed(label: str) -> str:
-    """What a method under the server rule of another one is; empty for others."""
+    """The meaning of a method with another server rule; empty for others."""
     method, _, rest = label.partition(", server=")
     server = style.title(rest.partition(", ")[0])
     return f"{style.title(method)}'s clients, aggregated as {server} does" if server else ""

@@ -1,6 +1,6 @@
-"""FedGH's tables: each method and, below it, the same clients under another server rule.
+"""FedGH's tables: methods with and without another server rule, and rounds to a target accuracy.
 
-A column per experiment: the settings of :data:`EXPERIMENT` in which the runs differ.
+There is one column per experiment: the settings of :data:`EXPERIMENT` in which the runs differ.
 """
 
 from __future__ import annotations
@@ -9,19 +9,24 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pandas as pd
 
-from analysis import style
-from analysis.baseline import compared
-from analysis.captions import comparisons
-from analysis.layout import PERCENT, Table, crossed, with_seeds
-from analysis.runs import Group, group, known, order, text
-from analysis.stats import Test
+from . import AnalysisError, style
+from .layout import EMPTY, PERCENT, Table, Unit, best, comparisons, crossed, with_seeds
+from .runs import Group, group, known, order, text
+from .stats import Cell, Test, cells, compared
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
-"""Columns of summary.csv that make the columns of a table, the outermost first."""
+"""Columns of summary.csv that define an experiment, the outermost first."""
 TARGET = "target_accuracy"
-"""Column of summary.csv with the accuracy (0..1) that a run is timed to."""
+"""Column of summary.csv: the accuracy (0..1) whose first round is recorded."""
 GLOBAL, LOCAL = "final_test_accuracy", "client_test_accuracy"
-"""Accuracy on the pooled test data, and the mean over the clients of that on their own."""
+"""Accuracy on the pooled test data, and its mean over the clients' own test parts."""
+MEASURES: Mapping[str, str] = {
+    "rounds_to_target": "rounds",
+    "seconds_to_target": "seconds",
+    "simulated_seconds_to_target": "simulated seconds",
+}
+"""Columns of summary.csv and their units."""
+ONE = Unit(digits=1)
 
 
 def accuracies(
@@ -30,22 +35,25 @@ def accuracies(
 ) -> Table:  # fmt: skip
     """Final accuracies as in FedGH's Tables II, IV and V.
 
-    Where the clients own the test data there are two columns: Acc_l is the mean over clients of
+    If the clients own the test data there are two columns: Acc_l is the mean over clients of
     the accuracy on their own, Acc_g that on the pooled data.
 
     Args:
         table: from :func:`analysis.runs.summaries`.
-        by: columns of it that tell the rows apart, as for :func:`analysis.runs.group`.
+        by: columns of it that distinguish the rows, see :func:`analysis.runs.group`.
         columns: the column of it whose values become columns; None for those of
-            :data:`EXPERIMENT` that tell the runs apart.
+            :data:`EXPERIMENT` in which the runs differ.
         test: the paired test of a method against the same clients under their own server rule.
 
     Raises:
         AnalysisError: see :func:`analysis.runs.group`.
     """
     values: dict[str, dict[str, pd.Series[float]]] = {}
-    for title, groups in experiments(table, by, telling(table, columns)).items():
-        local, pooled = _of(groups, LOCAL), _of(groups, GLOBAL)
+    for title, groups in experiments(table, by, differing(table, columns)).items():
+        local, pooled = (
+            {label: own for label, own in _by_seed(groups, column).items() if own.notna().any()}
+            for column in (LOCAL, GLOBAL)
+        )
         if local:
             values[f"{title} Acc_l".strip()] = local
             values[f"{title} Acc_g".strip()] = pooled
@@ -86,7 +94,7 @@ def experiments(
 
 
 def base(label: str, labels: Collection[str]) -> str | None:
-    """The label of the same clients under their own server rule; None where there is none."""
+    """The label of the same clients under their own server rule; None if there is none."""
     without = _without_server(label)
     return without if without != label and without in labels else None
 
@@ -109,8 +117,8 @@ def _without_server(label: str) -> str:
     return ", ".join(part for part in label.split(", ") if not part.startswith("server="))
 
 
-def telling(table: pd.DataFrame, columns: str | None = None) -> list[str]:
-    """``columns``; without them those of EXPERIMENT that tell apart what the ones before do not."""
+def differing(table: pd.DataFrame, columns: str | None = None) -> list[str]:
+    """``[columns]``, or the columns of EXPERIMENT that distinguish runs beyond earlier ones."""
     if columns is not None:
         return [columns]
     found: list[str] = []
@@ -123,7 +131,7 @@ def telling(table: pd.DataFrame, columns: str | None = None) -> list[str]:
 
 
 def _head(row: pd.Series[float]) -> str:
-    """``cifar10, alpha=0.1, 60 %``; a setting that a run does not have is left out."""
+    """``cifar10, alpha=0.1, 60 %``, without settings that the run does not have."""
     return ", ".join(_part(str(column), value) for column, value in row.dropna().items())
 
 
@@ -133,11 +141,80 @@ def _part(column: str, value: float) -> str:
     return text(value) if column == "dataset" else f"{column}={text(value)}"
 
 
-def _of(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
-    """By label the values of a column per seed; without the groups that have none."""
-    found = {
+def _by_seed(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
+    """A column's value per seed, by label, without groups that lack the column."""
+    return {
         one.label: pd.to_numeric(one.runs.set_index("seed")[column]).astype(float)
         for one in groups
         if column in one.runs
     }
-    return {label: values for label, values in found.items() if values.notna().any()}
+
+
+def any_target(table: pd.DataFrame) -> bool:
+    """Whether any run of :func:`analysis.runs.summaries` had a target accuracy."""
+    return TARGET in table and bool(table[TARGET].notna().any())
+
+
+def reached(
+    table: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None
+) -> Table:
+    """Rounds and seconds to the target accuracy as in FedGH's Table III.
+
+    Rows are methods, columns experiments; runs without a target are left out.
+
+    Args:
+        table: from :func:`analysis.runs.summaries`.
+        by: columns of it that distinguish the rows.
+        columns: the column of it whose values become columns; None for those of
+            :data:`EXPERIMENT` in which the runs differ.
+
+    Raises:
+        AnalysisError: no run has a target, or see :func:`analysis.runs.group`.
+    """
+    if not any_target(table):
+        raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")
+    found: list[Cell] = []
+    seeds: list[int] = []
+    table = table[table[TARGET].notna()]
+    for title, groups in experiments(table, by, [*differing(table, columns), TARGET]).items():
+        for column, unit in MEASURES.items():
+            values = _by_seed(groups, column)
+            if any(series.notna().any() for series in values.values()):
+                found += cells({f"{title}: {unit}": values})
+                seeds += [len(series) for series in values.values()]
+    shown = with_count(found, seeds)
+    caption = (
+        "Rounds, seconds of wall time and, where the runs have a clock, simulated seconds until "
+        "the test accuracy first reaches the target in the column's heading, in a round with an "
+        "evaluation. Mean ± standard deviation over the seeds that reached it; (2 of 3): so many "
+        "seeds did, and the others would have taken longer. In bold the smallest mean of a column "
+        "among the methods whose seeds all did."
+    )
+    heads = {cell.column: cell.column for cell in shown}
+    made = crossed(
+        "target", "Rounds and time to the target accuracy", caption, shown, heads,
+        titles({cell.row for cell in shown}),
+    )  # fmt: skip
+    return Table(**vars(made) | {"data": made.data.assign(seeds=seeds)})
+
+
+def with_count(found: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, str]:
+    """Each cell as mean and standard deviation, with the number of seeds where some failed.
+
+    The smallest mean of a column among the methods whose seeds all reached the target is bold.
+
+    Args:
+        found: the cells, over the seeds that reached the target.
+        seeds: how many seeds each method was run with.
+    """
+    texts = {}
+    for column in dict.fromkeys(cell.column for cell in found):
+        own = {c: n for c, n in zip(found, seeds, strict=True) if c.column == column}
+        whole = {c.row: ONE.number(-c.estimate.mean) for c, n in own.items() if c.estimate.n == n}
+        leading = best(whole)
+        for cell, count in own.items():
+            n = cell.estimate.n
+            mean, plus, rest = (ONE.spread(cell.estimate) if n else EMPTY).partition(" ± ")
+            text = (f"**{mean}**" if cell.row in leading else mean) + plus + rest
+            texts[cell] = text + f" ({n} of {count})" * (n < count)
+    return texts

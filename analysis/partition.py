@@ -1,40 +1,56 @@
-"""Who owns what: the training samples of each client by class, from partition.csv."""
+"""Which client has which samples: heat map, bubbles and images, and the report's figures of it."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-from analysis import style
-from analysis.errors import AnalysisError
-from analysis.runs import read
+from . import AnalysisError, style
+from .panels import Absent, Drawing
+from .runs import Group, read, text
 
 BAR = "#4292C6"
-NAMED = 16
-"""Up to so many clients the axis shows their names."""
+LABELLED = 16
+"""The axis shows the names of at most this many clients."""
+TITLE = "Who owns which samples"
+MOST = 4
+"""A report shows at most this many partitions."""
+NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
+"""Columns of summary.csv that identify a partition."""
+CLIENTS, IMAGES = 10, 8
+"""Images are shown of at most this many clients, and at most this many of each."""
+_WIDTH = 8.8
+_LONG = 12
+_INCHES = 0.94
+_POINTS_ACROSS = 510
+"""Approximate width of the bubbles' axes in points."""
 
 
 def load(path: Path) -> pd.DataFrame:
-    """The rows of a partition.csv, given as the file or as the run directory that holds it.
+    """Reads a partition.csv, given as the file or as its run directory.
 
     Raises:
-        AnalysisError: the file or a column is missing, or it has no row.
+        AnalysisError: the file or a column is missing, or there are no rows.
     """
     file = path / "partition.csv" if path.is_dir() else path
     frame = read(file, numbers=("client_id", "label", "train_samples"))
     if frame.empty:
-        raise AnalysisError(f"{file}: no rows, a partition has one per client and label")
+        raise AnalysisError(f"{file}: no rows; a partition has one per client and label")
     return frame
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
-    """Training samples as (classes, clients); zero where the file has no row."""
+    """Number of training samples, (classes, clients)."""
     return frame.pivot_table(
         index="label", columns="client_id", values="train_samples", aggfunc="sum", fill_value=0
     ).astype(int)
@@ -43,11 +59,11 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
 def figure(frame: pd.DataFrame) -> Figure:
     """Heat map of training samples by class and client, with each client's total above.
 
-    The colour follows the square root of the count, so that small counts stay visible; the counts
-    are printed where the cells have room for them.
+    The colour scales with the square root of the count, so that small counts stay visible; the
+    counts are printed if the cells are wide enough.
 
     Args:
-        frame: columns client_id, label, train_samples, and ``name`` where clients have names.
+        frame: columns client_id, label, train_samples, and ``name`` if clients have names.
     """
     counts = matrix(frame)
     num_classes, num_clients = counts.shape
@@ -71,7 +87,7 @@ def figure(frame: pd.DataFrame) -> Figure:
 def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     totals = counts.sum(axis=0)
     bars = axes.bar(np.arange(counts.shape[1]), totals, width=0.8, color=BAR)
-    if _roomy(totals.to_numpy()):
+    if _fits(totals.to_numpy()):
         axes.bar_label(bars, fmt="{:,.0f}", fontsize=9.5, padding=1)
         axes.margins(y=0.2)
         axes.grid(visible=False)
@@ -99,7 +115,7 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
     aspect = min(max(8, 1.7 * num_classes), 40)
     bar = fig.colorbar(image, ax=axes, pad=0.015, aspect=aspect, label="Samples")
     bar.outline.set_visible(False)
-    if _roomy(values):
+    if _fits(values):
         for (row, column), count in np.ndenumerate(values):
             dark = norm(count) > 0.55
             axes.text(
@@ -108,13 +124,13 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
             )  # fmt: skip
 
 
-def _roomy(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
+def _fits(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
     """Whether the largest of the counts (..., K) can be printed within a client's width."""
-    return counts.shape[-1] <= NAMED and len(f"{counts.max():,}") * counts.shape[-1] <= 70
+    return counts.shape[-1] <= LABELLED and len(f"{counts.max():,}") * counts.shape[-1] <= 70
 
 
 def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
-    """Puts the clients' numbers, or the names of a few, below the axis.
+    """Labels the axis with the clients' names, or with numbers if there are many.
 
     Args:
         axes: client i of ``counts`` is at x = i.
@@ -123,7 +139,7 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     """
     num_clients = counts.shape[1]
     named = "name" in frame.columns and bool(frame["name"].notna().all())
-    if named and num_clients <= NAMED:
+    if named and num_clients <= LABELLED:
         names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
         texts = [str(names[client]) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70
@@ -137,6 +153,166 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
 
 
 def steps(count: int) -> int:
-    """Every how many of ``count`` cells an axis has a number: at most 25 numbers."""
+    """The distance between axis labels of ``count`` cells: at most 25 labels."""
     every = (1, 5, 10, 50, 100, 500, 1000, 5000)
     return next((step for step in every if count <= 25 * step), count)
+
+
+def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
+    """One heat map for each distinct partition.csv, at most :data:`MOST`."""
+    first: dict[bytes, tuple[Path, str]] = {}
+    for group in groups:
+        for _, run in group.runs.iterrows():
+            file = Path(run["path"]) / "partition.csv"
+            if file.is_file():
+                known = (f"{c} {text(run[c])}" for c in NAMED if text(run.get(c)) != "unset")
+                digest = hashlib.sha256(file.read_bytes()).digest()
+                first.setdefault(digest, (file, ", ".join(known)))
+    if not first:
+        yield Absent(TITLE, "no partition.csv; every `fedsim run` writes it")
+    several = len(first) > 1
+    more = f" The runs have {len(first)} partitions; {MOST} are shown." if len(first) > MOST else ""
+    for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
+        yield Drawing(
+            f"partition_{index}",
+            f"{TITLE} ({index} of {len(first)})" if several else TITLE,
+            f"Training samples by class and client, of the first run with this partition ({words})."
+            f"{more}",
+            "Each client is a column and each class a row; above are the clients' totals. Columns "
+            "that look alike mean clients with the same mix of classes, columns with few filled "
+            "cells mean clients that know few classes.",
+            figure(load(file).dropna(axis="columns", how="all")),
+        )
+
+
+@dataclass(frozen=True)
+class ImageRow:
+    """Some images of one client.
+
+    Args:
+        title: of the row.
+        images: (n, channels, H, W) uint8, one channel or three.
+        labels: n names of classes.
+    """
+
+    title: str
+    images: NDArray[np.uint8]
+    labels: Sequence[str]
+
+
+def spread(count: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` evenly spaced numbers of 0..count-1, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
+
+
+def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.int64]:
+    """Indices of at most ``most`` samples, sorted by class, each class in proportion to its share.
+
+    Args:
+        labels: (n,) classes of a client's samples.
+        most: upper limit.
+    """
+    by_class = np.argsort(labels, kind="stable")
+    count = min(most, len(labels))
+    return by_class[((np.arange(count) + 0.5) * len(labels) / max(1, count)).astype(np.int64)]
+
+
+def figure_with_images(
+    frame: pd.DataFrame,
+    title: str,
+    class_names: Sequence[str],
+    rows: Sequence[ImageRow],
+    note: str,
+) -> Figure:
+    """Bubbles of training samples by class and client, and rows of images below.
+
+    Args:
+        frame: columns client_id, label, train_samples, and ``name`` if clients have names.
+        title: of the figure.
+        class_names: by label.
+        rows: the clients whose images are shown.
+        note: title of the images.
+    """
+    counts = matrix(frame)
+    upper = 1.7 + min(0.3 * max(3, len(counts)), 6)
+    lower = 0.55 + _INCHES * len(rows) if rows else 0.0
+    with style.look():
+        fig = Figure(figsize=(_WIDTH, upper + lower))
+        fig.set_layout_engine("constrained", w_pad=0.03, h_pad=0.03, wspace=0.01, hspace=0.01)
+        heights = (upper, lower) if rows else (upper,)
+        halves = fig.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        _bubbles(halves[0], frame, counts, class_names)
+        halves[0].suptitle(title, x=0.01, ha="left", fontsize=12)
+        for below in halves[1:]:
+            _grid(below, rows)
+            below.suptitle(note, x=0.01, ha="left", fontsize=12)
+    return fig
+
+
+def _bubbles(
+    fig: SubFigure, frame: pd.DataFrame, counts: pd.DataFrame, class_names: Sequence[str]
+) -> None:
+    """One bubble per class and client, with an area proportional to the number of samples."""
+    axes = fig.subplots()
+    values = counts.to_numpy()
+    num_classes, num_clients = values.shape
+    largest = max(1, int(values.max()))
+    cell = min(max(9.0, 1.5 * _POINTS_ACROSS / num_clients), 72 * 0.3, 72 * 6 / num_classes)
+    scale = cell**2 / largest
+    y, x = np.nonzero(values)
+    axes.scatter(x, y, s=scale * values[y, x], color=BAR, edgecolors="white", linewidths=cell / 50)
+    axes.set_xlim(-0.6, num_clients - 0.4)
+    axes.set_ylim(num_classes - 0.4, -0.6)
+    axes.set_xlabel("Client")
+    axes.set_ylabel("Class")
+    step = steps(num_classes)
+    axes.set_yticks(
+        np.arange(0, num_classes, step), [_short(class_names[c]) for c in counts.index[::step]]
+    )
+    ticks(axes, frame, counts)
+    for size in _round_sizes(largest):
+        axes.scatter(
+            [],
+            [],
+            s=scale * size,
+            color=BAR,
+            edgecolors="white",
+            linewidths=cell / 50,
+            label=f"{size:,}",
+        )
+    axes.legend(
+        title="Training\nsamples", loc="center left", bbox_to_anchor=(1.0, 0.5), labelspacing=0.9
+    )
+
+
+def _round_sizes(largest: int) -> list[int]:
+    """About a tenth, a third and all of the largest count, rounded down to one digit."""
+    wanted = (largest, largest / 3, largest / 10)
+    digits = [10 ** int(np.log10(max(1, value))) for value in wanted]
+    found = {int(value // digit) * digit for value, digit in zip(wanted, digits, strict=True)}
+    return sorted(found - {0}, reverse=True)
+
+
+def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
+    """Images with their classes above, one row per client."""
+    columns = max(len(row.labels) for row in rows)
+    grid = fig.subplots(len(rows), columns, squeeze=False)
+    for line, row in zip(grid, rows, strict=True):
+        for axes in line:
+            axes.set_axis_off()
+        for axes, image, label in zip(line, row.images, row.labels, strict=False):
+            _show(axes, image, label)
+        line[0].text(
+            -0.12, 0.5, row.title, transform=line[0].transAxes, ha="right", va="center", fontsize=10
+        )
+
+
+def _show(axes: Axes, image: NDArray[np.uint8], label: str) -> None:
+    grey = image.shape[0] == 1
+    pixels = image[0] if grey else np.moveaxis(image, 0, -1)
+    axes.imshow(pixels, cmap="gray" if grey else None, vmin=0, vmax=255, interpolation="nearest")
+    axes.set_title(_short(label), fontsize=9, pad=2)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONG else name[: _LONG - 1] + "…"

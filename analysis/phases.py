@@ -1,13 +1,12 @@
-"""Where the time of a round goes."""
+"""Seconds per round by phase, from timings.csv."""
 
 from __future__ import annotations
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import bars, panels, streams, style
-from analysis.drawing import Absent, Drawing
-from analysis.facets import Facets
+from . import panels, series, style
+from .panels import Absent, Drawing, Facets
 
 TITLE = "Time per round by phase"
 PHASES = {
@@ -19,11 +18,11 @@ KEYS = ("phase", "round")
 
 
 def draw(facets: Facets) -> Drawing | Absent:
-    """Stacked bars: mean seconds of a round by phase, a bar per method."""
+    """Stacked bars: mean seconds of a round by phase, one bar per method."""
     found = {
         title: {
             label: _stack(_per_round(frame["seconds"]))
-            for label, frame in streams.values(groups, "timings", ["seconds"], KEYS).items()
+            for label, frame in series.values(groups, "timings", ["seconds"], KEYS).items()
         }
         for title, groups in facets.items()
     }
@@ -44,8 +43,7 @@ def draw(facets: Facets) -> Drawing | Absent:
 def _per_round(seconds: pd.Series[float]) -> pd.Series[float]:
     """Mean over a run's rounds, then over runs, by phase.
 
-    A phase that a round has no row of took none of its time: evaluation every fifth round counts a
-    fifth.
+    A phase without a row took no time in that round: evaluation every fifth round counts a fifth.
 
     Args:
         seconds: indexed by (seed, phase, round).
@@ -66,7 +64,7 @@ def _figure(found: dict[str, dict[str, pd.Series[float]]]) -> Figure:
     labels = list(dict.fromkeys(label for part in found.values() for label in part))
     used = [p for p in PHASES if any(s[p] > 0 for part in found.values() for s in part.values())]
     with style.look():
-        fig, places = bars.frame(list(found), labels, "Seconds per round")
+        fig, places = panels.method_rows(list(found), labels, "Seconds per round")
         for axes, part in zip(places, found.values(), strict=True):
             table = pd.DataFrame(part).T.reindex(labels).fillna(0.0)
             left = pd.Series(0.0, table.index)

@@ -1,48 +1,66 @@
-"""The report: figures, tables and one self-contained page from run directories."""
+"""The report: figures, tables and one self-contained HTML page from run directories."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import click
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-from analysis import (
-    classes,
+from . import (
+    AnalysisError,
     clients,
-    conflict,
     curves,
-    fig2,
-    formats,
-    html,
+    layout,
+    losses,
     overview,
-    owners,
     pairs,
+    partition,
     phases,
-    streams,
+    series,
     style,
-    table,
-    target,
-    terms,
-    words,
-)
-from analysis.drawing import Absent, Drawing
-from analysis.errors import AnalysisError
-from analysis.facets import facets, settings_by
-from analysis.layout import Table
-from analysis.runs import Group, find, group, summaries
+    tables,
+    updates,
+)  # fmt: skip
+from .overview import Descriptions
+from .panels import Absent, Drawing, facets, settings_by
+from .runs import Group, find, group, summaries
 
 PAGE = "report.html"
-OLD = ("test_accuracy", "test_loss", "conflict_ratio")
-NEW = ("gradient_diversity", "top_axis_share")
-"""Columns of rounds.csv in figures; the new ones are shown where all runs have them."""
+ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
+IF_PRESENT = ("gradient_diversity", "top_axis_share")
+"""Columns of rounds.csv in figures; the latter only if all runs have them."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawing and its PNG file in base64."""
+
+    png: str
+    drawing: Drawing
+
+
+Block = str | Picture | layout.Table | Mapping[str, str]
+"""A part of a section: paragraph, figure, table, or terms and their meanings."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page, with its anchor."""
+
+    key: str
+    title: str
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True)
 class Written:
-    """What a report consists of.
+    """The result of :func:`write`.
 
     Attributes:
         page: the HTML file.
@@ -61,57 +79,57 @@ def write(
     by: Sequence[str] = ("algorithm",),
     baseline: str | None = None,
     title: str | None = None,
+    descriptions: Descriptions | None = None,
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     Args:
         dirs: run directories or folders above them.
-        out: made if need be; one with files must hold an earlier report, whose files are replaced.
-        by: columns of summary.csv that tell the groups apart; settings among them become panels.
+        out: a new or empty folder, or one with an earlier report, whose files are replaced.
+        by: columns of summary.csv that distinguish the groups; settings among them become panels.
         baseline: label of the group that the others are compared with.
         title: of the page.
+        descriptions: a line on each method and setting.
 
     Raises:
-        AnalysisError: runs that cannot be averaged or compared, unreadable files, a folder with
-            other files.
+        AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``
+            contains other files.
     """
     _check(out)
     finished, unfinished = find(dirs)
     runs = summaries(finished)
     groups = group(runs, by)
     settings = settings_by(by, groups)
-    tables = list(_tables(runs, groups, by, settings, baseline))
+    made = list(_tables(runs, groups, by, settings, baseline))
     for folder in (out, out / "figures", out / "tables"):
         folder.mkdir(parents=True, exist_ok=True)
-    pictures: dict[str, list[html.Block]] = {}
+    pictures: dict[str, list[Block]] = {}
     absent = []
     for part, drawn in _drawings(groups, settings):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
             pictures.setdefault(part, []).append(_picture(drawn, out / "figures"))
-    for one in [overview.methods(groups), overview.settings(groups), *tables]:
-        for suffix, writer in formats.FORMATS.items():
-            file = out / "tables" / f"{one.name}{suffix}"
-            file.write_text(writer([one]), encoding="utf-8", newline="\n")
-    page = html.page(
-        title or overview.title(groups),
-        overview.lead(groups, baseline),
-        _sections(groups, tables, pictures, absent, unfinished),
-        "Made by `python -m analysis report` from the CSV files of the run directories. The page "
-        "stands for itself; the same figures and tables lie in the folders `figures` and `tables`.",
+    methods = overview.methods(groups, descriptions or {})
+    common = overview.settings(groups, descriptions or {})
+    for table in [methods, common, *made]:
+        for suffix, formatted in layout.FORMATS.items():
+            file = out / "tables" / f"{table.name}{suffix}"
+            file.write_text(formatted([table]), encoding="utf-8", newline="\n")
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    environment.filters["inline"] = _inline
+    page = environment.get_template("report.html").render(
+        title=title or overview.title(groups),
+        lead=overview.lead(groups, baseline),
+        sections=_sections(methods, common, made, pictures, absent, unfinished),
+        foot="Made by `fedsim report` from the CSV files of the run directories. The page needs no "
+        "other file; its figures and tables are also in the folders `figures` and `tables`.",
     )
     (out / PAGE).write_text(page, encoding="utf-8", newline="\n")
     return Written(out / PAGE, unfinished, absent)
-
-
-def told(written: Written) -> None:
-    """Says on standard output what was written, and on standard error what was left out."""
-    for run in written.unfinished:
-        click.echo(f"left out {run}: no summary.csv, the run has not finished", err=True)
-    for one in written.absent:
-        click.echo(f"left out {one.title}: {one.reason}", err=True)
-    click.echo(f"wrote {written.page}")
 
 
 def _check(out: Path) -> None:
@@ -127,20 +145,19 @@ def _check(out: Path) -> None:
 def _drawings(
     groups: Sequence[Group], settings: Sequence[str]
 ) -> Iterator[tuple[str, Drawing | Absent]]:
-    """All figures, each with the key of its section, one in memory at a time."""
+    """Yields the figures, each with the key of its section; one is in memory at a time."""
     split = facets(groups, settings)
-    old = streams.absent(groups, "rounds", NEW)
-    columns = OLD if old else (*OLD, *NEW)
-    rounds = {t: streams.values(inside, "rounds", columns) for t, inside in split.items()}
+    columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
+    rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     yield "accuracy", curves.draw(rounds)
-    yield "accuracy", classes.draw(split)
+    yield "accuracy", clients.by_class(split)
     yield "accuracy", clients.by_client(split)
     yield "accuracy", clients.by_group(split)
-    yield "terms", terms.draw(split)
-    yield "terms", fig2.draw(facets(groups, [c for c in settings if c != "alpha"]))
-    yield "updates", conflict.agreement(rounds)
-    yield "updates", conflict.cosines(split)
-    for drawn in owners.draw(groups):
+    yield "terms", losses.by_round(split)
+    yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
+    yield "updates", updates.agreement(rounds)
+    yield "updates", updates.cosines(split)
+    for drawn in partition.drawings(groups):
         yield "data", drawn
     yield "time", phases.draw(split)
 
@@ -148,58 +165,63 @@ def _drawings(
 def _tables(
     runs: pd.DataFrame, groups: Sequence[Group], by: Sequence[str], settings: Sequence[str],
     baseline: str | None,
-) -> Iterator[Table]:  # fmt: skip
-    """Final, best and last-10 accuracy, where one setting differs also methods by its values.
+) -> Iterator[layout.Table]:  # fmt: skip
+    """All tables of accuracies and loss terms that the runs have data for.
 
-    Methods under two server rules and runs with a target accuracy have tables of their own.
+    If the groups differ in one setting, there are also tables with a column per value of it.
     """
     crossed = len(settings) == 1 and set(by) != set(settings)
-    for metric in table.METRICS:
+    for metric in tables.METRICS:
         if crossed:
-            yield table.crossed_accuracy(runs, by, settings[0], metric, baseline)
-        yield table.accuracy(groups, metric, baseline)
+            yield tables.crossed_accuracy(runs, by, settings[0], metric, baseline)
+        yield tables.accuracy(groups, metric, baseline)
     labels = [one.label for one in groups]
     if any(pairs.base(label, labels) for label in labels):
         yield pairs.accuracies(runs, by)
-    if target.available(runs):
-        yield target.reached(runs, by)
-    yield from table.image_groups(groups, baseline)
-    yield from table.decomposition(groups, baseline)
+    if pairs.any_target(runs):
+        yield pairs.reached(runs, by)
+    yield from tables.image_groups(groups, baseline)
+    yield from tables.decomposition(groups, baseline)
 
 
-def _picture(drawn: Drawing, folder: Path) -> html.Picture:
-    """Writes the figure as PNG and PDF; its layout is computed once for both."""
+def _picture(drawn: Drawing, folder: Path) -> Picture:
+    """Writes the figure as PNG and PDF; the layout is computed once for both."""
     with style.look():
         drawn.figure.draw_without_rendering()
     drawn.figure.set_layout_engine("none")
     for suffix in (".pdf", ".png"):
         style.save(drawn.figure, folder / f"{drawn.name}{suffix}")
-    return html.Picture((folder / f"{drawn.name}.png").read_bytes(), drawn)
+    png = (folder / f"{drawn.name}.png").read_bytes()
+    return Picture(base64.b64encode(png).decode("ascii"), drawn)
 
 
 def _sections(
-    groups: Sequence[Group],
-    tables: Sequence[Table],
-    pictures: dict[str, list[html.Block]],
-    absent: Sequence[Absent],
-    unfinished: Sequence[Path],
-) -> list[html.Section]:
-    losses = [one for one in tables if one.name.startswith("decomposition")]
-    left_out: list[html.Block] = [f"**{one.title}**: {one.reason}." for one in absent]
+    methods: layout.Table, common: layout.Table, made: Sequence[layout.Table],
+    pictures: Mapping[str, Sequence[Block]], absent: Sequence[Absent], unfinished: Sequence[Path],
+) -> list[Section]:  # fmt: skip
+    """The sections that have content, figures before tables."""
+    terms = [table for table in made if table.name.startswith("decomposition")]
+    left_out = [f"**{one.title}**: {one.reason}." for one in absent]
     if unfinished:
         names = ", ".join(f"`{path}`" for path in unfinished)
         left_out.append(f"**Runs that have not finished** (no summary.csv): {names}.")
-    parts: list[tuple[str, str, list[html.Block]]] = [
-        ("runs", "What was run", [overview.methods(groups)]),
-        ("results", "Results", [one for one in tables if one not in losses]),
+    parts: list[tuple[str, str, Sequence[Block]]] = [
+        ("runs", "What was run", [methods]),
+        ("results", "Results", [table for table in made if table not in terms]),
         ("accuracy", "Accuracy", []),
-        ("terms", "Where the loss comes from", [*losses]),
+        ("terms", "Where the loss comes from", terms),
         ("updates", "How the clients' updates agree", []),
         ("data", "The clients' data", []),
         ("time", "Time", []),
-        ("settings", "Settings", [overview.settings(groups)]),
+        ("settings", "Settings", [common]),
         ("absent", "Left out", left_out),
-        ("words", "Terms", [html.Terms(words.TERMS)]),
+        ("words", "Terms", [overview.TERMS]),
     ]
-    filled = ((key, name, [*pictures.get(key, []), *blocks]) for key, name, blocks in parts)
-    return [html.Section(key, name, blocks) for key, name, blocks in filled if blocks]
+    filled = [Section(key, name, [*pictures.get(key, []), *rest]) for key, name, rest in parts]
+    return [section for section in filled if section.blocks]
+
+
+def _inline(text: str) -> Markup:
+    """Escaped text, with ``**bold**`` and back-quoted ``code``."""
+    bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(text)))
+    return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))

@@ -10,25 +10,25 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.errors import AnalysisError
-from analysis.style import TITLES
+from . import AnalysisError
+from .style import TITLES
 
 RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 """The accuracies (0..1) of summary.csv."""
 METHOD = ("algorithm", "server", "margin")
-"""What makes a method: its clients, and the server rule and margin control put in their place."""
-_ALIKE = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
-_ALIKE_SECTIONS = ("data.", "model", "evaluation.", "clock.", "shortcut.", "synthetic.")
-"""Columns (and beginnings of columns) in which runs must agree to be compared, if they are not
-grouped by them. Methods may differ in the others, such as a learning rate tuned for each."""
+"""Columns that define a method: its clients, and what replaces its server rule or margin."""
+_SAME = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
+_SAME_SECTIONS = ("data.", "model", "evaluation.", "clock.", "shortcut.", "synthetic.")
+"""Columns (and prefixes of columns) in which compared runs must agree, unless they are grouped by
+them. Methods may differ in the others, such as a learning rate tuned for each."""
 _OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
-_NO_RESULT = (
+_IRRELEVANT = (
     *("final_", "last10_", "best_test_", "best_val_", "client_test_", "downlink_", "uplink_"),
     *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
     *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
     *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
 )
-"""Beginnings of columns that are outcomes, or on which no outcome depends (but for last bits)."""
+"""Prefixes of columns that are outcomes, or on which no outcome depends (but for last bits)."""
 _RENAMED = {
     "data.correlation": "shortcut.correlation",
     "data.samples_per_client": "shortcut.samples_per_client",
@@ -36,29 +36,29 @@ _RENAMED = {
     "data.synthetic_beta": "synthetic.beta",
     "data.synthetic_iid": "synthetic.iid",
 }
-"""Columns of older runs, which held the options of all data sets whatever the run's was."""
+"""Columns of earlier versions, which held the options of all data sets in every run."""
 SHOWN = 8
-"""Up to so many values of a setting are named."""
+"""An error message names at most this many values of a setting."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one line or row: one method under one setting, a run per seed."""
+    """The runs of one curve or table row: one method under one setting, one run per seed."""
 
     label: str
     runs: pd.DataFrame
 
 
 def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.DataFrame:
-    """A CSV file that must have these columns; an empty field is "not available".
+    """Reads a CSV file that must have these columns; an empty field is NaN.
 
     Args:
         path: the file.
-        numbers: columns that must be there and hold numbers or nothing.
-        texts: further columns that must be there, read as text.
+        numbers: required columns, of numbers or empty fields.
+        texts: further required columns, read as text.
 
     Raises:
-        AnalysisError: the file or a column is missing, or a field is no number (line named).
+        AnalysisError: the file or a column is missing, or a field is no number (its line is named).
     """
     if not path.is_file():
         raise AnalysisError(f"{path}: there is no such file")
@@ -120,15 +120,15 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read(run / "summary.csv", numbers=("seed", *RESULTS), texts=("algorithm",))
         if len(frame) != 1:
             raise AnalysisError(f"{run / 'summary.csv'}: {len(frame)} rows, a run has exactly one")
-        rows.append(_of_today(frame.to_dict("records")[0]) | {"path": str(run)})
+        rows.append(_renamed(frame.to_dict("records")[0]) | {"path": str(run)})
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
     return table.astype({column: float for column in RESULTS})
 
 
-def _of_today(row: dict[Any, Any]) -> dict[Any, Any]:
-    """A row of summary.csv with options of data sets under their names of today."""
+def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
+    """A row of summary.csv with the options of its data set under their present names."""
     found = {}
     for column, value in row.items():
         new = _RENAMED.get(column, column)
@@ -138,20 +138,20 @@ def _of_today(row: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group]:
-    """The runs of :func:`summaries` by method, or by any columns of it; each group over seeds.
+    """Groups the runs of :func:`summaries` by method, or by any of its columns.
 
     ``algorithm`` stands for all of :data:`METHOD`. Known methods come first, in the papers' order.
-    A label is the algorithm's name where grouped by it, followed by ``column=value`` for those of
-    the other columns that the run has.
+    A label is the algorithm's name if grouped by it, followed by ``column=value`` for each of the
+    other columns that the run has.
 
     Raises:
-        AnalysisError: an unknown column, or runs that would be averaged or compared although they
-            differ in settings other than the seed; all of them are named.
+        AnalysisError: an unknown column, or runs that would be averaged or compared although
+            settings other than the seed differ; the message names all of them.
     """
     by = expanded(table, by)
     known(table, by)
     free = [column for column in settings(table) if column not in by]
-    _same(table, [c for c in free if _alike(c)], by, "the runs")
+    _same(table, [c for c in free if _must_agree(c)], by, "the runs")
     keys = table[by].apply(label, axis=1)
     groups = []
     for name in sorted(keys.unique(), key=order):
@@ -161,7 +161,7 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
         if len(twice):
             first, second = twice["path"].iloc[:2]
             raise AnalysisError(
-                f"{name}: seed {twice['seed'].iloc[0]} is there twice ({first} and {second}); "
+                f"{name}: two runs with seed {twice['seed'].iloc[0]} ({first} and {second}); "
                 "give one of them"
             )
         groups.append(Group(name, runs))
@@ -169,11 +169,7 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
 
 
 def known(table: pd.DataFrame, columns: Sequence[str]) -> None:
-    """Refuses to group by columns that no run's summary.csv has.
-
-    Raises:
-        AnalysisError: a column is unknown.
-    """
+    """Raises an AnalysisError if a column is in no run's summary.csv."""
     unknown = [column for column in columns if column not in table.columns]
     if unknown:
         raise AnalysisError(
@@ -183,23 +179,23 @@ def known(table: pd.DataFrame, columns: Sequence[str]) -> None:
 
 
 def settings(table: pd.DataFrame) -> list[str]:
-    """The columns of :func:`summaries` on which results depend; the seed is not one of them."""
+    """The columns of :func:`summaries` on which results depend, without the seed."""
     return [
         str(column)
         for column in table.columns
-        if column not in _OUTCOMES and not str(column).startswith(_NO_RESULT)
+        if column not in _OUTCOMES and not str(column).startswith(_IRRELEVANT)
     ]
 
 
 def shared(groups: Sequence[Group]) -> dict[str, str]:
-    """The settings that are the same in all runs, as text; those that no run has are left out."""
+    """The settings that are the same in all runs, as text, without those that no run has."""
     table = pd.concat([group.runs for group in groups])
     found = {column: table[column].drop_duplicates() for column in settings(table)}
     return {c: text(v.iloc[0]) for c, v in found.items() if len(v) == 1 and not v.isna().all()}
 
 
 def differing(groups: Sequence[Group]) -> pd.DataFrame:
-    """The settings that are not in :func:`shared`: a row per group's label, as text."""
+    """The settings that differ between runs, as text; one row per group, indexed by label."""
     table = pd.concat([group.runs for group in groups])
     columns = [c for c in settings(table) if len(table[c].drop_duplicates()) > 1]
     rows = [[text(group.runs[column].iloc[0]) for column in columns] for group in groups]
@@ -207,7 +203,7 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 
 
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
-    """``by`` in columns of today, ``algorithm`` first and followed by the rest of METHOD."""
+    """``by`` in present columns, with ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
     return list(dict.fromkeys((*method, *(_RENAMED.get(column, column) for column in by))))
 
@@ -226,7 +222,7 @@ def _values(column: pd.Series[Any]) -> str:
 
 
 def label(row: pd.Series[Any]) -> str:
-    """``fedld, margin=none``; a setting that a run does not have is left out."""
+    """``fedld, margin=none``, without settings that the run does not have."""
     parts = [
         text(value) if column == "algorithm" else f"{column}={text(value)}"
         for column, value in row.dropna().items()
@@ -235,24 +231,24 @@ def label(row: pd.Series[Any]) -> str:
 
 
 def conditions(label: str) -> str:
-    """The settings in a label that runs must share to be ranked, as ``alpha=0.1``."""
+    """The settings in a label that runs must share to be ranked, such as ``alpha=0.1``."""
     parts = [part for part in label.split(", ") if "=" in part]
-    return ", ".join(part for part in parts if _alike(part.partition("=")[0]))
+    return ", ".join(part for part in parts if _must_agree(part.partition("=")[0]))
 
 
-def _alike(column: str) -> bool:
-    return column in _ALIKE or column.startswith(_ALIKE_SECTIONS)
+def _must_agree(column: str) -> bool:
+    return column in _SAME or column.startswith(_SAME_SECTIONS)
 
 
 def text(value: object) -> str:
-    """A setting in words: ``0.5``, ``none``, ``unset`` where the run does not have it."""
+    """A setting as text: ``0.5``, ``none``, or ``unset`` if the run does not have it."""
     if pd.isna(value):  # type: ignore[call-overload]
         return "unset"
     return repr(float(value)).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def order(label: str) -> list[tuple[float, str]]:
-    """Sort key of labels: methods as in the papers, then words; ``alpha=0.5``, ``alpha=10``."""
+    """Sort key of labels: known methods in the papers' order, numbers by value, then text."""
     return [_rank(part) for part in label.replace("=", ", ").split(", ")]
 
 

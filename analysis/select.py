@@ -8,11 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from analysis import streams, style
-from analysis.errors import AnalysisError
-from analysis.layout import PERCENT, Table
-from analysis.runs import Group, expanded, group, label, text
-from analysis.stats import Estimate, estimate
+from . import AnalysisError, series, style
+from .layout import PERCENT, Table
+from .runs import Group, expanded, group, label, text
+from .stats import Estimate, estimate
 
 CHOSEN = "chosen"
 
@@ -20,16 +19,16 @@ CHOSEN = "chosen"
 def choose(table: pd.DataFrame, by: Sequence[str], within: Sequence[str]) -> Table:
     """The value with the highest mean validation accuracy, for each of the methods.
 
-    A run's validation accuracy is that of the last row of its rounds.csv that has one. On ties the
-    first value is chosen. Methods that do not have the setting are left out.
+    A run's validation accuracy is the last one in its rounds.csv. Of equal means the first is
+    chosen. Methods without the setting are left out.
 
     Args:
         table: from :func:`analysis.runs.summaries`.
-        by: columns of it whose values are chosen, together.
-        within: columns of it; there is a choice for each combination of their values.
+        by: columns of it whose combination is chosen.
+        within: columns of it; one choice for each combination of their values.
 
     Returns:
-        A row per value; its data have ``chosen`` as last column.
+        One row per value; the last column of its data is ``chosen``.
 
     Raises:
         AnalysisError: a run without a validation part, no run with the setting, or see
@@ -68,7 +67,7 @@ def shown(data: pd.DataFrame) -> Table:
 
 
 def chosen(selection: Table) -> pd.DataFrame:
-    """The rows of the chosen values, a row per method."""
+    """The rows of the chosen values, one per method."""
     return selection.data[selection.data[CHOSEN]].drop(columns=CHOSEN)
 
 
@@ -84,7 +83,7 @@ def _candidates(name: str, groups: Sequence[Group], by: Sequence[str]) -> pd.Dat
 
 
 def _validation(one: Group) -> Estimate:
-    found = streams.values([one], "rounds", ["val_accuracy"], (), take="last").get(one.label)
+    found = series.values([one], "rounds", ["val_accuracy"], (), take="last").get(one.label)
     seeds = set() if found is None else set(found.index.unique("seed"))
     without = one.runs[~one.runs["seed"].isin(seeds)]
     if found is None or len(without):

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from . import AnalysisError
+from .runs import METHOD
+
 LEVEL = 0.95
 """Coverage of every interval."""
 SIGNIFICANT = 0.05
-"""Adjusted p values below this are marked."""
+"""Adjusted p values below this get a star."""
 EQUAL = 1e-12
-"""Differences that are this close, relative to the values, differ by rounding alone."""
+"""Relative tolerance: differences closer than this differ by rounding alone."""
 Test = Literal["t", "wilcoxon"]
 TESTS: dict[Test, str] = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
-"""The paired tests by name, and how they are called."""
+"""Names of the paired tests in text."""
 
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
@@ -53,12 +56,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method against the baseline, over the seeds that both have.
+    """A method compared with the baseline, over common seeds.
 
     Args:
         difference: method minus baseline, over the common seeds.
-        p: two-sided p value; NaN where it is not available.
-        reason: why it is not available, else empty.
+        p: two-sided p value; NaN if not available.
+        reason: why p is not available, else empty.
     """
 
     difference: Estimate
@@ -66,12 +69,36 @@ class Comparison:
     reason: str = ""
 
 
+@dataclass(frozen=True)
+class Cell:
+    """The statistics of one method in one column of a table.
+
+    Args:
+        row: the method's label.
+        column: a setting's value or a group of images; empty in tables without columns.
+        estimate: over the seeds.
+        comparison: with the baseline; None for the baseline itself.
+        adjusted: the p value after Holm's correction over the table; NaN if not available.
+    """
+
+    row: str
+    column: str
+    estimate: Estimate
+    comparison: Comparison | None = None
+    adjusted: float = math.nan
+
+    @property
+    def mark(self) -> str:
+        """A star if the adjusted p value is significant."""
+        return " *" if self.adjusted < SIGNIFICANT else ""
+
+
 def half_width(std: Floats, n: Floats) -> Floats:
     """Half-widths of 95 % t intervals, t(0.975, n - 1) s / sqrt(n); NaN for n below 2.
 
     Args:
         std: sample standard deviations (ddof 1), of any shape.
-        n: how many values each comes from, of the same shape.
+        n: number of values behind each, of the same shape.
     """
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
@@ -80,10 +107,10 @@ def half_width(std: Floats, n: Floats) -> Floats:
 
 
 def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Mean, std, n and half-width of the 95 % interval by key; empty values count for nothing.
+    """Mean, std, n and half-width of the 95 % interval by key; NaN values are excluded.
 
     Args:
-        values: a row per seed and key, indexed by (seed, *keys).
+        values: one row per seed and key, indexed by (seed, *keys).
         keys: the names of those index levels.
 
     Returns:
@@ -103,7 +130,7 @@ def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, std and interval of the values that are there (NaN is none)."""
+    """Mean, std and interval of the values, NaN excluded."""
     there = np.asarray([value for value in values if not math.isnan(value)])
     mean = float(there.mean()) if len(there) else math.nan
     std = float(there.std(ddof=1)) if len(there) > 1 else math.nan
@@ -114,9 +141,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
     """Compares two methods over their common seeds.
 
-    A test needs two common seeds and differences that vary; without them p is not available. The
-    interval of the difference is the t interval, whatever the test. The Wilcoxon test drops
-    differences of zero; over n seeds its p value cannot be below 2 / 2^n.
+    A test needs two common seeds and differences that vary; else p is not available. The interval
+    of the difference is the t interval for both tests. The Wilcoxon test drops differences of zero;
+    over n seeds its p value cannot be below 2 / 2^n.
 
     Args:
         values: of the method, indexed by seed.
@@ -138,8 +165,8 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t
 def holm(p: Sequence[float]) -> list[float]:
     """Holm's step-down correction: adjusted p values, in the order given.
 
-    The k-th smallest of m is multiplied by m - k + 1; results are at most 1 and never below that
-    of a smaller p. NaN is no comparison: it stays NaN and does not count in m.
+    The k-th smallest of m is multiplied by m - k + 1, then results are clipped to 1 and made
+    non-decreasing. NaN (no comparison) stays NaN and does not count in m.
     """
     raw = np.asarray(p, dtype=float)
     order = [index for index in np.argsort(raw) if not math.isnan(raw[index])]
@@ -148,3 +175,75 @@ def holm(p: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, float(raw[index]) * (len(order) - rank)))
         adjusted[index] = highest
     return adjusted.tolist()
+
+
+Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
+"""By column of the table and label: one value per seed, indexed by seed."""
+
+
+def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list[Cell]:
+    """The statistics of a table, with p values corrected over all its comparisons.
+
+    Args:
+        values: all runs of the table.
+        baseline: label to compare with, see :func:`reference`; None for no comparison.
+        test: the paired test, over the seeds that both have.
+
+    Raises:
+        AnalysisError: there is nothing to compare with the baseline.
+    """
+    found = compared(values, lambda label, labels: reference(label, labels, baseline), test)
+    if baseline is not None and not any(cell.comparison for cell in found):
+        labels = dict.fromkeys(cell.row for cell in found)
+        if baseline not in labels or len(labels) == 1:
+            raise AnalysisError(
+                f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
+            )
+    return found
+
+
+def compared(
+    values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = "t"
+) -> list[Cell]:
+    """The statistics of a table whose labels are compared with other labels of their column.
+
+    Args:
+        values: all runs of the table.
+        other: maps a label and all labels of its column to the one it is compared with; itself
+            or None for no comparison.
+        test: the paired test, over the seeds that both have.
+    """
+    found = []
+    for column, series in values.items():
+        for label, own in series.items():
+            theirs = other(label, series)
+            comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
+            found.append(Cell(label, column, estimate(own.tolist()), comparison))
+    adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
+    return [replace(cell, adjusted=p) for cell, p in zip(found, adjusted, strict=True)]
+
+
+def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:
+    """The label of the baseline under the settings of ``label``; None if there is none.
+
+    With baseline ``fedavg``, ``fedld, alpha=0.1`` is compared with ``fedavg, alpha=0.1``, and
+    ``fedld, fedld.keep=0.5`` with ``fedavg``, which has no such setting.
+    """
+    if baseline is None:
+        return None
+    method, given = _split(baseline)
+    _, own = _split(label)
+    split = {candidate: _split(candidate) for candidate in labels}
+    fitting = [
+        candidate
+        for candidate, (name, settings) in split.items()
+        if name == method and given <= settings <= own | given
+    ]
+    return max(fitting, key=lambda candidate: len(split[candidate][1]), default=None)
+
+
+def _split(label: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The parts of a label that name the method, and the others, its settings."""
+    parts = label.split(", ")
+    method = {p for p in parts if "=" not in p or p.partition("=")[0] in METHOD}
+    return frozenset(method), frozenset(parts) - method

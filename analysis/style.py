@@ -15,7 +15,7 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from analysis.errors import AnalysisError
+from . import AnalysisError
 
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
     "#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7",
@@ -25,12 +25,12 @@ Dashes = Literal["-", "--", ":", "-."] | tuple[float, tuple[float, ...]]
 """A line style of Matplotlib."""
 DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
 SPARSE: Dashes = (0, (7, 2, 1.5, 2, 1.5, 2))
-"""Dash, dot, dot: of FedLD's halves, which no method has."""
+"""Dash, dot, dot: for FedLD's halves only."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """How a method is drawn: a colour, and a Matplotlib line style."""
+    """Colour and Matplotlib line style of a method."""
 
     colour: str
     dashes: Dashes
@@ -49,11 +49,27 @@ LINES: Mapping[str, Line] = {
 }
 """The line of each known method, by the name of its file in fedsim/algorithms."""
 
-VARIANTS: Mapping[str, tuple[str, Line]] = {
-    "fedld, margin=none": ("Principal aggregation only", Line(BLUE, SPARSE)),
-    "fedld, server=fedavg": ("Margin control only", Line(GREEN, SPARSE)),
-}
-"""Title and line of FedLD's halves, by the label of their runs."""
+
+@dataclass(frozen=True)
+class Variant:
+    """A half of FedLD: its title, line and meaning."""
+
+    title: str
+    line: Line
+    meaning: str
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "fedld, margin=none": Variant(
+        "Principal aggregation only", Line(BLUE, SPARSE),
+        "FedLD's aggregation of clients that train with cross-entropy alone",
+    ),
+    "fedld, server=fedavg": Variant(
+        "Margin control only", Line(GREEN, SPARSE),
+        "FedLD's margin control with FedAvg's weighted mean",
+    ),
+}  # fmt: skip
+"""FedLD's halves by the label of their runs."""
 
 TITLES: Mapping[str, str] = {
     "fedavg": "FedAvg", "fedprox": "FedProx", "fedbn": "FedBN", "fedpac": "FedPAC",
@@ -69,12 +85,12 @@ TITLES: Mapping[str, str] = {
 
 
 def title(label: str) -> str:
-    """A group's label for print.
+    """The title of a group's label.
 
     ``"fedld, alpha=0.1"`` becomes ``"FedLD, alpha=0.1"``, and ``"fedprox, server=fedgh"``
     ``"FedProx + FedGH"``.
     """
-    titles = {**TITLES, **{variant: words for variant, (words, _) in VARIANTS.items()}}
+    titles = {**TITLES, **{label: variant.title for label, variant in VARIANTS.items()}}
     known = [name for name in titles if f"{label}, ".startswith(f"{name}, ")]
     name = max(known, key=len, default="")
     rest = label.removeprefix(name)
@@ -85,13 +101,12 @@ def title(label: str) -> str:
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:
-    """A line for each label: that of a known method or variant, a free one for any other label.
+    """The line of each label: fixed for known methods and variants, an unused one for others.
 
-    A free one depends on all labels, so figures that belong together are given the same ones.
-
-    Beyond 28 labels lines repeat.
+    Unused lines are dealt in the order of the labels, so that figures of one report must be given
+    the same labels. Beyond 28 labels lines repeat.
     """
-    fixed = {**LINES, **{variant: line for variant, (_, line) in VARIANTS.items()}}
+    fixed = {**LINES, **{label: variant.line for label, variant in VARIANTS.items()}}
     own = {label: fixed[label] for label in labels if label in fixed}
     free = [line for line in LINES.values() if line not in own.values()] or list(LINES.values())
     others = [label for label in dict.fromkeys(labels) if label not in own]
@@ -100,7 +115,7 @@ def lines(labels: Sequence[str]) -> dict[str, Line]:
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Matplotlib's settings for a figure that is read at 800 pixels or one text width."""
+    """Matplotlib settings for figures shown at 800 pixels or one text width."""
     with mpl.rc_context(
         {
             "font.size": 11,
@@ -127,10 +142,10 @@ def look() -> Iterator[None]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix; the same bytes every time.
+    """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes.
 
     Raises:
-        AnalysisError: another suffix, or a folder that is not there.
+        AnalysisError: another suffix, or the folder does not exist.
     """
     dates = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     if path.suffix not in dates:

@@ -24,12 +24,11 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from analysis import formats, pairs, report, select  # noqa: E402
-from analysis.layout import PERCENT, PLAIN, Cell, Table, crossed, detailed, with_seeds  # noqa: E402
+from analysis import layout, pairs, report, select  # noqa: E402
+from analysis.layout import PERCENT, PLAIN, Table, crossed, detailed, with_seeds  # noqa: E402
 from analysis.runs import find, summaries  # noqa: E402
-from analysis.stats import Comparison, Estimate  # noqa: E402
-from analysis.table import TERMS, with_interval  # noqa: E402
-from analysis.target import with_count  # noqa: E402
+from analysis.stats import Cell, Comparison, Estimate  # noqa: E402
+from analysis.tables import TERMS, with_interval  # noqa: E402
 
 HERE = ROOT / "docs" / "results"
 PAGE = ROOT / "docs" / "RESULTS.md"
@@ -66,9 +65,9 @@ def make(sweeps: Path) -> None:
             for figure in figures.split():
                 shutil.copy(out / "figures" / f"{figure}.png", HERE / study)
     for study in PAIRS:
-        write(study, formats.csv([pairs.accuracies(summaries(find([sweeps / study])[0]))]))
+        write(study, layout.csv([pairs.accuracies(summaries(find([sweeps / study])[0]))]))
     runs = summaries(find([sweeps / "lambda_small"])[0])
-    write("lambda_small", formats.csv([select.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
+    write("lambda_small", layout.csv([select.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
 
 
 def write(study: str, tables: str) -> None:
@@ -82,7 +81,7 @@ def table(study: str, name: str) -> list[str]:
     texts = {"column": str, "fedld.margin_weight": str}
     frame = pd.read_csv(HERE / study / "tables.csv", dtype=texts)
     rows = frame[frame["table"] == name]
-    text = formats.markdown([select.shown(rows) if name == "selection" else shown(name, rows)])
+    text = layout.markdown([select.shown(rows) if name == "selection" else shown(name, rows)])
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
@@ -93,7 +92,7 @@ def shown(name: str, rows: pd.DataFrame) -> Table:
     if name.startswith("decomposition"):
         return crossed(name, "", "", {c: with_interval(c) for c in found}, TERMS)
     if name == "target":
-        texts = with_count(found, rows["seeds"].astype(int).tolist())
+        texts = pairs.with_count(found, rows["seeds"].astype(int).tolist())
         return crossed(name, "", "", texts, heads, pairs.titles({c.row for c in found}))
     if name == "pairs":
         titles = pairs.titles({c.row for c in found})

@@ -17,6 +17,7 @@ from fedsim.cli.common import complain, said_by_the_system, show_log, show_notes
 from fedsim.cli.doctor import doctor
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
+from fedsim.cli.report import COMMANDS
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.sweep import sweep
@@ -30,6 +31,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
   fedsim resume DIR                            goes on with an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
+  fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
 
 Results are CSV files in one directory per run. 'fedsim COMMAND --help' explains a command.
@@ -91,5 +93,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (run, resume, sweep, listing, partition, doctor):
+for command in (run, resume, sweep, listing, partition, doctor, *COMMANDS):
     main.add_command(command)

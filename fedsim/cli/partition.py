@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +16,10 @@ from fedsim.cli.options import (
     set_any_option,
     verbose_option,
 )
+from fedsim.cli.report import analysis
 from fedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.figure import Figure
-
     from fedsim.config.experiments import Settings
     from fedsim.core.types import I64, Dataset, Partition
 
@@ -34,7 +30,7 @@ _PIXELS = 128
 
 
 def check_picture(file: Path) -> None:
-    """Refuses a file that cannot be the picture, and another package in place of ``analysis``.
+    """Refuses a file that cannot be the picture.
 
     Raises:
         ConfigError: in one line.
@@ -45,19 +41,6 @@ def check_picture(file: Path) -> None:
         raise ConfigError(f"--plot {file}: there is no directory {file.parent}")
     if file.exists():
         raise ConfigError(f"--plot {file}: is already there")
-    try:
-        import analysis.samples  # noqa: F401
-    except ImportError as error:
-        raise foreign("--plot", error) from error
-
-
-def foreign(flag: str, error: ImportError) -> ConfigError:
-    """What to say where ``analysis`` is not fedsim's, but such as one of the user's."""
-    found = sys.modules.get("analysis")
-    where = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
-    return ConfigError(
-        f"{flag}: the picture needs the package 'analysis' of fedsim, found is {where}: {error}"
-    )
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
@@ -74,22 +57,23 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
     """
     import pandas as pd
 
-    from analysis import samples, style
     from fedsim.data import partitions
     from fedsim.data.images import resize
 
+    drawing = analysis("partition")
     rows = []
-    shown_clients = samples.CLIENTS if dataset.inputs == "images" else 0
-    for client in samples.spread(split.num_clients, shown_clients).tolist():
+    shown_clients = drawing.CLIENTS if dataset.inputs == "images" else 0
+    for client in drawing.spread(split.num_clients, shown_clients).tolist():
         own = split.train[client]
-        shown = own[samples.in_proportion(dataset.y[own])]
+        shown = own[drawing.in_proportion(dataset.y[own])]
         images = resize(dataset.x[shown], min(_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
         labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
-        rows.append(samples.Row(f"{name}\n{len(own):,} samples", images, labels))
+        rows.append(drawing.ImageRow(f"{name}\n{len(own):,} samples", images, labels))
     frame = pd.DataFrame(partitions.table(dataset, split))
     classes = ("text",) if dataset.vocabulary else dataset.class_names  # the table's label is -1
-    style.save(samples.figure(frame, title, classes, rows, note), file)
+    figure = drawing.figure_with_images(frame, title, classes, rows, note)
+    analysis("style").save(figure, file)
 
 
 @click.command(cls=SettingsCommand)
@@ -125,7 +109,6 @@ def partition(
     settings = configuration(preset, config, flags)
     if out:
         check_new(Path(out))
-        draw = partition_figure()
     if plot:
         check_picture(Path(plot))
     dataset, split, kind = setup.load(settings)
@@ -138,7 +121,7 @@ def partition(
         click.echo(f"left out: {gone} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
     if out:
-        write_split(dataset, split, Path(out), draw)
+        write_split(dataset, split, Path(out))
         click.echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
     if plot:
         shift = settings.data.feature_shift
@@ -191,22 +174,7 @@ def _row(client: str, name: str, counts: I64) -> dict[str, str]:
     return {"client": client, "name": name, **cells, "samples": str(counts.sum())}
 
 
-def partition_figure() -> Callable[[pd.DataFrame], Figure]:
-    """The function that draws the picture, from the package ``analysis`` beside fedsim.
-
-    Raises:
-        ConfigError: another package of that name, such as one of the user's, is found first.
-    """
-    try:
-        from analysis.partition import figure as drawing
-    except ImportError as error:
-        raise foreign("--out", error) from error
-    return drawing
-
-
-def write_split(
-    dataset: Dataset, split: Partition, folder: Path, draw: Callable[[pd.DataFrame], Figure]
-) -> None:
+def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
     """Writes the table, the picture and the reusable split."""
     import pandas as pd
 
@@ -216,4 +184,5 @@ def write_split(
     frame = pd.DataFrame(partitions.table(dataset, split))
     frame.to_csv(folder / "partition.csv", index=False, lineterminator="\n")
     partitions.write(split, dataset, folder / "split.csv")
-    draw(frame).savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
+    figure = analysis("partition").figure(frame)
+    figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")

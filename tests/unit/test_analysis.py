@@ -13,9 +13,8 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
-from analysis import curves, partition, style
-from analysis.__main__ import main
-from analysis.errors import AnalysisError
+from analysis import AnalysisError, curves, partition, style
+from analysis.cli import main
 from analysis.runs import (
     Group,
     differing,
@@ -205,7 +204,7 @@ def test_shared_and_differing_settings(runs: Path) -> None:
 
 def test_one_seed_twice_is_refused(runs: Path) -> None:
     make_run(runs / "again", "fedld", 2, [0.1, 0.2, 0.3])
-    with pytest.raises(AnalysisError, match="fedld: seed 2 is there twice"):
+    with pytest.raises(AnalysisError, match="fedld: two runs with seed 2"):
         groups_of(runs)
 
 
@@ -377,11 +376,11 @@ def test_every_known_method_has_its_own_line() -> None:
 
 
 def test_variants_have_lines_and_titles_that_no_method_has() -> None:
-    lines = [line for _, line in style.VARIANTS.values()]
+    lines = [variant.line for variant in style.VARIANTS.values()]
     assert not set(lines) & set(style.LINES.values())
     assert len(set(lines)) == len(lines)
     label = "fedld, margin=none"
-    assert style.lines(["fedld", label])[label] == style.VARIANTS[label][1]
+    assert style.lines(["fedld", label])[label] == style.VARIANTS[label].line
 
 
 def test_lines_of_known_methods_are_fixed_and_others_take_free_ones() -> None:
@@ -471,7 +470,7 @@ def test_bad_input_is_one_line_and_status_2(
 @pytest.mark.integration
 def test_analysis_imports_neither_torch_nor_ray_nor_fedsim() -> None:
     code = (
-        "import sys, analysis.__main__; "
+        "import sys, analysis.cli; "
         "print([m for m in ('torch', 'ray', 'fedsim') if m in sys.modules])"
     )
     done = subprocess.run(

@@ -387,16 +387,6 @@ def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Pa
     assert "partition.csv is already there" in refused.stderr
 
 
-def test_another_package_named_analysis_is_refused_before_anything_is_written(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "analysis.py").write_text("")
-    done = python("-m", "fedsim", "partition", "--clients", "20", "--out", "p")
-    assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, "")
-    assert f"found is {tmp_path / 'analysis.py'}" in done.stderr
-    assert not (tmp_path / "p").exists()
-
-
 def test_doctor_says_what_is_here_and_the_placement() -> None:
     text = fedsim("doctor", "--clients", "10", "--cpus-per-client", "0.5", "--gpus-per-client", "0")
     assert text.exit_code == 0, text.output

@@ -58,13 +58,6 @@ def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> No
     assert message in done.stderr
 
 
-def test_another_package_named_analysis_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "analysis.samples", None)
-    done = partition("--plot", "p.png")
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "--plot: the picture needs the package 'analysis' of fedsim, found is" in done.stderr
-
-
 def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
     args = ["-d", "shortcut", "--clients", "10", "--set", "data.client_test_fraction=0.1"]
     done = partition(*args, "--out", "p")

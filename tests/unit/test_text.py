@@ -298,11 +298,11 @@ def test_texts_and_features_with_one_label_have_all_scores(data, tmp_path):
 
 @pytest.mark.parametrize(("data", "classes"), [("phrases", ["text"]), ("numbers", ["0", "1", "2"])])
 def test_a_picture_of_texts_and_features_has_no_images(data, classes, tmp_path, monkeypatch):
-    from analysis import style
     from fedsim.cli.partition import save_picture
+    from fedsim.cli.report import analysis
 
     drawn = []
-    monkeypatch.setattr(style, "save", lambda figure, file: drawn.append(figure))
+    monkeypatch.setattr(analysis("style"), "save", lambda figure, file: drawn.append(figure))
     setup = prepare(texts.config(data))
     save_picture(setup.dataset, setup.partition, "title", "note", tmp_path / "x.png")
     ((bubbles,),) = [figure.axes for figure in drawn]

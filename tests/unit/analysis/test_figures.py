@@ -12,21 +12,8 @@ from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
 from report_runs import write_run
 
-from analysis import (
-    classes,
-    clients,
-    conflict,
-    curves,
-    fig2,
-    owners,
-    panels,
-    phases,
-    streams,
-    style,
-    terms,
-)
-from analysis.drawing import Absent, Drawing
-from analysis.facets import facets, settings_by
+from analysis import clients, curves, losses, panels, partition, phases, series, style, updates
+from analysis.panels import Absent, Drawing, facets, settings_by
 from analysis.runs import Group, find, group, summaries
 
 ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]
@@ -99,7 +86,7 @@ def test_hyperparameters_are_no_settings_of_the_experiment(tmp_path: Path) -> No
 
 def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
-    rounds = {"": streams.values(groups, "rounds", ROUNDS)}
+    rounds = {"": series.values(groups, "rounds", ROUNDS)}
     figure = drawn(curves.draw(rounds)).figure
     first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
     accuracy, loss = figure.axes
@@ -116,7 +103,7 @@ def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
 def test_a_curve_ends_where_seeds_end() -> None:
     index = pd.MultiIndex.from_tuples([(0, 1), (1, 1), (0, 2)], names=["seed", "round"])
     values = pd.DataFrame({"a": [1.0, 3.0, 9.0]}, index=index)
-    aggregate = {"x": streams.over_seeds(values, ["round"])}
+    aggregate = {"x": series.over_seeds(values, ["round"])}
     assert panels.curves(aggregate, "a")["x"]["mean"].to_dict() == {1: 2.0}
     assert panels.curves(aggregate, "b") == {}
 
@@ -125,7 +112,7 @@ def test_one_method_has_one_colour_everywhere(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     together = {"": groups}
     colour = style.LINES["fedld"].colour
-    line = drawn(terms.draw(together)).figure.axes[0].lines[1]
+    line = drawn(losses.by_round(together)).figure.axes[0].lines[1]
     assert line.get_color() == colour
     figure = drawn(clients.by_client(together)).figure
     dots = [c for c in figure.axes[0].collections if isinstance(c, PathCollection)]
@@ -136,8 +123,8 @@ def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
     for mu, tables in ((0.1, ("timings",)), (1.0, ("cosines", "spectrum"))):
         write_run(tmp_path, "fedprox", tables=tables, **{"fedprox.mu": mu})
     groups = groups_of(tmp_path, "algorithm", "fedprox.mu")
-    everywhere = drawn(curves.draw({"": streams.values(groups, "rounds", ROUNDS)}))
-    only = drawn(conflict.cosines({"": groups})).figure.axes[0].lines[0]
+    everywhere = drawn(curves.draw({"": series.values(groups, "rounds", ROUNDS)}))
+    only = drawn(updates.cosines({"": groups})).figure.axes[0].lines[0]
     assert only.get_label() == "FedProx, fedprox.mu=1"
     assert only.get_color() == everywhere.figure.axes[0].lines[1].get_color()
     assert only.get_color() != everywhere.figure.axes[0].lines[0].get_color()
@@ -159,7 +146,7 @@ def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
 
 
 def test_terms_are_signed_and_zero_is_marked(two: list[Path]) -> None:
-    figure = drawn(terms.draw({"": groups_of(two[0].parent)})).figure
+    figure = drawn(losses.by_round({"": groups_of(two[0].parent)})).figure
     shift, aggregation = figure.axes[1:3]
     assert aggregation.get_ylabel() == "Aggregation loss (nats)"
     assert lines_of(aggregation)["FedAvg"] == pytest.approx(
@@ -176,7 +163,7 @@ def test_every_split_and_scope_has_its_row_of_panels(tmp_path: Path) -> None:
     frame = table(run, "decomposition")
     more = frame.assign(split="test", scope="cohort", local_loss=9.0)
     pd.concat([frame, more]).to_csv(run / "decomposition.csv", index=False)
-    found = drawn(terms.draw({"": groups_of(tmp_path)}))
+    found = drawn(losses.by_round({"": groups_of(tmp_path)}))
     titles = [axes.get_title(loc="left") for axes in found.figure.axes]
     assert titles == ["test, cohort"] * 4 + ["train, population"] * 4
     assert set(lines_of(found.figure.axes[0])["FedAvg"]) == {9.0}
@@ -186,7 +173,7 @@ def test_every_split_and_scope_has_its_row_of_panels(tmp_path: Path) -> None:
 # ---- Fig. 2
 
 
-def losses(run: Path, shift: list[float], aggregation: list[float]) -> None:
+def write_losses(run: Path, shift: list[float], aggregation: list[float]) -> None:
     frame = table(run, "decomposition").iloc[: len(shift)]
     frame.assign(shift_loss=shift, aggregation_loss=aggregation).to_csv(
         run / "decomposition.csv", index=False
@@ -197,14 +184,14 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
     for alpha, scale in ((100.0, 1.0), (0.01, 2.0)):
         for seed in (0, 1):
             plain = write_run(tmp_path, "fedavg", seed, alpha=alpha)
-            losses(plain, [scale, 3 * scale], [-scale - seed, -4 * scale])
+            write_losses(plain, [scale, 3 * scale], [-scale - seed, -4 * scale])
             margin = write_run(tmp_path, "fedld", seed, alpha=alpha, server="fedavg")
-            losses(margin, [-scale, scale], [7, 7])
+            write_losses(margin, [-scale, scale], [7, 7])
             principal = write_run(tmp_path, "fedld", seed, alpha=alpha, margin="none")
-            losses(principal, [8, 8], [scale, -scale])
+            write_losses(principal, [8, 8], [scale, -scale])
             write_run(tmp_path, "fedld", seed, alpha=alpha)
     groups = groups_of(tmp_path, "algorithm", "alpha")
-    found = drawn(fig2.draw({"": groups}))
+    found = drawn(losses.by_alpha({"": groups}))
     last_shift, last_aggregation, mean_shift, mean_aggregation = found.figure.axes
     # of each the values at alpha 0.01 and 100; the last round, then the mean of |.| over rounds
     assert {k: v.tolist() for k, v in lines_of(last_shift).items()} == {
@@ -226,16 +213,17 @@ def test_fig2_by_hand(tmp_path: Path) -> None:
 def test_fig2_of_one_round_has_one_row(tmp_path: Path) -> None:
     for alpha in (10.0, 0.1):
         write_run(tmp_path, "fedavg", alpha=alpha, rounds=1)
-    found = drawn(fig2.draw({"": groups_of(tmp_path, "algorithm", "alpha")}))
+    found = drawn(losses.by_alpha({"": groups_of(tmp_path, "algorithm", "alpha")}))
     assert len(found.figure.axes) == 2
     assert "One round" in found.caption
 
 
 def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) -> None:
     for alpha in (10.0, 0.1):
-        losses(write_run(tmp_path, "fedavg", alpha=alpha, rounds=2), [1, 2], [-3, 1 + alpha])
-        losses(write_run(tmp_path, "fedld", alpha=alpha, rounds=2, margin="none"), [0, 0], [1, 1])
-    found = drawn(fig2.draw({"": groups_of(tmp_path, "algorithm", "alpha")}))
+        write_losses(write_run(tmp_path, "fedavg", alpha=alpha, rounds=2), [1, 2], [-3, 1 + alpha])
+        run = write_run(tmp_path, "fedld", alpha=alpha, rounds=2, margin="none")
+        write_losses(run, [0, 0], [1, 1])
+    found = drawn(losses.by_alpha({"": groups_of(tmp_path, "algorithm", "alpha")}))
     # means of the aggregation loss: fedavg (-3 + 11) / 2 = 4 and (-3 + 1.1) / 2 < 0, fedld 1, 1
     assert "in these runs: 0 of 2 for the shift loss, 1 of 4 for the aggregation" in found.reading
     for alpha in (10.0, 0.1):
@@ -248,22 +236,22 @@ def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) ->
                 server="fedavg",
                 **{"fedld.weight": weight},
             )
-            losses(run, [1, 1], [1, 1])
+            write_losses(run, [1, 1], [1, 1])
     groups = groups_of(tmp_path, "algorithm", "alpha", "fedld.weight")
-    absent = fig2.draw({"": groups})
+    absent = losses.by_alpha({"": groups})
     assert isinstance(absent, Absent)
     assert "fedld.weight=0.1 and Margin control only" in absent.reason
 
 
 def test_fig2_needs_two_values_of_alpha(two: list[Path]) -> None:
-    assert fig2.draw({"": groups_of(two[0].parent)}) == fig2.ABSENT
+    assert losses.by_alpha({"": groups_of(two[0].parent)}) == losses.NO_FIG2
 
 
 # ---- agreement of updates
 
 
 def test_cosines_of_the_last_round_are_sorted_within_each_run(two: list[Path]) -> None:
-    found = drawn(conflict.cosines({"": groups_of(two[0].parent)}))
+    found = drawn(updates.cosines({"": groups_of(two[0].parent)}))
     sorted_ones = [
         np.sort(frame["cosine"][frame["round"] == 6])
         for frame in (table(run, "cosines") for run in two[:2])
@@ -282,36 +270,36 @@ def test_runs_with_more_pairs_are_read_off_at_the_ranks_of_the_fewest(tmp_path: 
         run = write_run(tmp_path, seed=seed)
         frame = pd.DataFrame({"round": 6, "client_a": 0, "client_b": 1, "cosine": values})
         frame.to_csv(run / "cosines.csv", index=False)
-    left = drawn(conflict.cosines({"": groups_of(tmp_path)})).figure.axes[0]
+    left = drawn(updates.cosines({"": groups_of(tmp_path)})).figure.axes[0]
     # quantiles 0, 1/2, 1: (0, 0.4, 0.8) and (-1, 0, 1)
     assert lines_of(left)["FedAvg"] == pytest.approx([-0.5, 0.2, 0.9])
 
 
 def test_agreement_by_round(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
-    values = {"": streams.values(groups, "rounds", ROUNDS)}
-    conflicts, diversity, share = drawn(conflict.agreement(values)).figure.axes
+    values = {"": series.values(groups, "rounds", ROUNDS)}
+    conflicts, diversity, share = drawn(updates.agreement(values)).figure.axes
     own = table(two[2], "rounds")
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(100 * own["conflict_ratio"])
     assert lines_of(diversity)["FedAvg"] == pytest.approx(own["gradient_diversity"])
     assert lines_of(share)["FedAvg"] == pytest.approx(100 * own["top_axis_share"])
-    old = {"": streams.values(groups, "rounds", ROUNDS[:3])}
-    assert len(drawn(conflict.agreement(old)).figure.axes) == 1
+    old = {"": series.values(groups, "rounds", ROUNDS[:3])}
+    assert len(drawn(updates.agreement(old)).figure.axes) == 1
 
 
 def test_long_curves_of_agreement_are_moving_means_within_a_run(tmp_path: Path) -> None:
     run = write_run(tmp_path, rounds=60)
-    values = {"": streams.values(groups_of(tmp_path), "rounds", ROUNDS)}
-    conflicts = drawn(conflict.agreement(values)).figure.axes[0]
-    own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // conflict.SMOOTH).mean()
+    values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS)}
+    conflicts = drawn(updates.agreement(values)).figure.axes[0]
+    own = 100 * table(run, "rounds")["conflict_ratio"].rolling(60 // updates.SMOOTH).mean()
     assert lines_of(conflicts)["FedAvg"] == pytest.approx(own.dropna().to_numpy())
 
 
 def test_no_conflict_without_a_pair(tmp_path: Path) -> None:
     run = write_run(tmp_path)
     table(run, "rounds").assign(conflict_ratio=None).to_csv(run / "rounds.csv", index=False)
-    values = {"": streams.values(groups_of(tmp_path), "rounds", ROUNDS[:3])}
-    assert isinstance(conflict.agreement(values), Absent)
+    values = {"": series.values(groups_of(tmp_path), "rounds", ROUNDS[:3])}
+    assert isinstance(updates.agreement(values), Absent)
 
 
 # ---- clients, groups, classes
@@ -356,7 +344,7 @@ def test_groups_of_test_samples(two: list[Path]) -> None:
 
 
 def test_recall_by_class(two: list[Path]) -> None:
-    figure = drawn(classes.draw({"": groups_of(two[0].parent)})).figure
+    figure = drawn(clients.by_class({"": groups_of(two[0].parent)})).figure
     (mesh,) = (c for c in figure.axes[0].collections if isinstance(c, QuadMesh))
     recalls = [
         frame["recall"][frame["round"] == 6].to_numpy()
@@ -375,7 +363,7 @@ def test_each_distinct_partition_once_and_at_most_four(tmp_path: Path) -> None:
     for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
         write_run(tmp_path, "fedavg", 0, alpha=alpha)
         write_run(tmp_path, "fedavg", 1, alpha=alpha)
-    found = [drawn(one) for one in owners.draw(groups_of(tmp_path, "algorithm", "alpha"))]
+    found = [drawn(one) for one in partition.drawings(groups_of(tmp_path, "algorithm", "alpha"))]
     assert [one.name for one in found] == [f"partition_{index}" for index in (1, 2, 3, 4)]
     assert "alpha 0.2, data.seed 0, seed 0" in found[1].caption
     assert "The runs have 5 partitions; 4 are shown." in found[0].caption
@@ -409,11 +397,11 @@ def test_a_phase_of_some_rounds_counts_by_their_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("draw", "flag"),
     [
-        (terms.draw, "--decompose-every"),
-        (conflict.cosines, "--cosines"),
+        (losses.by_round, "--decompose-every"),
+        (updates.cosines, "--cosines"),
         (clients.by_client, "--evaluate-clients-every"),
         (clients.by_group, "shortcut"),
-        (classes.draw, "classes.csv"),
+        (clients.by_class, "classes.csv"),
         (phases.draw, "timings.csv"),
     ],
 )

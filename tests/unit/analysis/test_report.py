@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 from report_runs import write_run
 
-from analysis import words
-from analysis.__main__ import main
-from analysis.formats import FORMATS
+from analysis import overview, style
+from analysis.cli import main
+from analysis.layout import FORMATS
 
 pytestmark = pytest.mark.integration
 
@@ -163,10 +163,10 @@ def test_texts_are_escaped(page: Page) -> None:
 
 
 def test_methods_are_explained_and_titled(page: Page) -> None:
-    assert words.METHODS["fedld, margin=none"] in page.text
+    assert style.VARIANTS["fedld, margin=none"].meaning in page.text
     assert "Principal aggregation only" in page.text
     assert "margin = none" in page.text
-    assert all(term in page.text for term in words.TERMS)
+    assert all(term in page.text for term in overview.TERMS)
 
 
 def test_what_is_missing_is_said_in_a_line(page: Page) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis import samples, style
+from analysis import partition, style
+from analysis.partition import figure_with_images
 
 
 def frame(counts: list[list[int]]) -> pd.DataFrame:
@@ -22,27 +23,29 @@ def frame(counts: list[list[int]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def row(channels: int = 3, labels: tuple[str, ...] = ("a", "b")) -> samples.Row:
+def row(channels: int = 3, labels: tuple[str, ...] = ("a", "b")) -> partition.ImageRow:
     images = np.full((len(labels), channels, 4, 4), 100, dtype=np.uint8)
-    return samples.Row("Client 0\n2 samples", images, labels)
+    return partition.ImageRow("Client 0\n2 samples", images, labels)
 
 
 def test_spread_takes_both_ends_and_no_client_twice() -> None:
-    assert samples.spread(50, 10).tolist() == [0, 5, 11, 16, 22, 27, 33, 38, 44, 49]
-    assert samples.spread(3, 10).tolist() == [0, 1, 2]
-    assert samples.spread(1, 10).tolist() == [0]
+    assert partition.spread(50, 10).tolist() == [0, 5, 11, 16, 22, 27, 33, 38, 44, 49]
+    assert partition.spread(3, 10).tolist() == [0, 1, 2]
+    assert partition.spread(1, 10).tolist() == [0]
 
 
 def test_images_are_chosen_by_the_classes_shares() -> None:
     labels = np.array([1, 0] * 3 + [2] * 18)  # 3 of class 0, 3 of class 1, 18 of class 2
-    taken = samples.in_proportion(labels, 8)
+    taken = partition.in_proportion(labels, 8)
     assert labels[taken].tolist() == [0, 1, 2, 2, 2, 2, 2, 2]
     assert len(set(taken.tolist())) == 8
-    assert sorted(samples.in_proportion(np.array([4, 2, 3]), 8).tolist()) == [0, 1, 2]
+    assert sorted(partition.in_proportion(np.array([4, 2, 3]), 8).tolist()) == [0, 1, 2]
 
 
 def test_areas_are_the_counts() -> None:
-    figure = samples.figure(frame([[1, 0, 9], [4, 16, 0]]), "title", ["no", "yes"], [row()], "note")
+    figure = figure_with_images(
+        frame([[1, 0, 9], [4, 16, 0]]), "title", ["no", "yes"], [row()], "note"
+    )
     bubbles = figure.subfigs[0].axes[0]
     drawn = bubbles.collections[0]
     places = [tuple(map(int, place)) for place in np.asarray(drawn.get_offsets())]
@@ -61,7 +64,7 @@ def test_areas_are_the_counts() -> None:
 
 def test_images_are_shown_with_their_classes() -> None:
     rows = [row(1, ("a", "a very long name of a class", "c")), row(1, ("b",))]
-    figure = samples.figure(frame([[3, 1]]), "title", ["a"], rows, "Training images")
+    figure = figure_with_images(frame([[3, 1]]), "title", ["a"], rows, "Training images")
     axes = figure.subfigs[1].axes
     titles = [a.get_title() for a in axes]
     assert titles == ["a", "a very long…", "c", "b", "", ""]
@@ -76,5 +79,5 @@ def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str, clients:
     files = [tmp_path / f"{i}.{suffix}" for i in range(2)]
     for file in files:
         counts = [[1] * clients] * 3
-        style.save(samples.figure(frame(counts), "t", ["a", "b", "c"], [row()], "n"), file)
+        style.save(figure_with_images(frame(counts), "t", ["a", "b", "c"], [row()], "n"), file)
     assert files[0].read_bytes() == files[1].read_bytes()

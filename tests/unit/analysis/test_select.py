@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from run_files import run_of
 
-from analysis.__main__ import main
+from analysis.cli import main
 
 KEY = "fedld.margin_weight"
 

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from run_files import groups_of, rows, run_of
 
-from analysis import formats, table
-from analysis.__main__ import main
-from analysis.baseline import cells, reference
+from analysis import layout, tables
+from analysis.cli import main
 from analysis.layout import EMPTY, PERCENT, PLAIN, best, p_value
 from analysis.runs import find, summaries
+from analysis.stats import cells, reference
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
 
@@ -35,7 +35,7 @@ def invoke(*arguments: object) -> Result:
 
 
 def test_table_against_a_baseline_by_hand(runs: Path) -> None:
-    got = table.accuracy(groups_of(runs), "final", "fedavg")
+    got = tables.accuracy(groups_of(runs), "final", "fedavg")
     # differences 0.10 0.11 0.09: mean 0.10, s = 0.01, half = 4.302653 * 0.01 / sqrt(3) = 0.0248414,
     # t = 0.1 / (0.01 / sqrt 3) = 17.32, p(2 degrees) = 0.003317; the only test, so Holm's is equal
     assert got.rows == [
@@ -55,7 +55,7 @@ def test_table_against_a_baseline_by_hand(runs: Path) -> None:
 
 
 def test_metrics_are_never_mixed(runs: Path) -> None:
-    shown = {metric: table.accuracy(groups_of(runs), metric) for metric in table.METRICS}
+    shown = {metric: tables.accuracy(groups_of(runs), metric) for metric in tables.METRICS}
     means = {metric: one.rows[1][2] for metric, one in shown.items()}
     # best 0.9 for all; mean of the two rounds (0.9 + 0.84) / 2
     assert means == {
@@ -111,9 +111,9 @@ def test_a_difference_over_fewer_seeds_says_so(tmp_path: Path) -> None:
         run_of(tmp_path, "fedld", seed, [0.7 + 0.1 * seed])
     for seed in range(2):
         run_of(tmp_path, "fedavg", seed, [0.6])
-    caption = table.accuracy(groups_of(tmp_path), "final", "fedavg").caption
+    caption = tables.accuracy(groups_of(tmp_path), "final", "fedavg").caption
     assert "Seeds in common where they are not all: FedLD 2 of 3." in caption
-    assert "in common" not in table.accuracy(groups_of(tmp_path), "final", "fedld").caption
+    assert "in common" not in tables.accuracy(groups_of(tmp_path), "final", "fedld").caption
 
 
 def test_best_is_by_what_is_shown_with_ties() -> None:
@@ -131,7 +131,7 @@ def test_best_is_sought_under_equal_conditions(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2], alpha=0.1)
         run_of(runs, "fedavg", seed, [0.1, 0.1], alpha=0.1)
-    got = table.accuracy(groups_of(runs, "algorithm", "alpha"), "final")
+    got = tables.accuracy(groups_of(runs, "algorithm", "alpha"), "final")
     bold = {row[0] for row in got.rows if row[2].startswith("**")}
     assert bold == {"FedLD, alpha=0.1", "my_own, alpha=0.5"}
 
@@ -139,7 +139,7 @@ def test_best_is_sought_under_equal_conditions(runs: Path) -> None:
 def test_methods_by_a_setting(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
-    got = table.crossed_accuracy(
+    got = tables.crossed_accuracy(
         summaries(find([runs])[0]), ["algorithm"], "alpha", "final", "fedavg"
     )
     assert got.head == ["Method", "alpha=0.5", "alpha=10"]
@@ -160,7 +160,7 @@ def test_groups_of_images(runs: Path) -> None:
                 f"2,,aligned,test,9,1,{0.9 - seed / 100}", "2,0,,test,9,1,0",
                 f"2,,conflicting,test,9,1,{0.3 + gap + seed * gap / 10}",
             )  # fmt: skip
-    (got,) = table.image_groups(groups_of(runs), "fedavg")
+    (got,) = tables.image_groups(groups_of(runs), "fedavg")
     assert [row[:3] for row in got.rows] == [
         ["FedAvg", "aligned", "3"], ["FedLD", "aligned", "3"],
         ["FedAvg", "conflicting", "3"], ["FedLD", "conflicting", "3"],
@@ -182,7 +182,7 @@ def test_terms_of_the_loss(runs: Path) -> None:
             runs / f"fedld-{seed}", "decomposition", DECOMPOSITION,
             "1,train,cohort,1,0.5,-0.25,1.25", f"2,train,cohort,{2 + seed},0.5,-0.75,1.75",
         )  # fmt: skip
-    mean, last = table.decomposition(groups_of(runs))
+    mean, last = tables.decomposition(groups_of(runs))
     # local: seeds 1.5 and 2, mean 1.75, half 12.7062 * 0.25 = 3.1766; constant terms: half 0
     assert mean.head == ["Method", "Local", "Shift", "Aggregation", "Global"]
     assert mean.rows == [
@@ -196,25 +196,25 @@ def test_terms_of_the_loss(runs: Path) -> None:
 
 
 def test_files(runs: Path, tmp_path: Path) -> None:
-    tables = [table.accuracy(groups_of(runs), metric, "fedavg") for metric in table.METRICS]
-    latex = formats.latex(tables)
+    made = [tables.accuracy(groups_of(runs), metric, "fedavg") for metric in tables.METRICS]
+    latex = layout.latex(made)
     assert latex.count(r"\toprule") == 3
     assert r"FedLD & 3 & 84.00 $\pm$ 4.00 & [74.06, 93.94] & +10.00 &" in latex
     assert r"0.0033 & 0.0033$^{*}$ \\" in latex
     assert r"my\_own & 1 & \textbf{84.02}" in latex
     assert r"Accuracy (\%)" in latex
-    said = dataclasses.replace(tables[0], rows=[["`train.lr`", "weight λ", "1", "2", "3"]])
-    assert r"\texttt{train.lr} & weight $\lambda$ &" in formats.latex([said])
-    text = formats.markdown(tables)
+    said = dataclasses.replace(made[0], rows=[["`train.lr`", "weight λ", "1", "2", "3"]])
+    assert r"\texttt{train.lr} & weight $\lambda$ &" in layout.latex([said])
+    text = layout.markdown(made)
     assert text.count("### ") == 3
     assert r"| 0.0033 | 0.0033 \* |" in text
     assert r"table; \* below 0.05" in text
-    back = pd.read_csv(io.StringIO(formats.csv(tables)))
+    back = pd.read_csv(io.StringIO(layout.csv(made)))
     assert back["table"].unique().tolist() == [
         "accuracy_final", "accuracy_best", "accuracy_last10",
     ]  # fmt: skip
     own = back[(back["table"] == "accuracy_last10") & (back["label"] == "fedld")]
-    assert own["mean"].tolist() == [tables[2].data["mean"].iloc[1]]
+    assert own["mean"].tolist() == [made[2].data["mean"].iloc[1]]
 
 
 @pytest.mark.parametrize(

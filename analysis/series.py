@@ -1,6 +1,6 @@
-"""Tables of many runs, a few files in memory at a time, reduced to what is asked for.
+"""Values of run tables by key (round, client, ...) and column, per run and aggregated over seeds.
 
-A run is kept as a value per key (its rounds, its clients, ...) and column, never as its raw table.
+Only a few files are in memory at a time: a run is reduced to one value per key and column.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from analysis.runs import Group, read
-from analysis.stats import over_seeds
+from .runs import Group, read
+from .stats import over_seeds
 
 TEXTS = frozenset({"split", "scope", "phase", "group", "name", "status", "model", "node", "error"})
-"""Columns of run tables that hold words; all others hold numbers."""
+"""Text columns of run tables; all others are numbers."""
 WHOLE = "all"
-"""Name of the index level where there is no key."""
+"""Name of the index level if there is no key."""
 BATCH = 1 << 17
-"""So many rows are reduced together: pandas takes longer to start than to add."""
+"""Rows reduced together: many small pandas calls would be slower."""
 Take = Literal["all", "last"]
 
 
 class Part(NamedTuple):
-    """A table of one run; ``frame`` is never empty."""
+    """The rows of one run's table; ``frame`` is never empty."""
 
     label: str
     seed: int
@@ -38,12 +38,12 @@ def each(
     columns: Sequence[str],
     where: Mapping[str, str | float] | None = None,
 ) -> Iterator[Part]:
-    """The named columns of a table, run by run; runs in :func:`absent` are skipped.
+    """Yields the named columns of a table, run by run, without the runs in :func:`absent`.
 
     Args:
         groups: from :func:`analysis.runs.group`.
         table: the file's name without ``.csv``.
-        columns: of the table; numbers are checked, those of :data:`TEXTS` are text.
+        columns: of the table, numbers unless in :data:`TEXTS`.
         where: column and value of the rows to keep.
 
     Raises:
@@ -65,7 +65,7 @@ def each(
 
 
 def absent(groups: Sequence[Group], table: str, columns: Sequence[str] = ()) -> list[Path]:
-    """The runs that have no such table, no row in it, or not all of these columns of it."""
+    """The runs whose table is missing, has no rows, or lacks one of the columns."""
     paths = [Path(folder) for group in groups for folder in group.runs["path"]]
     return [path for path in paths if not _has(path / f"{table}.csv", columns)]
 
@@ -78,7 +78,7 @@ def values(
     where: Mapping[str, str | float] | None = None,
     take: Take = "all",
 ) -> dict[str, pd.DataFrame]:
-    """Each run's values by key: what paired tests and the aggregates below are made of.
+    """Each run's values by key: the input of paired tests and aggregates.
 
     Rows with the same key are averaged within the run, so ``key="phase"`` is a mean over rounds and
     ``key="round"`` on cosines.csv a mean over pairs; rows with an empty key are left out, so
@@ -88,9 +88,9 @@ def values(
         groups: from :func:`analysis.runs.group`.
         table: the file's name without ``.csv``.
         columns: numeric columns of it.
-        key: one or several columns that tell a run's values apart; none for one value per run.
+        key: column or columns that identify a value within a run; () for one value per run.
         where: column and value of the rows to keep.
-        take: ``last`` keeps a run's rows of its last round in which any of the columns has a value.
+        take: ``last`` keeps the rows of a run's last round in which any column has a value.
 
     Returns:
         By label, indexed by (seed, *key); groups without any such value are not in it.
@@ -113,12 +113,13 @@ def values(
     return {label: frame for label, frame in joined.items() if len(frame)}
 
 
-def series(
+def aggregated(
     groups: Sequence[Group],
     table: str,
     columns: Sequence[str],
     key: str | Sequence[str] = "round",
     where: Mapping[str, str | float] | None = None,
+    take: Take = "all",
 ) -> dict[str, pd.DataFrame]:
     """Mean, std, n and half-width of the 95 % interval over seeds, by group and key.
 
@@ -128,6 +129,7 @@ def series(
         columns: numeric columns of it.
         key: see :func:`values`.
         where: column and value of the rows to keep.
+        take: see :func:`values`; columns evaluated in different rounds need one call each.
 
     Returns:
         By label, indexed by the key in order; columns (column, mean | std | n | half). std and half
@@ -137,36 +139,21 @@ def series(
     Raises:
         AnalysisError: see :func:`each`.
     """
-    found = values(groups, table, columns, key, where)
-    return {label: over_seeds(frame, _names(key)) for label, frame in found.items()}
-
-
-def last(
-    groups: Sequence[Group],
-    table: str,
-    columns: Sequence[str],
-    key: str | Sequence[str] = (),
-    where: Mapping[str, str | float] | None = None,
-) -> dict[str, pd.DataFrame]:
-    """As :func:`series`, of each run's last round with a value; one row without a key.
-
-    Columns that are not evaluated in the same rounds need a call each.
-    """
-    found = values(groups, table, columns, key, where, take="last")
+    found = values(groups, table, columns, key, where, take)
     return {label: over_seeds(frame, _names(key)) for label, frame in found.items()}
 
 
 def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
-    """One column of an aggregate (mean, std, n, half) at the keys where most runs have a value.
+    """One column of an aggregate (mean, std, n, half) at the keys where n is largest.
 
-    A curve through means of different seeds would jump where seeds come and go.
+    A curve through means over different seeds would jump where their number changes.
     """
     part = aggregate[column]
     return part[part["n"] == max(part["n"].max(), 1)]
 
 
 def _batches(parts: Iterator[Part]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Frames of whole runs of one label, with a column ``seed``, until there are BATCH rows."""
+    """Concatenates whole runs of one label, with a column ``seed``, up to about BATCH rows."""
     label, waiting, size = "", list[pd.DataFrame](), 0
     for part in parts:
         if waiting and (part.label != label or size >= BATCH):
@@ -191,7 +178,7 @@ def _names(key: str | Sequence[str]) -> list[str]:
 
 
 def _has(file: Path, columns: Sequence[str]) -> bool:
-    """Whether the table is there, with these columns and a row."""
+    """Whether the table exists, has these columns and at least one row."""
     if not file.is_file():
         return False
     with file.open(encoding="utf-8") as lines:

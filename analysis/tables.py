@@ -4,20 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pandas as pd
 
-from analysis import streams
-from analysis.baseline import cells
-from analysis.captions import comparisons
-from analysis.layout import NONE, PERCENT, PLAIN, Cell, Table, crossed, detailed, with_seeds
-from analysis.runs import Group, conditions, group, known, order, text
-from analysis.stats import Test
+from . import AnalysisError, pairs, series
+from .layout import (
+    NONE,
+    PERCENT,
+    PLAIN,
+    Table,
+    comparisons,
+    crossed,
+    detailed,
+    with_seeds,
+)  # fmt: skip
+from .runs import Group, conditions, group, known, order, text
+from .stats import Cell, Test, cells
 
 
 @dataclass(frozen=True)
 class Metric:
-    """An accuracy of summary.csv, and what it is."""
+    """An accuracy of summary.csv: its column, title, and meaning in a sentence."""
 
     column: str
     title: str
@@ -36,18 +44,73 @@ TERMS: Mapping[str, str] = {
     "local_loss": "Local", "shift_loss": "Shift", "aggregation_loss": "Aggregation",
     "global_loss": "Global",
 }  # fmt: skip
-"""Columns of decomposition.csv: the first three add up to the last."""
+"""Columns of decomposition.csv; the first three add up to the last."""
+NAMES = (*METRICS, "pairs", "target", "groups", "decomposition")
+"""The tables by name."""
+FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
+"""The file behind each table that is not made from summary.csv."""
+
+
+def make(
+    name: str, runs: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None,
+    baseline: str | None = None, test: Test = "t",
+) -> list[Table]:  # fmt: skip
+    """The tables of a name, as ``fedsim table --metric NAME`` shows them.
+
+    Args:
+        name: one of :data:`NAMES`.
+        runs: from :func:`analysis.runs.summaries`.
+        by: columns of it that distinguish methods.
+        columns: a column of it whose values become columns.
+        baseline: label to compare with.
+        test: the paired test.
+
+    Raises:
+        AnalysisError: an option that the table does not have, or nothing to show.
+    """
+    if name in METRICS and columns is None:
+        return [accuracy(group(runs, by), name, baseline, test)]
+    if name in METRICS and columns is not None:
+        return [crossed_accuracy(runs, by, columns, name, baseline, test)]
+    if name == "target":
+        return [pairs.reached(runs, by, columns)]
+    if name == "pairs" and baseline is not None:
+        raise AnalysisError(
+            f"--baseline {baseline}: the table {name} compares each method with its own clients "
+            "under their own server rule; leave it out"
+        )
+    if name == "pairs":
+        return [pairs.accuracies(runs, by, columns, test)]
+    if columns is not None:
+        raise AnalysisError(
+            f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
+            f"{', '.join((*METRICS, 'pairs', 'target'))}"
+        )
+    if name == "groups":
+        made = image_groups(group(runs, by), baseline, test)
+        missing = "evaluations.csv has rows of groups; data sets with groups write them"
+    else:
+        made = decomposition(group(runs, by), baseline, test)
+        missing = "decomposition.csv has rows; evaluation.decompose_every above 0 writes them"
+    if not made:
+        raise AnalysisError(f"in no run {missing}")
+    return made
+
+
+def runs_without(name: str, runs: pd.DataFrame, by: Sequence[str]) -> list[Path]:
+    """The runs that a table leaves out because they lack its file or rows in it."""
+    return series.absent(group(runs, by), FILES[name]) if name in FILES else []
 
 
 def accuracy(
     groups: Sequence[Group], metric: str, baseline: str | None = None, test: Test = "t"
 ) -> Table:
-    """One accuracy, a row per method, with intervals and the comparison with a baseline.
+    """An accuracy with one row per method: intervals and the comparison with a baseline.
 
     Args:
         groups: from :func:`analysis.runs.group`.
         metric: a key of :data:`METRICS`.
-        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        baseline: label of a group, see :func:`analysis.stats.reference`.
         test: the paired test.
 
     Raises:
@@ -62,11 +125,11 @@ def crossed_accuracy(
     table: pd.DataFrame, by: Sequence[str], columns: str, metric: str,
     baseline: str | None = None, test: Test = "t",
 ) -> Table:  # fmt: skip
-    """One accuracy, methods by the values of a setting; comparisons are within a column.
+    """An accuracy with one column per value of a setting; comparisons are within a column.
 
     Args:
         table: from :func:`analysis.runs.summaries`.
-        by: columns of it that tell the rows apart.
+        by: columns of it that distinguish the rows.
         columns: the column of it whose values become the table's columns.
         metric: a key of :data:`METRICS`.
         baseline: label of a row.
@@ -91,18 +154,18 @@ def crossed_accuracy(
 def image_groups(
     groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
 ) -> list[Table]:
-    """Accuracy by group of test images at the last round that has it; [] where no run has groups.
+    """Accuracy by group of test images in the last evaluation of it; [] if no run has groups.
 
     Args:
         groups: from :func:`analysis.runs.group`.
-        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        baseline: label of a group, see :func:`analysis.stats.reference`.
         test: the paired test.
 
     Raises:
         AnalysisError: there is nothing to compare with the baseline.
     """
     where = {"split": "test"}
-    found = streams.values(groups, "evaluations", ["accuracy"], "group", where, take="last")
+    found = series.values(groups, "evaluations", ["accuracy"], "group", where, take="last")
     values = {name: of["accuracy"] for (name,), of in _by_key(found, ["group"]).items()}
     if not values:
         return []
@@ -118,20 +181,20 @@ def image_groups(
 def decomposition(
     groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
 ) -> list[Table]:
-    """The terms of the loss per method, by split and scope; [] where no run was decomposed.
+    """The terms of the loss per method, by split and scope; [] if no run was decomposed.
 
-    Two tables each: the mean over a run's decomposed rounds, and the last of them.
+    There are two tables each: the mean over a run's decomposed rounds, and the last of them.
 
     Args:
         groups: from :func:`analysis.runs.group`.
-        baseline: label of a group, see :func:`analysis.baseline.reference`.
+        baseline: label of a group, see :func:`analysis.stats.reference`.
         test: the paired test.
 
     Raises:
         AnalysisError: there is nothing to compare with the baseline.
     """
     keys = ["split", "scope"]
-    rounds = streams.values(groups, "decomposition", [*TERMS], ["round", *keys])
+    rounds = series.values(groups, "decomposition", [*TERMS], ["round", *keys])
     by = {label: f.sort_index().groupby(level=["seed", *keys]) for label, f in rounds.items()}
     spans = {
         "mean": ("mean over the decomposed rounds", {label: of.mean() for label, of in by.items()}),
@@ -157,7 +220,7 @@ def decomposition(
 def _by_key(
     found: Mapping[str, pd.DataFrame], keys: list[str]
 ) -> dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]]:
-    """By key, column and label: the value of each seed, from :func:`analysis.streams.values`."""
+    """Rearranges :func:`analysis.series.values`: each seed's value by key, column and label."""
     result: dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]] = {}
     for label, frame in found.items():
         for key, part in frame.reset_index(keys).groupby(keys):
@@ -184,7 +247,7 @@ def _meaning(groups: Sequence[Group], metric: str) -> str:
 def _reading(
     found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = True
 ) -> str:
-    """What the numbers and signs of a table of accuracies are."""
+    """The caption's sentences on numbers and signs."""
     first = "Mean ± standard deviation over the seeds, the best mean in bold"
     if len({conditions(cell.row) for cell in found}) > 1:
         first += " for each setting of data and rounds"

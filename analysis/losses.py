@@ -1,4 +1,4 @@
-"""Fig. 2 of FedLD: shift and aggregation loss against the heterogeneity of the labels."""
+"""The loss decomposition: its terms by round, and FedLD's Fig. 2 of them against heterogeneity."""
 
 from __future__ import annotations
 
@@ -7,15 +7,24 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from analysis import panels, stats, streams, style
-from analysis.drawing import Absent, Drawing
-from analysis.facets import Facets
-from analysis.runs import Group, text
-from analysis.terms import by_kind, where
+from . import panels, series, stats, style
+from .panels import Absent, Drawing, Facets, facet_lines
+from .runs import Group, text
 
-TITLE = "Shift and aggregation loss against heterogeneity (Fig. 2 of FedLD)"
-ABSENT = Absent(
-    TITLE,
+COLUMNS = {
+    "local_loss": "Local loss (nats)",
+    "shift_loss": "Shift loss (nats)",
+    "aggregation_loss": "Aggregation loss (nats)",
+    "global_loss": "Global loss (nats)",
+}
+SPLITS = {
+    "train": "training data", "val": "the clients' validation parts",
+    "test": "the clients' test parts", "common_test": "the common test part",
+}  # fmt: skip
+TERMS = "Loss decomposition"
+FIG2 = "Shift and aggregation loss against heterogeneity (Fig. 2 of FedLD)"
+NO_FIG2 = Absent(
+    FIG2,
     "needs `--decompose-every` runs of two values of alpha or more by `-a fedavg`, "
     "`-a fedld --margin none` and `-a fedld --server fedavg`",
 )
@@ -25,13 +34,68 @@ LINES = {
     "Aggregation: weighted mean": ("aggregation_loss", "plain", style.Line(style.BLUE, "-")),
     "Aggregation: principal": ("aggregation_loss", "principal", style.Line(style.BLUE, "--")),
 }
-"""By label: which loss, of which runs (see :func:`variant`), and the line."""
+"""By label: the loss, the runs (see :func:`variant`), and the line."""
 LOSSES = {"shift_loss": "|shift| (nats)", "aggregation_loss": "|aggregation| (nats)"}
 ALPHA = "Dirichlet \N{GREEK SMALL LETTER ALPHA} (more heterogeneous \N{RIGHTWARDS ARROW})"
 
 
+def by_round(facets: Facets) -> Drawing | Absent:
+    """The terms and their sum by round, one row of panels per setting and split."""
+    rows: list[list[panels.Panel]] = []
+    kinds: list[tuple[str, str]] = []
+    for setting, groups in facets.items():
+        keys = ("split", "scope", "round")
+        found = {
+            label: by_kind(frame)
+            for label, frame in series.aggregated(groups, "decomposition", [*COLUMNS], keys).items()
+        }
+        own = sorted({kind for parts in found.values() for kind in parts})
+        kinds += own
+        for kind in own:
+            part = {label: parts[kind] for label, parts in found.items() if kind in parts}
+            title = "; ".join(filter(None, (setting, ", ".join(kind) if len(own) > 1 else "")))
+            rows.append(
+                [
+                    panels.Panel(
+                        label, panels.curves(part, column), title,
+                        zero=column in ("shift_loss", "aggregation_loss"),
+                    )
+                    for column, label in COLUMNS.items()
+                ]
+            )  # fmt: skip
+    if not rows:
+        return Absent(TERMS, "no decomposition.csv; `fedsim run --decompose-every N` writes it")
+    flat = [panel for row in rows for panel in row]
+    seeds = panels.panel_note(flat)
+    return Drawing(
+        "decomposition",
+        TERMS,
+        f"Local, shift and aggregation loss and their sum, the global loss, by communication "
+        f"round, on {where(kinds)}. {seeds}.",
+        "Local + shift + aggregation = global loss, exactly. The shift loss is what the clients' "
+        "models lose on the data of others; the aggregation loss is what the global model loses "
+        "against the mean of the clients' models. Values are signed, the grey line marks zero: "
+        "below it, averaging the models helps.",
+        panels.grid(flat, 2 if len(rows) == 1 else 4, seeds, facet_lines(facets)),
+    )
+
+
+def by_kind(frame: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    """The rows by (split, scope), without those index levels."""
+    levels = ["split", "scope"]
+    parts = {(str(key[0]), str(key[1])): part for key, part in frame.groupby(level=levels)}
+    return {kind: part.reset_index(levels, drop=True) for kind, part in parts.items()}
+
+
+def where(kinds: Sequence[tuple[str, str]]) -> str:
+    """Splits and scopes in words: which data the losses are over, and whose."""
+    scopes = {"cohort": "the clients of the round", "population": "all clients"}
+    known = [f"{SPLITS.get(s, s)} ({scopes.get(c, c)})" for s, c in dict.fromkeys(kinds)]
+    return " and ".join(known)
+
+
 def variant(group: Group) -> str:
-    """``plain`` (cross-entropy, mean), ``principal`` or ``margin`` alone, or empty for others."""
+    """``plain`` (cross-entropy, mean), ``principal`` or ``margin`` alone, or "" for others."""
     row = group.runs.iloc[0]
     name, server, margin = (text(row.get(c)) for c in ("algorithm", "server", "margin"))
     if name == "fedavg" and server in ("unset", "fedavg") and margin in ("unset", "none"):
@@ -41,21 +105,21 @@ def variant(group: Group) -> str:
     return "margin" if name == "fedld" and server == "fedavg" and margin != "none" else ""
 
 
-def draw(facets: Facets) -> Drawing | Absent:
-    """A row of panels per setting, for the last round and for the mean over all rounds.
+def by_alpha(facets: Facets) -> Drawing | Absent:
+    """Fig. 2: one row of panels per setting, for the last round and the mean over all rounds.
 
     Args:
-        facets: by the settings other than alpha.
+        facets: split by the settings other than alpha.
     """
     shown = []
     used: list[tuple[str, str]] = []
     signed: list[tuple[str, pd.Series[float]]] = []
     for setting, groups in facets.items():
         known = [group for group in groups if variant(group)]
-        twice = _twice(known)
-        if twice:
-            names = " and ".join(map(style.title, twice))
-            return Absent(TITLE, f"{names} would be one point of a line; give runs of one of them")
+        ambiguous = _ambiguous(known)
+        if ambiguous:
+            names = " and ".join(map(style.title, ambiguous))
+            return Absent(FIG2, f"{names} would be one point of a line; give runs of one of them")
         every = _values(known)
         if every.empty:
             continue
@@ -78,8 +142,8 @@ def draw(facets: Facets) -> Drawing | Absent:
                 for loss, label in LOSSES.items()
             ]  # fmt: skip
     if not any(len(curve) > 1 for panel in shown for curve in panel.curves.values()):
-        return ABSENT
-    seeds = panels.seeds_of(shown)
+        return NO_FIG2
+    seeds = panels.panel_note(shown)
     several = any("mean over" in panel.title for panel in shown)
     when = (
         "Top: the last round with a decomposition; below: the mean over all rounds with one, in "
@@ -89,7 +153,7 @@ def draw(facets: Facets) -> Drawing | Absent:
     )
     return Drawing(
         "fig2",
-        TITLE,
+        FIG2,
         "Absolute value of the shift loss of clients trained with cross-entropy and with margin "
         "control (red, both aggregated by the weighted mean), and of the aggregation loss of "
         "clients trained with cross-entropy and aggregated by the weighted mean and by principal "
@@ -103,8 +167,8 @@ def draw(facets: Facets) -> Drawing | Absent:
     )
 
 
-def _twice(groups: Sequence[Group]) -> list[str]:
-    """The labels of the first groups that are of one variant and alpha, where there are such."""
+def _ambiguous(groups: Sequence[Group]) -> list[str]:
+    """The labels of the first groups that share variant and alpha; [] if there are none."""
     points: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         point = variant(group), text(group.runs["alpha"].iloc[0])
@@ -113,7 +177,7 @@ def _twice(groups: Sequence[Group]) -> list[str]:
 
 
 def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
-    """How many of the points of each loss are negative in the mean over seeds and rounds."""
+    """A sentence: how many points of each loss have a negative mean over seeds and rounds."""
     told = []
     for loss in LOSSES:
         points = [value for of, values in means if of == loss for value in values]
@@ -124,7 +188,7 @@ def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
 
 def _values(groups: Sequence[Group]) -> pd.DataFrame:
     """Signed losses indexed by (variant, alpha, seed, split, scope, round)."""
-    found = streams.values(groups, "decomposition", list(LOSSES), key=("split", "scope", "round"))
+    found = series.values(groups, "decomposition", list(LOSSES), key=("split", "scope", "round"))
     parts = {}
     for group in groups:
         alpha = pd.to_numeric(group.runs["alpha"].iloc[0], errors="coerce")
@@ -136,7 +200,7 @@ def _values(groups: Sequence[Group]) -> pd.DataFrame:
 
 
 def _lines(values: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The curves over alpha by label, each run's value the mean over its rounds."""
+    """The curves over alpha by label; a run's value is its mean over the rounds."""
     per_run = values.groupby(level=["variant", "seed", "alpha"]).mean()
     variants = {
         str(kind): stats.over_seeds(part, ["alpha"])

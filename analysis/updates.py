@@ -8,19 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from analysis import panels, stats, streams, style
-from analysis.drawing import Absent, Drawing, Rounds
-from analysis.facets import Facets, drawn
-from analysis.runs import Group
+from . import panels, series, stats, style
+from .panels import Absent, Drawing, Facets, Rounds, facet_lines
+from .runs import Group
 
 AGREEMENT = "Agreement of the updates by round"
 COSINES = "Pairwise cosines and principal axes in the last round"
 SMOOTH = 20
-"""Curves by round are moving means over the rounds divided by this: cohorts differ by round."""
+"""Window of the moving mean: a SMOOTHth of the rounds, since each round has another cohort."""
 
 
 def agreement(rounds: Rounds) -> Drawing | Absent:
-    """Conflict ratio, gradient diversity and share of the first axis by round."""
+    """Conflict ratio, gradient diversity and first axis' share by round."""
     found = []
     for title, values in rounds.items():
         smooth = {label: _smooth(frame) for label, frame in values.items()}
@@ -42,7 +41,7 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
     if not kinds:
         return Absent(AGREEMENT, "a conflict needs two clients in a round; these runs have one")
     shown = [panel for index, panel in enumerate(found) if index % 3 in kinds]
-    seeds = panels.seeds_of(shown)
+    seeds = panels.panel_note(shown)
     lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
         "agreement",
@@ -60,7 +59,7 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
 
 
 def cosines(facets: Facets) -> Drawing | Absent:
-    """Sorted pairwise cosines, and eigenvalue shares, of the last round."""
+    """Sorted pairwise cosines and eigenvalue shares of the last round."""
     left = [
         panels.Panel(
             "Cosine", _sorted(groups), title, zero=True, limits=(-1.05, 1.05),
@@ -73,13 +72,13 @@ def cosines(facets: Facets) -> Drawing | Absent:
     right = [
         panels.Panel(
             "Eigenvalue share (%)",
-            panels.curves(streams.last(groups, "spectrum", ["share"], key="axis"), "share", 100),
+            panels.curves(_spectrum(groups), "share", 100),
             title, limits=(-2, 102), x="Principal axis",
         )
         for title, groups in facets.items()
     ]  # fmt: skip
     shown = [panel for pair in zip(left, right, strict=True) for panel in pair]
-    seeds = panels.seeds_of(shown)
+    seeds = panels.panel_note(shown)
     return Drawing(
         "cosines",
         COSINES,
@@ -88,24 +87,28 @@ def cosines(facets: Facets) -> Drawing | Absent:
         f"{seeds}.",
         "A curve that goes further below the zero line has more pairs in conflict, and stronger "
         "ones. On the right, the steeper the fall, the fewer directions the updates share.",
-        panels.grid(shown, 2, seeds, drawn(facets)),
+        panels.grid(shown, 2, seeds, facet_lines(facets)),
     )
 
 
+def _spectrum(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
+    return series.aggregated(groups, "spectrum", ["share"], "axis", take="last")
+
+
 def _smooth(values: pd.DataFrame) -> pd.DataFrame:
-    """Aggregate over seeds of moving means within each run."""
+    """Aggregates moving means of each run over seeds."""
     window = max(1, values.index.unique("round").size // SMOOTH)
     smooth = values.groupby(level="seed", group_keys=False).rolling(window).mean()
     return stats.over_seeds(smooth.droplevel(0), ["round"])
 
 
 def _sorted(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """Sorted cosines of each run's last round, mean over seeds by rank, in per cent of the pairs.
+    """Sorted cosines of the last round, mean over seeds by rank in per cent of the pairs.
 
-    Runs with more pairs than others are read off at the ranks of the run with the fewest.
+    Runs with more pairs than others are interpolated at the ranks of the run with the fewest.
     """
     found: dict[str, dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = {}
-    for part in streams.each(groups, "cosines", ["round", "cosine"]):
+    for part in series.each(groups, "cosines", ["round", "cosine"]):
         frame = part.frame.dropna()
         values = frame["cosine"][frame["round"] == frame["round"].max()].to_numpy()
         if len(values):

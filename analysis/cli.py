@@ -1,0 +1,170 @@
+"""The commands: ``fedsim report``, ``fedsim table`` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import pandas as pd
+
+from . import AnalysisError, curves, layout, partition, report, select, style, tables
+from .overview import Descriptions
+from .runs import find, group, summaries
+from .stats import TESTS, Test
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+runs_argument = click.argument(
+    "dirs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+)
+by_option = click.option(
+    "--by", multiple=True, default=("algorithm",), show_default="algorithm", metavar="COLUMN",
+    help="Column of summary.csv that distinguishes the groups; algorithm includes its server and "
+    "margin. May be given several times.",
+)  # fmt: skip
+baseline_option = click.option(
+    "--baseline", metavar="METHOD", help="Compare with this method, over common seeds."
+)
+figure_option = click.option(
+    "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
+)
+
+
+@click.group()
+def main() -> None:
+    """Tables and figures from the CSV files of run directories.
+
+    A DIR is a run directory (it has a rounds.csv) or any folder above run directories.
+    """
+
+
+@main.command("curves")
+@runs_argument
+@figure_option
+@by_option
+@click.option(
+    "--metric", "metrics", multiple=True, type=click.Choice(list(curves.METRICS)),
+    default=("test_accuracy", "test_loss"), show_default="test_accuracy, test_loss",
+    help="Column of rounds.csv, one panel each; may be given several times.",
+)  # fmt: skip
+@click.option(
+    "--smooth", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    help="Moving mean over the last N evaluated rounds.",
+)  # fmt: skip
+def curves_command(
+    dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str], smooth: int
+) -> None:
+    """Learning curves per method: mean and 95 % interval over seeds."""
+    groups = group(_summaries(dirs), by)
+    style.save(curves.figure(groups, metrics, smooth), out)
+    click.echo(f"wrote {out}")
+
+
+@main.command("heatmap")
+@click.argument("source", metavar="DIR_OR_CSV", type=click.Path(path_type=Path))
+@figure_option
+def heatmap_command(source: Path, out: Path) -> None:
+    """Training samples by client and class, from a partition.csv."""
+    style.save(partition.figure(partition.load(source)), out)
+    click.echo(f"wrote {out}")
+
+
+main.add_command(heatmap_command, "partition")
+
+
+@main.command("table")
+@runs_argument
+@click.option("--out", type=FILE, help="File to write: .md, .csv or .tex; else Markdown is shown.")
+@by_option
+@click.option(
+    "--metric", "metrics", multiple=True, type=click.Choice(tables.NAMES),
+    default=tuple(tables.METRICS), show_default=", ".join(tables.METRICS),
+    help="What the table shows; one table each, may be given several times.",
+)  # fmt: skip
+@click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
+@baseline_option
+@click.option(
+    "--test", type=click.Choice(list(TESTS)), default="t", show_default=True,
+    help="Paired test: Student's t, or Wilcoxon's signed ranks.",
+)  # fmt: skip
+def table_command(
+    dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
+    columns: str | None, baseline: str | None, test: Test,
+) -> None:  # fmt: skip
+    """Accuracies or loss terms per method, with intervals and paired tests."""
+    _check(out, list(layout.FORMATS))
+    runs = _summaries(dirs)
+    made = [t for name in metrics for t in tables.make(name, runs, by, columns, baseline, test)]
+    for metric in metrics:
+        for run in tables.runs_without(metric, runs, by):
+            click.echo(f"left out {run}: no rows in {tables.FILES[metric]}.csv", err=True)
+    if out is None:
+        click.echo(layout.markdown(made), nl=False)
+        return
+    out.write_text(layout.FORMATS[out.suffix](made), encoding="utf-8", newline="\n")
+    click.echo(f"wrote {out}")
+
+
+@main.command("report")
+@runs_argument
+@click.option(
+    "--out", required=True, type=click.Path(path_type=Path),
+    help="Folder for report.html, figures/ and tables/: new, empty, or of an earlier report.",
+)  # fmt: skip
+@by_option
+@baseline_option
+@click.option("--title", metavar="TEXT", help="Heading of the page.")
+@click.pass_obj
+def report_command(
+    descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
+    baseline: str | None, title: str | None,
+) -> None:  # fmt: skip
+    """All tables and figures of the runs, and one HTML page that shows them."""
+    written = report.write(dirs, out, by, baseline, title, descriptions or {})
+    _tell(written.unfinished)
+    for absent in written.absent:
+        click.echo(f"left out {absent.title}: {absent.reason}", err=True)
+    click.echo(f"wrote {written.page}")
+
+
+@main.command("select")
+@runs_argument
+@click.option(
+    "--by", required=True, multiple=True, metavar="COLUMN",
+    help="Column of summary.csv whose value is chosen; with several, their combination.",
+)  # fmt: skip
+@click.option(
+    "--within", multiple=True, default=("algorithm",), show_default="algorithm", metavar="COLUMN",
+    help="Column of summary.csv: one choice for each of its values; may be given several times.",
+)  # fmt: skip
+@click.option("--out", type=FILE, help="CSV file for the chosen values.")
+def select_command(
+    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], out: Path | None
+) -> None:
+    """Choose a hyperparameter by the mean validation accuracy over seeds."""
+    _check(out, [".csv"])
+    table = select.choose(_summaries(dirs), by, within)
+    click.echo(layout.markdown([table]), nl=False)
+    if out is not None:
+        select.chosen(table).to_csv(out, index=False, lineterminator="\n")
+        click.echo(f"wrote {out}")
+
+
+def _summaries(dirs: Sequence[Path]) -> pd.DataFrame:
+    """The summaries of the finished runs; the others are named on standard error."""
+    finished, unfinished = find(dirs)
+    _tell(unfinished)
+    return summaries(finished)
+
+
+def _tell(unfinished: Sequence[Path]) -> None:
+    for run in unfinished:
+        click.echo(f"left out {run}: no summary.csv, the run has not finished", err=True)
+
+
+def _check(out: Path | None, suffixes: Sequence[str]) -> None:
+    """Refuses a file that cannot be written as a table."""
+    if out is not None and out.suffix not in suffixes:
+        raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
+    if out is not None and not out.parent.is_dir():
+        raise AnalysisError(f"{out}: the folder {out.parent} does not exist")

@@ -1,0 +1,77 @@
+"""The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import click
+
+PACKAGE = "fedsim_analysis"
+
+
+def analysis(module: str) -> Any:
+    """Imports a module of ``fedsim_analysis``.
+
+    In a checkout that is not installed the package is the folder ``analysis`` beside ``fedsim``.
+    """
+    if PACKAGE not in sys.modules and find_spec(PACKAGE) is None:
+        folder = Path(__file__).resolve().parents[2] / "analysis"
+        spec = spec_from_file_location(
+            PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        if spec is None or spec.loader is None or not folder.is_dir():
+            raise ModuleNotFoundError(f"no module named {PACKAGE!r}, and no folder {folder}")
+        sys.modules[PACKAGE] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[PACKAGE])
+    return import_module(f"{PACKAGE}.{module}")
+
+
+class AnalysisCommand(click.Command):
+    """A command of ``fedsim_analysis``, imported when it runs: the list of commands stays quick."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None,
+        **extra: Any,
+    ) -> click.Context:  # fmt: skip
+        """Parses the arguments of the command itself."""
+        command = analysis("cli").main.commands[self.name]
+        obj = descriptions() if self.name == "report" else None
+        return command.make_context(info_name, args, parent, obj=obj, **extra)
+
+
+def descriptions() -> dict[str, str]:
+    """A line on each method and setting, by its name in summary.csv: the report shows them."""
+    from fedsim import algorithms
+    from fedsim.config.run import RunConfig
+
+    said = {name: algorithms.describe(name) for name in algorithms.names()}
+    found = {name: text.partition(": ")[2] or text for name, text in said.items()}
+    for key, field in RunConfig.model_fields.items():
+        section = getattr(field.annotation, "model_fields", {"": field})
+        for name, leaf in section.items():
+            found[f"{key}.{name}".removesuffix(".")] = leaf.description or ""
+    short = {
+        "dataset": "data.name",
+        "model": "model.name",
+        "num_clients": "data.num_clients",
+        "alpha": "data.alpha",
+        "sample_rate": "train.sample_rate",
+        "rounds": "train.rounds",
+    }
+    return found | {column: found[key] for column, key in short.items()}
+
+
+COMMANDS = [
+    AnalysisCommand(name, help=text)
+    for name, text in {
+        "report": "All tables and figures of the runs, and one HTML page that shows them.",
+        "table": "Accuracies or loss terms per method, with intervals and paired tests.",
+        "curves": "Learning curves per method: mean and 95 % interval over seeds.",
+        "select": "Choose a hyperparameter by the mean validation accuracy over seeds.",
+        "heatmap": "Training samples by client and class, from a partition.csv.",
+    }.items()
+]
