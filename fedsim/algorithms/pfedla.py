@@ -30,11 +30,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
-from fedsim.core.rng import generator
+from fedsim.core.rng import generator, one_torch_thread
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Slot, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
 
@@ -62,11 +64,14 @@ class Shape:
     layers: int
     width: int
 
-    def cut(self, psi: F64) -> tuple[F64, F64, F64]:
-        """Embedding (w,), hidden layers (3, w, w + 1) and outputs (L, N, w + 1), views of psi."""
+    def cut(self, psi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Embedding (w,), hidden layers (3, w, w + 1) and outputs (L N, w + 1), views of psi.
+
+        The last column of a layer is its bias.
+        """
         w = self.width
         hidden = w + DEPTH * w * (w + 1)
-        return psi[:w], psi[w:hidden].reshape(DEPTH, w, w + 1), psi[hidden:].reshape(-1, w + 1)
+        return psi[:w], psi[w:hidden].view(DEPTH, w, w + 1), psi[hidden:].view(-1, w + 1)
 
     def start(self, seed: int, client: int) -> F64:
         """The weights that client's hypernetwork starts with: uniform up to 1 / sqrt(w)."""
@@ -76,31 +81,23 @@ class Shape:
         return rng.uniform(-1, 1, size) / math.sqrt(w)
 
 
-def shares(shape: Shape, psi: F64, client: int) -> tuple[F64, list[F64]]:
-    """alpha (L, N) of a client, and the inputs of each layer of its hypernetwork, ones appended."""
-    embedding, hidden, outputs = shape.cut(psi)
-    inputs = [np.append(embedding, 1.0)]
-    for layer in hidden:
-        inputs.append(np.append(np.maximum(layer @ inputs[-1], 0.0), 1.0))
-    raw = np.maximum(outputs @ inputs[-1], 0.0).reshape(shape.layers, shape.clients)
-    total = raw.sum(axis=1, keepdims=True)
-    alone = np.eye(shape.clients)[client]
-    return np.where(total > 0, raw / np.where(total > 0, total, 1.0), alone), [*inputs, raw.ravel()]
+def shares(shape: Shape, psi: Tensor, client: int) -> Tensor:
+    """alpha (L, N) of a client, as a function of its hypernetwork."""
+    x, hidden, outputs = shape.cut(psi)
+    for layer in (*hidden, outputs):
+        x = torch.relu(layer[:, :-1] @ x + layer[:, -1])
+    raw = x.view(shape.layers, shape.clients)
+    total = raw.sum(dim=1, keepdim=True)
+    alone = torch.eye(shape.clients, dtype=psi.dtype)[client]
+    return torch.where(total > 0, raw / torch.where(total > 0, total, 1.0), alone)
 
 
-def climbed(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
+def ascended(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
     """psi after a step of ``lr`` up the gradient of ``sum alpha * gain``, gain (L, N)."""
-    alpha, (*inputs, raw) = shares(shape, psi, client)
-    _, hidden, outputs = shape.cut(psi)
-    total = raw.reshape(alpha.shape).sum(axis=1, keepdims=True)
-    centred = gain - (alpha * gain).sum(axis=1, keepdims=True)
-    back = np.where(total > 0, centred / np.where(total > 0, total, 1.0), 0.0).ravel() * (raw > 0)
-    parts = [np.outer(back, inputs[-1]).ravel()]
-    back = (back @ outputs)[:-1] * (inputs[-1][:-1] > 0)
-    for layer, given in zip(hidden[::-1], inputs[-2::-1], strict=True):
-        parts.append(np.outer(back, given).ravel())
-        back = (back @ layer)[:-1] * ((given[:-1] > 0) if given is not inputs[0] else 1.0)
-    return psi + lr * np.concatenate([back, *parts[::-1]])
+    weights = torch.from_numpy(psi).requires_grad_()
+    alpha = shares(shape, weights, client)
+    (gradient,) = torch.autograd.grad(alpha, weights, torch.from_numpy(gain))
+    return psi + lr * gradient.numpy()
 
 
 @dataclass(frozen=True)
@@ -122,6 +119,10 @@ class Mixtures:
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         """Trains the participants' hypernetworks and mixes every client's model anew."""
+        with one_torch_thread():  # the number of threads can change the last bits of a product
+            return self._mixtures(cohort, state, ctx)
+
+    def _mixtures(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         layers, n = list(layers_of(cohort.layout).values()), ctx.num_clients
         shape = Shape(n, len(layers), self.width)
         start = cohort.params
@@ -139,7 +140,7 @@ class Mixtures:
             gained = update.extras["model"] - _mixed(alpha, models, layers)
             gain = np.stack([_inner(offsets, gained, layer) for layer in layers])
             gain[own] = 0.0
-            psi[i] = climbed(shape, psi[i], i, gain, self.hn_lr)
+            psi[i] = ascended(shape, psi[i], i, gain, self.hn_lr)
         for update in cohort.updates:
             models[update.client_id] = update.extras["model"]
         private: Mapping[int, Vectors] = {
@@ -150,7 +151,7 @@ class Mixtures:
 
     def _alpha(self, shape: Shape, psi: F64, client: int) -> tuple[F64, I64]:
         """alpha (L, N) of a client's mixture, and the layers that stay its own."""
-        alpha, _ = shares(shape, psi, client)
+        alpha = shares(shape, torch.from_numpy(psi), client).numpy()
         own = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
         alpha[own] = np.eye(shape.clients)[client]
         return alpha, own

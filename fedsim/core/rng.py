@@ -54,6 +54,22 @@ def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]
             g.set_state(state)
 
 
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """One thread for torch inside, as the number of threads can change the last bits of a result.
+
+    Sums of matrix products and of QR decompositions (``orthogonal_``) are split among the threads.
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def seed_torch(seed: int, device: torch.device | None = None) -> None:
     """Seeds the global generators of the CPU and of ``device``, for use in :func:`torch_scope`.
 

@@ -6,8 +6,7 @@ A worker that will load a given vector anyway should build without start weights
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve
-from fedsim.core.rng import seed_for, torch_scope
+from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import Inputs, ModelSpec
 from fedsim.models import leaf, vision, weights
 from fedsim.models.chain import Link, chain
@@ -54,7 +53,7 @@ def build(
             weights cannot be had or do not fit, there is no place for a projection head, or a
             function of your own returns no such model.
     """
-    with _one_thread(), torch_scope(seed_for(seed, "model")):
+    with one_torch_thread(), torch_scope(seed_for(seed, "model")):
         model = _make(spec)
         if spec.norm == "group":
             vision.with_group_norm(model)
@@ -62,20 +61,6 @@ def build(
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
         return model if adapt is None else adapt(model)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One thread for torch inside: the number can change the last bits of an initialiser.
-
-    ``orthogonal_``, for one, takes a QR decomposition, whose sums are split among the threads.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _make(spec: ModelSpec) -> nn.Module:

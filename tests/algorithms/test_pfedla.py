@@ -10,7 +10,8 @@ from oracles import hypernetworks as oracle
 
 import fedsim
 from fedsim import algorithms
-from fedsim.algorithms.pfedla import Mixtures, Shape, climbed, layers_of, shares
+from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of
+from fedsim.algorithms.pfedla import shares as torch_shares
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.cohort import Cohort
@@ -26,6 +27,16 @@ LAYOUT = Layout(
 CLIENTS, WIDTH = 4, 5
 SHAPE = Shape(CLIENTS, 2, WIDTH)
 COLUMNS = [[0, 1, 2, 3, 4, 5, 9], [6, 7, 8]]
+
+
+def shares(shape, psi, client):
+    """alpha (L, N) for the hypernetwork psi, both arrays."""
+    return torch_shares(shape, torch.from_numpy(np.array(psi)), client).numpy()
+
+
+def cut(psi):
+    """The parts of the hypernetwork psi, as views of the array."""
+    return [part.numpy() for part in SHAPE.cut(torch.from_numpy(psi))]
 
 
 def context(round=0):
@@ -63,7 +74,7 @@ def test_a_layer_is_a_module_with_its_statistics():
 @pytest.mark.parametrize("client", range(CLIENTS))
 def test_shares_against_the_oracle(client):
     psi = SHAPE.start(0, client)
-    alpha, _ = shares(SHAPE, psi, client)
+    alpha = shares(SHAPE, psi, client)
     expected = oracle.shares(torch.from_numpy(psi), client, CLIENTS, 2, WIDTH)
     np.testing.assert_allclose(alpha, expected, rtol=1e-12, atol=1e-15)
     np.testing.assert_allclose(alpha.sum(axis=1), 1.0, rtol=1e-14)
@@ -72,12 +83,12 @@ def test_shares_against_the_oracle(client):
 
 def test_a_row_without_shares_is_the_client_alone():
     psi = SHAPE.start(0, 1)
-    _, _, outputs = SHAPE.cut(psi)
+    _, _, outputs = cut(psi)
     outputs[:CLIENTS] = -1.0  # layer a: every output is cut off
-    alpha, _ = shares(SHAPE, psi, 1)
+    alpha = shares(SHAPE, psi, 1)
     assert alpha[0].tolist() == [0.0, 1.0, 0.0, 0.0]
     gain = np.random.default_rng(0).normal(size=(2, CLIENTS))
-    after = SHAPE.cut(climbed(SHAPE, psi, 1, gain, 0.1))[2]
+    after = cut(ascended(SHAPE, psi, 1, gain, 0.1))[2]
     np.testing.assert_array_equal(after[:CLIENTS], outputs[:CLIENTS])
 
 
@@ -109,7 +120,7 @@ def test_the_gradient_against_the_oracle_in_float64():
     models, end = rng.normal(size=(CLIENTS, 10)), rng.normal(size=10)
     for client in range(CLIENTS):
         psi = SHAPE.start(1, client)
-        alpha, _ = shares(SHAPE, psi, client)
+        alpha = shares(SHAPE, psi, client)
         expected = oracle.step(
             torch.from_numpy(psi), client, torch.from_numpy(end), torch.from_numpy(models),
             COLUMNS, 0.3, WIDTH,
@@ -118,7 +129,7 @@ def test_the_gradient_against_the_oracle_in_float64():
         gained = end - mixed.numpy()
         gain = np.stack([models[:, c] @ gained[c] for c in COLUMNS])
         np.testing.assert_allclose(
-            climbed(SHAPE, psi, client, gain, 0.3), expected, rtol=1e-9, atol=1e-12
+            ascended(SHAPE, psi, client, gain, 0.3), expected, rtol=1e-9, atol=1e-12
         )
 
 
@@ -130,13 +141,13 @@ def test_a_small_step_lowers_the_client_loss():
         b, psi = rng.normal(size=10), SHAPE.start(4, client)
 
         def mixed(psi, client=client):
-            alpha, _ = shares(SHAPE, psi, client)
+            alpha = shares(SHAPE, psi, client)
             m = torch.from_numpy(models)
             return oracle.mixture(torch.from_numpy(alpha), m, COLUMNS).numpy()
 
         gained = 0.1 * (b - mixed(psi))
         gain = np.stack([models[:, c] @ gained[c] for c in COLUMNS])
-        after = climbed(SHAPE, psi, client, gain, 1e-3)
+        after = ascended(SHAPE, psi, client, gain, 1e-3)
         assert np.sum((mixed(after) - b) ** 2) < np.sum((mixed(psi) - b) ** 2)
 
 
@@ -145,7 +156,7 @@ def test_shares_of_the_client_alone_are_local_training():
     trained = trained_models()
     state = exchange(trained).state
     psi = np.array(state["psi"])
-    _, _, outputs = SHAPE.cut(psi[2])
+    _, _, outputs = cut(psi[2])
     outputs[:] = 0.0
     outputs[[2, CLIENTS + 2], -1] = 1.0
     answer = exchange({0: trained[0]}, {"models": state["models"], "psi": psi})
@@ -160,7 +171,7 @@ def test_layers_that_stay_local():
         np.testing.assert_array_equal(all_[client]["personal"], own)
         kept = [np.array_equal(one[client]["personal"][c], own[c]) for c in COLUMNS]
         assert sum(kept) == 1
-        alpha, _ = shares(SHAPE, exchange(trained).state["psi"][client], client)
+        alpha = shares(SHAPE, exchange(trained).state["psi"][client], client)
         assert kept[int(alpha[:, client].argmax())]
         assert not np.array_equal(none[client]["personal"], own)
 
@@ -182,6 +193,21 @@ def test_nothing_is_learnt_from_layers_that_stay_local():
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
     mixed_all = exchange({1: end}, state).state["psi"][1]
     assert np.abs(found - mixed_all).max() > 1e-3
+
+
+def test_the_number_of_threads_changes_no_bit():
+    found, before = set(), torch.get_num_threads()
+    rule = Mixtures(0.1, 400, 0)
+    updates = [update(c, model) for c, model in trained_models().items()]
+    cohort = Cohort.of(updates, LAYOUT, params=np.arange(10.0, dtype=np.float32))
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            found.add(rule(cohort, {}, context()).state["psi"].tobytes())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
 
 
 @pytest.mark.integration
