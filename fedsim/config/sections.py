@@ -253,7 +253,7 @@ class ClockConfig(Section):
         if value is None and info.field_name != "work":
             return None
         distributions.parse_within(value, *BOUNDS[info.field_name or ""])
-        return distributions.written(value)
+        return distributions.normalised(value)
 
     @model_validator(mode="after")
     def _late_without_a_deadline(self) -> ClockConfig:

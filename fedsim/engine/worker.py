@@ -220,7 +220,7 @@ class Worker:
 
     def _max_steps(self, ctx: RoundContext, client: int, n: int) -> int | None:
         """After how many steps a client with n samples stops; a probe is done as a whole."""
-        return None if ctx.probe else self.spec.clock.visit(ctx.round, client, n).max_steps
+        return None if ctx.probe else self.spec.clock.participation(ctx.round, client, n).max_steps
 
     def _rule(self, ctx: RoundContext) -> LocalRule:
         """What clients do in this pass."""

@@ -1,4 +1,4 @@
-"""The virtual clock: how fast clients are, whether they answer, and what that makes of a round.
+"""The simulated clock: how fast clients are, whether they answer, and what follows for a round.
 
 Nothing sleeps. What a client does in a round is a pure function of (seed, round, client), known
 before it trains:
@@ -6,9 +6,9 @@ before it trains:
     n samples in batches of b, E epochs         planned steps, of which it does a share (``work``)
     seconds = down / download + samples seen / samples_per_second + up / upload
 
-A client that would be later than the deadline is left out (``drop``), or does the steps that fit
-(``partial``). Whether it is late is decided on the bytes of the model itself; what a method sends
-beside it depends on its training, and counts in the seconds of the round.
+A client that would miss the deadline is left out (``drop``), or does the steps that fit
+(``partial``). Lateness depends on the size of the model only, so the same clients are late under
+every method; what a method sends beside the model counts in the seconds of the round.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ import numpy as np
 
 from fedsim.core.rng import generator
 from fedsim.core.types import Array
-from fedsim.systems.distributions import Law, number
+from fedsim.systems.distributions import Distribution, constant
 
 MB = 10**6
-FLOAT = 4
-"""Bytes of a floating number on its way."""
+FLOAT_BYTES = 4
+"""Bytes of a floating-point number in a message."""
 TIMED = ("samples_per_second", "download_mb_s", "upload_mb_s")
-"""The traits of a client that take time; without one it takes none."""
+"""The traits of a client that take time; a client without one of them is infinitely fast in it."""
 TRAITS = (*TIMED, "availability")
 BOUNDS: Mapping[str, tuple[float, float, str]] = {
     **{name: (math.ulp(0.0), math.inf, "above 0") for name in TIMED},
     **{name: (0.0, 1.0, "from 0 to 1") for name in ("availability", "work")},
 }
-"""The smallest and the largest value of each trait, and both in words."""
-UNLIMITED = number(math.inf)
-EVERYTHING = number(1.0)
+"""The smallest and the largest value of each trait, and the range in words."""
+UNLIMITED = constant(math.inf)
+ALL_STEPS = constant(1.0)
 ROUNDING = 1e-9
-"""Of a share times a number of steps: 0.07 of 100 steps are 7."""
+"""Tolerance of a share times a number of steps: 0.07 of 100 steps are 7."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """A trait of one client over the rounds (from 0), from a trace: the newest value counts."""
+    """A trait of one client over the rounds (from 0), from a trace: each value holds until the
+    next one."""
 
     rounds: tuple[int, ...]
     values: tuple[float, ...]
@@ -55,46 +56,47 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What local training does if nothing stops it.
+class LocalSchedule:
+    """The steps of local training when nothing cuts it short.
 
     Args:
         epochs: over the client's data, of all phases together.
         batch_size: samples per step.
-        skips_lone: a single sample after whole batches is left out (BatchNorm trains).
+        skips_single: a last batch of a single sample is left out (BatchNorm cannot train on it).
     """
 
     epochs: int = 0
     batch_size: int = 1
-    skips_lone: bool = False
+    skips_single: bool = False
 
-    def seen(self, n: int) -> int:
-        """Samples that an epoch over n samples looks at."""
-        lone = self.skips_lone and n > self.batch_size and n % self.batch_size == 1
-        return n - lone
+    def samples_per_epoch(self, n: int) -> int:
+        """The samples that an epoch over n samples uses."""
+        single = self.skips_single and n > self.batch_size and n % self.batch_size == 1
+        return n - single
 
     def steps(self, n: int) -> int:
         """The steps on n samples."""
-        return self.epochs * -(-self.seen(n) // self.batch_size)
+        return self.epochs * math.ceil(self.samples_per_epoch(n) / self.batch_size)
 
     def samples(self, n: int, steps: int) -> int:
-        """Samples that the first steps look at."""
-        epochs, rest = divmod(steps, -(-self.seen(n) // self.batch_size))
-        return epochs * self.seen(n) + min(rest * self.batch_size, self.seen(n))
+        """The samples that the first ``steps`` steps on n samples use."""
+        per_epoch = self.samples_per_epoch(n)
+        epochs, rest = divmod(steps, math.ceil(per_epoch / self.batch_size))
+        return epochs * per_epoch + min(rest * self.batch_size, per_epoch)
 
 
-@dataclass(frozen=True)
-class Visit:
-    """What a client of the cohort does in a round.
+@dataclass(frozen=True, kw_only=True)
+class Participation:
+    """How a client of the cohort takes part in a round.
 
     Args:
-        max_steps: after so many steps it stops, None if its training ends before.
+        max_steps: it stops after so many steps; None: its training ends by itself.
         compute: seconds of its steps.
         download: MB per second to it.
         upload: MB per second from it.
-        absent: why it is left out, None where it takes part.
-        late: it is left out for the deadline.
-        probed: bytes from it in a pass before training, which is known afterwards.
+        absent: why it is left out; None: it takes part.
+        late: it is left out because it would miss the deadline.
+        probed: bytes that it sent in a pass before training, known after that pass.
     """
 
     max_steps: int | None = None
@@ -110,72 +112,74 @@ class Visit:
         return down / (MB * self.download) + self.compute + up / (MB * self.upload)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Clock:
-    """How fast clients are and whether they answer; the default takes no time and loses nobody.
+    """How fast clients are and whether they answer; by default they are infinitely fast and do.
 
     Args:
         seed: of the run.
-        laws: by trait, drawn once for each client.
-        trace: by trait and client, in place of a law.
+        distributions: by trait, drawn once for each client.
+        trace: by trait and client, in place of a distribution.
         work: the share of its steps that a client does, drawn for each client in each round.
         deadline: seconds of a round.
-        late: what becomes of clients that would be later.
-        plan: their training.
-        vector_bytes: of the model, without what stays on the client.
+        late: whether a client that would miss the deadline is left out or does fewer steps.
+        schedule: of local training.
+        vector_bytes: size of the model, without the parts that stay on the clients.
     """
 
     seed: int = 0
-    laws: Mapping[str, Law] = field(default_factory=dict)
+    distributions: Mapping[str, Distribution] = field(default_factory=dict)
     trace: Mapping[str, Mapping[int, Series]] = field(default_factory=dict)
-    work: Law = EVERYTHING
+    work: Distribution = ALL_STEPS
     deadline: float = math.inf
     late: Literal["drop", "partial"] = "drop"
-    plan: Plan = Plan()
+    schedule: LocalSchedule = LocalSchedule()
     vector_bytes: int = 0
 
     @property
     def timed(self) -> bool:
         """Whether anything takes time."""
-        return any(trait in self.laws or trait in self.trace for trait in TIMED)
+        return any(trait in self.distributions or trait in self.trace for trait in TIMED)
 
     def trait(self, name: str, round: int, client: int) -> float:
         """A trait of a client in a round (from 0); infinite where the clock does not have it."""
         if name in self.trace:
             return self.trace[name][client].at(round)
-        law = self.laws.get(name, UNLIMITED)
-        return law.draw(lambda: generator(self.seed, f"clock.{name}", client))
+        distribution = self.distributions.get(name, UNLIMITED)
+        return distribution.draw(lambda: generator(self.seed, f"clock.{name}", client))
 
-    def visit(self, round: int, client: int, n: int) -> Visit:
-        """What a client with n samples does in a round (from 0)."""
+    def participation(self, round: int, client: int, n: int) -> Participation:
+        """How a client with n samples takes part in a round (from 0)."""
         speed, download, upload, chance = (self.trait(name, round, client) for name in TRAITS)
         if chance < 1 and generator(self.seed, "clock.answers", round, client).random() >= chance:
-            return Visit(absent=f"not available (clock.availability {chance:g})")
+            return Participation(absent=f"not available (clock.availability {chance:g})")
 
-        def visit(steps: int) -> Visit:
-            return Visit(
-                None if steps == planned else steps,
-                self.plan.samples(n, steps) / speed,
-                download,
-                upload,
+        def after(steps: int) -> Participation:
+            return Participation(
+                max_steps=None if steps == planned else steps,
+                compute=self.schedule.samples(n, steps) / speed,
+                download=download,
+                upload=upload,
             )
 
         def seconds(steps: int) -> float:
-            return visit(steps).seconds(self.vector_bytes, self.vector_bytes)
+            return after(steps).seconds(self.vector_bytes, self.vector_bytes)
 
-        planned = self.plan.steps(n)
+        planned = self.schedule.steps(n)
         share = self.work.draw(lambda: generator(self.seed, "clock.work", round, client))
         wanted = min(planned, max(1, math.ceil(share * planned - ROUNDING)))
         least = wanted if self.late == "drop" else min(1, wanted)
         fitting = bisect_right(range(1, wanted + 1), self.deadline, key=seconds)
         if fitting >= least:
-            return visit(fitting)
+            return after(fitting)
         needed = f"needs {seconds(least):.6g} s for {least} of {planned} steps"
-        return Visit(absent=f"late: {needed}, clock.deadline is {self.deadline:g} s", late=True)
+        reason = f"late: {needed}, clock.deadline is {self.deadline:g} s"
+        return Participation(absent=reason, late=True)
 
 
 def wire_bytes(arrays: Iterable[Array]) -> int:
-    """Bytes of arrays on their way: floats have 4, integers and truth values their own size."""
+    """Bytes of arrays in messages: 4 per float, its own size per integer or truth value."""
     return sum(
-        a.size * (FLOAT if np.issubdtype(a.dtype, np.floating) else a.itemsize) for a in arrays
+        a.size * (FLOAT_BYTES if np.issubdtype(a.dtype, np.floating) else a.itemsize)
+        for a in arrays
     )

@@ -1,6 +1,6 @@
 """Distributions of positive numbers, given as text: ``3``, ``choice(1, 10)``, ``uniform(1, 10)``.
 
-``lognormal(100, 0.5)`` has the median 100; the logarithm's standard deviation is 0.5.
+``lognormal(100, 0.5)`` has the median 100; the standard deviation of its logarithm is 0.5.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _TEXT = re.compile(r"\s*(choice|uniform|lognormal)\s*\(([^()]*)\)\s*")
 
 
 @dataclass(frozen=True)
-class Law:
-    """A distribution; a ``choice`` of one value is that number.
+class Distribution:
+    """A distribution; a ``choice`` of one value is constant.
 
     Args:
-        name: which; the values of a ``choice`` are equally likely.
-        values: those, or low and high, or median and sigma.
+        name: its family.
+        values: of a ``choice``, equally likely; or low and high, or median and sigma.
     """
 
     name: Name
@@ -38,7 +38,7 @@ class Law:
         return min(self.values), max(self.values)
 
     def draw(self, stream: Callable[[], np.random.Generator]) -> float:
-        """A number; ``stream`` makes the generator, which a single number does not need."""
+        """A random number; ``stream`` makes the generator, which a constant does not need."""
         if len(self.values) == 1:
             return self.values[0]
         first, second = self.values[:2]
@@ -53,13 +53,13 @@ class Law:
         return f"{self.name}({', '.join(f'{v:.17g}' for v in self.values)})"
 
 
-def number(value: float) -> Law:
-    """The law that always gives this number."""
-    return Law("choice", (value,))
+def constant(value: float) -> Distribution:
+    """The distribution of a constant."""
+    return Distribution("choice", (value,))
 
 
-def parse(given: object) -> Law:
-    """The law that a number or a text stands for.
+def parse(given: object) -> Distribution:
+    """The distribution that a number or a text describes.
 
     Raises:
         ValueError: it is none; says what is allowed.
@@ -76,24 +76,24 @@ def parse(given: object) -> Law:
         raise ValueError("must be uniform(low, high) with low below high")
     if name == "lognormal" and not (len(values) == 2 and values[0] > 0 and values[1] > 0):
         raise ValueError("must be lognormal(median, sigma) with both above 0")
-    return Law(name, values)
+    return Distribution(name, values)
 
 
-def parse_within(given: object, low: float, high: float, allowed: str) -> Law:
-    """The law that ``given`` stands for, all of whose numbers lie in ``low`` to ``high``.
+def parse_within(given: object, low: float, high: float, allowed: str) -> Distribution:
+    """The distribution that ``given`` describes, with its support in ``low`` to ``high``.
 
     Raises:
-        ValueError: it is none, or can be outside; ``allowed`` says what is inside.
+        ValueError: as :func:`parse`, or a number may lie outside; ``allowed`` says what may not.
     """
-    law = parse(given)
-    least, most = law.bounds
+    distribution = parse(given)
+    least, most = distribution.bounds
     if least < low or most > high:
         drawn = f", this goes from {least:g} to {most:g}" if least < most else ""
         raise ValueError(f"must be {allowed}{drawn}")
-    return law
+    return distribution
 
 
-def written(given: object) -> float | str:
-    """How a configuration holds what :func:`parse` accepts: a number, or the text."""
-    law = parse(given)
-    return law.values[0] if len(law.values) == 1 else " ".join(str(given).split())
+def normalised(given: object) -> float | str:
+    """What a configuration stores of a value that :func:`parse` accepts: a number, or the text."""
+    distribution = parse(given)
+    return distribution.values[0] if len(distribution.values) == 1 else " ".join(str(given).split())

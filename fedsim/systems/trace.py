@@ -1,4 +1,4 @@
-"""From section ``clock`` and a trace file to the clock of a run."""
+"""Reads traces: how fast and how available each client is, round by round."""
 
 from __future__ import annotations
 

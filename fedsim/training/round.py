@@ -22,7 +22,7 @@ from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shar
 from fedsim.server.linalg import Local, single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
-from fedsim.systems.clock import Visit, wire_bytes
+from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
@@ -66,24 +66,24 @@ def run_round(
     cohort = draw_cohort(ctx, setup.cohort_size)
     with naming_the_round(ctx):
         scores = evaluate.before_training(setup, executor, state, cohort, ctx)
-    visits = plan_visits(setup, cohort, ctx, log)
+    participation = plan_participation(setup, cohort, ctx, log)
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
-            state, visits = run_probe(setup, executor, state, visits, ctx, log)
+            state, participation = run_probe(setup, executor, state, participation, ctx, log)
     with log.timed("broadcast") as size:
         shared = executor.broadcast(state.params, state.downlink)
         size["bytes"] = state.params.nbytes
     with log.timed("train") as size:
-        updates = executor.train(present(visits), shared, state.clients, ctx)
+        updates = executor.train(present(participation), shared, state.clients, ctx)
         size["bytes"] = len(updates) * state.params.nbytes
     with log.timed("aggregate"):
         updates = without_diverged(setup, updates, ctx, log)
         columns = executor.columns(updates, shared, state.clients, ctx)
         if updates:
             gathered = Cohort.of(updates, setup.layout, columns, state.params)
-            found = aggregate(setup, state, gathered, updates, visits, ctx)
+            found = aggregate(setup, state, gathered, updates, participation, ctx)
         else:
-            costs = round_costs(setup.clock, visits, state.downlink, {}, {})
+            costs = round_costs(setup.clock, participation, state.downlink, {}, {})
             found = Aggregated(state=state, costs=costs)
     after, e = found.state, setup.config.evaluation
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
@@ -98,8 +98,8 @@ def run_round(
         with log.timed("decompose") as size, naming_the_round(ctx):
             size["bytes"] = evaluate.decompose(setup, executor, state, after, updates, log)
     evaluate.add_rows(scores or {}, clients, log)
-    add_rows(setup, visits, updates, found, log)
-    log.add(round_row(ctx, visits, updates, found, evaluate.columns(scores or {}, clients)))
+    add_rows(setup, participation, updates, found, log)
+    log.add(round_row(ctx, participation, updates, found, evaluate.columns(scores or {}, clients)))
     for i in executor.incidents():
         log.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
     return after
@@ -122,44 +122,44 @@ def lr_at(config: RunConfig, round: int) -> float:
     return t.lr * factor[t.lr_schedule]
 
 
-def plan_visits(
+def plan_participation(
     setup: Setup, cohort: Sequence[int], ctx: RoundContext, log: RoundLog
-) -> dict[int, Visit]:
+) -> dict[int, Participation]:
     """What each client of the cohort will do; who is left out becomes a row of errors.csv."""
     samples = setup.partition.train
-    visits = {c: setup.clock.visit(ctx.round, c, len(samples[c])) for c in cohort}
-    for client, visit in visits.items():
-        if visit.absent is not None:
-            log.error(client, visit.absent, attempt=0)
-    return visits
+    participation = {c: setup.clock.participation(ctx.round, c, len(samples[c])) for c in cohort}
+    for client, planned in participation.items():
+        if planned.absent is not None:
+            log.error(client, planned.absent, attempt=0)
+    return participation
 
 
-def present(visits: Mapping[int, Visit]) -> list[int]:
+def present(participation: Mapping[int, Participation]) -> list[int]:
     """The clients that take part."""
-    return [client for client, visit in visits.items() if visit.absent is None]
+    return [client for client, planned in participation.items() if planned.absent is None]
 
 
 def run_probe(
     setup: Setup,
     executor: Executor,
     state: ServerState,
-    visits: dict[int, Visit],
+    participation: dict[int, Participation],
     ctx: RoundContext,
     log: RoundLog,
-) -> tuple[ServerState, dict[int, Visit]]:
+) -> tuple[ServerState, dict[int, Participation]]:
     """A pass over the cohort before training, with the model as it is.
 
     Returns:
-        The state with the server's answer, and the visits with the bytes that clients sent.
+        The state with the server's answer, and the participation with the bytes sent.
     """
     probe = setup.algorithm.probe
     assert probe is not None  # noqa: S101
     ctx = replace(ctx, probe=True)
     shared = executor.broadcast(state.params, state.downlink)
-    sent_back = executor.train(present(visits), shared, state.clients, ctx)
+    sent_back = executor.train(present(participation), shared, state.clients, ctx)
     updates = tuple(without_diverged(setup, sent_back, ctx, log))
     if not updates:
-        return state, visits
+        return state, participation
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
     cohort = Cohort(updates, setup.layout, Local(()), state.params)
     answer = probe.digest(cohort, state.server.probe, ctx)
@@ -168,7 +168,9 @@ def run_probe(
         server=replace(state.server, probe=answer.state),
         downlink={**state.downlink, **answer.downlink},
     )
-    return after, {c: replace(visit, probed=sent.get(c, 0)) for c, visit in visits.items()}
+    return after, {
+        c: replace(planned, probed=sent.get(c, 0)) for c, planned in participation.items()
+    }
 
 
 def without_diverged(
@@ -200,7 +202,7 @@ def aggregate(
     state: ServerState,
     cohort: Cohort,
     updates: Sequence[ClientUpdate],
-    visits: Mapping[int, Visit],
+    participation: Mapping[int, Participation],
     ctx: RoundContext,
 ) -> Aggregated:
     """The Gram matrix of at least one update, the server's step, and the state after it.
@@ -210,7 +212,7 @@ def aggregate(
         state: before the round.
         cohort: the updates as the server sees them.
         updates: the same, as the clients sent them.
-        visits: of the whole cohort.
+        participation: of the whole cohort.
         ctx: the round.
     """
     params = slice(0, setup.layout.num_params)
@@ -221,7 +223,7 @@ def aggregate(
         diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
     uploads = {u.client_id: u.extras for u in updates}
     return Aggregated(
-        costs=round_costs(setup.clock, visits, state.downlink, step.private, uploads),
+        costs=round_costs(setup.clock, participation, state.downlink, step.private, uploads),
         clients=tuple(u.client_id for u in cohort.updates),
         gram=k,
         axes=axes,
@@ -253,7 +255,7 @@ def _moved(params: Vector, step: ServerStep, updates: Sequence[ClientUpdate]) ->
 
 def round_row(
     ctx: RoundContext,
-    visits: Mapping[int, Visit],
+    participation: Mapping[int, Participation],
     updates: Sequence[ClientUpdate],
     found: Aggregated,
     scores: Mapping[str, Any],
@@ -262,8 +264,8 @@ def round_row(
     return RoundRow(
         round=ctx.round + 1,
         lr=ctx.lr,
-        cohort_size=len(visits),
-        dropped=len(visits) - len(updates),
+        cohort_size=len(participation),
+        dropped=len(participation) - len(updates),
         train_loss=_train_loss(updates),
         conflict_ratio=None if found.gram is None else conflict_ratio(found.gram),
         update_norm=found.update_norm,
@@ -284,7 +286,7 @@ def _train_loss(updates: Sequence[ClientUpdate]) -> float | None:
 
 def add_rows(
     setup: Setup,
-    visits: Mapping[int, Visit],
+    participation: Mapping[int, Participation],
     updates: Sequence[ClientUpdate],
     found: Aggregated,
     log: RoundLog,
@@ -292,7 +294,7 @@ def add_rows(
     """The rows of clients.csv, server.csv, cosines.csv and spectrum.csv."""
     by_client = {u.client_id: u for u in updates}
     position = {client: i for i, client in enumerate(found.clients)}
-    for client in visits:
+    for client in participation:
         row = ClientRow(
             round=log.round,
             client_id=client,

@@ -37,7 +37,7 @@ from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.storage.checkpoint import ServerState
-from fedsim.systems.clock import BOUNDS, FLOAT, TIMED, TRAITS, Clock, Plan
+from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TIMED, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 
@@ -347,24 +347,24 @@ def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: 
     c = config.clock
     shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
     if c == ClockConfig():
-        return Clock(vector_bytes=FLOAT * sum(shared))
+        return Clock(vector_bytes=FLOAT_BYTES * sum(shared))
     trace = {} if c.trace is None else read_trace(Path(c.trace), num_clients)
     given = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
     for name in given.keys() & trace.keys():
         raise ConfigError(f"clock.{name}: {given[name]} given; clock.trace {c.trace} has it too")
     clock = Clock(
-        config.seed,
-        {name: parse_within(value, *BOUNDS[name]) for name, value in given.items()},
-        trace,
-        parse_within(c.work, *BOUNDS["work"]),
-        math.inf if c.deadline is None else c.deadline,
-        c.late,
-        Plan(
-            _epochs(config, num_clients, algorithm),
-            config.train.batch_size,
-            not config.train.frozen_bn and any(slot.batchnorm for slot in layout.slots),
+        seed=config.seed,
+        distributions={name: parse_within(v, *BOUNDS[name]) for name, v in given.items()},
+        trace=trace,
+        work=parse_within(c.work, *BOUNDS["work"]),
+        deadline=math.inf if c.deadline is None else c.deadline,
+        late=c.late,
+        schedule=LocalSchedule(
+            epochs=_epochs(config, num_clients, algorithm),
+            batch_size=config.train.batch_size,
+            skips_single=not config.train.frozen_bn and any(s.batchnorm for s in layout.slots),
         ),
-        FLOAT * sum(shared),
+        vector_bytes=FLOAT_BYTES * sum(shared),
     )
     if c.deadline is not None and not clock.timed:
         raise ConfigError(

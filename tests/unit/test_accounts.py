@@ -178,7 +178,7 @@ def test_the_work_that_is_planned_is_the_work_that_is_done(tmp_path):
     clients = store.read("clients")
     setup = prepare(config(clock={"work": "uniform(0.1, 0.9)"}, train={"batch_size": 7}))
     planned = [
-        setup.clock.visit(t - 1, c, n).max_steps
+        setup.clock.participation(t - 1, c, n).max_steps
         for t, c, n in clients[["round", "client_id", "num_samples"]].itertuples(index=False)
     ]
     assert clients["num_steps"].tolist() == planned

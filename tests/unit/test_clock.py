@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedsim.core.rng import generator
-from fedsim.systems.clock import Clock, Plan, Series, Visit, wire_bytes
-from fedsim.systems.distributions import Law, number, parse, parse_within, written
+from fedsim.systems.clock import Clock, LocalSchedule, Participation, Series, wire_bytes
+from fedsim.systems.distributions import Distribution, constant, normalised, parse, parse_within
 
 # distributions
 
@@ -18,11 +18,11 @@ from fedsim.systems.distributions import Law, number, parse, parse_within, writt
 @pytest.mark.parametrize(
     ("text", "law"),
     [
-        (3, Law("choice", (3.0,))),
-        (" 1e2 ", Law("choice", (100.0,))),
-        ("choice(1, 10,100)", Law("choice", (1.0, 10.0, 100.0))),
-        ("uniform( 1,10 )", Law("uniform", (1.0, 10.0))),
-        ("lognormal(100, 0.5)", Law("lognormal", (100.0, 0.5))),
+        (3, Distribution("choice", (3.0,))),
+        (" 1e2 ", Distribution("choice", (100.0,))),
+        ("choice(1, 10,100)", Distribution("choice", (1.0, 10.0, 100.0))),
+        ("uniform( 1,10 )", Distribution("uniform", (1.0, 10.0))),
+        ("lognormal(100, 0.5)", Distribution("lognormal", (100.0, 0.5))),
     ],
 )
 def test_numbers_and_texts_are_laws(text, law):
@@ -55,9 +55,9 @@ def test_bounds_are_checked_for_every_number_that_can_come():
 
 
 def test_a_configuration_holds_numbers_as_numbers():
-    assert written("0.5") == written(0.5) == 0.5
-    assert isinstance(written("7"), float)
-    assert written(" uniform(1,  2) ") == "uniform(1, 2)"
+    assert normalised("0.5") == normalised(0.5) == 0.5
+    assert isinstance(normalised("7"), float)
+    assert normalised(" uniform(1,  2) ") == "uniform(1, 2)"
 
 
 def test_draws_follow_their_law():
@@ -80,14 +80,14 @@ def test_draws_follow_their_law():
 
 # steps and seconds
 
-PLAN = Plan(epochs=2, batch_size=4)
+PLAN = LocalSchedule(epochs=2, batch_size=4)
 CLOCK = Clock(
-    laws={
-        "samples_per_second": number(5.0),
-        "download_mb_s": number(1.0),
-        "upload_mb_s": number(0.5),
+    distributions={
+        "samples_per_second": constant(5.0),
+        "download_mb_s": constant(1.0),
+        "upload_mb_s": constant(0.5),
     },
-    plan=PLAN,
+    schedule=PLAN,
     vector_bytes=2_000_000,
 )
 
@@ -97,7 +97,7 @@ def test_steps_and_samples_are_those_of_the_batches(n, lone):
     for skips in (False, True):
         seen = n - lone * skips
         sizes = [len(range(i, min(i + 4, seen))) for i in range(0, seen, 4)] * 2
-        plan = replace(PLAN, skips_lone=skips)
+        plan = replace(PLAN, skips_single=skips)
         assert plan.steps(n) == len(sizes)
         for steps in range(len(sizes) + 1):
             assert plan.samples(n, steps) == sum(sizes[:steps])
@@ -105,35 +105,35 @@ def test_steps_and_samples_are_those_of_the_batches(n, lone):
 
 def test_a_round_by_hand():
     # 2 MB down at 1 MB/s, 2 epochs over 10 samples at 5 samples/s, 2 MB up at 0.5 MB/s
-    visit = CLOCK.visit(0, 0, 10)
-    assert visit == Visit(None, 4.0, 1.0, 0.5)
-    assert visit.seconds(2_000_000, 2_000_000) == 2 + 4 + 4
-    assert visit.seconds(3_000_000, 2_500_000) == 3 + 4 + 5
+    found = CLOCK.participation(0, 0, 10)
+    assert found == Participation(compute=4.0, download=1.0, upload=0.5)
+    assert found.seconds(2_000_000, 2_000_000) == 2 + 4 + 4
+    assert found.seconds(3_000_000, 2_500_000) == 3 + 4 + 5
 
 
 def test_without_a_clock_nothing_takes_time_and_nobody_is_missing():
-    visit = Clock().visit(0, 0, 10)
-    assert (visit.max_steps, visit.absent, visit.seconds(10**9, 10**9)) == (None, None, 0.0)
+    found = Clock().participation(0, 0, 10)
+    assert (found.max_steps, found.absent, found.seconds(10**9, 10**9)) == (None, None, 0.0)
     assert not Clock().timed
-    assert not Clock(laws={"availability": number(0.5)}).timed
+    assert not Clock(distributions={"availability": constant(0.5)}).timed
     assert CLOCK.timed
 
 
 def test_later_than_the_deadline_is_left_out():
-    late = replace(CLOCK, deadline=9.99).visit(0, 0, 10)
+    late = replace(CLOCK, deadline=9.99).participation(0, 0, 10)
     assert late.late
     assert late.absent == "late: needs 10 s for 6 of 6 steps, clock.deadline is 9.99 s"
-    assert replace(CLOCK, deadline=10.0).visit(0, 0, 10) == CLOCK.visit(0, 0, 10)
+    assert replace(CLOCK, deadline=10.0).participation(0, 0, 10) == CLOCK.participation(0, 0, 10)
 
 
 def test_partial_work_is_the_steps_that_fit():
     # without the 6 s on the way 3 s are left of 9, or 15 samples: batches of 4 4 2 4 4 2
     clock = replace(CLOCK, late="partial")
-    visit = replace(clock, deadline=9.0).visit(0, 0, 10)
-    assert (visit.max_steps, visit.compute, visit.absent) == (4, 14 / 5, None)
-    assert replace(clock, deadline=10.0).visit(0, 0, 10).max_steps is None
-    assert replace(clock, deadline=6.8).visit(0, 0, 10).max_steps == 1
-    none = replace(clock, deadline=6.79).visit(0, 0, 10)
+    found = replace(clock, deadline=9.0).participation(0, 0, 10)
+    assert (found.max_steps, found.compute, found.absent) == (4, 14 / 5, None)
+    assert replace(clock, deadline=10.0).participation(0, 0, 10).max_steps is None
+    assert replace(clock, deadline=6.8).participation(0, 0, 10).max_steps == 1
+    none = replace(clock, deadline=6.79).participation(0, 0, 10)
     assert none.late
     assert none.absent == "late: needs 6.8 s for 1 of 6 steps, clock.deadline is 6.79 s"
 
@@ -142,19 +142,19 @@ def test_partial_work_is_the_steps_that_fit():
     ("share", "steps"), [(0.0, 1), (0.1, 1), (0.5, 3), (0.51, 4), (0.99, None), (1.0, None)]
 )
 def test_a_share_of_the_work_is_rounded_up_to_steps(share, steps):
-    assert replace(CLOCK, work=number(share)).visit(0, 0, 10).max_steps == steps
+    assert replace(CLOCK, work=constant(share)).participation(0, 0, 10).max_steps == steps
 
 
 def test_a_share_of_the_work_is_not_rounded_up_for_a_last_bit():
-    clock = replace(CLOCK, work=number(0.07), plan=Plan(epochs=1, batch_size=1))
+    clock = replace(CLOCK, work=constant(0.07), schedule=LocalSchedule(epochs=1, batch_size=1))
     assert 0.07 * 100 > 7
-    assert clock.visit(0, 0, 100).max_steps == 7
+    assert clock.participation(0, 0, 100).max_steps == 7
 
 
 def test_who_is_late_for_its_share_of_the_work():
     clock = replace(CLOCK, deadline=8.5)
-    assert clock.visit(0, 0, 10).late
-    assert replace(clock, work=number(0.5)).visit(0, 0, 10).absent is None
+    assert clock.participation(0, 0, 10).late
+    assert replace(clock, work=constant(0.5)).participation(0, 0, 10).absent is None
 
 
 # draws
@@ -162,12 +162,14 @@ def test_who_is_late_for_its_share_of_the_work():
 
 def test_traits_are_drawn_once_for_a_client_and_work_in_every_round():
     law, work = parse("lognormal(100, 1)"), parse("uniform(0.2, 1)")
-    clock = Clock(7, {"samples_per_second": law}, work=work, plan=Plan(10, 1))
+    clock = Clock(
+        seed=7, distributions={"samples_per_second": law}, work=work, schedule=LocalSchedule(10, 1)
+    )
     speeds = [clock.trait("samples_per_second", t, 3) for t in range(4)]
     rng = generator(7, "clock.samples_per_second", 3)
     assert speeds == [100 * math.exp(rng.standard_normal())] * 4
     assert clock.trait("samples_per_second", 0, 4) != speeds[0]
-    steps = [clock.visit(t, 3, 10).max_steps for t in range(4)]
+    steps = [clock.participation(t, 3, 10).max_steps for t in range(4)]
     drawn = [generator(7, "clock.work", t, 3).uniform(0.2, 1) for t in range(4)]
     assert steps == [math.ceil(100 * share) for share in drawn]
     assert len(set(steps)) > 1
@@ -176,21 +178,23 @@ def test_traits_are_drawn_once_for_a_client_and_work_in_every_round():
 
 
 def test_availability_is_the_share_of_rounds_in_which_a_client_answers():
-    clock = Clock(0, {"availability": number(0.3)})
-    there = [clock.visit(t, 5, 10).absent is None for t in range(2000)]
+    clock = Clock(distributions={"availability": constant(0.3)})
+    there = [clock.participation(t, 5, 10).absent is None for t in range(2000)]
     assert np.mean(there) == pytest.approx(0.3, abs=0.04)
-    absent = clock.visit(there.index(False), 5, 10)
+    absent = clock.participation(there.index(False), 5, 10)
     assert absent.absent == "not available (clock.availability 0.3)"
     assert not absent.late
     for chance, answers in ((0.0, False), (1.0, True)):
-        clock = Clock(0, {"availability": number(chance)})
-        assert all((clock.visit(t, 5, 10).absent is None) is answers for t in range(50))
+        clock = Clock(distributions={"availability": constant(chance)})
+        assert all((clock.participation(t, 5, 10).absent is None) is answers for t in range(50))
 
 
 def test_the_newest_row_of_a_trace_counts():
-    clock = replace(CLOCK, laws={}, trace={"samples_per_second": {0: Series((0, 2), (5.0, 10.0))}})
+    clock = replace(
+        CLOCK, distributions={}, trace={"samples_per_second": {0: Series((0, 2), (5.0, 10.0))}}
+    )
     assert clock.timed
-    assert [clock.visit(t, 0, 10).compute for t in range(4)] == [4.0, 4.0, 2.0, 2.0]
+    assert [clock.participation(t, 0, 10).compute for t in range(4)] == [4.0, 4.0, 2.0, 2.0]
 
 
 def test_bytes_on_the_way():

@@ -12,8 +12,8 @@ from fedsim.client import LocalRule, Phase
 from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Layout, Slot
-from fedsim.systems.clock import Plan, Series
-from fedsim.systems.distributions import number, parse
+from fedsim.systems.clock import LocalSchedule, Series
+from fedsim.systems.distributions import constant, parse
 from fedsim.systems.trace import read_trace
 from fedsim.training.setup import clock_of
 
@@ -45,13 +45,13 @@ def test_the_clock_of_a_section():
         samples_per_second="lognormal(100, 0.5)", availability="0.9", work="uniform(0.5, 1)",
         deadline=5, late="partial",
     )  # fmt: skip
-    assert found.laws == {
+    assert found.distributions == {
         "samples_per_second": parse("lognormal(100, 0.5)"),
-        "availability": number(0.9),
+        "availability": constant(0.9),
     }
     assert (found.seed, found.deadline, found.late) == (3, 5.0, "partial")
     assert found.work == parse("uniform(0.5, 1)")
-    assert found.plan == Plan(2, 8, True)
+    assert found.schedule == LocalSchedule(2, 8, True)
     assert found.vector_bytes == 4 * 11
 
 
@@ -62,13 +62,13 @@ def test_what_stays_on_the_client_is_not_sent():
 
 
 def test_the_epochs_of_all_phases_count_and_batch_norm_that_does_not_train_skips_nothing():
-    assert clock("fedpac", {"local_epochs": 3}, samples_per_second=1).plan.epochs == 1 + 3
-    assert not clock(train={"frozen_bn": True}, samples_per_second=1).plan.skips_lone
+    assert clock("fedpac", {"local_epochs": 3}, samples_per_second=1).schedule.epochs == 1 + 3
+    assert not clock(train={"frozen_bn": True}, samples_per_second=1).schedule.skips_single
 
 
 def test_without_a_section_nothing_takes_time():
     found = clock()
-    assert (found.timed, found.deadline, found.laws) == (False, math.inf, {})
+    assert (found.timed, found.deadline, found.distributions) == (False, math.inf, {})
 
 
 class Curious(LocalRule):
@@ -88,7 +88,11 @@ def test_a_plan_that_depends_on_the_data_is_refused_with_a_clock_alone():
         ("samples_per_second", "0", "'0' given; must be above 0"),
         ("upload_mb_s", "uniform(-1, 1)", "must be above 0, this goes from -1 to 1"),
         ("availability", "1.5", "'1.5' given; must be from 0 to 1"),
-        ("work", "normal(1, 1)", "'normal(1, 1)' given; must be a number, choice(a, b, ...), uni"),
+        (
+            "work",
+            "normal(1, 1)",
+            "'normal(1, 1)' given; must be a number, choice(a, b, ...), uni",
+        ),
         ("work", "null", "null given; must be a number"),
         ("deadline", "0", "'0' given; must be greater than 0"),
         ("late", "never", "'never' given; must be 'drop' or 'partial'"),
