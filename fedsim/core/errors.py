@@ -18,19 +18,19 @@ class FedsimError(Exception):
 
 
 class ConfigError(FedsimError):
-    """An option, key, name or value that cannot be used; known before anything starts."""
+    """An option, key, name or value that cannot be used, found before anything starts."""
 
     exit_status = 2
 
 
 class DataError(FedsimError):
-    """A data file or split that is missing, damaged, mislabelled or cannot be partitioned so."""
+    """A data file or split that is missing, damaged, mislabelled or cannot be partitioned."""
 
     exit_status = 2
 
 
 class ContractError(FedsimError):
-    """Arrays or states that do not fit the rule they are given to (shape, length, order)."""
+    """Arrays or states that do not fit a rule: their shape, length or order."""
 
 
 class DivergedError(FedsimError):
@@ -38,7 +38,7 @@ class DivergedError(FedsimError):
 
 
 class WorkerError(FedsimError):
-    """A client's work that failed or was lost; names round and client, raised from its cause."""
+    """A client's work that failed or was lost; names round and client, and has a cause."""
 
 
 class StoreError(FedsimError):
@@ -46,11 +46,11 @@ class StoreError(FedsimError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The process was told to end.
+    """A signal told the process to end.
 
     Args:
         number: of the signal.
-        again: whether it was told for the second time, and is to end at once.
+        again: whether it is the second one: the process is to end at once.
     """
 
     def __init__(self, number: int, again: bool = False) -> None:
@@ -64,13 +64,18 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_status(interrupt: KeyboardInterrupt) -> int:
-    """The exit status that an interrupt asks for; Python's own is a Ctrl-C."""
+    """The exit status after an interrupt; a plain KeyboardInterrupt is a Ctrl-C."""
     return interrupt.exit_status if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
 
 
 def notes(error: BaseException) -> list[str]:
-    """What was added to an error on its way: what else went wrong because of it."""
+    """The notes that were added to an error: what else went wrong because of it."""
     return list(getattr(error, "__notes__", []))
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error in one line; its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -168,7 +168,7 @@ def _read_holder(path: Path) -> str:
     return "it does not say which"
 
 
-BROKEN_ARRAY = (
+ARRAY_FILE_ERRORS = (
     OSError,
     EOFError,
     ValueError,
@@ -186,19 +186,14 @@ BROKEN_ARRAY = (
 """What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
 
 
-class Row(NamedTuple):
-    """One row of a table: values by column name, and "file, row n" for messages."""
+class TableRow(NamedTuple):
+    """One row of a CSV file: values by column name, and "file, row n" for messages."""
 
     values: Mapping[str, str]
     where: str
 
 
-def reason(error: BaseException) -> str:
-    """What ``error`` says, in one line; its type where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def find(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
+def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
     """The folder that holds one of the files ``markers``: ``folder`` or one of ``below`` in it.
 
     Raises:
@@ -234,7 +229,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
 
 def read_table(
     path: Path, required: Sequence[str], aliases: Mapping[str, str] | None = None
-) -> list[Row]:
+) -> list[TableRow]:
     """The rows of a CSV file with a header; values are stripped.
 
     Args:
@@ -261,7 +256,7 @@ def read_table(
         where = f"{path}, row {number}"
         if len(values) != len(header):
             raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
-        rows.append(Row(dict(zip(header, values, strict=True)), where))
+        rows.append(TableRow(dict(zip(header, values, strict=True)), where))
     return rows
 
 
@@ -335,7 +330,7 @@ def check_images(images: Array, num_labels: int, where: str) -> Array:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
-def choose(given: str, allowed: Sequence[str], what: str) -> str:
+def one_of(given: str, allowed: Sequence[str], what: str) -> str:
     """``given`` if it is one of ``allowed``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What a user names as ``module:function``: resolved, or refused in one line."""
+"""Functions that a user names as ``module:function``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.errors import ConfigError, nearest, one_line
 
 
 def resolve(name: str, where: str) -> Callable[..., Any]:
@@ -15,7 +15,7 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
 
     Args:
         name: dotted module, colon, name in that module.
-        where: what the name was given for, the beginning of every message.
+        where: where the name was given; every message begins with it.
 
     Raises:
         ConfigError: not of this form, a module that cannot be imported (whatever it raises), or
@@ -27,9 +27,8 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        if not isinstance(error, ImportError):
-            reason = f"{type(error).__name__}: {reason}"
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        reason = f"{kind}{one_line(error)}"
         raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -47,7 +46,7 @@ def signature(
     """The parameters of ``function``; ``evaluate`` turns annotations that are text into types.
 
     Raises:
-        ConfigError: it tells none (some written in C), or an annotation cannot be evaluated.
+        ConfigError: they are unknown (some functions in C), or an annotation cannot be evaluated.
     """
     try:
         return inspect.signature(function, eval_str=evaluate)
@@ -55,17 +54,17 @@ def signature(
         raise ConfigError(f"{where}: its parameters cannot be read ({error})") from error
 
 
-def call(function: Callable[..., Any], where: str, *given: Any, **named: Any) -> Any:
-    """Calls ``function``; what it raises itself is left as it is.
+def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
+    """Calls ``function``; its own exceptions pass.
 
     Raises:
         ConfigError: it does not take these arguments.
     """
-    taken = signature(function, where)
+    expected = signature(function, where)
     try:
-        taken.bind(*given, **named)
+        expected.bind(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(
-            f"{where}: the function takes {taken}, not this call ({error})"
+            f"{where}: the function takes {expected}, not this call ({error})"
         ) from error
-    return function(*given, **named)
+    return function(*args, **kwargs)

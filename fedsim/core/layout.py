@@ -32,10 +32,17 @@ def layout_of(model: nn.Module) -> Layout:
     slots, start = [], 0
     for name, tensor, trained in entries:
         stop = start + tensor.numel()
-        role = "param" if trained else "stat"
-        tied = id(tensor)
-        shape = tuple(tensor.shape)
-        slots.append(Slot(name, shape, start, stop, role, tied in norms, tied in head))  # type: ignore[arg-type]
+        slots.append(
+            Slot(
+                name=name,
+                shape=tuple(tensor.shape),
+                start=start,
+                stop=stop,
+                role="param" if trained else "stat",
+                batchnorm=id(tensor) in norms,
+                head=id(tensor) in head,
+            )
+        )
         start = stop
     return Layout(tuple(slots))
 
@@ -85,7 +92,7 @@ class FlatModel:
         self._modules = list(self.model.train().modules())
 
     def load(self, vector: Tensor) -> None:
-        """Copies ``vector`` (D,) into the model; resets integer buffers and forgets gradients."""
+        """Copies ``vector`` (D,) into the model, resets integer buffers and drops gradients."""
         self.flat.copy_(vector)
         for _, parameter in self.params:
             parameter.grad = None
@@ -93,7 +100,7 @@ class FlatModel:
             buffer.copy_(initial)
 
     def mode(self, train: bool) -> None:
-        """Training or evaluation mode; free where every module is in it already."""
+        """Switches to training or evaluation mode; free if every module is in it already."""
         if any(module.training != train for module in self._modules):
             self.model.train(train)
 

@@ -259,7 +259,7 @@ class ModelSpec:
 
 @dataclass(frozen=True)
 class Training:
-    """The knobs of local training that all methods share."""
+    """The hyperparameters of local training that all methods share."""
 
     local_epochs: int = 1
     batch_size: int = 50

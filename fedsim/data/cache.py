@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import BROKEN_ARRAY, reason
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.files import ARRAY_FILE_ERRORS
 from fedsim.core.types import Array
 
 _VERSION = 1
@@ -71,8 +71,10 @@ def packed(
         _pack(path, files, size, decode)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    except BROKEN_ARRAY as error:
-        raise DataError(f"{path}: damaged; delete it, it is made anew ({reason(error)})") from error
+    except ARRAY_FILE_ERRORS as error:
+        raise DataError(
+            f"{path}: damaged; delete it, it is made anew ({one_line(error)})"
+        ) from error
 
 
 def _pack(

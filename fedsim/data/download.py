@@ -10,8 +10,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import reason
+from fedsim.core.errors import DataError, one_line
 from fedsim.data.cache import cache_dir, workspace
 
 
@@ -44,7 +43,7 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
                 utils.download_url(url, temporary, file, md5)
                 os.replace(temporary / file, target)
             except (OSError, RuntimeError, ValueError, HTTPException) as error:
-                causes.append(f"{url}: {reason(error)}")
+                causes.append(f"{url}: {one_line(error)}")
             if target.exists():
                 return target
     raise DataError(
@@ -98,6 +97,6 @@ def _installed(archive: Path, folder: str, unpack: Callable[[Path, Path], None])
         except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
             if not target.is_dir():  # else another process was faster
                 raise DataError(
-                    f"{archive}: cannot be unpacked ({reason(error)}); delete it"
+                    f"{archive}: cannot be unpacked ({one_line(error)}); delete it"
                 ) from error
     return target

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import BROKEN_ARRAY, reason
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.files import ARRAY_FILE_ERRORS
 from fedsim.core.types import Array
 
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -73,7 +73,7 @@ def sides(path: Path) -> tuple[int, int]:
         with Image.open(path) as image:
             return image.size
     except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
+        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
 
 
 def _rgb(path: Path) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _rgb(path: Path) -> torch.Tensor:
                 )
             pixels = np.array(image.convert("RGB"), dtype=np.float32)
     except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({reason(error)})") from error
+        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -102,8 +102,8 @@ def load_array(path: Path, size: int) -> Array:
     """
     try:
         array = np.load(path, allow_pickle=False)
-    except BROKEN_ARRAY as error:
-        raise DataError(f"{path}: truncated or not a .npy array ({reason(error)})") from error
+    except ARRAY_FILE_ERRORS as error:
+        raise DataError(f"{path}: truncated or not a .npy array ({one_line(error)})") from error
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.size == 0:
         raise DataError(f"{path}: not an array of height x width (x channels)")
     if array.dtype != np.uint8 and array.dtype.kind != "f":

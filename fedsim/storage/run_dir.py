@@ -104,8 +104,8 @@ class RunStore:
         """Writes summary.csv, whose columns are the row's keys."""
         self.write("summary.csv", _csv(list(row), [row], header=True))
 
-    def lengths(self) -> dict[str, int]:
-        """Bytes of each table that grows with the rounds, as far as it is there.
+    def table_sizes(self) -> dict[str, int]:
+        """Bytes of each table that grows with the rounds and exists, by file name.
 
         Raises:
             StoreError: the system does not say.
@@ -114,15 +114,15 @@ class RunStore:
             paths = [self.path / f"{table}.csv" for table in GROWING]
             return {path.name: path.stat().st_size for path in paths if path.exists()}
 
-    def cut(self, lengths: Mapping[str, int]) -> None:
-        """Takes the tables back to these lengths; one that was not there goes.
+    def truncate_tables(self, sizes: Mapping[str, int]) -> None:
+        """Truncates the tables to these sizes in bytes, and deletes those without one.
 
-        One that is shorter is taken back to its last whole row.
+        A table that is shorter is truncated to its last whole row.
         """
-        here = self.lengths()
+        here = self.table_sizes()
         for table in GROWING:
             with files.writing(self.path / f"{table}.csv") as path:
-                wanted, size = lengths.get(path.name, 0), here.get(path.name, 0)
+                wanted, size = sizes.get(path.name, 0), here.get(path.name, 0)
                 if size < wanted:
                     wanted = path.read_bytes().rfind(b"\n") + 1 if size else 0
                 if wanted:
@@ -130,8 +130,8 @@ class RunStore:
                 else:
                     path.unlink(missing_ok=True)
 
-    def clean(self) -> None:
-        """Removes what a process that was killed had begun to write."""
+    def remove_unfinished(self) -> None:
+        """Deletes the files that a process was writing when it was killed."""
         for folder in (self.path, self.path / "checkpoints"):
             with files.writing(folder):
                 for path in folder.glob(f"{files.UNFINISHED}*"):
@@ -199,20 +199,20 @@ def cell(value: Any) -> str:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a path that holds more than what a start leaves that failed right away.
+    """Refuses a path that is in use; what a run leaves that failed at its start does not count.
 
     Raises:
         ConfigError: it is a file or a directory that is not empty.
     """
-    if path.exists() and (not path.is_dir() or any(map(_counts, path.iterdir()))):
+    if path.exists() and (not path.is_dir() or not all(map(_is_leftover, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
 
 
-def _counts(path: Path) -> bool:
-    """False for the lock, which the run takes anew, and for an empty folder of checkpoints."""
+def _is_leftover(path: Path) -> bool:
+    """True for the lock file and for an empty folder of checkpoints."""
     if path.name == "checkpoints" and path.is_dir():
-        return any(path.iterdir())
-    return path.name != files.LOCK_FILE
+        return not any(path.iterdir())
+    return path.name == files.LOCK_FILE
 
 
 def default_path(dataset: str, algorithm: str) -> Path:

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from fedsim.core.errors import DataError, nearest
-from fedsim.core.files import Row, read_table, whole_number
+from fedsim.core.files import TableRow, read_table, whole_number
 from fedsim.systems.clock import BOUNDS, TRAITS, Series
 
 
@@ -54,7 +54,7 @@ def read_trace(path: Path, num_clients: int) -> dict[str, dict[int, Series]]:
     }
 
 
-def _value(row: Row, name: str) -> float:
+def _value(row: TableRow, name: str) -> float:
     text = row.values[name]
     low, high, allowed = BOUNDS[name]
     try:
@@ -66,7 +66,7 @@ def _value(row: Row, name: str) -> float:
     return value
 
 
-def _whole(row: Row, name: str, low: int, high: int | None) -> int:
+def _whole(row: TableRow, name: str, low: int, high: int | None) -> int:
     value = whole_number(row.values[name], f"{row.where}: {name}")
     if value < low or (high is not None and value > high):
         bounds = f"{low} or more" if high is None else f"{low} to {high}"

@@ -91,7 +91,7 @@ class TrainingLoop:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
             store.save_model(self.position.state.params, setup.layout)
-            if "loss_matrix.csv" in store.lengths():
+            if "loss_matrix.csv" in store.table_sizes():
                 store.save_loss_matrix()
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)
@@ -110,7 +110,7 @@ class TrainingLoop:
                 due = self._is_due(log.round)
                 with interrupts.later():
                     self._write_down(after, log, begun, due)
-                    seconds, lengths = self._seconds(), self.store.lengths()
+                    seconds, lengths = self._seconds(), self.store.table_sizes()
                     # from here on there is no way back to the position before
                     state = self.checkpoints.store_client_states(after)
                     self.position = Progress(
@@ -308,8 +308,8 @@ def resume(
         with checkpoints:
             executor = make_executor(setup, session)
             try:
-                store.clean()
-                store.cut(position.tables)
+                store.remove_unfinished()
+                store.truncate_tables(position.tables)
                 loop = TrainingLoop(
                     setup=setup,
                     executor=executor,

@@ -103,7 +103,7 @@ def silent(request, caplog):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undisturbed):
-    for after in range(1, ROUNDS + 1):
+    for after in range(1, ROUNDS + 1) if method == "fedbn" else (1, 4, ROUNDS):
         run = stopped(tmp_path / str(after), after, method)
         watcher = Stopper(0)
         store = driver.resume(run, callbacks=[watcher])
@@ -148,15 +148,13 @@ def test_the_seconds_of_all_parts_add_up(tmp_path):
     assert before < total <= before + after
 
 
-def test_client_states_on_disk_give_the_same_bytes(tmp_path, undisturbed):
-    for method in ("fedbn", "fedpac"):
-        for every in (0, 1, 4):
-            name = f"{method}{every}"
-            engine = {"state_memory": 0, "checkpoint_every": every}
-            store = fedsim.run(config(method, **engine), tmp_path / name)
-            assert contents(store.path) == undisturbed[method]
-            run = stopped(tmp_path / f"{name} stopped", 5, method, **engine)
-            assert contents(driver.resume(run).path) == undisturbed[method]
+@pytest.mark.parametrize(("method", "every"), [("fedbn", 0), ("fedbn", 1), ("fedpac", 4)])
+def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undisturbed):
+    engine = {"state_memory": 0, "checkpoint_every": every}
+    store = fedsim.run(config(method, **engine), tmp_path / "run")
+    assert contents(store.path) == undisturbed[method]
+    run = stopped(tmp_path / "stopped", 5, method, **engine)
+    assert contents(driver.resume(run).path) == undisturbed[method]
 
 
 def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
@@ -240,11 +238,8 @@ def flip(path: Path, at: float) -> None:
 
 
 DAMAGE = {
-    "flipped first": lambda path: flip(path, 0),
     "flipped": lambda path: flip(path, 0.5),
-    "flipped late": lambda path: flip(path, 0.95),
     "truncated": lambda path: os.truncate(path, path.stat().st_size - 10),
-    "empty": lambda path: os.truncate(path, 0),
     "missing": lambda path: path.unlink(),
 }
 
@@ -594,10 +589,10 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
             raise StoreError("lengths: cannot be read")
         return lengths(self)
 
-    put, lengths = ClientStateStore.put, RunStore.lengths
+    put, lengths = ClientStateStore.put, RunStore.table_sizes
     cases = [
         (ClientStateStore, "put", out_of_memory, MemoryError),
-        (RunStore, "lengths", unreadable, StoreError),
+        (RunStore, "table_sizes", unreadable, StoreError),
     ]
     for owner, name, failing, error in cases:
         run, count = tmp_path / name, []
@@ -624,9 +619,10 @@ def full_disk(monkeypatch, pattern: str, after: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"round-.*json", r"round-.*tensors", r"clients-", "rounds.csv"]
-)
-@pytest.mark.parametrize("memory", [0, 1])
+    ("pattern", "memory"),
+    [("round-.*json", 1), ("round-.*tensors", 1), ("rounds.csv", 1), ("clients-", 1),
+     ("clients-", 0)],
+)  # fmt: skip
 def test_a_full_disk_is_a_clear_error_and_tears_nothing(
     pattern, memory, tmp_path, undisturbed, monkeypatch
 ):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_labels, find
+from fedsim.core.files import check_labels, find_folder
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
@@ -71,7 +71,9 @@ def cifar100(request: Request) -> Raw:
 
 def _place(request: Request, torchvision_name: str, folder: str, marker: str) -> Path:
     if request.folder is not None:
-        return find(request.folder, (folder, f"{request.name}/{folder}"), (marker,), f"{folder}/")
+        return find_folder(
+            request.folder, (folder, f"{request.name}/{folder}"), (marker,), f"{folder}/"
+        )
     from torchvision import datasets
 
     source = getattr(datasets, torchvision_name)

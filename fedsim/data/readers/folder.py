@@ -13,7 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import Row, find, inside, read_lines, read_table, whole_number
+from fedsim.core.files import (
+    TableRow,
+    find_folder,
+    inside,
+    read_lines,
+    read_table,
+    whole_number,
+)
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
@@ -40,7 +47,7 @@ def folder(request: Request) -> Raw:
 
     Normalised with ImageNet's mean and standard deviation.
     """
-    root = find(request.own_folder, (), ("labels.csv",), request.source)
+    root = find_folder(request.own_folder, (), ("labels.csv",), request.source)
     rows = read_table(root / "labels.csv", ("filename", "label"), ALIASES)
     classes, y = _classes(root / "classes.txt", rows)
     files = _files(root, rows)
@@ -65,7 +72,7 @@ def folder(request: Request) -> Raw:
     )
 
 
-def _files(root: Path, rows: list[Row]) -> list[Path]:
+def _files(root: Path, rows: list[TableRow]) -> list[Path]:
     seen: dict[Path, str] = {}
     for row in rows:
         path = _file(root, row)
@@ -75,7 +82,7 @@ def _files(root: Path, rows: list[Row]) -> list[Path]:
     return list(seen)
 
 
-def _file(root: Path, row: Row) -> Path:
+def _file(root: Path, row: TableRow) -> Path:
     name = row.values["filename"]
     for place in (root, root / "images"):
         for extension in _EXTENSIONS:
@@ -84,7 +91,7 @@ def _file(root: Path, row: Row) -> Path:
     return inside(root, name, row.where)
 
 
-def _classes(names_file: Path, rows: list[Row]) -> tuple[tuple[str, ...], I64]:
+def _classes(names_file: Path, rows: list[TableRow]) -> tuple[tuple[str, ...], I64]:
     """The class names and each row's class index."""
     texts = [row.values["label"] for row in rows]
     if names_file.exists():
@@ -114,7 +121,7 @@ def _classes(names_file: Path, rows: list[Row]) -> tuple[tuple[str, ...], I64]:
     return tuple(map(str, range(max(y) + 1))), np.array(y, dtype=np.int64)
 
 
-def _index(row: Row, names: tuple[str, ...]) -> int:
+def _index(row: TableRow, names: tuple[str, ...]) -> int:
     text = row.values["label"]
     if text in names:
         return names.index(text)
@@ -127,7 +134,7 @@ def _index(row: Row, names: tuple[str, ...]) -> int:
     return label
 
 
-def _coded(rows: list[Row], column: str) -> tuple[tuple[str, ...], I64 | None]:
+def _coded(rows: list[TableRow], column: str) -> tuple[tuple[str, ...], I64 | None]:
     """The sorted values of an optional column and each row's index into them."""
     if column not in rows[0].values:
         return (), None
@@ -138,7 +145,7 @@ def _coded(rows: list[Row], column: str) -> tuple[tuple[str, ...], I64 | None]:
     return tuple(map(str, names)), codes.astype(np.int64)
 
 
-def _parts(rows: list[Row]) -> Parts | None:
+def _parts(rows: list[TableRow]) -> Parts | None:
     if "split" not in rows[0].values:
         return None
     for row in rows:
@@ -149,7 +156,7 @@ def _parts(rows: list[Row]) -> Parts | None:
     return np.array([_PARTS[row.values["split"]] for row in rows], dtype=np.int8)
 
 
-def _check_patients(rows: list[Row], parts: Parts) -> None:
+def _check_patients(rows: list[TableRow], parts: Parts) -> None:
     first: dict[str, int] = {}
     for i, row in enumerate(rows):
         j = first.setdefault(row.values["patient"], i)

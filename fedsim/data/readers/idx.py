@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_images, check_labels, find
+from fedsim.core.files import check_images, check_labels, find_folder
 from fedsim.core.types import Array
 from fedsim.data.cache import cache_dir
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
@@ -73,7 +73,9 @@ def _read(
         dashed = request.name.replace("_", "-")
         below = (f"{torchvision_name}/raw", "raw", request.name, dashed)
         stem = "train-images-idx3-ubyte"
-        place = find(request.folder, below, (stem, f"{stem}.gz"), f"{request.name}'s four files")
+        place = find_folder(
+            request.folder, below, (stem, f"{stem}.gz"), f"{request.name}'s four files"
+        )
     images, labels = [], []
     for part in ("train", "t10k"):
         file = _either(place, f"{part}-labels-idx1-ubyte")

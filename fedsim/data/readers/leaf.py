@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import find, inside, reason
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.files import find_folder, inside
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
@@ -53,7 +53,7 @@ def place(request: Request) -> Path:
     """
     name = request.name
     below = ("data", name, f"{name}/data", f"data/{name}", f"data/{name}/data")
-    return find(request.own_folder, below, ("train", "test"), SOURCE)
+    return find_folder(request.own_folder, below, ("train", "test"), SOURCE)
 
 
 def gather(folder: Path, convert: Convert) -> Raw:
@@ -131,7 +131,7 @@ def numbers(values: list[Any], what: str, where: str) -> Array:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{where}: {what} is no list of numbers, or of lists of equal length ({reason(error)})"
+            f"{where}: {what} is no list of numbers or of lists of equal length ({one_line(error)})"
         ) from error
 
 
@@ -145,7 +145,7 @@ def read(file: Path) -> dict[str, Any]:
         with file.open(encoding="utf-8-sig") as stream:
             content = json.load(stream)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"{file}: truncated or no json file ({reason(error)})") from error
+        raise DataError(f"{file}: truncated or no json file ({one_line(error)})") from error
     if not isinstance(content, dict):
         raise DataError(f"{file}: holds a {type(content).__name__}, needed is an object")
     return content

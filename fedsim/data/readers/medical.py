@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import choose, find, inside, read_lines, whole_number
+from fedsim.core.files import find_folder, inside, one_of, read_lines, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Reader, Request, parts_of
@@ -75,7 +75,7 @@ def _read(
     decoder: Callable[[Path, int], Array],
     normal: tuple[tuple[float, ...], tuple[float, ...]],
 ) -> Raw:
-    root = find(request.own_folder, (folder,), ("labels.csv",), request.source)
+    root = find_folder(request.own_folder, (folder,), ("labels.csv",), request.source)
     labels = _labels(root / "labels.csv", len(classes))
     listing = root / "train.csv"
     train = _names(listing if listing.exists() else root / "central" / "train.csv")
@@ -140,7 +140,7 @@ def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
         for name in (folder.name, f"{folder.parent.name}/{folder.name}"):
             by_name.setdefault(name, []).append(folder)
     wanted = split or min(p.name for p in folders)
-    found = by_name[choose(wanted, tuple(by_name), f"data.partition_file of {root}: split folder")]
+    found = by_name[one_of(wanted, tuple(by_name), f"data.partition_file of {root}: split folder")]
     if len(found) > 1:
         both = ", ".join(f"{p.parent.name}/{p.name}" for p in found)
         raise DataError(f"data.partition_file {wanted!r} of {root} is ambiguous: {both}")

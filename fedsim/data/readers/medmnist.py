@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_images, check_labels, find
+from fedsim.core.files import check_images, check_labels, find_folder
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 from fedsim.data.readers.npz import load_npz
@@ -259,7 +259,7 @@ def _local(folder: Path, name: str, image_size: int) -> tuple[Path, int]:
     sizes = SIZES if image_size not in SIZES else (image_size,)
     names = [_file(name, size) for size in sizes]
     url = URL.format(file=_file(name, next((s for s in sizes if s >= image_size), SIZES[-1])))
-    place = find(folder, (name,), names, f"the file of {url}")
+    place = find_folder(folder, (name,), names, f"the file of {url}")
     present = [size for size in sizes if (place / _file(name, size)).exists()]
     size = next((s for s in present if s >= image_size), present[-1])
     return place / _file(name, size), size

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import BROKEN_ARRAY, check_images, check_labels, reason
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.files import ARRAY_FILE_ERRORS, check_images, check_labels
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 
@@ -33,9 +33,9 @@ def load_npz(
             arrays = {key: archive[key] for key in (*required, *optional) if key in archive}
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
-    except BROKEN_ARRAY as error:
+    except ARRAY_FILE_ERRORS as error:
         raise DataError(
-            f"{path}: truncated or not an npz of plain arrays ({reason(error)})"
+            f"{path}: truncated or not an npz of plain arrays ({one_line(error)})"
         ) from error
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):

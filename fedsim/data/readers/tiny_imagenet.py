@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import find, inside, read_lines
+from fedsim.core.files import find_folder, inside, read_lines
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unzipped
@@ -54,7 +54,7 @@ def _place(request: Request) -> Path:
         archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")
         return unzipped(archive, "tiny_imagenet/files") / _ROOT
     below = (_ROOT, f"{request.name}/{_ROOT}")
-    return find(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
+    return find_folder(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
 
 
 def _images(folder: Path) -> list[Path]:

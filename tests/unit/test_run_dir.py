@@ -174,12 +174,12 @@ def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.unlink", fails)
         with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Input/output er"):
-            RunStore(tmp_path).clean()
+            RunStore(tmp_path).remove_unfinished()
 
     monkeypatch.setattr("pathlib.Path.exists", lambda self: True)
     monkeypatch.setattr("pathlib.Path.stat", fails)
     with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be read \(Input/output error\)"):
-        RunStore(tmp_path).lengths()
+        RunStore(tmp_path).table_sizes()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
     text = "round,phase,seconds,bytes\n1,a,0.5,0\n2,a,0."
     (tmp_path / "timings.csv").write_text(text)
     (tmp_path / "errors.csv").write_text("round,cli")
-    RunStore(tmp_path).cut({"timings.csv": length, "errors.csv": 50} if length else {})
+    RunStore(tmp_path).truncate_tables({"timings.csv": length, "errors.csv": 50} if length else {})
     if length == 99:
         left = "round,phase,seconds,bytes\n1,a,0.5,0\n"
     assert not (tmp_path / "errors.csv").exists()
