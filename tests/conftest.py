@@ -27,7 +27,14 @@ NOT_QUICK = ("ray", "integration", "slow", "nightly", "gpu")
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks the quick tests; of several processes each begins with what takes longest."""
+    """Marks the quick tests; of several processes each begins with what takes longest.
+
+    Nightly tests run where ``-m`` names them, and with no other selection.
+    """
+    if "nightly" not in config.option.markexpr:
+        nightly = [item for item in items if item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=nightly)
+        items[:] = [item for item in items if item not in nightly]
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             item.add_marker("quick")

@@ -9,7 +9,7 @@ import pytest
 
 from tests.commands import Place, ended, rows, somewhere, tell_to_end, wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 ARGS = ("run", "--clients", "8", "--sample-rate", "0.5", "--actors", "2", "--out", "run")
 FAILING = ("-a", "tests.engine.broken:build", "--sample-rate", "1")
@@ -66,7 +66,13 @@ def test_after_a_signal(number, status, place):
     nothing_is_left(place)
 
 
-@SIGNALS
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [
+        pytest.param(signal.SIGINT, 130, id="int"),
+        pytest.param(signal.SIGTERM, 143, id="term", marks=pytest.mark.nightly),
+    ],
+)
 def test_after_a_signal_while_ray_starts(number, status, place):
     process = place.start(*ARGS, "--rounds", "100000")
     while not any("raylet" in line for line in place.processes().values()):

@@ -208,6 +208,7 @@ def test_images_stay_with_their_labels():
     env, spy = make_env(), Spy()
     train_local(spy, env)
     labels = {tuple(x): y for x, y in zip(env.x.flatten(1).tolist(), env.y.tolist(), strict=True)}
+    assert sum(len(y) for _, y in spy.batches) >= len(labels)
     for x, y in spy.batches:
         stored = (x * 100).round().flatten(1).tolist()
         assert [labels[tuple(map(int, s))] for s in stored] == y.tolist()

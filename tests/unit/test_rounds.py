@@ -260,7 +260,7 @@ def test_one_client_has_no_conflicts_and_gives_its_whole_update(tmp_path):
 def test_states_belong_to_clients_and_survive_rounds_without_them():
     setup = prepare(config("fedbn", model={"name": "cnn"}, train={"sample_rate": 0.25}))
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
-    seen = {}
+    seen, survived = {}, 0
     for t in range(4):
         ctx = RoundContext(t, 4, 8, 0.05, 0)
         before = dict(state.clients)
@@ -269,10 +269,13 @@ def test_states_belong_to_clients_and_survive_rounds_without_them():
         for client, kept in before.items():
             if client not in cohort:
                 assert state.clients[client] is kept
+                survived += 1
         seen |= {c: state.clients[c] for c in cohort}
     executor.close()
     assert set(state.clients) == set(seen)
+    assert survived > 0
     personal = [s for s in setup.layout.slots if s.batchnorm]
+    assert personal
     for slot in personal:
         np.testing.assert_array_equal(state.params[slot.where], setup.initial[slot.where])
 
@@ -433,6 +436,7 @@ def test_recall_weighted_by_support_is_the_accuracy(tmp_path):
     for method in ("fedavg", "fedbn"):
         store = fedsim.run(config(method, model={"name": "cnn"}), tmp_path / method)
         classes = store.read("classes")
+        assert classes["round"].unique().tolist() == [1, 2, 3]
         for t, rows in classes.groupby("round"):
             assert rows["label"].tolist() == [0, 1, 2]
             assert rows["support"].sum() == 60
