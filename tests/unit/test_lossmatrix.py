@@ -296,7 +296,7 @@ def test_a_part_that_clients_do_not_own_is_refused(split, tmp_path):
 
 
 def test_where_every_client_is_left_out_there_is_no_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("fedsim.training.round.finite", lambda *_: [])
+    monkeypatch.setattr("fedsim.training.round.without_diverged", lambda *_: [])
     store = fedsim.run(config(engine={"on_client_failure": "drop"}), tmp_path / "run")
     assert store.read("rounds")["dropped"].tolist() == [3, 3]
     assert not list(store.path.glob("decomposition*"))

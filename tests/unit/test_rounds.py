@@ -602,7 +602,7 @@ def test_the_contract_of_the_run_directory(tmp_path, shared_data, method):
 def test_what_is_not_empty_is_refused_before_anything_runs(tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(ConfigError, match="exists and is not an empty directory"):
-        fedsim.run(config(data={"name": "nowhere:load"}), tmp_path)
+        fedsim.run(config(model={"name": "nowhere:build"}), tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
