@@ -1,8 +1,8 @@
 """The command line. Commands import what they need when they run, so that help is instant.
 
 Exit status: 0 done, 1 failed, 2 usage or configuration, 130 or 143 interrupted (Ctrl-C, SIGTERM).
-Every error is one line on stderr, with a line for each thing that went wrong because of it, such as
-a checkpoint that could not be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` shows the traceback too.
+Every error is one line on stderr; notes follow, one line each, such as a checkpoint that could not
+be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from fedsim.cli.common import complain, said_by_the_system, show_log, show_notes, show_traceback
+from fedsim.cli.common import os_error_text, show_error, show_log, show_notes, show_traceback
 from fedsim.cli.doctor import doctor
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
@@ -29,7 +29,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
 \b
   fedsim run                                   FedLD on 50 clients, minutes on two cores
   fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
-  fedsim resume DIR                            goes on with an interrupted run
+  fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
@@ -55,7 +55,7 @@ class Commands(click.Group):
         try:
             status = super().main(args, prog_name, complete_var, False, **extra)
         except click.ClickException as error:
-            complain(error.format_message())
+            show_error(error.format_message())
             status = error.exit_code
         except click.Abort:
             click.echo("interrupted", err=True)
@@ -68,12 +68,12 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except FedsimError as error:
             show_traceback(ctx, error)
-            complain(str(error))
+            show_error(str(error))
             show_notes(error)
             ctx.exit(error.exit_status)
         except OSError as error:
             show_traceback(ctx, error)
-            complain(said_by_the_system(error))
+            show_error(os_error_text(error))
             show_notes(error)
             ctx.exit(1)
 

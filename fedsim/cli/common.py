@@ -1,4 +1,4 @@
-"""What the commands share: flags to a configuration, error messages, and the end of a run."""
+"""Shared by the commands: the configuration from flags, messages, and how a run ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
     """The configuration of one run, from --preset, --config and the other flags.
 
     Raises:
-        ConfigError: something given cannot be used.
+        ConfigError: a setting cannot be used.
     """
     from fedsim.config import experiments
     from fedsim.config.resolve import load_config
@@ -38,9 +38,9 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
 
 
 def make_importable(*layers: Settings) -> None:
-    """Puts the current directory, and before it ``engine.working_dir``, in front of sys.path.
+    """Prepends ``engine.working_dir`` and the current directory to sys.path.
 
-    ``module:function`` then names the user's own modules however fedsim was started.
+    ``module:function`` then finds the user's own modules however fedsim was started.
 
     Args:
         layers: where ``engine.working_dir`` may be given; a later layer wins.
@@ -69,20 +69,20 @@ class Echo(logging.Handler):
 
 
 def show_log() -> None:
-    """Shows the messages of the logger ``fedsim`` in this process."""
+    """Shows the messages of the logger ``fedsim``."""
     logger = logging.getLogger("fedsim")
     if not any(isinstance(handler, Echo) for handler in logger.handlers):
         logger.addHandler(Echo())
         logger.setLevel(logging.INFO)
 
 
-def complain(message: str) -> None:
+def show_error(message: str) -> None:
     """``error: ...`` in one line."""
     click.echo(f"error: {' '.join(message.split())}", err=True)
 
 
 def show_notes(error: BaseException) -> None:
-    """``note: ...``, a line for each thing that went wrong beside the error."""
+    """``note: ...``, a line for each note of an error, such as a checkpoint that failed."""
     for note in notes(error):
         click.echo(f"note: {' '.join(note.split())}", err=True)
 
@@ -93,19 +93,19 @@ def show_traceback(ctx: click.Context, error: BaseException) -> None:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
-def said_by_the_system(error: OSError) -> str:
-    """``FILE: reason``, as far as the system names them."""
+def os_error_text(error: OSError) -> str:
+    """``FILE: reason``, as far as the operating system names them."""
     reason = error.strerror or str(error) or type(error).__name__
     return reason if error.filename is None else f"{error.filename}: {reason}"
 
 
 @contextmanager
-def watched(ctx: click.Context, shown: Lines) -> Iterator[None]:
-    """Ends the command in one line that says how to go on, where that makes sense.
+def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
+    """Runs the block; an interruption or failure ends the command with how to resume.
 
     Raises:
-        WorkerError, StoreError: as in the block, with how to resume; a diverged run would only
-            diverge again.
+        WorkerError, StoreError: of the block, with how to resume. Other errors, such as
+            divergence, would only come again.
     """
     try:
         with handled():

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @set_any_option
 @verbose_option
 def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
-    """Show what is here, and what placement a run would get.
+    """Show this machine, and the placement that a run would get.
 
-    Takes the options of 'fedsim run'. Starts nothing; with --address it asks that cluster. What
-    does not fit is refused as 'fedsim run' would, below the table of the machines.
+    Takes the options of 'fedsim run'. Starts nothing; with --address it queries that cluster. What
+    does not fit is refused as by 'fedsim run', below the table of the machines.
 
     \b
       fedsim doctor
@@ -52,8 +52,8 @@ def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
             connect(settings.engine)
         nodes = machines()
         click.echo()
-        show([described(node) for node in nodes])
-        rows = planned(plan_for(settings.engine, nodes, *size(settings)))
+        show([machine_row(node) for node in nodes])
+        rows = plan_rows(plan_for(settings.engine, nodes, *size(settings)))
     click.echo()
     show([{"": name, "plan": value} for name, value in rows])
 
@@ -78,8 +78,8 @@ def machine() -> list[tuple[str, str]]:
     ]
 
 
-def described(node: Node) -> dict[str, str]:
-    """A machine as Ray would use it, a row of a table."""
+def machine_row(node: Node) -> dict[str, str]:
+    """A row of the table: a machine and its resources for Ray."""
     known = math.isfinite(node.memory)
     return {
         "machine": node.name,
@@ -90,8 +90,8 @@ def described(node: Node) -> dict[str, str]:
     }
 
 
-def planned(plan: Plan) -> list[tuple[str, str]]:
-    """Name and value: who runs where, with what."""
+def plan_rows(plan: Plan) -> list[tuple[str, str]]:
+    """Name and value: the actors of each machine, and their memory."""
     need = plan.memory / 2**30
     used = [(node, n) for node, n in zip(plan.nodes, plan.per_node, strict=True) if n]
     return [
@@ -105,7 +105,7 @@ def planned(plan: Plan) -> list[tuple[str, str]]:
 
 
 def size(settings: RunConfig) -> tuple[int, int]:
-    """K, and the bytes of the model; reads the data only where their files decide one of them."""
+    """K, and the bytes of the model; reads the data only if their files decide either."""
     from fedsim import data, models
     from fedsim.core.types import ModelSpec
     from fedsim.training import setup
@@ -124,7 +124,7 @@ def size(settings: RunConfig) -> tuple[int, int]:
 
 
 def memory() -> str:
-    """Free and total memory, where the system says it."""
+    """Free and total memory, where the system reports them."""
     path = Path("/proc/meminfo")
     if not path.exists():
         return "unknown on this system"

@@ -51,7 +51,7 @@ def _datasets() -> Rows:
 
 
 def _origin(info: DatasetInfo) -> str:
-    """Where the files come from, in a word; ``source`` says it at length."""
+    """Where the files come from, in a word; ``source`` has the details."""
     if info.needs_folder:
         return "--data-dir"
     if info.generated:
@@ -109,13 +109,13 @@ KINDS: Mapping[str, Callable[[], Rows]] = {
     type=click.Choice(["table", "json"]),
     default="table",
     show_default=True,
-    help="For people or for programs.",
+    help="A table to read, or JSON for programs.",
 )
 @verbose_option
 def listing(kind: str, form: str) -> None:
-    """List what an experiment can name.
+    """List the names that an experiment can use.
 
-    An algorithm, a data set or a model may also be your own: module:function.
+    An algorithm, a data set or a model may also be your own function: module:function.
 
     \b
       fedsim list algorithms

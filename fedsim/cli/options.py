@@ -124,7 +124,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         Flag("evaluation.target_accuracy", ("--target-accuracy",), "A"),
     ),
     "Engine": (
-        Flag("engine.kind", ("--engine",)),
+        Flag("engine.kind", ("--engine",), "ray|serial"),
         Flag("engine.actors", ("--actors",), "auto|per-client|N"),
         Flag("engine.gpus_per_client", ("--gpus-per-client",), "F"),
         Flag("engine.cpus_per_client", ("--cpus-per-client",), "F"),

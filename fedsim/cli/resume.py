@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import make_importable, watched
+from fedsim.cli.common import interruptible, make_importable
 from fedsim.cli.options import FLAGS, SettingsCommand, set_option, verbose_option
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 DECISIVE = ("engine.on_client_failure", "engine.fast")
-"""Keys of section engine that can change a result and stay as they are."""
+"""Keys of section engine that can change a result: they are fixed for a run."""
 CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not in DECISIVE)}
-"""The flags that may be given anew: where the work is done cannot change a result."""
+"""The flags that may be given anew, since they cannot change a result."""
 
 
 @click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
@@ -25,11 +25,11 @@ CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not i
 @verbose_option
 @click.pass_context
 def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
-    """Go on with a run that was interrupted, killed or failed.
+    """Continue a run that was interrupted, killed or failed.
 
-    DIR is its directory. The tables are cut back to the newest checkpoint; when the run ends, its
-    files are those of a run that was never disturbed. Only where the work is done may be given
-    anew. A finished run shows its result.
+    DIR is its directory. The tables are cut back to the newest checkpoint; at the end, the files
+    are those of a run without interruption. Only settings that cannot change the result, such as
+    where the work is done, may be given anew. A finished run shows its result.
 
     \b
       fedsim resume runs/digits/fedld/RUN
@@ -49,5 +49,5 @@ def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
     from fedsim.training import driver
 
     shown = display()
-    with watched(ctx, shown):
+    with interruptible(ctx, shown):
         driver.resume(store.path, flags, [shown])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import configuration, watched
+from fedsim.cli.common import configuration, interruptible
 from fedsim.cli.options import (
     SettingsCommand,
     out_option,
@@ -42,7 +42,7 @@ def run(
       fedsim run --preset table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim run --config runs/digits/fedld/RUN/config.yaml      the same run again
 
-    Ctrl-C and SIGTERM leave a checkpoint: 'fedsim resume DIR' goes on.
+    Ctrl-C and SIGTERM save a checkpoint; 'fedsim resume DIR' continues the run.
     """
     from fedsim.training.progress import display
 
@@ -50,5 +50,5 @@ def run(
     from fedsim.training import driver
 
     shown = display()
-    with watched(ctx, shown):
+    with interruptible(ctx, shown):
         driver.run(settings, Path(out) if out else None, [shown])

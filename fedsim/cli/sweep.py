@@ -49,10 +49,10 @@ def sweep(
       fedsim sweep table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim sweep my_grid.yaml --dry-run
 
-    Each run has a directory of its own in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
+    Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
     mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the
-    others. After an interruption or a failure the same command goes on with what is missing, each
-    run after its newest checkpoint.
+    others. After an interruption or a failure the same command continues: finished runs are
+    skipped, unfinished ones resume from their newest checkpoint.
     """
     from fedsim.training import sweep as sweeps
 
@@ -63,10 +63,10 @@ def sweep(
     if dry_run:
         click.echo("\n".join(run.name for run in runs))
         return
-    _run(ctx, runs, folder)
+    _run_missing(ctx, runs, folder)
 
 
-def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
+def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
     from fedsim.training import driver, resume, signals
     from fedsim.training import sweep as sweeps
     from fedsim.training.progress import display
@@ -98,7 +98,7 @@ def _run(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
                 session = sessions.enter_context(Session(on_ray[0]))
             table, failed = sweeps.run_all(runs, folder, start)
     except KeyboardInterrupt as interrupt:
-        click.echo(f"interrupted; the runs are in {folder}, the same command goes on", err=True)
+        click.echo(f"interrupted; the runs are in {folder}, the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     if len(failed) < len(runs):

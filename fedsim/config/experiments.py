@@ -2,10 +2,10 @@
 
 A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted, and may add
 
-- ``about``: a text for people;
+- ``about``: a description;
 - ``preset``: the name of a preset to start from;
-- ``grid``: axes of a sweep. An axis is a key with a list of values; an entry of the list may also
-  be ``name: {key: value, ...}``, a row of settings that go together.
+- ``grid``: axes of a sweep. An axis is a key with a list of values; a value may also be
+  ``label: {key: value, ...}``, several settings that go together.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from fedsim.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Given:
-    """A value and where it came from: ``--alpha``, ``run.yaml:12 (train.lr)``.
+class Setting:
+    """A value and its origin: ``--alpha``, ``run.yaml:12 (train.lr)``.
 
-    ``older`` is the older name of its key, where it was given by that.
+    ``former_key`` is the name that was used, if the key was renamed since.
     """
 
     value: object
     origin: str
-    older: str | None = None
+    former_key: str | None = None
 
 
-Settings = Mapping[str, Given]
-"""Dotted keys of today, such as ``train.lr``, and what was given for them."""
+Settings = Mapping[str, Setting]
+"""By dotted key, such as ``train.lr``; renamed keys under their present name."""
 
 
-def given(key: str, value: object, origin: str) -> tuple[str, Given]:
-    """The key of today, and the value with its origin."""
-    new = RENAMED.get(key, key)
-    return new, Given(value, origin, None if new == key else key)
+def setting(key: str, value: object, origin: str) -> tuple[str, Setting]:
+    """The present name of a key, and its setting."""
+    present = RENAMED.get(key, key)
+    return present, Setting(value, origin, None if present == key else key)
 
 
 @dataclass(frozen=True)
-class Point:
-    """One entry of an axis: its name in directories and what it sets."""
+class AxisValue:
+    """One value of an axis: its label in directory names and the settings that it stands for."""
 
     label: str
     settings: Settings
@@ -56,10 +56,10 @@ class Axis:
     """One axis of a grid."""
 
     name: str
-    points: tuple[Point, ...]
+    values: tuple[AxisValue, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Experiment:
     """The content of one file."""
 
@@ -69,16 +69,19 @@ class Experiment:
     grid: tuple[Axis, ...] = ()
 
     def over(self, base: Experiment) -> Experiment:
-        """This experiment's settings above those of another; its grid, if it has one."""
-        settings = {**base.settings, **self.settings}
-        return Experiment(settings, self.about or base.about, None, self.grid or base.grid)
+        """This experiment with another one as its base; its own settings, text and grid win."""
+        return Experiment(
+            settings={**base.settings, **self.settings},
+            about=self.about or base.about,
+            grid=self.grid or base.grid,
+        )
 
 
 def read(path: Path) -> Experiment:
     """The experiment in a YAML file.
 
     Raises:
-        ConfigError: the file is missing or not readable as such; names file and line.
+        ConfigError: the file is missing or cannot be read; names file and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -92,7 +95,7 @@ def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
     """The experiment in a YAML text; ``source`` is its name in messages.
 
     Raises:
-        ConfigError: the text is not YAML, a key is given twice, a grid has another shape.
+        ConfigError: not valid YAML, a key that is given twice, or a malformed grid.
     """
     try:
         return _Reader(text, source, with_lines).experiment()
@@ -104,7 +107,7 @@ def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
 
 
 class _Reader:
-    """Walks the nodes of one YAML document; lives for one call of :func:`parse`."""
+    """Walks the nodes of one YAML document."""
 
     def __init__(self, text: str, source: str, with_lines: bool) -> None:
         self.loader = yaml.SafeLoader(text)
@@ -114,7 +117,7 @@ class _Reader:
         root = self.loader.get_single_node()
         if root is None:
             return Experiment()
-        settings: dict[str, Given] = {}
+        settings: dict[str, Setting] = {}
         special: dict[str, yaml.Node] = {}
         for key, node in self.pairs(root, "the file"):
             if key in ("about", "preset", "grid"):
@@ -163,8 +166,8 @@ class _Reader:
             seen.add(key)
             yield key, value_node
 
-    def add(self, settings: dict[str, Given], key: str, node: yaml.Node) -> None:
-        """Adds a key, or every key of a section."""
+    def add(self, settings: dict[str, Setting], key: str, node: yaml.Node) -> None:
+        """Adds a key, or all keys of a section."""
         if isinstance(node, yaml.MappingNode):
             for leaf, leaf_node in self.pairs(node, key):
                 if isinstance(leaf_node, yaml.MappingNode):
@@ -172,10 +175,10 @@ class _Reader:
                     raise ConfigError(f"{where}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)
             return
-        new, found = given(key, self.value(node, key), self.origin(node, key))
-        if new in settings:
+        present, found = setting(key, self.value(node, key), self.origin(node, key))
+        if present in settings:
             raise ConfigError(f"{found.origin}: given twice")
-        settings[new] = found
+        settings[present] = found
 
     def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
         return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))
@@ -183,27 +186,27 @@ class _Reader:
     def axis(self, name: str, node: yaml.Node) -> Axis:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
-        points = tuple(self.point(name, entry) for entry in node.value)
-        labels = [point.label for point in points]
+        found = tuple(self.axis_value(name, entry) for entry in node.value)
+        labels = [value.label for value in found]
         for label in labels:
             if labels.count(label) > 1:
                 raise ConfigError(f"{self.origin(node, f'grid.{name}')}: {label} is given twice")
-        return Axis(name, points)
+        return Axis(name, found)
 
-    def point(self, axis: str, node: yaml.Node) -> Point:
+    def axis_value(self, axis: str, node: yaml.Node) -> AxisValue:
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
-            new, found = given(axis, self.value(node, key), self.origin(node, key))
+            present, found = setting(axis, self.value(node, key), self.origin(node, key))
             value = found.value
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return Point(label, {new: found})
+            return AxisValue(label, {present: found})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(
                 f"{self.origin(node, f'grid.{axis}')}: a row must be 'name: {{key: value, ...}}'"
             )
         label, row = named[0]
-        settings: dict[str, Given] = {}
+        settings: dict[str, Setting] = {}
         for key, value in self.pairs(row, f"grid.{axis}.{label}"):
             self.add(settings, key, value)
-        return Point(label, settings)
+        return AxisValue(label, settings)

@@ -1,7 +1,6 @@
-"""Keys of older versions that are called otherwise now.
+"""Renamed keys: configurations, run directories and checkpoints may use the former names.
 
-Configurations, run directories and checkpoints may still hold them. They go on working, and the
-name that replaces them is logged.
+They still work; a warning says which name replaces them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _LOGGER = logging.getLogger("fedsim")
 
 
 def current(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested settings, each renamed key in its section of today.
+    """Nested settings, with each renamed key under its present name.
 
     Raises:
         InvalidSetting: a key is given under both names.
@@ -40,12 +39,12 @@ def current(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def notify(given: Iterable[str], sections: Collection[str]) -> None:
-    """Logs which of the given keys are renamed, each message once for a process.
+    """Warns of renamed keys, once per process for each message.
 
     Args:
         given: dotted keys of a configuration.
         sections: methods and data sets whose options the configuration has. An older config.yaml
-            also holds options of data sets that it does not use; those are passed over.
+            also contains options of unused data sets, which need no warning.
     """
     old = [key for key in given if key in RENAMED and not _unused(RENAMED[key], sections)]
     if old:

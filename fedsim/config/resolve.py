@@ -1,4 +1,4 @@
-"""Where settings come from: flags > file > preset > defaults, and how they are written down."""
+"""The layers of a configuration: flags over file over preset over defaults."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import yaml
 
 from fedsim.config import experiments, presets, renamed
-from fedsim.config.experiments import Given, Settings
+from fedsim.config.experiments import Setting, Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import (
     REMOVED,
+    SECTIONS,
     ClockConfig,
     DataConfig,
     EngineConfig,
@@ -40,8 +41,6 @@ __all__ = [
     "to_yaml",
 ]
 
-SECTIONS = ("data", "model", "train", "evaluation", "clock", "engine")
-
 
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
@@ -54,7 +53,7 @@ def load_config(
         overrides: the flags, see :func:`from_flags`.
 
     Raises:
-        ConfigError: something given cannot be used; one line that says what, where, what can.
+        ConfigError: a setting cannot be used; one line that says what, where, and what is allowed.
     """
     written = experiments.read(file) if file is not None else experiments.Experiment()
     if written.grid:
@@ -67,51 +66,51 @@ def load_config(
 
 
 def resolve(*layers: Settings) -> RunConfig:
-    """The configuration that layers of settings give together; a later layer wins.
+    """Merges layers of settings to a configuration; a later layer wins.
 
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    merged: dict[str, Given] = {}
+    merged: dict[str, Setting] = {}
     for layer in layers:
         merged |= layer
     nested: dict[str, Any] = {}
     known = fields()
-    for key, given in merged.items():
+    for key, setting in merged.items():
         section, _, leaf = key.rpartition(".")
         if not section and (leaf in SECTIONS or is_section(leaf)):
-            if given.value is not None:
+            if setting.value is not None:
                 raise ConfigError(
-                    f"{given.origin}: {given.value!r} given; {leaf} is a section of keys"
+                    f"{setting.origin}: {setting.value!r} given; {leaf} is a section of keys"
                 )
         elif not section and key in known:
-            nested[key] = given.value
+            nested[key] = setting.value
         elif key in known or key in REMOVED or is_section(section):
-            nested.setdefault(section, {})[leaf] = given.value
+            nested.setdefault(section, {})[leaf] = setting.value
         else:
-            raise ConfigError(f"{given.origin}: {RunConfig.unknown(key)}")
+            raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
     try:
         config = RunConfig.model_validate(nested)
     except InvalidSetting as error:
         origin = merged[error.key].origin if error.key in merged else error.key
         raise ConfigError(f"{origin}: {error.reason}") from None
-    older = [given.older for given in merged.values() if given.older]
-    renamed.notify(older, config.hyperparameters)
+    former = [setting.former_key for setting in merged.values() if setting.former_key]
+    renamed.notify(former, config.hyperparameters)
     return config
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
-    """The settings that a command line gives.
+    """The settings on a command line.
 
     Args:
-        flags: per dotted key the flag and its value; a value None was not given.
-        sets: the texts of ``--set``, each ``key=value``; ``null`` is None.
+        flags: by dotted key the flag and its value, None where the flag is absent.
+        sets: of ``--set``, each ``key=value``; ``null`` is None.
 
     Raises:
         ConfigError: a text without ``=``, or a key that is given twice.
     """
     found = dict(
-        experiments.given(key, None if value == "null" else value, flag)
+        experiments.setting(key, None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
         if value is not None
     )
@@ -119,10 +118,12 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
         key, equals, value = text.partition("=")
         if not (equals and key):
             raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
-        new, setting = experiments.given(key, None if value == "null" else value, f"--set {key}")
-        if new in found:
-            raise ConfigError(f"--set {text}: {key} is also given by {found[new].origin}")
-        found[new] = setting
+        present, setting = experiments.setting(
+            key, None if value == "null" else value, f"--set {key}"
+        )
+        if present in found:
+            raise ConfigError(f"--set {text}: {key} is also given by {found[present].origin}")
+        found[present] = setting
     return found
 
 

@@ -1,8 +1,8 @@
-"""RunConfig: everything that decides a run, as one frozen value that checks itself.
+"""RunConfig: the whole configuration of a run, frozen and checked.
 
 The sections and keys are the same in YAML files, in ``--set`` and here. A value that cannot be
-used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names the key; where
-the key came from a file or a flag, :mod:`fedsim.config.resolve` puts that place instead.
+used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names the key;
+:mod:`fedsim.config.resolve` names the file and line or the flag instead.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
-"""Keys of section evaluation that mean nothing without ``decompose_every``."""
+"""Keys of section evaluation that have no effect without ``decompose_every``."""
 
 
 class RunConfig(RunSettings):
@@ -55,7 +55,7 @@ class RunConfig(RunSettings):
     @model_validator(mode="before")
     @classmethod
     def _gather_options(cls, values: Any) -> Any:
-        """Moves the sections of methods and data sets into ``hyperparameters``, checked, filled."""
+        """Moves sections of methods and data sets to ``hyperparameters``, with their defaults."""
         if not isinstance(values, Mapping):
             return values
         given = renamed.current(values)
@@ -106,7 +106,7 @@ class RunConfig(RunSettings):
             if getattr(self.evaluation, key) != EvaluationConfig.model_fields[key].default:
                 raise InvalidSetting(
                     f"evaluation.{key}",
-                    "it is part of the decomposition; give evaluation.decompose_every too",
+                    "has no effect without the decomposition; set evaluation.decompose_every too",
                 )
         if self.decides_num_clients:
             self._check_cohort()
@@ -119,13 +119,13 @@ class RunConfig(RunSettings):
 
     @property
     def named_partition(self) -> str | None:
-        """The partition that is named, ``files`` with a CSV file, None for the data set's own."""
+        """The partition that is configured; None: the data set's default."""
         by_file = (self.data.partition_file or "").lower().endswith(".csv")
         return self.data.partition or ("files" if by_file else None)
 
     @property
     def decides_num_clients(self) -> bool:
-        """Whether ``data.num_clients`` holds whatever is in the data's files."""
+        """Whether ``data.num_clients`` is K; else files, sites or users may decide it."""
         if "num_clients" in self.data.model_fields_set:
             return True
         if self.named_partition is not None:
@@ -133,8 +133,8 @@ class RunConfig(RunSettings):
         info = data.find(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
-    def concrete(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
-        """The configuration with what the data decided filled in, for ``config.yaml``."""
+    def resolved(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
+        """This configuration with what the data set decided filled in, for ``config.yaml``."""
         data = {"num_clients": num_clients, "partition": partition}
         return self.model_copy(
             update={
@@ -148,8 +148,8 @@ class RunConfig(RunSettings):
         if self.train.momentum > 0 and algorithm.local.plain_sgd:
             raise InvalidSetting(
                 "train.momentum",
-                f"{self.train.momentum} given; the clients of {self.algorithm} train without: "
-                "leave it out, or say 0",
+                f"{self.train.momentum} given; clients of {self.algorithm} train without momentum: "
+                "leave it out, or set it to 0",
             )
 
     def _check_cohort(self) -> None:

@@ -363,6 +363,10 @@ class RunSettings(Section):
     """By method or data set, filled from the sections of their names."""
 
 
+SECTIONS = tuple(k for k, f in RunSettings.model_fields.items() if isinstance(f.default, Section))
+"""The names of the sections."""
+
+
 def fields() -> dict[str, FieldInfo]:
     """The field of each dotted key, but for the options of methods and data sets."""
     found: dict[str, FieldInfo] = {}

@@ -11,7 +11,7 @@ import yaml
 
 from fedsim import data
 from fedsim.config import experiments
-from fedsim.config.experiments import Given, Settings
+from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import RunConfig, resolve, to_yaml
 from fedsim.config.run import FIXED_PARTITIONS
 from fedsim.core import files
@@ -42,7 +42,7 @@ def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one of them cannot be used any more.
     """
-    given = (experiments.given(key, value, key) for key, value in settings.items())
+    given = (experiments.setting(key, value, key) for key, value in settings.items())
     return decisive(resolve(dict(given)))
 
 
@@ -137,7 +137,7 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
 
     Args:
         run: the run directory.
-        overrides: dotted keys that say where the work is done; values may be :class:`Given`.
+        overrides: dotted keys that say where the work is done; values may be :class:`Setting`.
 
     Raises:
         ConfigError: the directory holds no run, a key may not change, a path is not there.
@@ -180,8 +180,8 @@ def placement(config: RunConfig) -> dict[str, object]:
     return {f"engine.{leaf}": value for leaf, value in engine.items() if f"engine.{leaf}" in FREE}
 
 
-def _given(key: str, value: object) -> Given:
-    return value if isinstance(value, Given) else Given(value, key)
+def _given(key: str, value: object) -> Setting:
+    return value if isinstance(value, Setting) else Setting(value, key)
 
 
 def _check_paths(written: Settings) -> None:

@@ -263,7 +263,7 @@ def prepare(config: RunConfig) -> Setup:
             f"each; data set {dataset.name} has a label for every token"
         )
     return Setup(
-        config.concrete(num_clients=partition.num_clients, partition=kind, model=model.name),
+        config.resolved(num_clients=partition.num_clients, partition=kind, model=model.name),
         dataset,
         partition,
         model,

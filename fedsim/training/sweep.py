@@ -19,7 +19,7 @@ import pandas as pd
 from scipy import stats
 
 from fedsim.config import experiments, presets
-from fedsim.config.experiments import Axis, Experiment, Point, Settings
+from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
 from fedsim.config.resolve import RunConfig, resolve
 from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError, FedsimError, notes
@@ -61,9 +61,9 @@ def load(name_or_file: str) -> tuple[str, Experiment]:
     return path.stem, found.over(presets.load(found.preset, f"{path} (preset)"))
 
 
-def combinations(experiment: Experiment) -> list[tuple[Point, ...]]:
-    """Every choice of one point per axis, the last axis varying fastest."""
-    return list(itertools.product(*(axis.points for axis in experiment.grid)))
+def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
+    """Every choice of one value per axis, the last axis varying fastest."""
+    return list(itertools.product(*(axis.values for axis in experiment.grid)))
 
 
 def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
@@ -76,12 +76,11 @@ def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
             two combinations that are the same run, runs that need different Rays.
     """
     grid = tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
-    kept = Experiment(experiment.settings, experiment.about, experiment.preset, grid)
     runs = []
-    for points in combinations(kept):
-        layers = [point.settings for point in points]
+    for values in itertools.product(*(axis.values for axis in grid)):
+        layers = [value.settings for value in values]
         config = resolve(experiment.settings, *layers, overrides)
-        parts = [f"{axis.name}={_plain(p.label)}" for axis, p in zip(grid, points, strict=True)]
+        parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         group = [part for axis, part in zip(grid, parts, strict=True) if axis.name != "seed"]
         runs.append(SweepRun(",".join(parts) or "run", ",".join(group), config))
     names = [run.name for run in runs]
@@ -193,9 +192,9 @@ def _replaced(axis: Axis, overrides: Settings) -> bool:
         ConfigError: a flag sets one key of a row of several.
     """
     key = RENAMED.get(axis.name, axis.name)
-    if key in overrides and all(set(p.settings) == {key} for p in axis.points):
+    if key in overrides and all(set(p.settings) == {key} for p in axis.values):
         return True
-    for key in {key for point in axis.points for key in point.settings} & set(overrides):
+    for key in {key for point in axis.values for key in point.settings} & set(overrides):
         raise ConfigError(
             f"{overrides[key].origin}: the grid's axis {axis.name} sets {key} in its rows"
         )

@@ -160,7 +160,7 @@ def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_the_data_decide_is_filled_in(tmp_path: Path) -> None:
     config = RunConfig(data={"name": "retina"}, train={"sample_rate": 0.5})
-    concrete = config.concrete(num_clients=5, partition="files", model="cnn")
+    concrete = config.resolved(num_clients=5, partition="files", model="cnn")
     assert (concrete.data.num_clients, concrete.data.partition) == (5, "files")
     assert (concrete.model.name, concrete.data.name) == ("cnn", "retina")
     assert config.data.num_clients == 50
@@ -296,11 +296,11 @@ def test_grids_are_read_with_their_lines() -> None:
     row = "    - a: {train.lr: 0.1, seed: 3}\n    - b: {train: {lr: 1}}\n"
     text = f"grid:\n  seed: [0, 1]\n  row:\n{row}"
     seeds, rows = experiments.parse(text, "g.yaml").grid
-    assert [p.label for p in seeds.points] == ["0", "1"]
-    assert seeds.points[1].settings["seed"].origin == "g.yaml:2 (grid.seed)"
-    assert [p.label for p in rows.points] == ["a", "b"]
-    assert {k: g.value for k, g in rows.points[0].settings.items()} == {"train.lr": 0.1, "seed": 3}
-    assert rows.points[1].settings["train.lr"].origin == "g.yaml:5 (train.lr)"
+    assert [p.label for p in seeds.values] == ["0", "1"]
+    assert seeds.values[1].settings["seed"].origin == "g.yaml:2 (grid.seed)"
+    assert [p.label for p in rows.values] == ["a", "b"]
+    assert {k: g.value for k, g in rows.values[0].settings.items()} == {"train.lr": 0.1, "seed": 3}
+    assert rows.values[1].settings["train.lr"].origin == "g.yaml:5 (train.lr)"
 
 
 @pytest.mark.parametrize(

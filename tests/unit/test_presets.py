@@ -131,7 +131,7 @@ def test_every_preset_has_a_small_twin(name: str) -> None:
 @pytest.mark.parametrize("name", ["table2_small", "fig2", "fig2_small", "fig2_training_small"])
 def test_the_ablation_switches_both_parts_of_fedld(name: str) -> None:
     methods = next(axis for axis in presets.load(name).grid if axis.name == "method")
-    found = {p.label: {k: v.value for k, v in p.settings.items()} for p in methods.points}
+    found = {p.label: {k: v.value for k, v in p.settings.items()} for p in methods.values}
     assert found == {
         "ce_mean": {"algorithm": "fedavg"},
         "ce_principal": {"algorithm": "fedld", "margin": "none"},
@@ -153,7 +153,7 @@ def test_fig2_is_one_round_of_five_clients_at_five_alphas(name: str) -> None:
 def test_the_small_twins_run_five_seeds_those_of_many_methods_or_rounds_three(name: str) -> None:
     seeds = next(axis for axis in presets.load(name).grid if axis.name == "seed")
     three = name == "table3_small" or name.startswith("fedgh_")
-    assert len(seeds.points) == (3 if three else 5)
+    assert len(seeds.values) == (3 if three else 5)
 
 
 def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:

@@ -51,7 +51,7 @@ def test_every_study_can_be_made_again():
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_study_is_a_preset_with_its_runs(study):
     assert f"fedsim sweep {study}" in PAGE
-    axes = {axis.name: len(axis.points) for axis in presets.load(study).grid}
+    axes = {axis.name: len(axis.values) for axis in presets.load(study).grid}
     seeds = axes.pop("seed")
     frame = tables(study)
     assert set(frame["n"]) == {seeds}

@@ -26,7 +26,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.cli.options import FLAGS
 from fedsim.cli.resume import CHANGEABLE
-from fedsim.config.experiments import Given
+from fedsim.config.experiments import Setting
 from fedsim.config.resolve import ClockConfig, RunConfig
 from fedsim.core import files
 from fedsim.core.errors import (
@@ -480,9 +480,9 @@ def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
     ):
         resume.configuration(run)
     key = "engine.working_dir"
-    assert resume.configuration(run, {key: Given(".", "--working-dir")}).engine.working_dir == "."
+    assert resume.configuration(run, {key: Setting(".", "--working-dir")}).engine.working_dir == "."
     with pytest.raises(ConfigError, match=r"--working-dir: 'nowhere' is not here"):
-        resume.configuration(run, {key: Given("nowhere", "--working-dir")})
+        resume.configuration(run, {key: Setting("nowhere", "--working-dir")})
 
 
 def test_a_live_run_holds_its_directory(after_four, tmp_path):
@@ -884,7 +884,7 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
         patch.setattr(RunStore, "append", append)
         first = CliRunner().invoke(main, args)
     assert first.exit_code == 143
-    assert first.stderr == "interrupted; the runs are in s, the same command goes on\n"
+    assert first.stderr == "interrupted; the runs are in s, the same command continues\n"
     again = CliRunner().invoke(main, args)
     assert again.exit_code == 0, again.output
     assert "[1/2] seed=0: resumed after an interruption\n" in again.stdout

@@ -175,7 +175,7 @@ def written(clients: int = 50, partition: str = "dirichlet", **sections: object)
     config = RunConfig(**sections)  # type: ignore[arg-type]
     model = config.model.name or "cnn"
     return yaml.safe_load(
-        to_yaml(config.concrete(num_clients=clients, partition=partition, model=model))
+        to_yaml(config.resolved(num_clients=clients, partition=partition, model=model))
     )
 
 
