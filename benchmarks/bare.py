@@ -169,7 +169,13 @@ def _process(rank: int, processes: int, job: Job, pipe: Connection, barrier: Any
         for t in range(first, first + count):
             barrier.wait(PATIENCE)
             begun = time.perf_counter()
-            ctx = RoundContext(t, t + 1, len(job.clients), job.train.lr, job.seed)
+            ctx = RoundContext(
+                round=t,
+                num_rounds=t + 1,
+                num_clients=len(job.clients),
+                lr=job.train.lr,
+                seed=job.seed,
+            )
             cohort = draw_cohort(ctx, job.cohort)
             for row in range(rank, len(cohort), processes):
                 worker.train(cohort[row], t, row)

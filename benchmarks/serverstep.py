@@ -157,7 +157,7 @@ def step(method: str, rows: Sequence[Array]) -> Array:
 
     The cohort is new, so that nothing is left from the step before.
     """
-    ctx = RoundContext(0, 1, len(rows), lr=0.01, seed=0)
+    ctx = RoundContext(round=0, num_rounds=1, num_clients=len(rows), lr=0.01, seed=0)
     return algorithms.load(method, {}).server.step(RuleState(), _cohort(rows), ctx).step
 
 
@@ -173,5 +173,5 @@ def _cohort(rows: Sequence[Array]) -> Cohort:
             ClientUpdate(client_id=i, num_samples=100, num_steps=1, delta=row)
             for i, row in enumerate(rows)
         ],
-        Layout((Slot("all", (d,), 0, d),)),
+        Layout((Slot(name="all", shape=(d,), start=0, stop=d),)),
     )

@@ -95,7 +95,9 @@ def dataset(workload: Workload) -> Dataset:
         train=np.arange(trained),
         val=np.arange(0),
         test=np.arange(trained, total),
-        pipeline=Pipeline(workload.side, (0.5,) * workload.channels, (0.5,) * workload.channels),
+        pipeline=Pipeline(
+            size=workload.side, mean=(0.5,) * workload.channels, std=(0.5,) * workload.channels
+        ),
         clients={f"{client:05d}": indices for client, indices in enumerate(owned)},
     )
 

@@ -64,7 +64,7 @@ def aggregate(
     _check_alone(algorithm, server, round)
     if server.normalisation is not None and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
-    ctx = RoundContext(round, round + 1, len(rows), lr=1.0, seed=seed)
+    ctx = RoundContext(round=round, num_rounds=round + 1, num_clients=len(rows), lr=1.0, seed=seed)
     cohort = Cohort.of(
         [
             ClientUpdate(client_id=i, num_samples=n, num_steps=s, delta=row)
@@ -170,7 +170,7 @@ def _layout(size: int, sizes: Sequence[int] | None) -> Layout:
     stops = np.cumsum(lengths).tolist()
     return Layout(
         tuple(
-            Slot(f"tensor{i}", (n,), stop - n, stop)
+            Slot(name=f"tensor{i}", shape=(n,), start=stop - n, stop=stop)
             for i, (n, stop) in enumerate(zip(lengths, stops, strict=True))
         )
     )

@@ -41,7 +41,7 @@ def digits(folder):
         train=np.arange(220),
         val=np.arange(0),
         test=test,
-        pipeline=Pipeline(8, (0.5,), (0.5,)),
+        pipeline=Pipeline(size=8, mean=(0.5,), std=(0.5,)),
         groups={"first": test[:30], "every third": test[::3]},
     )
 
@@ -85,7 +85,13 @@ def rounds(settings) -> Iterator[Round]:
     try:
         for number in range(t):
             lr = lr_at(settings, number)
-            ctx = RoundContext(number, t, setup.partition.num_clients, lr, settings.seed)
+            ctx = RoundContext(
+                round=number,
+                num_rounds=t,
+                num_clients=setup.partition.num_clients,
+                lr=lr,
+                seed=settings.seed,
+            )
             log = RoundLog(number + 1)
             cohort = draw_cohort(ctx, setup.cohort_size)
             own = {c: state.clients[c] for c in cohort if c in state.clients}

@@ -24,7 +24,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slot:
     """Where one tensor of the model lies in a :data:`Vector`.
 
@@ -63,7 +63,7 @@ class Layout:
         return self.slots[-1].stop if self.slots else 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundContext:
     """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
 
@@ -109,7 +109,7 @@ class ClientUpdate:
     held: object = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """How stored uint8 images become a model's input; data, so that it travels to the actors.
 
@@ -257,7 +257,7 @@ class ModelSpec:
     projection: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """The hyperparameters of local training that all methods share."""
 
@@ -269,7 +269,7 @@ class Training:
     clip_norm: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ClassScore:
     """One class of an evaluation; None where the value is undefined (see ``classes.csv``)."""
 
@@ -279,7 +279,7 @@ class ClassScore:
     precision: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupScore:
     """One group of an evaluation's samples; accuracy in 0..1.
 
@@ -292,7 +292,7 @@ class GroupScore:
     accuracy: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """An evaluation of one model on one part; accuracies in 0..1, None where undefined.
 

@@ -104,7 +104,9 @@ def score(
         macro_f1=_mean((2 * hits[seen] / (support[seen] + claimed[seen])).tolist()),
         auc=_macro_auc(chances, labels) if seen.all() and num_classes > 1 else None,
         classes=tuple(
-            ClassScore(label, s, h / s if s else None, h / c if c else 0.0)
+            ClassScore(
+                label=label, support=s, recall=h / s if s else None, precision=h / c if c else 0.0
+            )
             for label, (s, h, c) in enumerate(
                 zip(support.tolist(), hits.tolist(), claimed.tolist(), strict=True)
             )
@@ -136,7 +138,9 @@ def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None)
 def group_score(name: str, samples: SampleScores) -> GroupScore:
     """Loss and accuracy of at least one sample: means over labels, sums correctly rounded."""
     accuracy = int(samples.correct.sum()) / int(samples.weight.sum())
-    return GroupScore(name, len(samples.loss), mean_loss(samples), accuracy)
+    return GroupScore(
+        group=name, num_samples=len(samples.loss), loss=mean_loss(samples), accuracy=accuracy
+    )
 
 
 def mean_loss(samples: SampleScores) -> float:
@@ -178,10 +182,10 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         ),
         groups=tuple(
             GroupScore(
-                rows[0].group,
-                rows[0].num_samples,
-                _mean([row.loss for row in rows]),
-                _mean([row.accuracy for row in rows]),
+                group=rows[0].group,
+                num_samples=rows[0].num_samples,
+                loss=_mean([row.loss for row in rows]),
+                accuracy=_mean([row.accuracy for row in rows]),
             )
             for rows in zip(*(s.groups for s in scores), strict=True)
         ),

@@ -137,7 +137,13 @@ class TrainingLoop:
         config, partition = self.setup.config, self.setup.partition
         t = position.rounds
         lr = lr_at(config, t)
-        ctx = RoundContext(t, config.train.rounds, partition.num_clients, lr, config.seed)
+        ctx = RoundContext(
+            round=t,
+            num_rounds=config.train.rounds,
+            num_clients=partition.num_clients,
+            lr=lr,
+            seed=config.seed,
+        )
         try:
             return run_round(self.setup, self.executor, position.state, ctx, log)
         except Exception as error:

@@ -137,7 +137,7 @@ def _common(
     for part in parts:
         each = {c: found[part][m.owner] for c, m in models.items()}
         own = {
-            c: GroupScore("", s.num_samples, s.loss, s.accuracy)
+            c: GroupScore(group="", num_samples=s.num_samples, loss=s.loss, accuracy=s.accuracy)
             for c, s in each.items()
             if c is not None
         }

@@ -194,7 +194,12 @@ class Setup:
         """What the workers need of it."""
         c, t = self.config, self.config.train
         training = Training(
-            t.local_epochs, t.batch_size, t.momentum, t.weight_decay, t.frozen_bn, t.clip_norm
+            local_epochs=t.local_epochs,
+            batch_size=t.batch_size,
+            momentum=t.momentum,
+            weight_decay=t.weight_decay,
+            frozen_bn=t.frozen_bn,
+            clip_norm=t.clip_norm,
         )
         return WorkerSpec(
             dataset=self.dataset,
@@ -381,7 +386,9 @@ def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
         ConfigError: they depend on more than the settings.
     """
     t = config.train
-    ctx = RoundContext(0, t.rounds, num_clients, t.lr, config.seed)
+    ctx = RoundContext(
+        round=0, num_rounds=t.rounds, num_clients=num_clients, lr=t.lr, seed=config.seed
+    )
     known = SimpleNamespace(training=config.train, ctx=ctx)
     try:
         phases = algorithm.local.phases(cast(LocalEnv, known))

@@ -88,7 +88,10 @@ class Federation:
             flat=self.flat, start=start, x=nothing, y=torch.zeros(1, dtype=torch.int64),
             train=lambda x: x, test=lambda x: x, criterion=Quadratic(self.a[i], self.b[i]),
             num_classes=1, ctx=ctx, client_id=i, downlink=self.downlink,
-            training=Training(self.steps[i], 1, self.momentum, self.weight_decay),
+            training=Training(
+                local_epochs=self.steps[i], batch_size=1, momentum=self.momentum,
+                weight_decay=self.weight_decay,
+            ),
             state=self.clients.get(i, {}),
             relative_size=self.samples[i] / np.mean(self.samples),
         )  # fmt: skip
@@ -108,7 +111,7 @@ class Federation:
         """One round over some clients, by default all; returns the new point."""
         n = len(self.steps)
         clients = range(n) if clients is None else clients
-        ctx = RoundContext(self.round, 10**6, n, self.lr, seed=0)
+        ctx = RoundContext(round=self.round, num_rounds=10**6, num_clients=n, lr=self.lr, seed=0)
         updates = self.updates(clients, ctx, self.algorithm.local)
         cohort = Cohort.of(updates, self.flat.layout, params=self.w)
         answer = self.algorithm.server.step(self.state, cohort, ctx)

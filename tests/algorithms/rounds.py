@@ -86,7 +86,13 @@ def rounds(
     try:
         for t in range(first, setup.config.train.rounds):
             n, seed = setup.partition.num_clients, setup.config.seed
-            ctx = RoundContext(t, setup.config.train.rounds, n, lr_at(setup.config, t), seed)
+            ctx = RoundContext(
+                round=t,
+                num_rounds=setup.config.train.rounds,
+                num_clients=n,
+                lr=lr_at(setup.config, t),
+                seed=seed,
+            )
             before, log = state, RoundLog(t + 1)
             state = run_round(setup, executor, before, ctx, log)
             clients = draw_cohort(ctx, setup.cohort_size)

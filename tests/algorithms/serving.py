@@ -9,12 +9,18 @@ from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 
-LAYOUT = Layout((Slot("a", (2,), 0, 2), Slot("b", (1, 2), 2, 4), Slot("mean", (2,), 4, 6, "stat")))
+LAYOUT = Layout(
+    (
+        Slot(name="a", shape=(2,), start=0, stop=2),
+        Slot(name="b", shape=(1, 2), start=2, stop=4),
+        Slot(name="mean", shape=(2,), start=4, stop=6, role="stat"),
+    )
+)
 """Two tensors of two parameters each and a statistic of two numbers."""
 
 
 def vector_layout(size):
-    return Layout((Slot("w", (size,), 0, size),))
+    return Layout((Slot(name="w", shape=(size,), start=0, stop=size),))
 
 
 def cohort(updates, samples=None, layout=None, params=None):
@@ -34,7 +40,7 @@ def answers(name, rounds, *, rates=None, layout=None, samples=None, **hyperparam
     server, state, said = algorithms.load(name, hyperparameters).server, RuleState(), []
     rates = [0.1] * len(rounds) if rates is None else rates
     for t, (updates, lr) in enumerate(zip(rounds, rates, strict=True)):
-        ctx = RoundContext(t, len(rounds), 10, lr, seed=0)
+        ctx = RoundContext(round=t, num_rounds=len(rounds), num_clients=10, lr=lr, seed=0)
         said.append(server.step(state, cohort(updates, samples, layout), ctx))
         state = said[-1].state
     return said

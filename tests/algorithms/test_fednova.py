@@ -21,7 +21,7 @@ from fedsim.server.cohort import Cohort
 from .cases import PRINTED, assert_step, draw, every_cohort, every_input
 from .federation import Federation
 
-CTX = RoundContext(0, 1, 2, 0.1, 0)
+CTX = RoundContext(round=0, num_rounds=1, num_clients=2, lr=0.1, seed=0)
 RNG = np.random.default_rng(5)
 A, B = RNG.uniform(0.5, 2.0, (3, 4)), RNG.normal(size=(3, 4))
 STEPS, SAMPLES = (1, 5, 3), (30, 10, 20)
@@ -29,7 +29,12 @@ COHORTS = [[0, 1, 2], [0, 2], [1], [0, 1, 2]]
 
 
 def cohort(normalisers, steps=(2, 4)):
-    layout = Layout((Slot("w", (2,), 0, 2), Slot("stat", (1,), 2, 3, "stat")))
+    layout = Layout(
+        (
+            Slot(name="w", shape=(2,), start=0, stop=2),
+            Slot(name="stat", shape=(1,), start=2, stop=3, role="stat"),
+        )
+    )
     deltas = (np.array([-1.0, 0.0, 8.0]), np.array([0.0, -2.0, 4.0]))
     samples = (10, 30)
     values = zip(samples, steps, deltas, normalisers, strict=True)
@@ -131,7 +136,9 @@ def test_the_server_momentum_is_in_units_of_the_rate():
     update = algorithms.load("fednova").server.step(RuleState(), sent, CTX).step[:2]
     first = server.step(RuleState(), sent, CTX)
     np.testing.assert_allclose(first.step[:2], update, rtol=1e-14)
-    later = server.step(first.state, sent, RoundContext(1, 2, 2, 0.05, 0))
+    later = server.step(
+        first.state, sent, RoundContext(round=1, num_rounds=2, num_clients=2, lr=0.05, seed=0)
+    )
     np.testing.assert_allclose(later.step[:2], 1.25 * update, rtol=1e-14)
 
 

@@ -56,7 +56,7 @@ def test_published_example_in_double_precision():
     env = SimpleNamespace(
         model=model,
         params=[model.weight],
-        slots=lambda: [Slot("weight", (2,), 0, 2)],
+        slots=lambda: [Slot(name="weight", shape=(2,), start=0, stop=2)],
         criterion=Quadratic(),
     )
     objective, ce = SharpnessAware(0.05, "sam", 0.01).loss(env, None, torch.zeros(1, 1), None)
@@ -216,7 +216,7 @@ def test_momentum_mixes_the_gradient_at_the_moved_weights():
 
 @pytest.mark.parametrize("alpha", [1.0, 0.5])
 def test_weights_of_the_models(alpha):
-    layout = Layout((Slot("w", (2,), 0, 2),))
+    layout = Layout((Slot(name="w", shape=(2,), start=0, stop=2),))
     updates = [
         ClientUpdate(
             client_id=i,

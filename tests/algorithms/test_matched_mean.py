@@ -30,7 +30,7 @@ SPECS = {
     "cnn_reddi": ModelSpec("cnn_reddi", 3, 1, 8),
     "cnn_fedavg": ModelSpec("cnn_fedavg", 3, 1, 16),
 }
-CTX = RoundContext(0, 1, 3, 0.1, seed=0)
+CTX = RoundContext(round=0, num_rounds=1, num_clients=3, lr=0.1, seed=0)
 every_model = pytest.mark.parametrize("name", SPECS)
 
 

@@ -18,10 +18,10 @@ from fedsim.server.cohort import Cohort
 
 LAYOUT = Layout(
     (
-        Slot("a.weight", (2, 2), 0, 4),
-        Slot("a.bias", (2,), 4, 6),
-        Slot("b.weight", (3,), 6, 9),
-        Slot("a.running_mean", (1,), 9, 10, "stat"),
+        Slot(name="a.weight", shape=(2, 2), start=0, stop=4),
+        Slot(name="a.bias", shape=(2,), start=4, stop=6),
+        Slot(name="b.weight", shape=(3,), start=6, stop=9),
+        Slot(name="a.running_mean", shape=(1,), start=9, stop=10, role="stat"),
     )
 )
 CLIENTS, WIDTH = 4, 5
@@ -40,7 +40,7 @@ def cut(psi):
 
 
 def context(round=0):
-    return RoundContext(round, 10, CLIENTS, 0.1, seed=3)
+    return RoundContext(round=round, num_rounds=10, num_clients=CLIENTS, lr=0.1, seed=3)
 
 
 def update(client, trained):

@@ -27,7 +27,7 @@ def steps(name, server, rounds, samples=SAMPLES, layout=None, **sections):
     composed = algorithms.compose(name, sections, server=server).server
     state, found = RuleState(), []
     for t, updates in enumerate(rounds):
-        ctx = RoundContext(t, len(rounds), 10, 0.1, seed=0)
+        ctx = RoundContext(round=t, num_rounds=len(rounds), num_clients=10, lr=0.1, seed=0)
         answer = composed.step(state, cohort(updates, samples, layout), ctx)
         found.append(answer.step)
         state = answer.state
@@ -214,7 +214,7 @@ def test_an_optimiser_that_keeps_nothing_may_be_missing_in_a_checkpoint():
     composed = type(composed)(composed.reduction, optimizers=composed.optimizers)
     states, found = [RuleState(), RuleState()], []
     for t, updates in enumerate(rounds):
-        ctx = RoundContext(t, 3, 10, 0.1, seed=0)
+        ctx = RoundContext(round=t, num_rounds=3, num_clients=10, lr=0.1, seed=0)
         answers = [composed.step(state, cohort(updates, SAMPLES), ctx) for state in states]
         states = [answers[0].state, RuleState.unflatten(answers[1].state.flatten())]
         found.append([answer.step for answer in answers])

@@ -31,7 +31,7 @@ def dataset(num_images=60):
         train=everything,
         val=everything[:0],
         test=everything,
-        pipeline=Pipeline(SIZE, (0.5,), (0.5,)),
+        pipeline=Pipeline(size=SIZE, mean=(0.5,), std=(0.5,)),
     )
 
 
@@ -53,7 +53,7 @@ def worker(name, model="cnn", training=None, **hyperparameters):
 
 
 def context(round=0, lr=0.05):
-    return RoundContext(round, 10, 3, lr, seed=0)
+    return RoundContext(round=round, num_rounds=10, num_clients=3, lr=lr, seed=0)
 
 
 def train(w, clients=(0, 1, 2), round=0, lr=0.05, params=None, states=None, downlink=None):

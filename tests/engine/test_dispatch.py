@@ -23,7 +23,7 @@ from fedsim.engine.ray.placement import Node
 from fedsim.engine.ray.pool import ActorPool, Location
 from fedsim.engine.ray.sharded import Aggregators
 
-CTX = RoundContext(0, 5, 8, 0.1, 0)
+CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
 LOST = Fault(error="its process died", lost=True)
 BROKEN = Fault(error="ValueError: on purpose", lost=False, alive=True)
 OPTIONS = (("num_cpus", 1.0), ("num_gpus", 0.5))

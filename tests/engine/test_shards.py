@@ -42,8 +42,13 @@ EMPTY = np.empty(0, np.float32)
 
 def layout():
     edges = [0, 700_001, 700_065, 1_900_000, SIZE - STATS]
-    slots = [Slot(f"w{i}", (b - a,), a, b) for i, (a, b) in enumerate(pairwise(edges))]
-    return Layout((*slots, Slot("mean", (STATS,), SIZE - STATS, SIZE, "stat")))
+    slots = [
+        Slot(name=f"w{i}", shape=(b - a,), start=a, stop=b)
+        for i, (a, b) in enumerate(pairwise(edges))
+    ]
+    return Layout(
+        (*slots, Slot(name="mean", shape=(STATS,), start=SIZE - STATS, stop=SIZE, role="stat"))
+    )
 
 
 def draw(m=M, size=SIZE, round=0):
@@ -167,7 +172,7 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
     states = {name: ({}, {}) for name in methods}
     try:
         for round in range(2):
-            ctx = RoundContext(round, 2, 20, 0.1, seed=3)
+            ctx = RoundContext(round=round, num_rounds=2, num_clients=20, lr=0.1, seed=3)
             rows = draw(round=round)
             one, other = two_nodes
             held = trained(one, rows[:2], ranges) | trained(other, rows[2:], ranges, 2)

@@ -31,7 +31,7 @@ def rebuilt(w, **changes):
 def dropout_worker(name="fedavg", augment="crop_flip"):
     """Dropout and augmentation draw from the global generators; clients 0 and 1 share data."""
     w = worker(name)
-    data = replace(dataset(), pipeline=Pipeline(8, (0.5,), (0.5,), augment))
+    data = replace(dataset(), pipeline=Pipeline(size=8, mean=(0.5,), std=(0.5,), augment=augment))
     same = w.spec.partition.train[0]
     return rebuilt(
         w,

@@ -237,7 +237,7 @@ def test_what_is_no_record(text):
 
 def test_the_layout_hash_sees_names_shapes_and_roles():
     def layout(name="a", shape=(2, 3), role="param"):
-        return Layout((Slot(name, shape, 0, 6, role),))
+        return Layout((Slot(name=name, shape=shape, start=0, stop=6, role=role),))
 
     hashes = {
         layout_hash(one)

@@ -17,11 +17,17 @@ from fedsim.server.linalg import Local, cut, single_threaded_blas
 
 
 def layout(size, stats=0):
-    return Layout((Slot("w", (size - stats,), 0, size - stats), *_stat(size, stats)))
+    return Layout(
+        (Slot(name="w", shape=(size - stats,), start=0, stop=size - stats), *_stat(size, stats))
+    )
 
 
 def _stat(size, stats):
-    return (Slot("s", (stats,), size - stats, size, "stat"),) if stats else ()
+    return (
+        (Slot(name="s", shape=(stats,), start=size - stats, stop=size, role="stat"),)
+        if stats
+        else ()
+    )
 
 
 def updates(rows, ids=None, samples=None):

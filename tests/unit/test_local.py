@@ -60,7 +60,7 @@ def make_env(n=23, model=None, training=None, **changes):
         criterion=MarginControl(),
         num_classes=CLASSES,
         training=training or Training(batch_size=5),
-        ctx=RoundContext(2, 10, 4, 0.1, seed=1),
+        ctx=RoundContext(round=2, num_rounds=10, num_clients=4, lr=0.1, seed=1),
         client_id=3,
         downlink={},
         state={},
@@ -133,7 +133,11 @@ def reference(model, batches, lr, momentum, weight_decay, nets_loss=functional.c
     ("momentum", "weight_decay"), [(0.0, 0.0), (0.5, 0.0), (0.0, 0.1), (0.9, 0.05)]
 )
 def test_several_epochs_are_torch_sgd(momentum, weight_decay):
-    env = make_env(training=Training(3, 5, momentum, weight_decay))
+    env = make_env(
+        training=Training(
+            local_epochs=3, batch_size=5, momentum=momentum, weight_decay=weight_decay
+        )
+    )
     model, spy = copy.deepcopy(env.model), Spy()
     result = train_local(spy, env)
     losses = reference(model, spy.batches, 0.1, momentum, weight_decay)
@@ -148,7 +152,7 @@ def test_several_epochs_are_torch_sgd(momentum, weight_decay):
 
 
 def test_momentum_starts_anew_in_every_phase():
-    env = make_env(training=Training(1, 5, 0.9, 0.01))
+    env = make_env(training=Training(local_epochs=1, batch_size=5, momentum=0.9, weight_decay=0.01))
     model, spy = copy.deepcopy(env.model), Spy((Phase(1, 0.1), Phase(2, 0.02)))
     train_local(spy, env)
     reference(model, spy.batches[:5], 0.1, 0.9, 0.01)
@@ -160,7 +164,7 @@ def test_momentum_starts_anew_in_every_phase():
 
 def test_the_reported_loss_is_plain_cross_entropy_whatever_is_minimised():
     margin = MarginControl("marg_log", 2.0)
-    env = make_env(criterion=margin, training=Training(2, 5))
+    env = make_env(criterion=margin, training=Training(local_epochs=2, batch_size=5))
     model, spy = copy.deepcopy(env.model), Spy()
     result = train_local(spy, env)
 
@@ -189,14 +193,14 @@ def test_the_reported_loss_is_plain_cross_entropy_whatever_is_minimised():
 )
 def test_batches_of_an_epoch(n, size, with_norm, without):
     for norm, expected in ((True, with_norm), (False, without)):
-        env, spy = make_env(n, Net(norm), Training(3, size)), Spy()
+        env, spy = make_env(n, Net(norm), Training(local_epochs=3, batch_size=size)), Spy()
         result = train_local(spy, env)
         assert [len(y) for _, y in spy.batches] == 3 * expected
         assert result.num_steps == 3 * len(expected)
 
 
 def test_every_epoch_shows_every_sample_once_in_a_new_order():
-    env, spy = make_env(22, training=Training(4, 5)), Spy()
+    env, spy = make_env(22, training=Training(local_epochs=4, batch_size=5)), Spy()
     train_local(spy, env)
     every = sorted(preprocess(env.x).flatten(1).tolist())
     epochs = [torch.cat([x for x, _ in spy.batches[i : i + 5]]) for i in range(0, 20, 5)]
@@ -215,7 +219,7 @@ def test_images_stay_with_their_labels():
 
 
 def test_the_sample_that_is_left_out_changes():
-    env, spy = make_env(6, training=Training(20, 5)), Spy()
+    env, spy = make_env(6, training=Training(local_epochs=20, batch_size=5)), Spy()
     train_local(spy, env)
     shown = {tuple(row) for x, _ in spy.batches for row in x.flatten(1).tolist()}
     assert len(shown) == 6
@@ -223,7 +227,7 @@ def test_the_sample_that_is_left_out_changes():
 
 
 def test_a_single_sample_trains_with_the_running_statistics():
-    env = make_env(1, training=Training(2, 5))
+    env = make_env(1, training=Training(local_epochs=2, batch_size=5))
     spy = Spy()
     result = train_local(spy, env)
     end = env.flat.vector()
@@ -236,13 +240,15 @@ def test_a_single_sample_trains_with_the_running_statistics():
 
 def test_a_lone_last_sample_is_kept_where_no_norm_trains():
     spy = Spy()
-    result = train_local(spy, make_env(11, training=Training(1, 5, frozen_bn=True)))
+    result = train_local(
+        spy, make_env(11, training=Training(local_epochs=1, batch_size=5, frozen_bn=True))
+    )
     assert [len(y) for _, y in spy.batches] == [5, 5, 1]
     assert result.num_steps == 3
 
 
 def test_frozen_norms_train_their_affine_part_alone():
-    env = make_env(training=Training(2, 5, frozen_bn=True))
+    env = make_env(training=Training(local_epochs=2, batch_size=5, frozen_bn=True))
     model, spy = copy.deepcopy(env.model), Spy()
     train_local(spy, env)
     changed = moved(env, env.start.numpy(), env.flat.vector())
@@ -251,7 +257,9 @@ def test_frozen_norms_train_their_affine_part_alone():
         *("head.weight", "head.bias"),
     }
     assert {(mode, *norms) for mode, norms, _ in spy.modes} == {(True, False)}
-    one_batch = make_env(5, copy.deepcopy(model), Training(1, 5, frozen_bn=True))
+    one_batch = make_env(
+        5, copy.deepcopy(model), Training(local_epochs=1, batch_size=5, frozen_bn=True)
+    )
     with torch.no_grad():
         expected = functional.cross_entropy(model.eval()(preprocess(one_batch.x)), one_batch.y)
     result = train_local(LocalRule(), one_batch)
@@ -259,7 +267,7 @@ def test_frozen_norms_train_their_affine_part_alone():
 
 
 def test_a_head_phase_moves_the_head_and_nothing_else():
-    env = make_env(model=Net(dropout=0.5), training=Training(1, 5))
+    env = make_env(model=Net(dropout=0.5), training=Training(local_epochs=1, batch_size=5))
     spy = Spy((Phase(2, 0.1, "head"),))
     train_local(spy, env)
     assert moved(env, env.start.numpy(), env.flat.vector()) == {"head.weight", "head.bias"}
@@ -267,7 +275,7 @@ def test_a_head_phase_moves_the_head_and_nothing_else():
 
 
 def test_a_features_phase_leaves_the_head_and_moves_the_statistics():
-    env = make_env(training=Training(1, 5))
+    env = make_env(training=Training(local_epochs=1, batch_size=5))
     spy = Spy((Phase(2, 0.1, "features"),))
     train_local(spy, env)
     everything = {s.name for s in env.flat.layout.slots}
@@ -277,7 +285,7 @@ def test_a_features_phase_leaves_the_head_and_moves_the_statistics():
 
 
 def test_phases_follow_each_other_with_their_own_rates():
-    env = make_env(training=Training(1, 5, 0.5, 0.0))
+    env = make_env(training=Training(local_epochs=1, batch_size=5, momentum=0.5, weight_decay=0.0))
     spy = Spy((Phase(1, 0.0), Phase(1, 0.1, "head"), Phase(0, 9.0), Phase(1, 0.1, "features")))
     result = train_local(spy, env)
     assert result.num_steps == 15
@@ -315,10 +323,14 @@ def test_without_a_step_there_is_no_loss():
 
 def test_a_parameter_that_the_loss_does_not_reach_only_decays():
     # w <- w - lr wd w, once: 3 (1 - 0.1 * 0.5) = 2.85
-    env = make_env(5, Net(unused=True), Training(1, 5, 0.0, 0.5))
+    env = make_env(
+        5, Net(unused=True), Training(local_epochs=1, batch_size=5, momentum=0.0, weight_decay=0.5)
+    )
     train_local(LocalRule(), env)
     np.testing.assert_allclose(env.model.unused.detach().numpy(), 2.85, rtol=1e-5)
-    env = make_env(5, Net(unused=True), Training(1, 5, 0.9, 0.0))
+    env = make_env(
+        5, Net(unused=True), Training(local_epochs=1, batch_size=5, momentum=0.9, weight_decay=0.0)
+    )
     train_local(LocalRule(), env)
     assert env.model.unused.tolist() == [3.0, 3.0]
 
@@ -335,9 +347,9 @@ def test_the_start_vector_is_not_written():
     [
         ({}, True),
         ({"client_id": 4}, False),
-        ({"ctx": RoundContext(3, 10, 4, 0.1, seed=1)}, False),
-        ({"ctx": RoundContext(2, 10, 4, 0.1, seed=2)}, False),
-        ({"ctx": RoundContext(2, 99, 400, 0.1, seed=1)}, True),
+        ({"ctx": RoundContext(round=3, num_rounds=10, num_clients=4, lr=0.1, seed=1)}, False),
+        ({"ctx": RoundContext(round=2, num_rounds=10, num_clients=4, lr=0.1, seed=2)}, False),
+        ({"ctx": RoundContext(round=2, num_rounds=99, num_clients=400, lr=0.1, seed=1)}, True),
     ],
 )
 def test_the_order_hangs_on_seed_round_and_client_alone(changes, same):

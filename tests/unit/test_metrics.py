@@ -47,7 +47,9 @@ def test_three_classes_by_hand() -> None:
     assert got.macro_f1 == pytest.approx((2 / 3 + 1 / 2) / 2, rel=1e-15)
     assert got.auc is None
     assert got.classes == (
-        ClassScore(0, 2, 0.5, 1.0), ClassScore(1, 2, 0.5, 0.5), ClassScore(2, 0, None, 0.0),
+        ClassScore(label=0, support=2, recall=0.5, precision=1.0),
+        ClassScore(label=1, support=2, recall=0.5, precision=0.5),
+        ClassScore(label=2, support=0, recall=None, precision=0.0),
     )  # fmt: skip
 
 
@@ -155,7 +157,10 @@ def test_mean_over_models_by_hand() -> None:
     a = score(logits_of((1, 0), (1, 0)), labels_of(0, 1))
     b = score(logits_of((0, 1), (0, 3)), labels_of(0, 1))
     got = mean_scores([a, b])
-    assert got.classes == (ClassScore(0, 1, 0.5, 0.25), ClassScore(1, 1, 0.5, 0.25))
+    assert got.classes == (
+        ClassScore(label=0, support=1, recall=0.5, precision=0.25),
+        ClassScore(label=1, support=1, recall=0.5, precision=0.25),
+    )
     assert (got.num_samples, got.accuracy, got.balanced_accuracy) == (2, 0.5, 0.5)
     assert got.macro_f1 == pytest.approx(1 / 3, rel=1e-15)
     # a: log(1+1/e), log(1+e); b: log(1+e), log(1+e^-3)
@@ -174,7 +179,9 @@ def test_mean_over_models_by_hand() -> None:
 
 def test_mean_keeps_what_is_undefined_for_a_class() -> None:
     a = score(logits_of((1, 0, 0), (0, 1, 0)), labels_of(0, 1))
-    assert mean_scores([a, a]).classes[2] == ClassScore(2, 0, None, 0.0)
+    assert mean_scores([a, a]).classes[2] == ClassScore(
+        label=2, support=0, recall=None, precision=0.0
+    )
 
 
 def test_mean_needs_one_common_test_set() -> None:
@@ -208,7 +215,7 @@ def test_a_score_is_made_of_its_samples() -> None:
     whole, samples = score(logits, labels), per_sample(logits, labels)
     assert mean_loss(samples) == whole.loss == math.fsum(samples.loss) / 50
     assert samples.correct.mean() == whole.accuracy
-    expected = GroupScore("all", 50, whole.loss, whole.accuracy)
+    expected = GroupScore(group="all", num_samples=50, loss=whole.loss, accuracy=whole.accuracy)
     assert group_score("all", samples) == expected
 
 
@@ -246,7 +253,12 @@ def test_groups_are_scored_as_if_they_were_alone() -> None:
     assert [group.group for group in got.groups] == ["b", "a", "one"], "in the order given"
     for group in got.groups:
         alone = score(logits[groups[group.group]], labels[groups[group.group]])
-        assert group == GroupScore(group.group, alone.num_samples, alone.loss, alone.accuracy)
+        assert group == GroupScore(
+            group=group.group,
+            num_samples=alone.num_samples,
+            loss=alone.loss,
+            accuracy=alone.accuracy,
+        )
     assert replace(got, groups=()) == score(logits, labels), "nothing else depends on groups"
 
 

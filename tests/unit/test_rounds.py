@@ -52,7 +52,7 @@ def tiny(folder, val_fraction=0.0):
         train=np.arange(held, 100),
         val=np.arange(held),
         test=np.arange(100, 160),
-        pipeline=Pipeline(8, (0.5,), (0.5,)),
+        pipeline=Pipeline(size=8, mean=(0.5,), std=(0.5,)),
     )
 
 
@@ -118,7 +118,13 @@ def failing(what, clients, round=1, policy="drop", **changes):
 
 def cohort_of(settings, round):
     t = settings.train
-    ctx = RoundContext(round, t.rounds, settings.data.num_clients, t.lr, settings.seed)
+    ctx = RoundContext(
+        round=round,
+        num_rounds=t.rounds,
+        num_clients=settings.data.num_clients,
+        lr=t.lr,
+        seed=settings.seed,
+    )
     return draw_cohort(ctx, int(t.sample_rate * settings.data.num_clients))
 
 
@@ -129,7 +135,7 @@ def contents(store):
 
 
 def context(round=0, rounds=10, clients=20, seed=0, lr=0.1):
-    return RoundContext(round, rounds, clients, lr, seed)
+    return RoundContext(round=round, num_rounds=rounds, num_clients=clients, lr=lr, seed=seed)
 
 
 # cohorts
@@ -212,7 +218,7 @@ def test_the_rate_is_written_down_and_used(tmp_path):
 def test_a_round_of_fedavg_by_hand(model):
     setup = prepare(config(model={"name": model}))
     worker = Worker(setup.spec, torch.device("cpu"))
-    ctx = RoundContext(0, 3, 8, 0.05, 0)
+    ctx = RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0)
     clients = draw_cohort(ctx, 4)
     reports, deltas = worker.train(clients, setup.initial, {}, {}, ctx)
     n = np.array([len(setup.partition.train[c]) for c in clients], dtype=np.float64)
@@ -262,7 +268,7 @@ def test_states_belong_to_clients_and_survive_rounds_without_them():
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     seen, survived = {}, 0
     for t in range(4):
-        ctx = RoundContext(t, 4, 8, 0.05, 0)
+        ctx = RoundContext(round=t, num_rounds=4, num_clients=8, lr=0.05, seed=0)
         before = dict(state.clients)
         state = run_round(setup, executor, state, ctx, RoundLog(t + 1))
         cohort = draw_cohort(ctx, 2)
@@ -284,7 +290,13 @@ def test_norms_leave_out_statistics_and_personal_slots():
     setup = prepare(config("fedbn", model={"name": "cnn"}))
     executor, log = SerialExecutor(setup.spec), RoundLog(1)
     state = ServerState(params=setup.initial)
-    after = run_round(setup, executor, state, RoundContext(0, 3, 8, 0.05, 0), log)
+    after = run_round(
+        setup,
+        executor,
+        state,
+        RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0),
+        log,
+    )
     executor.close()
     shared = np.concatenate(
         [
@@ -358,7 +370,10 @@ def test_a_dropped_client_leaves_the_round(tmp_path, what):
 
 def test_survivors_are_averaged_among_themselves():
     settings = failing("update", [cohort_of(config(), 0)[0]], round=0)
-    setup, ctx = prepare(settings), RoundContext(0, 3, 8, 0.05, 0)
+    setup, ctx = (
+        prepare(settings),
+        RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0),
+    )
     alive = cohort_of(settings, 0)[1:]
     worker = Worker(setup.spec, torch.device("cpu"))
     _, deltas = worker.train(alive, setup.initial, {}, {}, ctx)
@@ -377,7 +392,13 @@ def test_a_dropped_client_keeps_the_state_it_had():
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     for t in range(2):
         before = state
-        state = run_round(setup, executor, state, RoundContext(t, 3, 8, 0.05, 0), RoundLog(t + 1))
+        state = run_round(
+            setup,
+            executor,
+            state,
+            RoundContext(round=t, num_rounds=3, num_clients=8, lr=0.05, seed=0),
+            RoundLog(t + 1),
+        )
     executor.close()
     assert state.clients[client] is before.clients[client]
     assert set(state.clients) == {*first, *second}
@@ -467,7 +488,11 @@ def test_whose_models_count_for_personalised_methods(method, mode):
     worker = Worker(setup.spec, torch.device("cpu"))
     executor, state = SerialExecutor(setup.spec), ServerState(params=setup.initial)
     for t in range(2):
-        ctx, log, before = RoundContext(t, 3, 8, 0.05, 0), RoundLog(t + 1), state
+        ctx, log, before = (
+            RoundContext(round=t, num_rounds=3, num_clients=8, lr=0.05, seed=0),
+            RoundLog(t + 1),
+            state,
+        )
         state = run_round(setup, executor, before, ctx, log)
         cohort = draw_cohort(ctx, 4)
         reports, deltas = worker.train(cohort, before.params, before.downlink, before.clients, ctx)

@@ -338,7 +338,13 @@ def test_text_files_have_unix_line_ends_and_utf8(tmp_path):
 
 
 def test_the_model_is_saved_under_its_tensors_names(tmp_path):
-    layout = Layout((Slot("w", (2, 3), 0, 6), Slot("b", (), 6, 7), Slot("v", (2,), 7, 9, "stat")))
+    layout = Layout(
+        (
+            Slot(name="w", shape=(2, 3), start=0, stop=6),
+            Slot(name="b", shape=(), start=6, stop=7),
+            Slot(name="v", shape=(2,), start=7, stop=9, role="stat"),
+        )
+    )
     vector = np.arange(9, dtype=np.float32)
     RunStore(tmp_path).save_model(vector, layout)
     saved = load_file(tmp_path / "model.safetensors")
@@ -351,7 +357,9 @@ def test_the_model_is_saved_under_its_tensors_names(tmp_path):
 
 
 def test_the_same_model_is_saved_as_the_same_bytes(tmp_path):
-    layout = Layout(tuple(Slot(name, (1,), i, i + 1) for i, name in enumerate("zyxabc")))
+    layout = Layout(
+        tuple(Slot(name=name, shape=(1,), start=i, stop=i + 1) for i, name in enumerate("zyxabc"))
+    )
     written = []
     for name in ("one", "two"):
         run = RunStore.create(tmp_path / name)

@@ -15,13 +15,13 @@ from fedsim.server.cohort import Cohort
 from fedsim.server.gram import Weights, conflict_ratio, cosines, shares
 from fedsim.server.harmonize import harmonize_orders
 
-CTX = RoundContext(3, 10, 20, 0.1, seed=7)
+CTX = RoundContext(round=3, num_rounds=10, num_clients=20, lr=0.1, seed=7)
 LAYOUT = Layout(
     (
-        Slot("a", (2,), 0, 2),
-        Slot("b", (1, 3), 2, 5),
-        Slot("mean", (2,), 5, 7, "stat"),
-        Slot("var", (1,), 7, 8, "stat"),
+        Slot(name="a", shape=(2,), start=0, stop=2),
+        Slot(name="b", shape=(1, 3), start=2, stop=5),
+        Slot(name="mean", shape=(2,), start=5, stop=7, role="stat"),
+        Slot(name="var", shape=(1,), start=7, stop=8, role="stat"),
     )
 )
 
@@ -102,7 +102,7 @@ def test_the_average_is_the_mean_in_coefficient_space_without_a_gram_matrix(weig
 
 @pytest.mark.parametrize("blocks", ["model", "tensor"])
 def test_a_model_without_statistics(blocks):
-    layout = Layout((Slot("w", (2,), 0, 2),))
+    layout = Layout((Slot(name="w", shape=(2,), start=0, stop=2),))
     c = Cohort.of(
         [
             ClientUpdate(

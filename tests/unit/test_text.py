@@ -159,7 +159,9 @@ def test_features_and_tokens_are_seen_as_they_are():
         assert see(tokens).dtype == torch.int64
         assert see(features).tolist() == [[0.25, -7.5]]
         assert see(features).dtype == torch.float32
-    assert isinstance(transforms(Pipeline(8, (0.5,), (0.5,)), torch.device("cpu")), Transforms)
+    assert isinstance(
+        transforms(Pipeline(size=8, mean=(0.5,), std=(0.5,)), torch.device("cpu")), Transforms
+    )
 
 
 @pytest.mark.parametrize(

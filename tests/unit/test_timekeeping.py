@@ -19,10 +19,10 @@ from fedsim.training.setup import clock_of
 
 LAYOUT = Layout(
     (
-        Slot("conv", (4,), 0, 4),
-        Slot("norm", (2,), 4, 6, batchnorm=True),
-        Slot("head", (3,), 6, 9, head=True),
-        Slot("norm.mean", (2,), 9, 11, role="stat", batchnorm=True),
+        Slot(name="conv", shape=(4,), start=0, stop=4),
+        Slot(name="norm", shape=(2,), start=4, stop=6, batchnorm=True),
+        Slot(name="head", shape=(3,), start=6, stop=9, head=True),
+        Slot(name="norm.mean", shape=(2,), start=9, stop=11, role="stat", batchnorm=True),
     )
 )
 

@@ -29,7 +29,7 @@ def test_digits_are_scikit_learns_scaled_to_bytes():
     # 1,797 / 5 = 359.4, each class rounded by itself
     assert abs(len(digits.test) - 359) <= 5
     assert len(digits.train) + len(digits.test) == 1797
-    assert digits.pipeline == Pipeline(8, (0.5,), (0.5,), "none")
+    assert digits.pipeline == Pipeline(size=8, mean=(0.5,), std=(0.5,), augment="none")
     assert digits.num_classes == 10
 
 
@@ -154,7 +154,7 @@ GOOD = Dataset(
     np.arange(2),
     np.arange(0),
     np.arange(2, 4),
-    Pipeline(3, (0.5,), (0.5,)),
+    Pipeline(size=3, mean=(0.5,), std=(0.5,)),
 )
 
 
@@ -208,8 +208,8 @@ def test_features_and_tokens_are_checked(made, message):
         ({"val": np.array([1])}, "disjoint"),
         ({"val": np.array([4])}, "disjoint"),
         ({"val": np.array([True])}, "int64 index arrays"),
-        ({"pipeline": Pipeline(3, (0.5,) * 3, (0.5,) * 3)}, "mean and std need 1"),
-        ({"pipeline": Pipeline(3, (0.5,), (0.0,))}, "std and size"),
+        ({"pipeline": Pipeline(size=3, mean=(0.5,) * 3, std=(0.5,) * 3)}, "mean and std need 1"),
+        ({"pipeline": Pipeline(size=3, mean=(0.5,), std=(0.0,))}, "std and size"),
         ({"site": np.zeros(3, np.int64)}, "site"),
         ({"sites_are_users": True}, "users need a site"),
         ({"vocabulary": 9}, "images with a vocabulary of 9"),

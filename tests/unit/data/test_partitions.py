@@ -25,7 +25,7 @@ def dataset(labels: list[int], *, skip: int = 0, **changes: object) -> Dataset:
         train=np.arange(skip, n - 1),
         val=np.arange(0),
         test=np.array([n - 1]),
-        pipeline=Pipeline(4, (0.5,), (0.5,)),
+        pipeline=Pipeline(size=4, mean=(0.5,), std=(0.5,)),
     )
     return replace(made, **changes)
 

@@ -21,7 +21,7 @@ def pictures(n: int, channels: int = 3, size: int = 16) -> torch.Tensor:
 def test_normalisation_by_hand():
     # 51 / 255 = 0.2: (0.2 - 0.5) / 0.25 = -1.2; 255: (1 - 0.5) / 0.25 = 2; 0: -2
     x = torch.tensor([51, 255, 0, 0], dtype=torch.uint8).view(1, 1, 2, 2)
-    made = Transforms(Pipeline(2, (0.5,), (0.25,)), CPU)
+    made = Transforms(Pipeline(size=2, mean=(0.5,), std=(0.25,)), CPU)
     for out in (made.train(x), made.test(x)):
         assert out.dtype == torch.float32
         torch.testing.assert_close(out.view(-1), torch.tensor([-1.2, 2.0, -2.0, -2.0]))
@@ -30,7 +30,7 @@ def test_normalisation_by_hand():
 
 def test_each_channel_has_its_own_mean_and_std():
     x = torch.full((2, 3, 4, 4), 255, dtype=torch.uint8)
-    out = Transforms(Pipeline(4, (0.0, 0.5, 1.0), (1.0, 0.5, 2.0)), CPU).test(x)
+    out = Transforms(Pipeline(size=4, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0)), CPU).test(x)
     # (1 - 0) / 1, (1 - 0.5) / 0.5, (1 - 1) / 2
     torch.testing.assert_close(out[0, :, 0, 0], torch.tensor([1.0, 1.0, 0.0]), atol=1e-6, rtol=0)
 
@@ -39,7 +39,9 @@ def test_each_channel_has_its_own_mean_and_std():
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [16, 12, 20])
 def test_same_seed_same_batch_of_the_right_shape(augment, channels, size):
-    made = Transforms(Pipeline(size, (0.5,) * channels, (0.5,) * channels, augment), CPU)
+    made = Transforms(
+        Pipeline(size=size, mean=(0.5,) * channels, std=(0.5,) * channels, augment=augment), CPU
+    )
     x = pictures(6, channels)
     outs = []
     for seed in (7, 7, 8):
@@ -57,14 +59,16 @@ def test_same_seed_same_batch_of_the_right_shape(augment, channels, size):
 def test_every_sample_has_its_own_parameters(augment):
     x = pictures(1).expand(32, -1, -1, -1)
     with torch_scope(0):
-        out = Transforms(Pipeline(16, (0.5,) * 3, (0.5,) * 3, augment), CPU).train(x)
+        out = Transforms(
+            Pipeline(size=16, mean=(0.5,) * 3, std=(0.5,) * 3, augment=augment), CPU
+        ).train(x)
     different = torch.unique(out.flatten(1), dim=0)
     assert len(different) == 2 if augment == "flip" else len(different) > 16
 
 
 def test_flip_mirrors_about_half_of_the_samples():
     x = pictures(400, 1, 4)
-    made = Transforms(Pipeline(4, (0.0,), (1 / 255,), "flip"), CPU)
+    made = Transforms(Pipeline(size=4, mean=(0.0,), std=(1 / 255,), augment="flip"), CPU)
     with torch_scope(0):
         out = made.train(x)
     mirrored = (out == x.flip(-1)).flatten(1).all(1)
@@ -78,7 +82,9 @@ def test_crop_flip_moves_a_bright_pixel_by_at_most_four():
     x = torch.zeros(300, 1, 12, 12, dtype=torch.uint8)
     x[:, :, 5, 6] = 255
     with torch_scope(0):
-        out = Transforms(Pipeline(12, (0.0,), (1.0,), "crop_flip"), CPU).train(x)
+        out = Transforms(
+            Pipeline(size=12, mean=(0.0,), std=(1.0,), augment="crop_flip"), CPU
+        ).train(x)
     assert torch.equal(out.sum((1, 2, 3)), torch.ones(300))
     rows, columns = out[:, 0].nonzero()[:, 1], out[:, 0].nonzero()[:, 2]
     assert set(rows.tolist()) == set(range(1, 10))  # 5 - 4 .. 5 + 4
@@ -90,13 +96,13 @@ def test_another_stored_size_is_resized():
     # a left half black, a right half white, at half the size: the same halves
     x = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
     x[..., 4:] = 255
-    out = Transforms(Pipeline(4, (0.0,), (1.0,)), CPU).test(x)
+    out = Transforms(Pipeline(size=4, mean=(0.0,), std=(1.0,)), CPU).test(x)
     assert out[0, 0, :, 0].tolist() == [0.0] * 4
     assert out[0, 0, :, 3].tolist() == [1.0] * 4
 
 
 def test_memory_format_changes_how_images_lie_and_nothing_else():
-    pipeline = Pipeline(12, (0.5,) * 3, (0.25,) * 3, "crop_flip")
+    pipeline = Pipeline(size=12, mean=(0.5,) * 3, std=(0.25,) * 3, augment="crop_flip")
     outs = []
     for memory_format in (torch.preserve_format, torch.channels_last):
         made = Transforms(pipeline, CPU, memory_format)
@@ -110,14 +116,14 @@ def test_memory_format_changes_how_images_lie_and_nothing_else():
 
 def test_unknown_augmentation_is_refused_with_the_nearest():
     with pytest.raises(ConfigError, match=r"'crop_flop' is unknown .*did you mean 'crop_flip'"):
-        Transforms(Pipeline(4, (0.5,), (0.5,), "crop_flop"), CPU)
+        Transforms(Pipeline(size=4, mean=(0.5,), std=(0.5,), augment="crop_flop"), CPU)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("augment", list(AUGMENTS))
 def test_the_device_does_not_change_the_parameters(augment):
-    pipeline, outs = Pipeline(12, (0.5,) * 3, (0.5,) * 3, augment), []
+    pipeline, outs = Pipeline(size=12, mean=(0.5,) * 3, std=(0.5,) * 3, augment=augment), []
     for device in (CPU, torch.device("cuda")):
         with torch_scope(3, device):
             outs.append(Transforms(pipeline, device).train(pictures(16)).cpu())
