@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
 from . import AnalysisError, panels, style
 from .panels import Absent, Drawing, Panel, Rounds
 from .runs import Group, read
-from .stats import half_width, over_seeds
+from .stats import over_seeds
 
 
 @dataclass(frozen=True)
@@ -43,23 +42,6 @@ METRICS: Mapping[str, Metric] = {
     "update_norm": Metric("Norm of the server step"),
 }
 TITLE = "Accuracy and loss by round"
-
-
-def interval(values: pd.DataFrame) -> pd.DataFrame:
-    """Mean and 95 % t interval over seeds, by round.
-
-    mean +- t(0.975, n - 1) s / sqrt(n) with the sample standard deviation s; the interval is NaN
-    for n = 1.
-
-    Args:
-        values: (rounds, n), one column per seed.
-
-    Returns:
-        (rounds, 3) columns mean, low, high.
-    """
-    mean, std = values.mean(axis=1), values.std(axis=1, ddof=1)
-    half = half_width(std.to_numpy(float), np.full(len(std), float(values.shape[1])))
-    return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half})
 
 
 def series(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
@@ -109,10 +91,13 @@ def figure(
     """
     shown = []
     for metric in metrics:
-        found = {
-            group.label: _curve(series(group, metric, smooth), METRICS[metric]) for group in groups
+        values = {one.label: series(one, metric, smooth) for one in groups}
+        by_seed = {
+            label: pd.DataFrame({metric: frame.rename_axis(columns="seed").stack()})
+            for label, frame in values.items()
         }
-        shown.append(Panel(METRICS[metric].label, found, limits=METRICS[metric].limits))
+        found = {label: over_seeds(frame, ["round"]) for label, frame in by_seed.items()}
+        shown.append(_panel(metric, found))
     note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
@@ -124,16 +109,7 @@ def draw(rounds: Rounds) -> Drawing | Absent:
     shown = []
     for title, values in rounds.items():
         found = {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
-        shown += [
-            Panel(
-                metric.label,
-                panels.curves(found, name, metric.factor),
-                title,
-                limits=metric.limits,
-            )
-            for name, metric in METRICS.items()
-            if name in ("test_accuracy", "test_loss")
-        ]
+        shown += [_panel(metric, found, title) for metric in ("test_accuracy", "test_loss")]
     if not any(panel.curves for panel in shown):
         return Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
     seeds = panels.panel_note(shown)
@@ -148,5 +124,7 @@ def draw(rounds: Rounds) -> Drawing | Absent:
     )
 
 
-def _curve(values: pd.DataFrame, metric: Metric) -> pd.DataFrame:
-    return (interval(values) * metric.factor).assign(n=values.shape[1])
+def _panel(metric: str, found: Mapping[str, pd.DataFrame], title: str = "") -> Panel:
+    shown = METRICS[metric]
+    lines = panels.curves(found, metric, shown.factor)
+    return Panel(shown.label, lines, title, limits=shown.limits)

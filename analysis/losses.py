@@ -54,15 +54,11 @@ def by_round(facets: Facets) -> Drawing | Absent:
         for kind in own:
             part = {label: parts[kind] for label, parts in found.items() if kind in parts}
             title = "; ".join(filter(None, (setting, ", ".join(kind) if len(own) > 1 else "")))
-            rows.append(
-                [
-                    panels.Panel(
-                        label, panels.curves(part, column), title,
-                        zero=column in ("shift_loss", "aggregation_loss"),
-                    )
-                    for column, label in COLUMNS.items()
-                ]
-            )  # fmt: skip
+            row = [
+                panels.Panel(label, panels.curves(part, column), title, zero=column in LOSSES)
+                for column, label in COLUMNS.items()
+            ]
+            rows.append(row)
     if not rows:
         return Absent(TERMS, "no decomposition.csv; `fedsim run --decompose-every N` writes it")
     flat = [panel for row in rows for panel in row]

@@ -160,13 +160,8 @@ def reached(
 ) -> Table:
     """Rounds and seconds to the target accuracy as in FedGH's Table III.
 
-    Rows are methods, columns experiments; runs without a target are left out.
-
-    Args:
-        table: from :func:`analysis.runs.summaries`.
-        by: columns of it that distinguish the rows.
-        columns: the column of it whose values become columns; None for those of
-            :data:`EXPERIMENT` in which the runs differ.
+    Rows are methods, columns experiments; arguments are those of :func:`accuracies`. Runs without a
+    target are left out.
 
     Raises:
         AnalysisError: no run has a target, or see :func:`analysis.runs.group`.

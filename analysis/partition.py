@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -260,7 +261,8 @@ def _bubbles(
     cell = min(max(9.0, 1.5 * _POINTS_ACROSS / num_clients), 72 * 0.3, 72 * 6 / num_classes)
     scale = cell**2 / largest
     y, x = np.nonzero(values)
-    axes.scatter(x, y, s=scale * values[y, x], color=BAR, edgecolors="white", linewidths=cell / 50)
+    bubble: dict[str, Any] = {"color": BAR, "edgecolors": "white", "linewidths": cell / 50}
+    axes.scatter(x, y, s=scale * values[y, x], **bubble)
     axes.set_xlim(-0.6, num_clients - 0.4)
     axes.set_ylim(num_classes - 0.4, -0.6)
     axes.set_xlabel("Client")
@@ -271,15 +273,7 @@ def _bubbles(
     )
     ticks(axes, frame, counts)
     for size in _round_sizes(largest):
-        axes.scatter(
-            [],
-            [],
-            s=scale * size,
-            color=BAR,
-            edgecolors="white",
-            linewidths=cell / 50,
-            label=f"{size:,}",
-        )
+        axes.scatter([], [], s=scale * size, label=f"{size:,}", **bubble)
     axes.legend(
         title="Training\nsamples", loc="center left", bbox_to_anchor=(1.0, 0.5), labelspacing=0.9
     )

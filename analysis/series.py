@@ -123,21 +123,13 @@ def aggregated(
 ) -> dict[str, pd.DataFrame]:
     """Mean, std, n and half-width of the 95 % interval over seeds, by group and key.
 
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        table: the file's name without ``.csv``.
-        columns: numeric columns of it.
-        key: see :func:`values`.
-        where: column and value of the rows to keep.
-        take: see :func:`values`; columns evaluated in different rounds need one call each.
+    Arguments are those of :func:`values`; with ``take="last"`` columns that are evaluated in
+    different rounds need one call each.
 
     Returns:
         By label, indexed by the key in order; columns (column, mean | std | n | half). std and half
         are NaN for n below 2. A mean is over the n runs that have a value at that key; where n
         changes along a curve use :func:`complete`.
-
-    Raises:
-        AnalysisError: see :func:`each`.
     """
     found = values(groups, table, columns, key, where, take)
     return {label: over_seeds(frame, _names(key)) for label, frame in found.items()}

@@ -62,7 +62,7 @@ def make(
         runs: from :func:`analysis.runs.summaries`.
         by: columns of it that distinguish methods.
         columns: a column of it whose values become columns.
-        baseline: label to compare with.
+        baseline: label to compare with, see :func:`analysis.stats.reference`.
         test: the paired test.
 
     Raises:
@@ -105,43 +105,21 @@ def runs_without(name: str, runs: pd.DataFrame, by: Sequence[str]) -> list[Path]
 def accuracy(
     groups: Sequence[Group], metric: str, baseline: str | None = None, test: Test = "t"
 ) -> Table:
-    """An accuracy with one row per method: intervals and the comparison with a baseline.
-
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        metric: a key of :data:`METRICS`.
-        baseline: label of a group, see :func:`analysis.stats.reference`.
-        test: the paired test.
-
-    Raises:
-        AnalysisError: there is nothing to compare with the baseline.
-    """
+    """An accuracy with one row per method: intervals and the comparison with a baseline."""
     found = cells({"": _results(groups, metric)}, baseline, test)
     caption = f"{_meaning(groups, metric)} {_reading(found, baseline, test)}"
     return detailed(f"accuracy_{metric}", METRICS[metric].title, caption, found, PERCENT)
 
 
 def crossed_accuracy(
-    table: pd.DataFrame, by: Sequence[str], columns: str, metric: str,
+    runs: pd.DataFrame, by: Sequence[str], columns: str, metric: str,
     baseline: str | None = None, test: Test = "t",
 ) -> Table:  # fmt: skip
-    """An accuracy with one column per value of a setting; comparisons are within a column.
-
-    Args:
-        table: from :func:`analysis.runs.summaries`.
-        by: columns of it that distinguish the rows.
-        columns: the column of it whose values become the table's columns.
-        metric: a key of :data:`METRICS`.
-        baseline: label of a row.
-        test: the paired test.
-
-    Raises:
-        AnalysisError: see :func:`analysis.runs.group`, and :func:`accuracy`.
-    """
-    known(table, [columns])
+    """An accuracy with one column per value of a setting; comparisons are within a column."""
+    known(runs, [columns])
     rows = [column for column in by if column != columns]
-    of = table[columns].map(text)
-    blocks = {value: group(table[of == value], rows) for value in sorted(of.unique(), key=order)}
+    of = runs[columns].map(text)
+    blocks = {value: group(runs[of == value], rows) for value in sorted(of.unique(), key=order)}
     found = cells({c: _results(groups, metric) for c, groups in blocks.items()}, baseline, test)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = f"{_meaning(everyone, metric)} {_reading(found, baseline, test, details=False)}"
@@ -154,16 +132,7 @@ def crossed_accuracy(
 def image_groups(
     groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
 ) -> list[Table]:
-    """Accuracy by group of test images in the last evaluation of it; [] if no run has groups.
-
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        baseline: label of a group, see :func:`analysis.stats.reference`.
-        test: the paired test.
-
-    Raises:
-        AnalysisError: there is nothing to compare with the baseline.
-    """
+    """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
     where = {"split": "test"}
     found = series.values(groups, "evaluations", ["accuracy"], "group", where, take="last")
     values = {name: of["accuracy"] for (name,), of in _by_key(found, ["group"]).items()}
@@ -184,14 +153,6 @@ def decomposition(
     """The terms of the loss per method, by split and scope; [] if no run was decomposed.
 
     There are two tables each: the mean over a run's decomposed rounds, and the last of them.
-
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        baseline: label of a group, see :func:`analysis.stats.reference`.
-        test: the paired test.
-
-    Raises:
-        AnalysisError: there is nothing to compare with the baseline.
     """
     keys = ["split", "scope"]
     rounds = series.values(groups, "decomposition", [*TERMS], ["round", *keys])

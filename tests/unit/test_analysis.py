@@ -246,21 +246,6 @@ def test_summary_has_exactly_one_row(runs: Path) -> None:
 # ---- curves
 
 
-def test_interval_by_hand() -> None:
-    # values 0.80 0.84 0.88: mean 0.84, s = 0.04, t(0.975, 2) = 4.302652730,
-    # half width 4.302652730 * 0.04 / sqrt(3) = 0.0993655085
-    got = curves.interval(pd.DataFrame([[0.80, 0.84, 0.88]]))
-    assert got.iloc[0].tolist() == pytest.approx(
-        [0.84, 0.84 - 0.0993655085, 0.84 + 0.0993655085], abs=1e-9
-    )
-
-
-def test_one_seed_has_no_interval() -> None:
-    got = curves.interval(pd.DataFrame({0: [0.5]}))
-    assert got["mean"].tolist() == [0.5]
-    assert got[["low", "high"]].isna().all(axis=None)
-
-
 def test_series_takes_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     nan = math.nan
     make_run(tmp_path, "fedld", 0, [0.1, nan, 0.3, 0.4])
