@@ -55,7 +55,7 @@ def links_of(layout: Layout) -> tuple[Link, ...]:
         elif len(slot.shape) > 1:
             if links:
                 links[-1] = replace(links[-1], seen=slot.shape[1] // links[-1].outputs)
-            links.append(Link(slot.name, None, (), slot.shape[0]))
+            links.append(Link(weight=slot.name, bias=None, norm=(), outputs=slot.shape[0]))
         elif slot.batchnorm:
             links[-1] = replace(links[-1], norm=(*links[-1].norm, slot.name))
         else:

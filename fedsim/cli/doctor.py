@@ -115,7 +115,13 @@ def size(settings: RunConfig) -> tuple[int, int]:
     pixels = settings.data.image_size or (info.image_size if info else 0)
     if info and settings.decides_num_clients and info.num_classes and info.channels and pixels:
         name = c.name or info.default_model
-        spec = ModelSpec(name, info.num_classes, info.channels, pixels, c.norm)
+        spec = ModelSpec(
+            name=name,
+            num_classes=info.num_classes,
+            in_channels=info.channels,
+            image_size=pixels,
+            norm=c.norm,
+        )
         built = models.build(spec, settings.seed)
         return settings.data.num_clients, sum(t.nbytes for t in built.state_dict().values())
     random = c.model_copy(update={"pretrained": False, "weights": None})

@@ -130,7 +130,7 @@ Inputs = Literal["images", "features", "tokens"]
 """What a sample is to a model."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Decoded samples of all parts and how they are read.
 
@@ -188,7 +188,7 @@ class Dataset:
         return self.y.ndim == 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Partition:
     """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
@@ -226,7 +226,7 @@ Part = str | Owned
 """``"val"`` or ``"test"`` for a common part, or what clients own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A model as data: name (or ``module:function``), input and output sizes, start weights.
 

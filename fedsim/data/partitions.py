@@ -87,12 +87,20 @@ def make(
         _check_enough(dataset, num_clients, min_samples)
         rng = np.random.RandomState(seed)
         labels = dataset.y[dataset.train]
-        draw = Draw(labels, num_clients, alpha, rng, shards_per_client, prior, order)
+        draw = Draw(
+            labels=labels,
+            num_clients=num_clients,
+            alpha=alpha,
+            rng=rng,
+            shards_per_client=shards_per_client,
+            prior=prior,
+            order=order,
+        )
         if kind in UNEQUAL:
             pieces = until_filled(UNEQUAL[kind], draw, min_samples)
         else:
             pieces = EQUAL[kind](draw)
-        partition = Partition(tuple(dataset.train[p] for p in pieces))
+        partition = Partition(train=tuple(dataset.train[p] for p in pieces))
     elif num_clients not in (None, partition.num_clients):
         raise ConfigError(
             f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
@@ -208,7 +216,7 @@ def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
 MAX_TRIES = 1000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Draw:
     """What a random partition is drawn from; ``labels`` (n,) of the training part, in its order.
 
@@ -390,7 +398,9 @@ def _by_site(dataset: Dataset, kind: str) -> Partition:
         for part in (dataset.train, dataset.val, dataset.test)
     )
     train, val, test = own
-    return Partition(train, tuple(dataset.site_names[s] for s in present), val, test)
+    return Partition(
+        train=train, names=tuple(dataset.site_names[s] for s in present), val=val, test=test
+    )
 
 
 def _instead(dataset: Dataset) -> str:
@@ -406,7 +416,7 @@ def _listed(dataset: Dataset) -> Partition:
             "data.partition_file, a CSV file with the columns client,index"
         )
     names = tuple(sorted(dataset.clients))
-    return Partition(tuple(dataset.clients[name] for name in names), names)
+    return Partition(train=tuple(dataset.clients[name] for name in names), names=names)
 
 
 def _read(dataset: Dataset, file: Path) -> Partition:
@@ -434,4 +444,6 @@ def _read(dataset: Dataset, file: Path) -> Partition:
     clients = sorted(members, key=int) if numbered else sorted(members)
     labels = tuple(names[client] for client in clients)
     plain = labels == tuple(map(str, range(len(labels))))
-    return Partition(tuple(dataset.train[members[c]] for c in clients), () if plain else labels)
+    return Partition(
+        train=tuple(dataset.train[members[c]] for c in clients), names=() if plain else labels
+    )

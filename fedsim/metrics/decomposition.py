@@ -24,7 +24,7 @@ TOLERANCE = 1e-9
 """How far the terms may miss the global loss, relative to the larger of 1 and that loss."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Terms:
     """The signed terms, and two diagnostics that do not add up.
 
@@ -66,12 +66,12 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
     after = np.array([math.fsum(row) for row in q * global_losses])
     whole = math.fsum(p * after)
     found = Terms(
-        math.fsum(p * own),
-        math.fsum((pairs * shifts).ravel()),
-        math.fsum(p * (after - seen)),
-        whole,
-        math.fsum((pairs * np.abs(shifts)).ravel()),
-        math.fsum(p * np.abs(after - seen)),
+        local_loss=math.fsum(p * own),
+        shift_loss=math.fsum((pairs * shifts).ravel()),
+        aggregation_loss=math.fsum(p * (after - seen)),
+        global_loss=whole,
+        shift_spread=math.fsum((pairs * np.abs(shifts)).ravel()),
+        aggregation_spread=math.fsum(p * np.abs(after - seen)),
     )
     gap = found.local_loss + found.shift_loss + found.aggregation_loss - whole
     if not abs(gap) <= TOLERANCE * max(1.0, whole):

@@ -26,7 +26,7 @@ _EACH_ALONE = (
 """What treats every channel like every other."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Link:
     """A layer of a chain, by the names of its slots in the model's vector.
 
@@ -118,7 +118,7 @@ def _join(links: list[Link], name: str, layer: Any, pixels: bool, flat: bool) ->
             return "it acts on pixels that are not flattened"
         links[-1] = replace(before, seen=seen)
     bias = None if layer.bias is None else f"{name}bias"
-    links.append(Link(f"{name}weight", bias, (), outputs))
+    links.append(Link(weight=f"{name}weight", bias=bias, norm=(), outputs=outputs))
     return None
 
 

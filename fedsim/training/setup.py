@@ -290,15 +290,16 @@ def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
     else:
         sizes = (dataset.vocabulary, width) if dataset.vocabulary else (width, 1)
     return ModelSpec(
-        m.name or (info.default_model if info else "cnn"),
-        dataset.num_classes,
-        *sizes,
-        m.norm,
-        m.pretrained,
-        m.weights,
-        dataset.inputs,
-        dataset.per_token,
-        m.projection,
+        name=m.name or (info.default_model if info else "cnn"),
+        num_classes=dataset.num_classes,
+        in_channels=sizes[0],
+        image_size=sizes[1],
+        norm=m.norm,
+        pretrained=m.pretrained,
+        weights=m.weights,
+        inputs=dataset.inputs,
+        per_token=dataset.per_token,
+        projection=m.projection,
     )
 
 

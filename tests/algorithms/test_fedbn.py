@@ -37,7 +37,7 @@ def test_server_oracle(sampler, m):
 def test_resnet50_keeps_all_batchnorms_local_downsample_included():
     # 53 BatchNorms of weight, bias, mean and variance (the counters are not federated): 212 slots;
     # the names of the 4 downsample ones lack "bn", so selection by name finds 16 slots fewer.
-    model = models.build(ModelSpec("resnet50", 2, 3, 32), 0)
+    model = models.build(ModelSpec(name="resnet50", num_classes=2, in_channels=3, image_size=32), 0)
     by_module = {
         f"{name}.{tensor}"
         for name, module in model.named_modules()

@@ -185,7 +185,9 @@ def test_a_head_with_another_gradient_is_refused(head):
 
 
 def test_a_sigmoid_after_the_head_is_refused():
-    spec = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
+    spec = ModelSpec(
+        name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
+    )
     with pytest.raises(ConfigError, match="SigmoidLinear"):
         models.build(spec, 0, algorithms.load("fediir").adapt)
 

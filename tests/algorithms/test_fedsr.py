@@ -214,7 +214,9 @@ def test_the_size_of_the_representation(z_dim):
 
 def test_the_head_stays_of_its_kind():
     # LEAF's perceptron has a sigmoid after its head.
-    spec = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
+    spec = ModelSpec(
+        name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
+    )
     model = models.build(spec, 0, algorithms.load("fedsr").adapt)
     assert model.head(100 * torch.ones(1, 60)).abs().max() <= 1
     assert model.head.out_features == 5

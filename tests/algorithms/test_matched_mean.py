@@ -24,11 +24,11 @@ from .serving import LAYOUT, cohort
 from .training import train, worker
 
 SPECS = {
-    "logistic": ModelSpec("logistic", 3, 1, 4),
-    "mlp": ModelSpec("mlp", 3, 1, 4),
-    "cnn": ModelSpec("cnn", 3, 1, 8),
-    "cnn_reddi": ModelSpec("cnn_reddi", 3, 1, 8),
-    "cnn_fedavg": ModelSpec("cnn_fedavg", 3, 1, 16),
+    "logistic": ModelSpec(name="logistic", num_classes=3, in_channels=1, image_size=4),
+    "mlp": ModelSpec(name="mlp", num_classes=3, in_channels=1, image_size=4),
+    "cnn": ModelSpec(name="cnn", num_classes=3, in_channels=1, image_size=8),
+    "cnn_reddi": ModelSpec(name="cnn_reddi", num_classes=3, in_channels=1, image_size=8),
+    "cnn_fedavg": ModelSpec(name="cnn_fedavg", num_classes=3, in_channels=1, image_size=16),
 }
 CTX = RoundContext(round=0, num_rounds=1, num_clients=3, lr=0.1, seed=0)
 every_model = pytest.mark.parametrize("name", SPECS)
@@ -209,7 +209,7 @@ def test_channels_that_are_all_alike_stay():
 
 @pytest.mark.parametrize("name", ["resnet18", "mobilenetv2_cifar"])
 def test_models_with_skips_are_refused(name):
-    model = models.build(ModelSpec(name, 3, 3, 32), seed=0)
+    model = models.build(ModelSpec(name=name, num_classes=3, in_channels=3, image_size=32), seed=0)
     with pytest.raises(ConfigError, match="algorithm=matched_mean: a chain of linear"):
         algorithms.load("matched_mean").adapt(model)
 

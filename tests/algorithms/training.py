@@ -40,8 +40,10 @@ def worker(name, model="cnn", training=None, **hyperparameters):
     data = dataset()
     spec = WorkerSpec(
         dataset=data,
-        partition=Partition(tuple(np.split(np.random.default_rng(1).permutation(60), [30, 50]))),
-        model=ModelSpec(model, CLASSES, 1, SIZE),
+        partition=Partition(
+            train=tuple(np.split(np.random.default_rng(1).permutation(60), [30, 50]))
+        ),
+        model=ModelSpec(name=model, num_classes=CLASSES, in_channels=1, image_size=SIZE),
         algorithm=algorithms.load(name, hyperparameters),
         training=Training(batch_size=8) if training is None else training,
         seed=0,

@@ -54,7 +54,9 @@ def order(folder: Path, moment: str, what: str) -> None:
 
 def model(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """The small network, with a hook before its last layer and one on the way back."""
-    spec = ModelSpec("cnn", num_classes, in_channels, image_size)
+    spec = ModelSpec(
+        name="cnn", num_classes=num_classes, in_channels=in_channels, image_size=image_size
+    )
     built = models.build(spec, 0)
     built.head.register_forward_pre_hook(_before_head)
     ClientUpdate.__reduce__ = _reduce  # type: ignore[method-assign]

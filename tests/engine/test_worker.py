@@ -36,8 +36,8 @@ def dropout_worker(name="fedavg", augment="crop_flip"):
     return rebuilt(
         w,
         dataset=data,
-        partition=Partition((same, same, w.spec.partition.train[1])),
-        model=ModelSpec("cnn_reddi", 3, 1, 8),
+        partition=Partition(train=(same, same, w.spec.partition.train[1])),
+        model=ModelSpec(name="cnn_reddi", num_classes=3, in_channels=1, image_size=8),
     )
 
 
@@ -243,7 +243,7 @@ def test_start_weights_are_not_read_by_a_worker():
 
 
 def test_a_single_sample_client_trains():
-    w = rebuilt(worker("fedavg"), partition=Partition((np.array([4]), np.array([1, 2]))))
+    w = rebuilt(worker("fedavg"), partition=Partition(train=(np.array([4]), np.array([1, 2]))))
     (report, _), deltas = train(w, (0, 1))
     assert (report.num_samples, report.num_steps) == (1, 1)
     assert np.isfinite(deltas).all()

@@ -78,7 +78,9 @@ def test_batchnorm_and_head_go_by_module_never_by_name():
 
 
 def test_flags_of_resnet50():
-    layout = layout_of(models.build(ModelSpec("resnet50", 3, 3, 32), 0))
+    layout = layout_of(
+        models.build(ModelSpec(name="resnet50", num_classes=3, in_channels=3, image_size=32), 0)
+    )
     norms = {s.name for s in layout.slots if s.batchnorm}
     # 53 norms of 4 federated tensors each; torchvision's names hide 4 of them from "bn".
     assert len(norms) == 212
@@ -89,7 +91,11 @@ def test_flags_of_resnet50():
 
 
 def test_group_norm_is_no_batchnorm():
-    layout = layout_of(models.build(ModelSpec("cnn", 3, 1, 8, norm="group"), 0))
+    layout = layout_of(
+        models.build(
+            ModelSpec(name="cnn", num_classes=3, in_channels=1, image_size=8, norm="group"), 0
+        )
+    )
     assert not any(s.batchnorm or s.role == "stat" for s in layout.slots)
 
 

@@ -20,10 +20,23 @@ from fedsim.models.leaf import SigmoidLinear
 from fedsim.models.registry import CATALOGUE, zeros
 from fedsim.models.vision import SplitModel
 
-SYNTHETIC = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
-SHAKESPEARE = ModelSpec("leaf_shakespeare", 80, 80, 80, inputs="tokens")
-SENT140 = ModelSpec("leaf_sent140", 2, 11, 25, inputs="tokens")
-REDDIT = ModelSpec("leaf_reddit", 30, 30, 10, inputs="tokens", per_token=True)
+SYNTHETIC = ModelSpec(
+    name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
+)
+SHAKESPEARE = ModelSpec(
+    name="leaf_shakespeare", num_classes=80, in_channels=80, image_size=80, inputs="tokens"
+)
+SENT140 = ModelSpec(
+    name="leaf_sent140", num_classes=2, in_channels=11, image_size=25, inputs="tokens"
+)
+REDDIT = ModelSpec(
+    name="leaf_reddit",
+    num_classes=30,
+    in_channels=30,
+    image_size=10,
+    inputs="tokens",
+    per_token=True,
+)
 VECTORS = [SYNTHETIC, replace(SYNTHETIC, name="logistic"), replace(SYNTHETIC, name="mlp")]
 TEXTS = [SHAKESPEARE, SENT140, REDDIT]
 
@@ -42,8 +55,8 @@ def samples(spec: ModelSpec, n: int = 3) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("spec", "count"),
     [
-        (ModelSpec("leaf_femnist", 62, 1, 28), 6_603_710),
-        (ModelSpec("leaf_celeba", 2, 3, 84), 31_202),
+        (ModelSpec(name="leaf_femnist", num_classes=62, in_channels=1, image_size=28), 6_603_710),
+        (ModelSpec(name="leaf_celeba", num_classes=2, in_channels=3, image_size=84), 31_202),
         (SYNTHETIC, 305),
         (replace(SYNTHETIC, name="leaf_synthetic_linear"), 305),
         (replace(SYNTHETIC, name="logistic"), 305),
@@ -89,7 +102,7 @@ def test_start_weights_depend_on_the_seed_alone(spec: ModelSpec) -> None:
 
 
 def test_sizes_are_halved_and_rounded_up() -> None:
-    model = build(ModelSpec("leaf_celeba", 2, 3, 84), 0)
+    model = build(ModelSpec(name="leaf_celeba", num_classes=2, in_channels=3, image_size=84), 0)
     x, sides = torch.rand(1, 3, 84, 84), []
     for layer in model.features:
         x = layer(x)
@@ -99,7 +112,7 @@ def test_sizes_are_halved_and_rounded_up() -> None:
 
 
 def test_celeba_takes_the_batch_at_hand_in_evaluation_too() -> None:
-    model = build(ModelSpec("leaf_celeba", 2, 3, 16), 0)
+    model = build(ModelSpec(name="leaf_celeba", num_classes=2, in_channels=3, image_size=16), 0)
     x = torch.rand(4, 3, 16, 16)
     trained = model(x)
     assert torch.equal(model.eval()(x), trained)

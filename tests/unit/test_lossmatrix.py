@@ -211,7 +211,7 @@ def test_a_part_of_a_clients_data_is_drawn_once(split):
 
 def test_seeds_clients_and_splits_draw_other_parts():
     same = (np.arange(40), np.arange(40))
-    partition = Partition(same, val=same, test=same)
+    partition = Partition(train=same, val=same, test=same)
     found = {
         tuple(drawn(partition, seed, Owned(split, (0, 1), 6), client).tolist())
         for seed in (0, 1)

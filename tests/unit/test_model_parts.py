@@ -21,9 +21,18 @@ from fedsim.models.leaf import SigmoidLinear
 from fedsim.models.probabilistic import ProbabilisticModel, probabilistic
 from fedsim.models.vision import SplitModel
 
-DIGITS = ModelSpec("cnn", 10, 1, 8)
-REDDIT = ModelSpec("leaf_reddit", 30, 30, 10, inputs="tokens", per_token=True)
-SYNTHETIC = ModelSpec("leaf_synthetic", 5, 60, 1, inputs="features")
+DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
+REDDIT = ModelSpec(
+    name="leaf_reddit",
+    num_classes=30,
+    in_channels=30,
+    image_size=10,
+    inputs="tokens",
+    per_token=True,
+)
+SYNTHETIC = ModelSpec(
+    name="leaf_synthetic", num_classes=5, in_channels=60, image_size=1, inputs="features"
+)
 
 
 def bare(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
@@ -70,7 +79,7 @@ def test_projection_head_after_start_weights(tmp_path: Path) -> None:
 def test_projection_head_without_a_place() -> None:
     message = r"test_model_parts:bare: a projection head \(model\.projection=8\) goes between"
     with pytest.raises(ConfigError, match=message):
-        build(ModelSpec(BARE, 10, 1, 8, projection=8), 0)
+        build(ModelSpec(name=BARE, num_classes=10, in_channels=1, image_size=8, projection=8), 0)
 
 
 # ---- the Gaussian representation
@@ -216,7 +225,10 @@ def test_a_permutation_by_the_links_leaves_the_function(name: str) -> None:
     if name == "tower":
         model, x = tower(), torch.rand(3, 1, 8, 8)
     else:
-        model, x = build(ModelSpec(name, 3, 1, 16), 0), torch.rand(3, 1, 16, 16)
+        model, x = (
+            build(ModelSpec(name=name, num_classes=3, in_channels=1, image_size=16), 0),
+            torch.rand(3, 1, 16, 16),
+        )
     with torch.no_grad():
         before = uneven(model)(x)
         weight = model.get_parameter(chain(model)[0].weight).clone()

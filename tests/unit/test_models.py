@@ -24,8 +24,8 @@ from fedsim.models import build
 from fedsim.models.registry import CATALOGUE
 from fedsim.models.vision import InvertedResidual, SplitModel, has_batchnorm
 
-DIGITS = ModelSpec("cnn", num_classes=10, in_channels=1, image_size=8)
-RESNET = ModelSpec("resnet18", num_classes=3, in_channels=3, image_size=8)
+DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
+RESNET = ModelSpec(name="resnet18", num_classes=3, in_channels=3, image_size=8)
 IMAGES = [name for name, entry in CATALOGUE.items() if "images" in entry.inputs]
 
 
@@ -59,14 +59,24 @@ def same(a: nn.Module, b: nn.Module) -> bool:
 def test_number_of_parameters(
     name: str, num_classes: int, channels: int, size: int, count: int
 ) -> None:
-    assert parameters(build(ModelSpec(name, num_classes, channels, size), 0)) == count
+    assert (
+        parameters(
+            build(
+                ModelSpec(
+                    name=name, num_classes=num_classes, in_channels=channels, image_size=size
+                ),
+                0,
+            )
+        )
+        == count
+    )
 
 
 @pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (3, 17)])
 def test_every_model_is_features_and_head_and_learns(name: str, channels: int, size: int) -> None:
     size = max(size, CATALOGUE[name].min_size)
-    model = build(ModelSpec(name, 4, channels, size), 0)
+    model = build(ModelSpec(name=name, num_classes=4, in_channels=channels, image_size=size), 0)
     assert isinstance(model, SplitModel)
     assert model.training
     x = torch.rand(3, channels, size, size)
@@ -82,7 +92,7 @@ def test_every_model_is_features_and_head_and_learns(name: str, channels: int, s
 
 @pytest.mark.parametrize("size", [4, 5, 8, 28, 33])
 def test_cnn_takes_any_size_from_four_pixels(size: int) -> None:
-    model = build(ModelSpec("cnn", 2, 1, size), 0)
+    model = build(ModelSpec(name="cnn", num_classes=2, in_channels=1, image_size=size), 0)
     assert torch.isfinite(model(torch.rand(2, 1, size, size))).all()
 
 
@@ -132,7 +142,12 @@ def test_group_norm_replaces_every_batchnorm(name: str) -> None:
 
 def test_groups_of_the_group_norm() -> None:
     # the largest divisor of the width that is at most 32 and at most half the width
-    model = build(ModelSpec("mobilenetv2_cifar", 2, 3, 8, norm="group"), 0)
+    model = build(
+        ModelSpec(
+            name="mobilenetv2_cifar", num_classes=2, in_channels=3, image_size=8, norm="group"
+        ),
+        0,
+    )
     groups = {m.num_channels: m.num_groups for m in model.modules() if isinstance(m, nn.GroupNorm)}
     assert groups[16] == 8
     assert groups[24] == 12
@@ -331,8 +346,8 @@ def test_unknown_name_suggests_the_nearest() -> None:
 )  # fmt: skip
 def test_images_that_are_too_small(name: str, size: int) -> None:
     with pytest.raises(ConfigError, match=rf"{name}: images of {size}x{size} pixels are too small"):
-        build(ModelSpec(name, 2, 1, size), 0)
-    build(ModelSpec(name, 2, 1, size + 1), 0)
+        build(ModelSpec(name=name, num_classes=2, in_channels=1, image_size=size), 0)
+    build(ModelSpec(name=name, num_classes=2, in_channels=1, image_size=size + 1), 0)
 
 
 @pytest.fixture

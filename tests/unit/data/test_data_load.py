@@ -102,8 +102,9 @@ from fedsim.core.types import Dataset, Pipeline
 def make(folder, image_size=4, seed=0):
     x = np.zeros((6, 1, image_size, image_size), np.uint8)
     y = np.array([0, 1, 0, 1, 0, 1])
-    return Dataset(str(folder), x, y, ("a", "b"), np.arange(4), np.arange(0), np.arange(4, 6),
-                   Pipeline(image_size, (0.5,), (0.5,)))
+    return Dataset(name=str(folder), x=x, y=y, class_names=("a", "b"), train=np.arange(4),
+                   val=np.arange(0), test=np.arange(4, 6),
+                   pipeline=Pipeline(size=image_size, mean=(0.5,), std=(0.5,)))
 
 def greedy(folder, **options):
     assert set(options) == {"image_size", "augment", "val_fraction", "test_fraction", "seed",
@@ -147,14 +148,14 @@ def test_own_loader_that_fails_is_refused(own, name, error, message):
 
 
 GOOD = Dataset(
-    "good",
-    np.zeros((4, 1, 3, 3), np.uint8),
-    np.array([0, 1, 0, 1]),
-    ("a", "b"),
-    np.arange(2),
-    np.arange(0),
-    np.arange(2, 4),
-    Pipeline(size=3, mean=(0.5,), std=(0.5,)),
+    name="good",
+    x=np.zeros((4, 1, 3, 3), np.uint8),
+    y=np.array([0, 1, 0, 1]),
+    class_names=("a", "b"),
+    train=np.arange(2),
+    val=np.arange(0),
+    test=np.arange(2, 4),
+    pipeline=Pipeline(size=3, mean=(0.5,), std=(0.5,)),
 )
 
 

@@ -20,10 +20,10 @@ from tests.unit.data.leaf_files import write
 
 ALL = {"sample_rate": 1.0}
 USERS = Dataset(
-    "toy",
-    np.zeros((9, 2), np.float32),
-    np.array([0, 1, 0, 1, 0, 1, 0, 1, 0]),
-    ("a", "b"),
+    name="toy",
+    x=np.zeros((9, 2), np.float32),
+    y=np.array([0, 1, 0, 1, 0, 1, 0, 1, 0]),
+    class_names=("a", "b"),
     train=np.arange(5),
     val=np.arange(5, 6),
     test=np.arange(6, 9),

@@ -64,7 +64,7 @@ def test_the_draw_is_of_the_seed_and_the_client_not_of_the_order():
     made, again, other = held(), held(), held(seed=1)
     assert all(map(np.array_equal, made.test, again.test))
     assert any(not np.array_equal(a, b) for a, b in zip(made.test, other.test, strict=True))
-    turned = Partition(tuple(own[::-1] for own in split().train))
+    turned = Partition(train=tuple(own[::-1] for own in split().train))
     for a, b in zip(hold_out(DIGITS, turned, **FRACTIONS).test, made.test, strict=True):
         assert set(a.tolist()) == set(b.tolist())
     without = held(val_fraction=0.0)
@@ -78,7 +78,7 @@ def test_no_fraction_leaves_the_partition_as_it_is():
 
 
 def test_a_client_that_cannot_give_is_named():
-    whole = Partition((DIGITS.train[:40], DIGITS.train[40:43]))
+    whole = Partition(train=(DIGITS.train[:40], DIGITS.train[40:43]))
     with pytest.raises(
         DataError,
         match=r"digits: client 1 has 3 samples; data.client_val_fraction 0.1 and "
@@ -87,7 +87,7 @@ def test_a_client_that_cannot_give_is_named():
         hold_out(DIGITS, whole, min_samples=2, **FRACTIONS)
     assert len(hold_out(DIGITS, whole, **FRACTIONS).train[1]) == 1
     with pytest.raises(DataError, match=r"client 0 has 1 samples; .* leave it 0"):
-        hold_out(DIGITS, Partition((DIGITS.train[:1],)), **FRACTIONS)
+        hold_out(DIGITS, Partition(train=(DIGITS.train[:1],)), **FRACTIONS)
 
 
 @pytest.mark.parametrize(("val", "test"), [(0.6, 0.5), (-0.1, 0.5), (0.5, 0.5)])

@@ -89,7 +89,15 @@ def test_zero_draws_fall_back_to_the_uncapped_proportions():
         rng = np.random.RandomState(seed)
         labels = np.repeat([0, 1], 30)
         pieces = partitions.dirichlet(
-            partitions.Draw(labels, 2, 1e-4, rng, 2, "uniform", "round_robin")
+            partitions.Draw(
+                labels=labels,
+                num_clients=2,
+                alpha=1e-4,
+                rng=rng,
+                shards_per_client=2,
+                prior="uniform",
+                order="round_robin",
+            )
         )
         assert np.array_equal(np.sort(np.concatenate(pieces)), np.arange(60))
         largest.append(max(map(len, pieces)))
@@ -191,7 +199,7 @@ def test_lists_and_sites_need_no_number_and_are_read_once(tmp_path: Path, monkey
 @pytest.mark.parametrize("names", [(), ("zeta", "alpha", "x,y")])
 def test_written_partition_reads_back(tmp_path: Path, names):
     data = dataset([0, 1, 2] * 4 + [0], skip=2)
-    made = Partition((np.array([5, 3]), np.array([2, 11]), np.array([4, 6, 10])), names)
+    made = Partition(train=(np.array([5, 3]), np.array([2, 11]), np.array([4, 6, 10])), names=names)
     file = tmp_path / "split.csv"
     partitions.write(made, data, file)
     read = partitions.make(data, "files", num_clients=3, file=file)
@@ -280,14 +288,14 @@ def test_lists_that_share_or_leave_are_refused():
 
 
 def test_table_has_a_row_per_client_and_label():
-    made = Partition((np.array([0, 1, 3]), np.array([2, 5])), ("a", "b"))
+    made = Partition(train=(np.array([0, 1, 3]), np.array([2, 5])), names=("a", "b"))
     # labels 0 1 2 0 1 2: client a has 0 twice and 1 once, client b has 2 twice
     assert partitions.table(TOY, made) == [
         {"client_id": 0, "label": 0, "train_samples": 2, "test_samples": 0, "name": "a"},
         {"client_id": 0, "label": 1, "train_samples": 1, "test_samples": 0, "name": "a"},
         {"client_id": 1, "label": 2, "train_samples": 2, "test_samples": 0, "name": "b"},
     ]
-    assert "name" not in partitions.table(TOY, Partition(made.train))[0]
+    assert "name" not in partitions.table(TOY, Partition(train=made.train))[0]
 
 
 def test_every_name_is_described_and_made(tmp_path: Path):

@@ -154,7 +154,7 @@ def test_common_images_have_the_shift_of_clients_by_their_sizes():
         test=np.arange(5000, 9000),
         pipeline=EYES.pipeline,
     )
-    owner = owners(many, Partition(tuple(cuts)), 0, "mixed")
+    owner = owners(many, Partition(train=tuple(cuts)), 0, "mixed")
     for part in (many.val, many.test):
         share = np.bincount(owner[part]) / 4000
         assert np.abs(share - [0.1, 0.3, 0.6]).max() < 5 * np.sqrt(0.6 * 0.4 / 4000)
