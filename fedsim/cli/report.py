@@ -45,15 +45,19 @@ class AnalysisCommand(click.Command):
 
 def descriptions() -> dict[str, str]:
     """A line on each method and setting, by its name in summary.csv: the report shows them."""
-    from fedsim import algorithms
-    from fedsim.config.run import RunConfig
+    from fedsim import algorithms, data
+    from fedsim.algorithms.registry import builder
+    from fedsim.config.sections import fields
+    from fedsim.core.settings import described
+    from fedsim.data.registry import reader
 
     said = {name: algorithms.describe(name) for name in algorithms.names()}
     found = {name: text.partition(": ")[2] or text for name, text in said.items()}
-    for key, field in RunConfig.model_fields.items():
-        section = getattr(field.annotation, "model_fields", {"": field})
-        for name, leaf in section.items():
-            found[f"{key}.{name}".removesuffix(".")] = leaf.description or ""
+    found |= {key: field.description or "" for key, field in fields().items()}
+    sections = [(name, builder(name)) for name in algorithms.names()]
+    sections += [(info.name, reader(info.name)) for info in data.catalogue()]
+    for section, function in sections:
+        found |= {f"{section}.{name}": text for name, text in described(function).items()}
     short = {
         "dataset": "data.name",
         "model": "model.name",

@@ -32,6 +32,8 @@ REMOVED = {
     "engine.cpus_per_client and engine.gpus_per_client hold for all; allowed is null",
 }
 """Keys of earlier versions, accepted at their old default null, and why they are refused else."""
+SMALLEST_AMOUNT = 1e-4
+"""The smallest amount of a CPU or GPU that Ray assigns."""
 RENAMED: Mapping[str, str] = {
     "data.correlation": "shortcut.correlation",
     "data.samples_per_client": "shortcut.samples_per_client",
@@ -270,7 +272,7 @@ class EngineConfig(Section):
 
     prefix = "engine."
     kind: str = "ray"
-    """Ray, or one process."""
+    """Where clients train: on Ray, or in one process (serial)."""
     actors: Literal["auto", "per-client"] | int = "auto"
     """Worker processes that hold the clients."""
     gpus_per_client: float | None = Field(None, ge=0)
@@ -307,27 +309,21 @@ class EngineConfig(Section):
     fast: bool = False
     """On a GPU: bfloat16, TF32, channels last, autotuned kernels; bits may differ between runs."""
 
-    @field_validator("actors", mode="plain")
+    @field_validator("actors", "aggregation_shards", mode="plain")
     @classmethod
-    def _actors(cls, value: object) -> str | int:
+    def _word_or_number(cls, value: object, info: ValidationInfo) -> str | int:
+        words = ("auto", "per-client") if info.field_name == "actors" else ("auto",)
         text = str(value)
         number = int(text) if text.isascii() and text.isdigit() else 0
-        if text not in ("auto", "per-client") and number < 1:
-            raise ValueError("must be auto, per-client or a whole number of at least 1")
-        return number or text
-
-    @field_validator("aggregation_shards", mode="plain")
-    @classmethod
-    def _shards(cls, value: object) -> str | int:
-        text = str(value)
-        number = int(text) if text.isascii() and text.isdigit() else 0
-        if text != "auto" and number < 1:
-            raise ValueError("must be auto or a whole number of at least 1")
+        if text not in words and number < 1:
+            raise ValueError(f"must be {', '.join(words)} or a whole number of at least 1")
         return number or text
 
     @field_validator("gpus_per_client", "cpus_per_client")
     @classmethod
-    def _whole_above_one(cls, value: float | None) -> float | None:
+    def _amount_that_ray_assigns(cls, value: float | None) -> float | None:
+        if value and value < SMALLEST_AMOUNT:
+            raise ValueError(f"must be {SMALLEST_AMOUNT:g} or more: Ray assigns no smaller amounts")
         if value is not None and value > 1 and not value.is_integer():
             raise ValueError(
                 f"must be at most 1 or a whole number (nearest: {math.floor(value)} or "

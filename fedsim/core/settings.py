@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+import re
+from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
@@ -72,6 +74,13 @@ def checked(
 def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:
     """The default of each parameter that has one."""
     return {name: p.default for name, p in declared.items() if p.default is not Parameter.empty}
+
+
+def described(function: Callable[..., object]) -> dict[str, str]:
+    """The text of each parameter under ``Args:`` in the docstring of a function."""
+    arguments = (inspect.getdoc(function) or "").partition("Args:")[2].partition("\n\n")[0]
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def first_problem(error: ValidationError) -> str:

@@ -51,14 +51,14 @@ def options(name: str) -> Mapping[str, Parameter]:
         ConfigError: no such data set, or ``module:function`` that cannot be imported.
     """
     where = f"data set {name!r}"
-    reader = _reader(name)
-    declared = signature(reader, where).parameters.values()
+    function = reader(name)
+    declared = signature(function, where).parameters.values()
     found = [
         p.name
         for p in declared
         if p.kind is p.KEYWORD_ONLY and p.annotation is not p.empty and p.name not in _OF_LOADERS
     ]
-    typed = signature(reader, where, evaluate=True).parameters if found else {}
+    typed = signature(function, where, evaluate=True).parameters if found else {}
     return {key: typed[key] for key in found}
 
 
@@ -142,7 +142,7 @@ def _check_settings(
         raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
 
 
-def _reader(name: str) -> Callable[..., Any]:
+def reader(name: str) -> Callable[..., Any]:
     """The function that reads a data set, built in or a user's.
 
     Raises:
@@ -167,7 +167,7 @@ def _load_own(
 ) -> Dataset:
     """Calls a user's loader, ``module:function``, and checks what it returns."""
     where = f"data set {name!r}"
-    function = _reader(name)
+    function = reader(name)
     parameters = signature(function, where).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     accepted = {key: value for key, value in settings.items() if every or key in parameters}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -97,7 +98,11 @@ def test_it_is_frozen() -> None:
         ({"engine": {"gpus_per_client": 1.5}}, ["1.5 given", "whole number", "1 or 2"]),
         ({"engine": {"gpus_per_client": -1}}, ["greater than or equal to 0"]),
         ({"engine": {"cpus_per_client": 0}}, ["greater than 0"]),
+        ({"engine": {"gpus_per_client": 1e-5}}, ["1e-05 given", "must be 0.0001 or more"]),
         ({"engine": {"actors": "many"}}, ["'many' given", "auto, per-client or a whole number"]),
+        ({"engine": {"actors": 0}}, ["0 given", "auto, per-client or a whole number"]),
+        ({"engine": {"actors": -1}}, ["-1 given", "auto, per-client or a whole number"]),
+        ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
         ({"data": {"val_fraction": 0.8}}, ["data.val_fraction: 0.8", "nothing is left"]),
         ({"fedprox": {"mu": "much"}}, ["fedprox.mu: 'much' given", "number"]),
         ({"fedprox": {"nu": 1}}, ["fedprox.nu:", "did you mean 'mu'?"]),
@@ -114,6 +119,18 @@ def test_a_value_that_cannot_be_used_is_refused_in_one_line(
     assert "\n" not in message
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("cpus_per_client", [0, -1.0, 1e-5, 1.5, math.nan, math.inf, -math.inf]),
+        ("gpus_per_client", [-0.5, 1e-5, 1.5, 2.25, math.nan, math.inf]),
+    ],
+)
+def test_amounts_that_ray_does_not_assign(key: str, values: list[float]) -> None:
+    for value in values:
+        assert refusal(engine={key: value}).startswith(f"engine.{key}: {value} given; must be")
 
 
 def test_a_section_built_on_its_own_is_checked_too() -> None:

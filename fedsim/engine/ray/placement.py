@@ -14,10 +14,8 @@ from dataclasses import dataclass
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
 
-FINEST = 1e-4
-"""The smallest fraction of a resource that Ray hands out."""
 ONE = 10_000
-"""A whole CPU or GPU in units of :data:`FINEST`."""
+"""A whole CPU or GPU in units of the smallest amount that Ray assigns."""
 MAX_LISTED = 4
 """Machines that a message lists."""
 
@@ -127,9 +125,6 @@ def plan_placement(
         ConfigError: there is no machine; a share that no node has room for, or more actors than
             fit: the message names the nearest amount that fits.
     """
-    if str(actors) not in ("auto", "per-client") and not str(actors).strip("0").isdecimal():
-        raise ConfigError(f"--actors {actors}: must be auto, per-client or a number above 0")
-    _check(share)
     if not nodes:
         raise ConfigError("no machine of the cluster is alive, so there is no place for actors")
     slots = sum(pack(nodes, share, memory, num_clients))
@@ -175,21 +170,8 @@ def capacity(node: Node, share: Share, memory: int) -> int:
 
 
 def units(amount: float) -> int:
-    """An amount of a resource in units of :data:`FINEST`; Ray cuts off what is finer."""
+    """An amount of a resource in units of 1 / :data:`ONE`; Ray cuts off what is finer."""
     return math.floor(amount * ONE + 1e-6)
-
-
-def _check(share: Share) -> None:
-    """Refuses what Ray cannot hand out: both are whole above 1, and GPUs alone may be 0."""
-    for name, amount, or_none in (("cpus", share.cpus, ""), ("gpus", share.gpus, ", or 0")):
-        given = f"--{name}-per-client {amount:g}"
-        if not (math.isfinite(amount) and (amount >= FINEST or (or_none and amount == 0))):
-            raise ConfigError(f"{given}: must be {FINEST:g} or more{or_none}")
-        if amount > 1 and amount != int(amount):
-            raise ConfigError(
-                f"{given}: above 1 it must be whole, such as {math.floor(amount)} or "
-                f"{math.ceil(amount)}"
-            )
 
 
 def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> str:

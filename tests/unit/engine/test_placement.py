@@ -164,40 +164,11 @@ def test_a_cluster_that_is_gone():
         plan([], 3)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf, -math.inf])
-def test_cores_must_be_positive_numbers(value):
-    with pytest.raises(ConfigError, match=r"--cpus-per-client .* 0.0001 or more$"):
-        plan([Node(8)], 3, value)
-
-
-@pytest.mark.parametrize("value", [-0.5, math.nan, math.inf])
-def test_gpus_must_be_numbers_from_zero(value):
-    with pytest.raises(ConfigError, match=r"--gpus-per-client .* or 0"):
-        plan(GPU2, 3, 1.0, value)
-
-
-@pytest.mark.parametrize("value", [1.5, 2.25])
-def test_above_one_gpu_the_number_is_whole(value):
-    with pytest.raises(ConfigError, match=f"{value:g}.* whole, such as {int(value)} or"):
-        plan([Node(64, 8)], 3, 1.0, value)
-
-
 def test_the_plan_describes_itself():
     assert str(plan([Node(8)], 50)) == "8 actors shared by 50 clients, 1 CPU each"
     assert str(plan([Node(1)], 1)) == "1 actor one for each of 1 clients, 1 CPU each"
     text = str(plan(GPU2, 4, 0.5, 0.25))
     assert text == "4 actors one for each of 4 clients, 0.5 CPU and 0.25 GPU each"
-
-
-@pytest.mark.parametrize("actors", [0, -1, "x", "0"])
-def test_actors_must_be_a_number_above_zero(actors):
-    with pytest.raises(ConfigError, match=r"--actors .*: must be auto, per-client or a number"):
-        plan([Node(8)], 4, actors=actors)
-
-
-def test_a_fraction_finer_than_rays_finest_is_refused():
-    with pytest.raises(ConfigError, match=r"--gpus-per-client 1e-05: must be 0\.0001 or more"):
-        plan([Node(8, 1)], 4, gpus_per_client=1e-5)
 
 
 def all_fit(nodes, share, actors, memory):
