@@ -10,7 +10,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
-from report_runs import write_run
+from run_files import write_run
 
 from analysis import clients, curves, losses, panels, partition, phases, series, style, updates
 from analysis.panels import Absent, Drawing, facets, settings_by

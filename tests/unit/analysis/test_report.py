@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from report_runs import write_run
+from run_files import write_run
 
 from analysis import overview, style
 from analysis.cli import main

@@ -1,4 +1,4 @@
-"""analysis: reading, grouping, intervals, tables and figures of generated run directories."""
+"""Runs are found, read and grouped; curves, heat maps and commands made of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
+from run_files import run_of
 
 from analysis import AnalysisError, curves, partition, style
 from analysis.cli import main
@@ -460,6 +461,29 @@ def test_analysis_imports_neither_torch_nor_ray_nor_fedsim() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).resolve().parents[2],
+        cwd=Path(__file__).resolve().parents[3],
     )  # fmt: skip
     assert done.stdout == "[]\n"
+
+
+OLD = {"data.correlation": 0.9, "data.synthetic_beta": 0.0}
+
+
+def test_older_runs_are_grouped_with_those_of_today(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedld", 0, [0.5], dataset="shortcut", **OLD)
+    run_of(tmp_path, "fedld", 1, [0.5], dataset="shortcut", **{"shortcut.correlation": 0.9})
+    run_of(tmp_path, "fedld", 2, [0.5], dataset="shortcut", **OLD | {"data.correlation": 0.5})
+    for name in ("data.correlation", "shortcut.correlation"):
+        groups = groups_of(tmp_path, "algorithm", name)
+        assert [group.label for group in groups] == [
+            "fedld, shortcut.correlation=0.5",
+            "fedld, shortcut.correlation=0.9",
+        ]
+        assert [len(group.runs) for group in groups] == [1, 2]
+
+
+def test_options_that_had_no_effect_are_no_difference(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedld", 0, [0.5], **OLD)
+    run_of(tmp_path, "fedld", 1, [0.5])
+    (group,) = groups_of(tmp_path)
+    assert len(group.runs) == 2

@@ -1,4 +1,4 @@
-"""Bubbles by class and client, and a grid of images."""
+"""Bubbles and images of a partition, by client and class."""
 
 from __future__ import annotations
 
