@@ -15,13 +15,14 @@ Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics foll
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights
-from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
+from fedsim.server.optimizers import HeavyBall
 
 
 def build(
-    beta: float = 0.9,
-    eta: float = 1.0,
+    beta: Decay = 0.9,
+    eta: Positive = 1.0,
     nesterov: bool = False,
     damping: bool = False,
     weights: Weights = "samples",
@@ -35,8 +36,6 @@ def build(
         damping: the mean enters with weight 1 - beta, which is a factor of every step.
         weights: client weights by samples (the paper), or uniform.
     """
-    check_positive("fedavgm", eta=eta)
-    check_decays("fedavgm", beta=beta)
     rate = eta * (1 - beta) if damping else eta
     momentum = HeavyBall(beta=beta, eta=rate, nesterov=nesterov)
     return Algorithm(server=Server(Average(weights), optimizers=(momentum,)))

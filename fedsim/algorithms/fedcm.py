@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Fraction, Positive
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 from fedsim.server.optimizers import Multiply
@@ -66,7 +66,7 @@ class Mixed(LocalRule):
         return Uplink({"step_length": np.array([env.effective_step_length])})
 
 
-def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") -> Algorithm:
+def build(alpha: Fraction = 0.1, eta_g: Positive = 1.0, weights: Weights = "uniform") -> Algorithm:
     """FedCM.
 
     Args:
@@ -75,7 +75,5 @@ def build(alpha: float = 0.1, eta_g: float = 1.0, weights: Weights = "uniform") 
             rule.
         weights: of the models, uniform (the paper) or by samples.
     """
-    if not (0 < alpha <= 1 and eta_g > 0):
-        raise ConfigError(f"fedcm: alpha={alpha}, eta_g={eta_g}; needed are 0 < alpha <= 1 and > 0")
     server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=direction)
     return Algorithm(local=Mixed(alpha), server=server)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, matmul, upcast
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import NonNegative
 
 Decorrelation = Literal["code", "paper"]
 _VARIANCE: Mapping[Decorrelation, float] = {"code": 1e-8, "paper": 1e-12}
@@ -64,13 +64,11 @@ class Decorrelated(FeaturePenalty):
         return self.beta * decorrelation(batch.h, self.form)
 
 
-def build(beta: float = 0.1, form: Decorrelation = "code") -> Algorithm:
+def build(beta: NonNegative = 0.1, form: Decorrelation = "code") -> Algorithm:
     """FedDecorr.
 
     Args:
         beta: weight of the term, >= 0.
         form: as the released code computes it, or the paper's formula.
     """
-    if not beta >= 0:
-        raise ConfigError(f"feddecorr.beta is {beta}; it must be >= 0")
     return Algorithm(local=Decorrelated(beta, form))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Positive
 from fedsim.core.types import Array, RoundContext, Vectors
 from fedsim.server import Average, Cohort, Server
 
@@ -74,15 +74,15 @@ class Corrected:
         return step - h / self.alpha, {"h": h}
 
 
-def build(alpha: float = 0.01, client_alpha: Literal["equal", "by_samples"] = "equal") -> Algorithm:
+def build(
+    alpha: Positive = 0.01, client_alpha: Literal["equal", "by_samples"] = "equal"
+) -> Algorithm:
     """FedDyn.
 
     Args:
         alpha: weight of the regulariser, > 0.
         client_alpha: the same for all clients (the paper), or alpha n_mean / n_i.
     """
-    if not alpha > 0:
-        raise ConfigError(f"feddyn.alpha is {alpha}; it must be > 0")
     server = Server(
         Average("uniform"),
         optimizers=(Corrected(alpha),),

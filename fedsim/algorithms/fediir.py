@@ -33,6 +33,7 @@ from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, LocalRule, Phase, Uplink, matmul, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import as_tensor
+from fedsim.core.settings import Decay, NonNegative
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 
@@ -100,7 +101,7 @@ def linear_head(model: nn.Module) -> nn.Module:
     return model
 
 
-def build(gamma: float = 1e-3, ema: float = 0.95, weights: Weights = "uniform") -> Algorithm:
+def build(gamma: NonNegative = 1e-3, ema: Decay = 0.95, weights: Weights = "uniform") -> Algorithm:
     """FedIIR.
 
     Args:
@@ -108,10 +109,6 @@ def build(gamma: float = 1e-3, ema: float = 0.95, weights: Weights = "uniform") 
         ema: what the running mean of the head's gradient keeps each round, in [0, 1).
         weights: of the models, uniform (the official code) or by samples.
     """
-    if not gamma >= 0:
-        raise ConfigError(f"fediir.gamma is {gamma}; it must be >= 0")
-    if not 0 <= ema < 1:
-        raise ConfigError(f"fediir.ema is {ema}; it must lie in [0, 1)")
     probe = Probe(HeadGradient(), partial(common, ema))
     server = Server(Average(weights))
     return Algorithm(local=Invariant(gamma), server=server, probe=probe, adapt=linear_head)

@@ -21,15 +21,15 @@ from typing import Literal
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import MarginControl
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Fraction, NonNegative
 from fedsim.server import Gram, Server, Weights
 from fedsim.server.principal import Principal
 
 
 def build(
     margin: str = "marg_log",
-    margin_weight: float = 0.03,
-    keep: float = 0.8,
+    margin_weight: NonNegative = 0.03,
+    keep: Fraction = 0.8,
     norm: Literal["l2", "l1", "scalar"] = "l2",
     scope: Literal["selected", "all"] = "selected",
     blocks: Literal["model", "tensor"] = "model",
@@ -49,8 +49,6 @@ def build(
         weights: client weights by samples (the paper), or uniform.
         orientation: unpublished: let all clients follow the calibrated axes.
     """
-    if not 0 < keep <= 1:
-        raise ConfigError(f"fedld.keep is {keep}; it must lie in (0, 1]")
     rule = Principal(keep=keep, norm=norm, scope=scope, weights=weights, orientation=orientation)
     criterion = MarginControl(margin, margin_weight)
     return Algorithm(server=Server(Gram(rule, blocks)), criterion=criterion)

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import MarginControl
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Fraction, NonNegative
 from fedsim.core.types import F64, Array, RoundContext
 from fedsim.server import HistoryGram, Server
 from fedsim.server.principal import Principal
@@ -54,15 +54,13 @@ class ReleasedPrincipal:
         return rule(gram, np.ones(m), ctx)
 
 
-def build(margin_weight: float = 0.03, keep: float = 0.8) -> Algorithm:
+def build(margin_weight: NonNegative = 0.03, keep: Fraction = 0.8) -> Algorithm:
     """FedLD, released form.
 
     Args:
         margin_weight: lambda, >= 0.
         keep: share of the principal axes that is kept.
     """
-    if not 0 < keep <= 1:
-        raise ConfigError(f"fedld_released.keep is {keep}; it must lie in (0, 1]")
     return Algorithm(
         server=Server(HistoryGram(ReleasedPrincipal(keep))),
         criterion=MarginControl("softmax_frob", margin_weight),

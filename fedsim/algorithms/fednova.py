@@ -30,7 +30,7 @@ import numpy as np
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedprox import Proximal
 from fedsim.client import LocalEnv, Uplink, normaliser
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Decay, NonNegative
 from fedsim.server import Average, Cohort, Server, shares
 from fedsim.server.optimizers import HeavyBall
 
@@ -65,7 +65,7 @@ class PerStep:
 
 
 def build(
-    mu: float = 0.0, gmf: float = 0.0, gh_on: Literal["normalised", "delta"] = "normalised"
+    mu: NonNegative = 0.0, gmf: Decay = 0.0, gh_on: Literal["normalised", "delta"] = "normalised"
 ) -> Algorithm:
     """FedNova.
 
@@ -74,8 +74,6 @@ def build(
         gmf: server momentum in [0, 1); without effect with another server rule.
         gh_on: what another server rule (``--server fedgh``) sees.
     """
-    if not (mu >= 0 and 0 <= gmf < 1):
-        raise ConfigError(f"fednova: mu={mu}, gmf={gmf}; needed are mu >= 0 and 0 <= gmf < 1")
     momentum = (HeavyBall(beta=gmf, eta=1.0, unit="lr"),) if gmf > 0 else ()
     server = Server(Average(), optimizers=momentum, normalisation=PerStep(mu > 0, gh_on))
     return Algorithm(local=Counted(mu, "squared"), server=server)

@@ -24,17 +24,19 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import scipy.linalg
 import scipy.optimize
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, Phase, Uplink
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import NonNegative
 from fedsim.core.types import F64, Array, RoundContext, Slot, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
 
@@ -176,7 +178,9 @@ def _mix(alpha: F64, heads: list[Array]) -> list[Array]:
     return [np.asarray(head, dtype=np.float32) for head in mixed]
 
 
-def build(lam: float = 1.0, head_lr: float = 0.1, head_epochs: int = 1) -> Algorithm:
+def build(
+    lam: NonNegative = 1.0, head_lr: NonNegative = 0.1, head_epochs: Annotated[int, Field(ge=0)] = 1
+) -> Algorithm:
     """FedPAC.
 
     Args:
@@ -184,9 +188,6 @@ def build(lam: float = 1.0, head_lr: float = 0.1, head_epochs: int = 1) -> Algor
         head_lr: learning rate of the head's epochs.
         head_epochs: epochs on the head before those on the extractor.
     """
-    if not (lam >= 0 and head_lr >= 0 and head_epochs >= 0):
-        given = f"lam={lam}, head_lr={head_lr}, head_epochs={head_epochs}"
-        raise ConfigError(f"fedpac: {given}; all must be >= 0")
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
         server=Server(Average(), exchange=Collaborate()),

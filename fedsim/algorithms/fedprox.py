@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import NonNegative
 
 Form = Literal["squared", "l2_per_tensor"]
 
@@ -49,13 +49,11 @@ class Proximal(LocalRule):
         torch._foreach_add_(env.grads(), pull, alpha=self.mu)
 
 
-def build(mu: float = 0.1, prox_form: Form = "squared") -> Algorithm:
+def build(mu: NonNegative = 0.1, prox_form: Form = "squared") -> Algorithm:
     """FedProx.
 
     Args:
         mu: weight of the proximal term, >= 0.
         prox_form: the paper's squared norm, or the released FedLD code's norm per tensor.
     """
-    if not mu >= 0:
-        raise ConfigError(f"fedprox.mu is {mu}; it must be >= 0")
     return Algorithm(local=Proximal(mu, prox_form))

@@ -29,7 +29,7 @@ from torch.func import functional_call
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedcm import Mixed, direction
 from fedsim.client import LocalEnv, LocalRule
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Fraction, NonNegative
 from fedsim.server import Average, Server, Weights
 
 Tensors = tuple[Tensor, ...]
@@ -76,10 +76,10 @@ class WithMomentum(SharpnessAware, Mixed):
 
 
 def build(
-    rho: float = 0.05,
+    rho: NonNegative = 0.05,
     variant: Literal["sam", "asam"] = "sam",
-    eta: float = 0.01,
-    alpha: float = 1.0,
+    eta: NonNegative = 0.01,
+    alpha: Fraction = 1.0,
     weights: Weights = "samples",
 ) -> Algorithm:
     """FedSAM.
@@ -91,10 +91,6 @@ def build(
         alpha: share of the client's own gradient in (0, 1]; below 1 it is MoFedSAM.
         weights: of the models, by samples or uniform.
     """
-    if not (rho >= 0 and eta >= 0):
-        raise ConfigError(f"fedsam: rho={rho}, eta={eta}; both must be >= 0")
-    if not 0 < alpha <= 1:
-        raise ConfigError(f"fedsam.alpha is {alpha}; it must lie in (0, 1]")
     if alpha == 1:
         server = Server(Average(weights))
         return Algorithm(local=SharpnessAware(rho, variant, eta), server=server)

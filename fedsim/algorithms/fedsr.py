@@ -22,14 +22,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm, nothing
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, upcast
 from fedsim.core.errors import ConfigError
+from fedsim.core.settings import NonNegative
 from fedsim.core.types import Slot
 from fedsim.models.probabilistic import probabilistic
 from fedsim.server import Average, Server, Weights
@@ -84,10 +86,10 @@ def of_reference(slot: Slot) -> bool:
 
 
 def build(
-    a_l2r: float = 0.01,
-    a_cmi: float = 5e-4,
+    a_l2r: NonNegative = 0.01,
+    a_cmi: NonNegative = 5e-4,
     l2r_power: Literal[1, 2] = 1,
-    z_dim: int | None = None,
+    z_dim: Annotated[int, Field(ge=1)] | None = None,
     share_reference: bool = False,
     deterministic: bool = False,
     weights: Weights = "uniform",
@@ -104,10 +106,6 @@ def build(
             ``share_reference``, as there is neither.
         weights: of the models, uniform (the official code) or by samples.
     """
-    if not (a_l2r >= 0 and a_cmi >= 0):
-        raise ConfigError(f"fedsr: a_l2r={a_l2r}, a_cmi={a_cmi}; both must be >= 0")
-    if z_dim is not None and z_dim < 1:
-        raise ConfigError(f"fedsr.z_dim is {z_dim}; it must be at least 1, or null")
     if deterministic and (z_dim is not None or share_reference):
         raise ConfigError("fedsr.deterministic goes with neither z_dim nor share_reference")
     server = Server(Average(weights))

@@ -15,15 +15,16 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics follow their mean alone.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights
-from fedsim.server.optimizers import Start, adaptive
+from fedsim.server.optimizers import Adaptive, Start
 
 
 def build(
-    eta: float = 0.1,
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    tau: float = 1e-3,
+    eta: Positive = 0.1,
+    beta1: Decay = 0.9,
+    beta2: Decay = 0.99,
+    tau: Positive = 1e-3,
     v0: Start = "paper",
     weights: Weights = "samples",
 ) -> Algorithm:
@@ -37,5 +38,5 @@ def build(
         v0: the second moment starts at tau^2 (the paper), or at 0.
         weights: client weights by samples (most code), or uniform (the paper's Algorithm 2).
     """
-    optimizer = adaptive("fedyogi", "yogi", eta=eta, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
+    optimizer = Adaptive(kind="yogi", eta=eta, beta1=beta1, beta2=beta2, tau=tau, v0=v0)
     return Algorithm(server=Server(Average(weights), optimizers=(optimizer,)))

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, Uplink, upcast
-from fedsim.core.errors import ConfigError
 from fedsim.core.layout import as_tensor
+from fedsim.core.settings import NonNegative, Positive
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
@@ -65,15 +65,11 @@ class Contrastive(FeaturePenalty):
         return Uplink(state={"previous": env.flat.vector()})
 
 
-def build(mu: float = 1.0, temperature: float = 0.5) -> Algorithm:
+def build(mu: NonNegative = 1.0, temperature: Positive = 0.5) -> Algorithm:
     """MOON.
 
     Args:
         mu: weight of the contrastive term, >= 0.
         temperature: T, > 0.
     """
-    if not mu >= 0:
-        raise ConfigError(f"moon.mu is {mu}; it must be >= 0")
-    if not temperature > 0:
-        raise ConfigError(f"moon.temperature is {temperature}; it must be > 0")
     return Algorithm(local=Contrastive(mu, temperature))

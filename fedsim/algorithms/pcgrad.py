@@ -19,12 +19,12 @@ the sum. Beside the unit weights it is FedGH.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Positive
 from fedsim.server import Gram, Server
 from fedsim.server.harmonize import Harmonize, Order
-from fedsim.server.optimizers import check_positive
 
 
-def build(order: Order = "random", include_self: bool = False, eta_g: float = 1.0) -> Algorithm:
+def build(order: Order = "random", include_self: bool = False, eta_g: Positive = 1.0) -> Algorithm:
     """PCGrad.
 
     Args:
@@ -32,6 +32,5 @@ def build(order: Order = "random", include_self: bool = False, eta_g: float = 1.
         include_self: a client also meets its own update as it was (the released code).
         eta_g: server learning rate, > 0.
     """
-    check_positive("pcgrad", eta_g=eta_g)
     rule = Harmonize(order=order, weights="uniform", include_self=include_self, eta=eta_g)
     return Algorithm(server=Server(Gram(rule)))

@@ -28,15 +28,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator, one_torch_thread
+from fedsim.core.settings import Positive
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Slot, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
 
@@ -177,7 +180,11 @@ def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:
     )
 
 
-def build(hn_lr: float = 5e-3, width: int = 100, keep_local: int = 0) -> Algorithm:
+def build(
+    hn_lr: Positive = 5e-3,
+    width: Annotated[int, Field(ge=1)] = 100,
+    keep_local: Annotated[int, Field(ge=0)] = 0,
+) -> Algorithm:
     """pFedLA.
 
     Args:
@@ -185,9 +192,6 @@ def build(hn_lr: float = 5e-3, width: int = 100, keep_local: int = 0) -> Algorit
         width: of their embedding and hidden layers, >= 1.
         keep_local: layers that stay the client's own (HeurpFedLA), >= 0.
     """
-    if not (hn_lr > 0 and width >= 1 and keep_local >= 0):
-        given = f"hn_lr={hn_lr}, width={width}, keep_local={keep_local}"
-        raise ConfigError(f"pfedla: {given}; needed are hn_lr > 0, width >= 1, keep_local >= 0")
     server = Server(
         Average(),
         exchange=Mixtures(hn_lr, width, keep_local),

@@ -19,12 +19,12 @@ makes the rule depend on the scale of the updates.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Positive
 from fedsim.server import Blocks, Server
-from fedsim.server.optimizers import check_positive
 from fedsim.server.similarity import Distance, Similar
 
 
-def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-5) -> Algorithm:
+def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: Positive = 1e-5) -> Algorithm:
     """RegAgg.
 
     Args:
@@ -32,6 +32,5 @@ def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-
         distance: Euclidean, or the difference of the sums of all entries (the released code).
         eps: keeps the quotients finite, > 0.
     """
-    check_positive("regagg", eps=eps)
     rule = Similar(combine="product", blocks=blocks, distance=distance, eps=eps)
     return Algorithm(server=Server(rule))

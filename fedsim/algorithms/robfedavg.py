@@ -26,9 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Positive
 from fedsim.core.types import F64, RoundContext, Vectors
 from fedsim.server import Cohort, Reduced, Server, Weights, shares
-from fedsim.server.optimizers import check_positive
 
 Test = Literal["iqr", "zscore"]
 ENTRIES = 1 << 19
@@ -80,7 +80,7 @@ class Pruned:
         return Reduced(step, metrics={"pruned_share": share})
 
 
-def build(test: Test = "iqr", z: float = 1.5, weights: Weights = "samples") -> Algorithm:
+def build(test: Test = "iqr", z: Positive = 1.5, weights: Weights = "samples") -> Algorithm:
     """RobFedAvg.
 
     Args:
@@ -89,5 +89,4 @@ def build(test: Test = "iqr", z: float = 1.5, weights: Weights = "samples") -> A
             around the mean.
         weights: client weights by samples, or uniform.
     """
-    check_positive("robfedavg", z=z)
     return Algorithm(server=Server(Pruned(test, z, weights), needs_whole_updates=True))

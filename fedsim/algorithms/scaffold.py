@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
-from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Positive
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 from fedsim.server.optimizers import Multiply
@@ -73,7 +73,7 @@ def control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
 
 
 def build(
-    option: Literal["II", "I"] = "II", eta_g: float = 1.0, weights: Weights = "uniform"
+    option: Literal["II", "I"] = "II", eta_g: Positive = 1.0, weights: Weights = "uniform"
 ) -> Algorithm:
     """SCAFFOLD.
 
@@ -83,7 +83,5 @@ def build(
             rule.
         weights: of the models, uniform (the paper) or by samples.
     """
-    if not eta_g > 0:
-        raise ConfigError(f"scaffold.eta_g is {eta_g}; it must be > 0")
     server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=control)
     return Algorithm(local=Corrected(option), server=server)

@@ -20,12 +20,12 @@ challenge entry the choice of clients and of hyperparameters per round is left o
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Positive
 from fedsim.server import Blocks, Server
-from fedsim.server.optimizers import check_positive
 from fedsim.server.similarity import Distance, Similar
 
 
-def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-5) -> Algorithm:
+def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: Positive = 1e-5) -> Algorithm:
     """SimAgg.
 
     Args:
@@ -33,6 +33,5 @@ def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: float = 1e-
         distance: Euclidean, or the difference of the sums of all entries (the released code).
         eps: keeps the quotients finite, > 0.
     """
-    check_positive("simagg", eps=eps)
     rule = Similar(combine="sum", blocks=blocks, distance=distance, eps=eps)
     return Algorithm(server=Server(rule))

@@ -16,11 +16,12 @@ follow their mean alone.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights
-from fedsim.server.optimizers import HeavyBall, check_decays, check_positive
+from fedsim.server.optimizers import HeavyBall
 
 
-def build(alpha: float = 1.0, beta: float = 0.7, weights: Weights = "samples") -> Algorithm:
+def build(alpha: Positive = 1.0, beta: Decay = 0.7, weights: Weights = "samples") -> Algorithm:
     """SlowMo.
 
     Args:
@@ -28,7 +29,5 @@ def build(alpha: float = 1.0, beta: float = 0.7, weights: Weights = "samples") -
         beta: slow momentum, in [0, 1).
         weights: client weights by samples, or uniform (the paper, whose workers weigh the same).
     """
-    check_positive("slowmo", alpha=alpha)
-    check_decays("slowmo", beta=beta)
     momentum = HeavyBall(beta=beta, eta=alpha, unit="lr")
     return Algorithm(server=Server(Average(weights), optimizers=(momentum,)))

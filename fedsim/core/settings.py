@@ -6,13 +6,19 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from inspect import Parameter
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedsim.core.errors import ConfigError, nearest
 
 Scalar = str | int | float | bool | None
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+"""What a running mean or sum keeps in each step, such as a momentum."""
 
 
 class InvalidSetting(ConfigError):

@@ -13,7 +13,6 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.errors import ConfigError
 from fedsim.core.types import Array, RoundContext, Vectors
 from fedsim.server.cohort import Cohort
 
@@ -59,6 +58,10 @@ class HeavyBall:
         return self.eta * unit * direction, {"m": m}
 
 
+Start = Literal["paper", "zero"]
+"""v_0: tau^2 (Reddi et al.), or 0 (most public code)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Adaptive:
     """``m <- b1 m + (1 - b1) Delta``, ``w <- w + eta m / (sqrt(v) + tau)``.
@@ -72,7 +75,7 @@ class Adaptive:
         beta1: b1.
         beta2: b2, without effect in Adagrad.
         tau: degree of adaptivity.
-        start: v_0, tau^2 in the paper.
+        v0: how v starts.
         bias_correction: multiplies eta by ``sqrt(1 - b2^t) / (1 - b1^t)``, t = 2 in the first
             round, as Flower's FedAdam does; the paper has none.
     """
@@ -80,9 +83,9 @@ class Adaptive:
     kind: Literal["adam", "yogi", "adagrad"]
     eta: float
     beta1: float
-    beta2: float
+    beta2: float = 0.0
     tau: float
-    start: float
+    v0: Start
     bias_correction: bool = False
 
     def __call__(
@@ -90,7 +93,8 @@ class Adaptive:
     ) -> tuple[Array, Vectors]:
         """See :class:`fedsim.server.base.ServerOptimizer`; keeps ``m`` and ``v``."""
         m = self.beta1 * state.get("m", 0.0) + (1 - self.beta1) * step
-        before = state["v"] if "v" in state else np.full_like(step, self.start)
+        start = self.tau**2 if self.v0 == "paper" else 0.0
+        before = state["v"] if "v" in state else np.full_like(step, start)
         v = self._second(before, np.square(step))
         return self._rate(ctx.round + 2) * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
 
@@ -105,59 +109,3 @@ class Adaptive:
         if self.kind == "yogi":
             return v - (1 - self.beta2) * square * np.sign(v - square)
         return v + square
-
-
-Start = Literal["paper", "zero"]
-"""v_0: tau^2 (Reddi et al.), or 0 (most public code)."""
-
-
-def adaptive(
-    method: str,
-    kind: Literal["adam", "yogi", "adagrad"],
-    *,
-    eta: float,
-    beta1: float,
-    tau: float,
-    v0: Start,
-    beta2: float = 0.0,
-    bias_correction: bool = False,
-) -> Adaptive:
-    """The checked optimiser of FedAdam, FedYogi and FedAdagrad; ``method`` is for messages.
-
-    Raises:
-        ConfigError: a rate that is not above 0 or a decay outside [0, 1).
-    """
-    check_positive(method, eta=eta, tau=tau)
-    check_decays(method, beta1=beta1, beta2=beta2)
-    start = tau**2 if v0 == "paper" else 0.0
-    return Adaptive(
-        kind=kind,
-        eta=eta,
-        beta1=beta1,
-        beta2=beta2,
-        tau=tau,
-        start=start,
-        bias_correction=bias_correction,
-    )
-
-
-def check_positive(method: str, **values: float) -> None:
-    """Refuses a hyperparameter that is not above 0 and finite.
-
-    Raises:
-        ConfigError: which one.
-    """
-    for key, value in values.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{method}.{key} is {value}; it must be above 0 and finite")
-
-
-def check_decays(method: str, **values: float) -> None:
-    """Refuses the decay of a running sum that does not lie in [0, 1).
-
-    Raises:
-        ConfigError: which one.
-    """
-    for key, value in values.items():
-        if not 0 <= value < 1:
-            raise ConfigError(f"{method}.{key} is {value}; it must lie in [0, 1)")

@@ -7,7 +7,6 @@ import pytest
 from oracles import aggregation, optimisers
 
 import fedsim
-from fedsim.core.errors import ConfigError
 
 from .cases import PRINTED
 from .serving import LAYOUT, answers, path, single
@@ -86,26 +85,3 @@ def test_a_single_step_without_history_through_aggregate():
     g = np.array([[0.3, -2.0], [0.3, 1.0]])
     expected = [path("fedadam", [delta])[0] for delta in (0.3, -0.5)]
     np.testing.assert_allclose(fedsim.aggregate(g, [1, 1], "fedadam"), expected, rtol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("name", "key", "value", "allowed"),
-    [
-        ("fedadam", "eta", 0.0, "above 0"),
-        ("fedadam", "tau", 0.0, "above 0"),
-        ("fedadam", "beta1", 1.0, r"in \[0, 1\)"),
-        ("fedadam", "beta2", -0.1, r"in \[0, 1\)"),
-        ("fedyogi", "beta2", 1.5, r"in \[0, 1\)"),
-        ("fedadagrad", "beta1", 1.0, r"in \[0, 1\)"),
-        ("fedadagrad", "tau", -1.0, "above 0"),
-    ],
-)
-def test_values_that_are_refused(name, key, value, allowed):
-    with pytest.raises(ConfigError, match=rf"{name}\.{key} is {value}; it must .*{allowed}"):
-        single(name, [[1.0]], **{key: value})
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_rates_that_are_not_finite_are_refused(value):
-    with pytest.raises(ConfigError, match=rf"fedadam\.eta: {value} given; must be a finite number"):
-        single("fedadam", [[1.0]], eta=value)

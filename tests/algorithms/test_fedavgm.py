@@ -7,7 +7,6 @@ import pytest
 from oracles import aggregation, optimisers
 
 import fedsim
-from fedsim.core.errors import ConfigError
 
 from .cases import PRINTED, draw, every_cohort, every_input
 from .serving import LAYOUT, answers, path, single
@@ -64,11 +63,3 @@ def test_weights():
     uniform = single("fedavgm", g, [30, 10], weights="uniform").step
     np.testing.assert_allclose(uniform, g.mean(axis=0), rtol=1e-12)
     np.testing.assert_allclose(single("fedavgm", g, [30, 10]).step, [0.8, 0.0], atol=1e-15)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"), [("eta", 0.0, "above 0"), ("beta", 1.0, r"in \[0, 1\)")]
-)
-def test_values_that_are_refused(key, value, allowed):
-    with pytest.raises(ConfigError, match=rf"fedavgm\.{key} is {value}; it must .*{allowed}"):
-        single("fedavgm", [[1.0]], **{key: value})

@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from oracles import rounds as oracle
 
-from fedsim import algorithms
-from fedsim.core.errors import ConfigError
-
 from .cases import PRINTED
 from .federation import Federation
 from .training import train, worker
@@ -70,9 +67,3 @@ def test_a_rate_of_zero_has_no_direction():
     federation.lr = 0.0
     np.testing.assert_array_equal(federation.step(), np.ones(3))
     np.testing.assert_array_equal(federation.downlink["direction"], np.zeros(3))
-
-
-@pytest.mark.parametrize("options", [{"alpha": 0.0}, {"alpha": 1.1}, {"eta_g": 0.0}])
-def test_bad_values(options):
-    with pytest.raises(ConfigError, match="needed are 0 < alpha <= 1"):
-        algorithms.load("fedcm", options)

@@ -190,15 +190,3 @@ def test_a_sigmoid_after_the_head_is_refused():
     )
     with pytest.raises(ConfigError, match="SigmoidLinear"):
         models.build(spec, 0, algorithms.load("fediir").adapt)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"gamma": -1.0}, r"fediir\.gamma is -1\.0; it must be >= 0"),
-        ({"ema": 1.0}, r"fediir\.ema is 1\.0; it must lie in \[0, 1\)"),
-    ],
-)
-def test_bad_values_are_named(given, said):
-    with pytest.raises(ConfigError, match=said):
-        algorithms.load("fediir", given)

@@ -13,7 +13,7 @@ import fedsim
 from fedsim import algorithms
 from fedsim.algorithms.fednova import PerStep
 from fedsim.client import normaliser
-from fedsim.core.errors import ConfigError, ContractError
+from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
@@ -174,9 +174,3 @@ def test_both_ways_are_the_same_mean():
 def test_momentum_and_proximal_term_by_their_joint_recursion():
     # v = rho v + 1 - lr mu way: 1, then 0.5 + 1 - 0.1 = 1.4; together 2.4
     assert normaliser(2, 0.5, 0.1) == pytest.approx(2.4, rel=1e-15)
-
-
-@pytest.mark.parametrize("options", [{"mu": -1.0}, {"gmf": 1.0}, {"gmf": -0.1}])
-def test_bad_values(options):
-    with pytest.raises(ConfigError, match="needed are mu >= 0"):
-        algorithms.load("fednova", options)

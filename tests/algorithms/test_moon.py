@@ -10,9 +10,7 @@ import pytest
 import torch
 from oracles import client_losses as oracle
 
-from fedsim import algorithms
 from fedsim.algorithms.moon import contrast
-from fedsim.core.errors import ConfigError
 from fedsim.core.layout import select
 from fedsim.engine.worker import Worker
 
@@ -136,15 +134,3 @@ def test_a_projection_head_is_contrasted_and_trained():
     last = select(w.flat.layout, lambda slot: slot.name.startswith("features.projection.2"))
     assert last.any()
     assert np.abs(with_term - without)[:, last].max() > 1e-5
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"mu": -1.0}, r"moon\.mu is -1\.0; it must be >= 0"),
-        ({"temperature": 0.0}, r"moon\.temperature is 0\.0; it must be > 0"),
-    ],
-)
-def test_bad_values_are_named(given, said):
-    with pytest.raises(ConfigError, match=said):
-        algorithms.load("moon", given)

@@ -99,7 +99,5 @@ def test_statistics_are_averaged_uniformly_whatever_the_rate():
 
 
 def test_values_that_are_refused():
-    with pytest.raises(ConfigError, match=r"pcgrad\.eta_g is 0.0; it must be above 0"):
-        single("pcgrad", [[1.0]], eta_g=0.0)
     with pytest.raises(ConfigError, match=r"pcgrad\.order: 'shuffled' given; must be 'random'"):
         single("pcgrad", [[1.0]], order="shuffled")

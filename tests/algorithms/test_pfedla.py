@@ -228,6 +228,3 @@ def test_what_is_refused():
         fedsim.aggregate(np.ones((2, 3)), [1, 1], "pfedla")
     with pytest.raises(ConfigError, match="cannot serve pfedla, which mixes its clients' models"):
         algorithms.compose("pfedla", {}, server="fedgh")
-    for options in ({"hn_lr": 0.0}, {"width": 0}, {"keep_local": -1}):
-        with pytest.raises(ConfigError, match="needed are hn_lr > 0"):
-            algorithms.load("pfedla", options)

@@ -178,12 +178,13 @@ def test_a_chain_that_no_configuration_takes(given, reason):
         RunConfig(server=given)
 
 
+@pytest.mark.integration
 def test_resumed_in_the_middle(tmp_path):
     chain = config("scaffold", engine={"checkpoint_every": 1}).model_dump()
     chain = RunConfig(**chain | {"server": "fedgh,fedadam,fedavgm", "fedadam": {"eta": 0.01}})
     reference = fedsim.run(chain, tmp_path / "through")
     with pytest.raises(Stop):
-        fedsim.run(chain, tmp_path / "stopped", Stopper(2))
+        fedsim.run(chain, tmp_path / "stopped", [Stopper(2)])
     resumed = driver.resume(tmp_path / "stopped")
     assert results(resumed) == results(reference)
     summary = resumed.read("summary").iloc[0]

@@ -7,7 +7,6 @@ import pytest
 from oracles import aggregation, robust, samplers
 
 import fedsim
-from fedsim.core.errors import ConfigError
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single
@@ -159,12 +158,3 @@ def test_statistics_are_averaged_by_samples(method):
     np.testing.assert_allclose(answer.step[4:], aggregation.mean(g, [1, 2, 3])[4:], rtol=1e-12)
     expected = robust.similar(g[:, :4], [1, 2, 3], method, sizes=[2, 2])
     np.testing.assert_allclose(answer.step[:4], expected, rtol=1e-9)
-
-
-@every_method
-def test_eps_above_zero_is_needed(method):
-    with pytest.raises(ConfigError, match=rf"{method}\.eps is 0.0; it must be above 0"):
-        fedsim.aggregate(np.ones((2, 3)), [1, 1], method, eps=0.0)
-    wide = fedsim.aggregate(*EXAMPLES["A4"], "simagg", eps=1e9)
-    g, n = EXAMPLES["A4"]  # an infinite eps takes all distances for the same, near 0
-    np.testing.assert_allclose(wide, aggregation.mean(g, n), rtol=1e-3)

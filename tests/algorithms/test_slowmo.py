@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from oracles import optimisers
 
-from fedsim.core.errors import ConfigError
-
-from .serving import answers, path, single
+from .serving import answers, path
 
 DELTAS = np.random.default_rng(7).normal(size=12)
 
@@ -47,11 +44,3 @@ def test_weights_and_state():
         np.testing.assert_allclose(
             answer.state.optimizers[0]["m"], 2 * np.array(expected), atol=1e-15
         )
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "allowed"), [("alpha", -1.0, "above 0"), ("beta", 1.0, r"in \[0, 1\)")]
-)
-def test_values_that_are_refused(key, value, allowed):
-    with pytest.raises(ConfigError, match=rf"slowmo\.{key} is {value}; it must .*{allowed}"):
-        single("slowmo", [[1.0]], **{key: value})
