@@ -1,4 +1,4 @@
-"""Files of all kinds: written whole or not at all, locked by a live run, read with row numbers."""
+"""Files: atomic writes, the lock of a run directory, and users' files read with row numbers."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from fedsim.core.types import I64, Array
 logger = logging.getLogger("fedsim")
 
 UNFINISHED = ".writing-"
-"""Prefix of the folders of files that are being written; what a kill leaves there is of no use."""
-ONLY_FILES = (errno.EINVAL, errno.ENOTSUP)
-"""What a file system says that cannot flush folders."""
+"""Prefix of the temporary folders in which files are written; a kill leaves them behind."""
+NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
+"""Error numbers of file systems that cannot flush folders."""
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path to write a file to, which is flushed to the disk and renamed to ``path`` afterwards.
+    """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
 
     Args:
         path: of the file; nobody else may write it at the same time.
@@ -70,7 +70,7 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file or a folder's list of names to the disk, a folder where the system can.
+    """Flushes a file, or a folder's entries where the system can, to the disk (fsync).
 
     Raises:
         OSError: it cannot be flushed.
@@ -82,14 +82,14 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in ONLY_FILES or not is_folder:
+        if error.errno not in NO_FOLDER_SYNC or not is_folder:
             raise
     finally:
         os.close(descriptor)
 
 
 def writing(path: Path) -> AbstractContextManager[Path]:
-    """Turns what the system says into a StoreError that names the file.
+    """Turns an OSError in the block into a StoreError that names the file.
 
     Raises:
         StoreError: from the OSError.
@@ -98,7 +98,7 @@ def writing(path: Path) -> AbstractContextManager[Path]:
 
 
 def reading(path: Path) -> AbstractContextManager[Path]:
-    """Likewise, for a file that is read.
+    """The same as :func:`writing`, for a file that is read.
 
     Raises:
         StoreError: from the OSError.

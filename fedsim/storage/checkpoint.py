@@ -1,4 +1,4 @@
-"""Checkpoints: everything that the next round depends on, in files that are whole or not there.
+"""Checkpoints: everything that the next round depends on, in files that are written atomically.
 
 ``checkpoints/round-000012.json`` is written last and makes a checkpoint valid. It names the files
 with the arrays and their hashes: ``round-000012.safetensors`` with the global vector and the
@@ -6,14 +6,14 @@ server's state, and the segments ``clients-*.safetensors`` with the states of th
 each checkpoint adds one with those that changed.
 
 Damage to what a checkpoint alone has (record, vector and server state, the segment that it adds)
-leaves the one before usable. Older segments are shared: damage to one of them may leave no
-checkpoint that is whole. Going on is then refused, and nothing is changed: to begin again by itself
+leaves the previous checkpoint usable. Older segments are shared: damage to one of them may leave no
+checkpoint intact. The run is then not resumed, and nothing is changed: to start again by itself
 would cost all rounds so far, and the user may still have the damaged file elsewhere.
 
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
 that nobody changes. A round waits for the disk only after the last one, and where client states
-exceed their memory; a checkpoint that falls due while another is being written follows the first
-round that ends after that.
+exceed their memory. A checkpoint that is due while another is being written follows the first
+round that ends afterwards.
 """
 
 from __future__ import annotations
@@ -311,9 +311,9 @@ def restore(
     budget: float,
     keep: int,
 ) -> tuple[Checkpoints, Progress | None]:
-    """The newest checkpoint that is whole, and where the next ones go.
+    """Reads the newest checkpoint that is intact.
 
-    A warning names each damaged checkpoint that is passed over.
+    A warning names each damaged checkpoint that is skipped.
 
     Args:
         run: the run directory.
@@ -322,11 +322,11 @@ def restore(
         keep: how many checkpoints stay.
 
     Returns:
-        The progress is None where there is no checkpoint.
+        Where the next checkpoints go, and the progress; None where there is no checkpoint.
 
     Raises:
-        ConfigError: the newest whole one is of another format, model or configuration.
-        StoreError: there are checkpoints, and none of them is whole.
+        ConfigError: the newest intact one is of another format, model or configuration.
+        StoreError: there are checkpoints, and none of them is intact.
     """
     found = records(run)
     damaged: dict[Path, Exception] = {}
@@ -364,7 +364,7 @@ def _read_record(record: Path) -> dict[str, Any]:
 
 
 def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:
-    """Refuses a checkpoint that is whole but belongs to something else.
+    """Refuses an intact checkpoint that belongs to another run.
 
     The names and shapes of the server's and the clients' arrays follow from the layout and the
     settings, and are not compared on their own.

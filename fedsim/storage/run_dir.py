@@ -35,7 +35,7 @@ GROWING = tuple(table for table in TABLES if table != "partition")
 """The tables to which rounds add rows."""
 
 DIAGNOSTIC = ("timings", "errors")
-"""Those that say nothing of the results: a run can go on where they lost rows."""
+"""Tables without results: a run resumes even if they lost rows."""
 
 
 class RunStore:

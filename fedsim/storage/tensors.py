@@ -1,4 +1,4 @@
-"""Named arrays in safetensors files: whole or not there, and read without what else is in them."""
+"""Named arrays in safetensors files: written atomically, read one by one."""
 
 from __future__ import annotations
 
