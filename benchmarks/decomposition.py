@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from benchmarks.pairing import Spread
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.training import driver
 
 Kind = Literal["serial", "ray"]

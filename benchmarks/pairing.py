@@ -22,7 +22,7 @@ import numpy as np
 import fedsim
 from benchmarks.bare import Bare, job_of
 from benchmarks.workloads import Workload, run_config
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.engine.ray.cluster import local_node
 from fedsim.training.setup import prepare
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.types import Dataset, Pipeline
 
 METHODS = ("fedavg", "fedld")

@@ -12,7 +12,7 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.api import aggregate, decompose
-    from fedsim.config.resolve import RunConfig
+    from fedsim.config.run import RunConfig
     from fedsim.training.callbacks import Callback
     from fedsim.training.driver import resume, run
 

@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from fedsim import models
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
 NUM_CLIENTS = 8

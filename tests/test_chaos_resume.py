@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core import files
 from tests.commands import ROOT, ended, rows, somewhere, tell_to_end, wait_for
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import Dataset
 from fedsim.models.vision import SplitModel

@@ -19,7 +19,7 @@ from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
-    from fedsim.config.resolve import RunConfig
+    from fedsim.config.run import RunConfig
     from fedsim.training.progress import Lines
 
 

@@ -17,7 +17,7 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
-    from fedsim.config.resolve import RunConfig
+    from fedsim.config.run import RunConfig
     from fedsim.engine.ray.placement import Node, Plan
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config.experiments import Settings
-    from fedsim.config.resolve import RunConfig
+    from fedsim.config.run import RunConfig
     from fedsim.training.sweep import SweepRun
 
 

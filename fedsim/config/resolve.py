@@ -11,35 +11,10 @@ import yaml
 from fedsim.config import experiments, presets, renamed
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import (
-    REMOVED,
-    SECTIONS,
-    ClockConfig,
-    DataConfig,
-    EngineConfig,
-    EvaluationConfig,
-    ModelConfig,
-    TrainConfig,
-    fields,
-)
-from fedsim.config.validation import cohort_size, is_section
+from fedsim.config.sections import REMOVED, SECTIONS, fields
+from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
-
-__all__ = [
-    "ClockConfig",
-    "DataConfig",
-    "EngineConfig",
-    "EvaluationConfig",
-    "ModelConfig",
-    "RunConfig",
-    "TrainConfig",
-    "cohort_size",
-    "from_flags",
-    "load_config",
-    "resolve",
-    "to_yaml",
-]
 
 
 def load_config(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.storage.rows import Row
 
 logger = logging.getLogger("fedsim")

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.config.resolve import RunConfig, to_yaml
+from fedsim.config.resolve import to_yaml
+from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, Interrupted, StoreError
 from fedsim.core.types import RoundContext

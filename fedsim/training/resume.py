@@ -12,8 +12,8 @@ import yaml
 from fedsim import data
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
-from fedsim.config.resolve import RunConfig, resolve, to_yaml
-from fedsim.config.run import FIXED_PARTITIONS
+from fedsim.config.resolve import resolve, to_yaml
+from fedsim.config.run import FIXED_PARTITIONS, RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.storage import checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import DivergedError
 from fedsim.core.rng import generator
 from fedsim.core.types import F64, ClientUpdate, RoundContext, Vector

@@ -15,9 +15,9 @@ import torch
 from fedsim import algorithms, data, models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.context import LocalEnv
-from fedsim.config.resolve import RunConfig, cohort_size
-from fedsim.config.run import FIXED_PARTITIONS
+from fedsim.config.run import FIXED_PARTITIONS, RunConfig
 from fedsim.config.sections import ClockConfig
+from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import (

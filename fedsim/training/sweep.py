@@ -20,7 +20,8 @@ from scipy import stats
 
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
-from fedsim.config.resolve import RunConfig, resolve
+from fedsim.config.resolve import resolve
+from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError, FedsimError, notes
 from fedsim.training.resume import archive, can_resume, is_complete

@@ -12,7 +12,8 @@ from stopping import Stop, Stopper
 import fedsim
 from algorithms.serving import LAYOUT, cohort
 from fedsim import algorithms
-from fedsim.config.resolve import RunConfig, load_config, to_yaml
+from fedsim.config.resolve import load_config, to_yaml
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.server.base import RuleState

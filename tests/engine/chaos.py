@@ -19,7 +19,7 @@ from torch import nn
 
 import fedsim
 from fedsim import models
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.types import ClientUpdate, ModelSpec
 
 FOLDER = "FEDSIM_CHAOS"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.config.resolve import EngineConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.engine.ray.pool import Session
 from tests.engine import chaos
 

@@ -6,7 +6,7 @@ import pytest
 from stopping import Stopper
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.training import driver
 
 pytestmark = pytest.mark.ray

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ray.exceptions import ActorDiedError
 
-from fedsim.config.resolve import EngineConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import RoundContext
 from fedsim.engine.base import SCORES

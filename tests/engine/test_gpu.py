@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 pytestmark = [
     pytest.mark.gpu,

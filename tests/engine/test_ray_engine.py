@@ -12,7 +12,8 @@ import torch
 from ray.cluster_utils import Cluster
 
 import fedsim
-from fedsim.config.resolve import EngineConfig, RunConfig
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.engine.ray import cluster as clusters
 from fedsim.engine.ray.cluster import connect

@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import OwnerDiedError
 
 import fedsim
-from fedsim.config.resolve import EngineConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import WorkerError
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.pool import Session

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.ray
 

@@ -10,7 +10,7 @@ import pytest
 import ray
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.types import Owned
 from fedsim.engine.base import SAMPLES
 from fedsim.engine.ray.calls import EvaluationCall, Task, deal

@@ -17,7 +17,8 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms
-from fedsim.config.resolve import EngineConfig, RunConfig
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, ContractError, WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.engine.ray.executor import RayExecutor

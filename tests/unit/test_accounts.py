@@ -14,7 +14,8 @@ from stopping import Stopper
 import fedsim
 from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.client import LocalRule, Uplink
-from fedsim.config.resolve import RunConfig, load_config
+from fedsim.config.resolve import load_config
+from fedsim.config.run import RunConfig
 from fedsim.core.layout import named_tensors
 from fedsim.server.base import Exchanged
 from fedsim.training import driver

@@ -18,7 +18,7 @@ from fedsim.cli.common import configuration
 from fedsim.cli.doctor import doctor, size
 from fedsim.cli.options import FLAGS
 from fedsim.cli.run import run
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.integration
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.storage.rows import RoundRow, Row, TimingRow
 from fedsim.training import progress, tables
 from fedsim.training.callbacks import RunInfo

@@ -8,14 +8,10 @@ import pytest
 import yaml
 
 from fedsim.config import experiments
-from fedsim.config.resolve import (
-    RunConfig,
-    TrainConfig,
-    cohort_size,
-    from_flags,
-    load_config,
-    to_yaml,
-)
+from fedsim.config.resolve import from_flags, load_config, to_yaml
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import TrainConfig
+from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 
 

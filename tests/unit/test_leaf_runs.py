@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.integration
 

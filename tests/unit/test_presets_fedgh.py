@@ -8,7 +8,8 @@ import pytest
 
 from fedsim import algorithms
 from fedsim.config import presets
-from fedsim.config.resolve import RunConfig, load_config
+from fedsim.config.resolve import load_config
+from fedsim.config.run import RunConfig
 from fedsim.training import sweep
 
 pytestmark = pytest.mark.integration

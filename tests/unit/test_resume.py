@@ -27,7 +27,8 @@ from fedsim.cli import main
 from fedsim.cli.options import FLAGS
 from fedsim.cli.resume import CHANGEABLE
 from fedsim.config.experiments import Setting
-from fedsim.config.resolve import ClockConfig, RunConfig
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import ClockConfig
 from fedsim.core import files
 from fedsim.core.errors import (
     ConfigError,

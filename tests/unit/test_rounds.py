@@ -16,7 +16,8 @@ from safetensors.numpy import load_file
 import fedsim
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalRule, Uplink
-from fedsim.config.resolve import RunConfig, load_config
+from fedsim.config.resolve import load_config
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Dataset, Pipeline, RoundContext

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.summary import last10, summarise

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from fedsim.config import experiments
-from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
+from fedsim.config.resolve import from_flags, resolve, to_yaml
+from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError, StoreError
 from fedsim.training import resume, sweep

@@ -9,7 +9,8 @@ import pytest
 from fedsim import algorithms
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalRule, Phase
-from fedsim.config.resolve import RunConfig, from_flags, resolve, to_yaml
+from fedsim.config.resolve import from_flags, resolve, to_yaml
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Layout, Slot
 from fedsim.systems.clock import LocalSchedule, Series

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from fedsim.cli import main
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import holdout, partitions

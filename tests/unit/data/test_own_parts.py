@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsim import data
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Partition
 from fedsim.data import partitions

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsim import data
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Array, Dataset, Partition
 from fedsim.data import partitions, shifts

@@ -9,7 +9,7 @@ import pytest
 from scipy.optimize import linprog
 
 from fedsim import data
-from fedsim.config.resolve import RunConfig
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.readers import synthetic
 from fedsim.training.setup import load

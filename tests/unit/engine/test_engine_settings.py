@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from fedsim.config.resolve import EngineConfig, RunConfig, from_flags, load_config, to_yaml
+from fedsim.config.resolve import from_flags, load_config, to_yaml
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 
 REMOVED = "engine.client_resources"

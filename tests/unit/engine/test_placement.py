@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fedsim.config.resolve import EngineConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
 from fedsim.engine.ray.cluster import available_memory, local_node, node_of, plan_for

@@ -8,7 +8,8 @@ import pytest
 
 import fedsim
 import fedsim.engine
-from fedsim.config.resolve import EngineConfig, RunConfig
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.engine import registry
 
