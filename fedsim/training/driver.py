@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
@@ -18,7 +19,6 @@ from fedsim.core.types import RoundContext
 from fedsim.data import partitions
 from fedsim.engine.base import Executor
 from fedsim.storage.checkpoint import (
-    FOLDER,
     Checkpoints,
     Identity,
     Progress,
@@ -26,7 +26,6 @@ from fedsim.storage.checkpoint import (
     layout_hash,
     restore,
 )
-from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.rows import PartitionRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
@@ -58,21 +57,23 @@ class TrainingLoop:
         executor: does the clients' work.
         store: the run directory.
         checkpoints: of the run.
-        environment: from what the executor says of itself to the content of env.json.
+        environment: what env.json says beside what the executor says of itself.
         callbacks: follow the run.
         begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
             it lay still.
         position: where the run stands. Nothing else should hold its state: models may be large.
+        before: what env.json said of a run that is resumed; it gets an entry for each time.
     """
 
     setup: Setup
     executor: Executor
     store: RunStore
     checkpoints: Checkpoints
-    environment: Callable[[Mapping[str, object]], Mapping[str, object]]
+    environment: Mapping[str, object]
     callbacks: Callbacks
     begun: float
     position: Progress
+    before: Mapping[str, Any] | None = None
 
     def run(self) -> RunStore:
         """Does the rounds that are left and writes what follows the last one.
@@ -204,7 +205,10 @@ class TrainingLoop:
         return device
 
     def _write_environment(self) -> None:
-        self.store.write("env.json", to_json(self.environment(self.executor.environment)))
+        found = {**self.environment, **self.executor.environment}
+        if self.before is not None:
+            found = {**self.before, "resumed": [*self.before.get("resumed", []), found]}
+        self.store.write("env.json", to_json(found))
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
@@ -252,31 +256,24 @@ def run(
     check_free(path)
     begun = time.perf_counter()
     setup, start = start_of(prepare(config))
-    executor = make_executor(setup, session)
-    try:
+    with closing(make_executor(setup, session)) as executor:
         store = RunStore.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
-            engine = setup.config.engine
-            states = ClientStateStore(path / FOLDER, engine.state_memory * 2**30)
-            known = _environment(setup)
-            with Checkpoints(
-                path, _identity(setup), client_states=states, keep=engine.keep_checkpoints
-            ) as checkpoints:
+            checkpoints, _ = _restore(setup, store)
+            with checkpoints:
                 loop = TrainingLoop(
                     setup=setup,
                     executor=executor,
                     store=store,
                     checkpoints=checkpoints,
-                    environment=lambda found: known | dict(found),
+                    environment=_environment(setup),
                     callbacks=Callbacks(callbacks),
                     begun=begun,
                     position=Progress(rounds=0, state=start),
                 )
                 del start
                 return loop.run()
-    finally:
-        executor.close()
 
 
 def resume(
@@ -310,48 +307,41 @@ def resume(
     begun = time.perf_counter()
     with files.lock(store.path):
         setup, start = start_of(prepare(config))
-        _check_trace(config, store)
-        checkpoints, position = _position(setup, start, store)
-        with checkpoints:
-            executor = make_executor(setup, session)
-            try:
-                store.remove_unfinished()
-                store.truncate_tables(position.tables)
-                loop = TrainingLoop(
-                    setup=setup,
-                    executor=executor,
-                    store=store,
-                    checkpoints=checkpoints,
-                    environment=_environments(setup, store, position.rounds),
-                    callbacks=Callbacks(callbacks),
-                    begun=begun - position.seconds,
-                    position=position,
-                )
-                del start, position
-                return loop.run()
-            finally:
-                executor.close()
+        before = _env_json(store)
+        _check_trace(config, store, before)
+        checkpoints, position = _restore(setup, store)
+        if position is None:
+            logger.warning(
+                "%s: there is no checkpoint to resume from; starting again from round 1", store.path
+            )
+            position = Progress(rounds=0, state=start)
+        with checkpoints, closing(make_executor(setup, session)) as executor:
+            store.remove_unfinished()
+            store.truncate_tables(position.tables)
+            loop = TrainingLoop(
+                setup=setup,
+                executor=executor,
+                store=store,
+                checkpoints=checkpoints,
+                environment=_environment(setup) | {"after_round": position.rounds},
+                callbacks=Callbacks(callbacks),
+                begun=begun - position.seconds,
+                position=position,
+                before=before,
+            )
+            del start, position
+            return loop.run()
 
 
-def _position(setup: Setup, start: ServerState, store: RunStore) -> tuple[Checkpoints, Progress]:
-    """The newest checkpoint that is whole, or the start of a run that has none."""
+def _restore(setup: Setup, store: RunStore) -> tuple[Checkpoints, Progress | None]:
+    """The run's checkpoints, and the newest that is whole."""
     engine = setup.config.engine
-    checkpoints, position = restore(
+    return restore(
         store.path,
-        _identity(setup),
+        Identity(layout_hash(setup.layout), decisive(setup.config), upgraded),
         budget=engine.state_memory * 2**30,
         keep=engine.keep_checkpoints,
     )
-    if position is None:
-        logger.warning(
-            "%s: there is no checkpoint to resume from; starting again from round 1", store.path
-        )
-        return checkpoints, Progress(rounds=0, state=start)
-    return checkpoints, position
-
-
-def _identity(setup: Setup) -> Identity:
-    return Identity(layout_hash(setup.layout), decisive(setup.config), upgraded)
 
 
 def _environment(setup: Setup) -> dict[str, object]:
@@ -364,29 +354,21 @@ def _environment(setup: Setup) -> dict[str, object]:
     return known
 
 
-def _check_trace(config: RunConfig, store: RunStore) -> None:
+def _env_json(store: RunStore) -> dict[str, Any]:
+    """What env.json says of a run that is resumed."""
+    path = store.path / "env.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:
     """Refuses a ``clock.trace`` that is another one than the run began with.
 
     Raises:
         DataError: it has changed.
     """
-    trace, path = config.clock.trace, store.path / "env.json"
-    if trace is None or not path.exists():
-        return
-    began = json.loads(path.read_text(encoding="utf-8")).get("trace_sha256")
-    if began not in (None, files.sha256(Path(trace))):
+    trace, began = config.clock.trace, before.get("trace_sha256")
+    if trace is not None and began not in (None, files.sha256(Path(trace))):
         raise DataError(
             f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
-            "cannot go on with it"
+            "cannot be resumed with it"
         )
-
-
-def _environments(
-    setup: Setup, store: RunStore, rounds: int
-) -> Callable[[Mapping[str, object]], Mapping[str, object]]:
-    """env.json of a resumed run: what it said, and an entry each time that it was resumed."""
-    now = _environment(setup) | {"after_round": rounds}
-    path = store.path / "env.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    parts = before.get("resumed", [])
-    return lambda found: before | {"resumed": [*parts, now | dict(found)]}

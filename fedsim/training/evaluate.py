@@ -283,7 +283,7 @@ AFTER = "after"
 """How the model after aggregation is called in loss_matrix.csv; ``after:3`` is client 3's own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Losses:
     """What a decomposition is made of.
 
@@ -382,12 +382,12 @@ def measure(
         names, held = [*names, "test"], [*(0 for _ in owners), labels_in(data, data.test)]
     matrix = np.array([rows[name] for name in local])
     return Losses(
-        cohort,
-        tuple(names),
-        np.array([owners.index(c) for c in cohort]),
-        np.array(held, dtype=np.float64),
-        matrix,
-        np.broadcast_to([rows[name] for name in last], matrix.shape),
+        clients=cohort,
+        owners=tuple(names),
+        own=np.array([owners.index(c) for c in cohort]),
+        weights=np.array(held, dtype=np.float64),
+        local=matrix,
+        after=np.broadcast_to([rows[name] for name in last], matrix.shape),
     )
 
 

@@ -156,9 +156,22 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
-    """A configuration made concrete: data, partition, model and method."""
+    """A configuration made concrete.
+
+    Args:
+        config: with what the data decided filled in.
+        dataset: all samples and their parts.
+        partition: which of them each client owns.
+        model: as data.
+        algorithm: the method.
+        layout: of the model's vector.
+        initial: (D,) the start vector.
+        cohort_size: m.
+        alpha: of the partition, None where it has none.
+        clock: the virtual one.
+    """
 
     config: RunConfig
     dataset: Dataset
@@ -268,16 +281,16 @@ def prepare(config: RunConfig) -> Setup:
             f"each; data set {dataset.name} has a label for every token"
         )
     return Setup(
-        config.resolved(num_clients=partition.num_clients, partition=kind, model=model.name),
-        dataset,
-        partition,
-        model,
-        algorithm,
-        flat.layout,
-        flat.vector(),
-        cohort_size(partition.num_clients, config.train.sample_rate),
-        config.data.alpha if kind in partitions.BY_ALPHA else None,
-        clock_of(config, partition.num_clients, algorithm, flat.layout),
+        config=config.resolved(num_clients=partition.num_clients, partition=kind, model=model.name),
+        dataset=dataset,
+        partition=partition,
+        model=model,
+        algorithm=algorithm,
+        layout=flat.layout,
+        initial=flat.vector(),
+        cohort_size=cohort_size(partition.num_clients, config.train.sample_rate),
+        alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
+        clock=clock_of(config, partition.num_clients, algorithm, flat.layout),
     )
 
 
