@@ -383,7 +383,7 @@ def tested(mutant: Mutant, tests: Sequence[str], python: Path, copy: Path, secon
         "MUTANT_TREE": str(copy), "MUTANT_TEST": str(current), "MUTANT_SECONDS": str(seconds),
     }  # fmt: skip
     command = [str(python), "-m", "pytest", "-p", "mutant_plugin", "-p", "no:cacheprovider", "-x",
-               "-n", "0", "--no-header", "--tb=no", "-rf",
+               "-n", "0", "--no-header", "--tb=no", "-rfE",
                f"--basetemp={folder / 'tmp'}", f"@{arguments}"]  # fmt: skip
     try:
         file.write_text(mutant.applied(source))

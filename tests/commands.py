@@ -1,4 +1,4 @@
-"""The command ``fedsim`` in processes of its own, in a place where all that it leaves is seen."""
+"""The command ``fedsim`` in processes of its own, in a sandbox where all that it leaves is seen."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PARTS = ("home", "tmp", "ray", "cache", "work")
 
 
 @dataclass(frozen=True)
-class Place:
+class Sandbox:
     """Folders for home, temporary files, Ray, caches and the user's work.
 
     Every process that is started here inherits ``mark`` in its environment.
@@ -82,36 +82,36 @@ class Place:
 
 
 @contextmanager
-def somewhere() -> Iterator[Place]:
-    """A place with a short path, for Ray's sockets; at the end nothing of it remains."""
+def temporary_sandbox() -> Iterator[Sandbox]:
+    """A sandbox with a short path, for Ray's sockets; at the end nothing of it remains."""
     with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
-        place = Place(Path(folder), uuid.uuid4().hex)
+        sandbox = Sandbox(Path(folder), uuid.uuid4().hex)
         for part in PARTS:
-            (place.folder / part).mkdir()
+            (sandbox.folder / part).mkdir()
         try:
-            yield place
+            yield sandbox
         finally:
-            for pid in place.processes():
+            for pid in sandbox.processes():
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     continue
-            place.left()
+            sandbox.left()
 
 
-def rows(table: Path) -> int:
+def count_rows(table: Path) -> int:
     """The complete rows of a table, 0 where there is none yet."""
     return max(0, table.read_bytes().count(b"\n") - 1) if table.exists() else 0
 
 
-def wait_for(process: subprocess.Popen[str], table: Path, number: int) -> None:
+def wait_for_rows(process: subprocess.Popen[str], table: Path, number: int) -> None:
     """Returns when a table of a running process has so many rows."""
-    while rows(table) < number:
+    while count_rows(table) < number:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
 
 
-def tell_to_end(process: subprocess.Popen[str], number: int) -> None:
+def interrupt(process: subprocess.Popen[str], number: int) -> None:
     """As a terminal sends Ctrl-C to all processes, and ``kill`` sends SIGTERM to one.
 
     SIGTERM to all of them ends Ray's own first, and Ray may then end its driver with status 1.
@@ -122,7 +122,7 @@ def tell_to_end(process: subprocess.Popen[str], number: int) -> None:
         process.send_signal(number)
 
 
-def ended(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
+def wait_for_exit(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
     """What a process said, once it has ended with the given exit status."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == status, out + err

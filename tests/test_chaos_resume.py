@@ -18,7 +18,15 @@ import pytest
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from tests.commands import ROOT, ended, rows, somewhere, tell_to_end, wait_for
+from tests.commands import (
+    ROOT,
+    Sandbox,
+    count_rows,
+    interrupt,
+    temporary_sandbox,
+    wait_for_exit,
+    wait_for_rows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +37,8 @@ CONTRACT = ROOT.parent / "shared" / "tools" / "check_contract.py"
 
 
 @pytest.fixture
-def place():
-    with somewhere() as found:
+def sandbox():
+    with temporary_sandbox() as found:
         yield found
 
 
@@ -43,11 +51,11 @@ def config(method: str) -> RunConfig:
     )
 
 
-def run(place: Path, method: str, *more: str) -> subprocess.Popen[str]:
+def run(sandbox: Sandbox, method: str, *more: str) -> subprocess.Popen[str]:
     """The same experiment on Ray, in the directory ``run``."""
     args = ["run", "-a", method, "--clients", "8", "--sample-rate", "0.5", "--rounds", str(ROUNDS)]
     args += ["--set", f"train.local_epochs={EPOCHS}", "--actors", "2", "--out", "run"]
-    return place.start(*args, *more)
+    return sandbox.start(*args, *more)
 
 
 @pytest.fixture(scope="module")
@@ -91,16 +99,16 @@ def flip_a_byte_of_the_newest_checkpoint(run: Path) -> str:
         pytest.param("fedpac", 5, marks=pytest.mark.nightly),
     ],
 )
-def test_killed_again_and_again(method, kills, place, undisturbed):
+def test_killed_again_and_again(method, kills, sandbox, undisturbed):
     """At random moments; each time another process goes on, while the last one's Ray still ends."""
     draw = random.Random(method)
-    table = place.work / "run" / "rounds.csv"
-    process, done = run(place, method), 0
+    table = sandbox.work / "run" / "rounds.csv"
+    process, done = run(sandbox, method), 0
     for _ in range(kills):
         kill_in_a_round(process, table, done, draw.random())
-        done = rows(table)
-        process = place.start("resume", "run")
-    out, err = ended(process)
+        done = count_rows(table)
+        process = sandbox.start("resume", "run")
+    out, err = wait_for_exit(process)
     assert re.search(r"resuming run after round [1-9]", out)
     assert err == ""
     assert contents(table.parent) == undisturbed(method)
@@ -110,24 +118,24 @@ def test_killed_again_and_again(method, kills, place, undisturbed):
 
 def kill_in_a_round(process: subprocess.Popen[str], table: Path, done: int, part: float) -> None:
     """Kills a run some rounds after the first ``done``, when about this part of one is over."""
-    wait_for(process, table, done + 1)
+    wait_for_rows(process, table, done + 1)
     begun = time.monotonic()
-    wait_for(process, table, done + 2)
+    wait_for_rows(process, table, done + 2)
     time.sleep(part * (time.monotonic() - begun))
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL, "it was killed while it ran"
 
 
-def test_a_run_that_goes_on_without_ray_keeps_the_contract(place, undisturbed):
+def test_a_run_that_goes_on_without_ray_keeps_the_contract(sandbox, undisturbed):
     if not CONTRACT.exists():
         pytest.skip(f"needs {CONTRACT}, which is not here")
-    folder = place.work / "run"
-    process = run(place, "fedld")
-    wait_for(process, folder / "rounds.csv", 2)
+    folder = sandbox.work / "run"
+    process = run(sandbox, "fedld")
+    wait_for_rows(process, folder / "rounds.csv", 2)
     process.kill()
     process.communicate()
-    ended(place.start("resume", "run", "--engine", "serial"))
+    wait_for_exit(sandbox.start("resume", "run", "--engine", "serial"))
     assert contents(folder) == undisturbed("fedld")
     args = ("--rounds", str(ROUNDS), "--clients", "8", "--cohort", "4")
     done = subprocess.run([sys.executable, CONTRACT, folder, *args], capture_output=True, text=True)
@@ -142,20 +150,20 @@ def test_a_run_that_goes_on_without_ray_keeps_the_contract(place, undisturbed):
     ],
 )
 def test_told_to_end_and_a_flipped_byte_in_the_checkpoint_of_that(
-    number, status, place, undisturbed
+    number, status, sandbox, undisturbed
 ):
-    folder = place.work / "run"
-    process = run(place, "fedpac")
-    wait_for(process, folder / "rounds.csv", 3)
-    tell_to_end(process, number)
-    _, err = ended(process, status)
+    folder = sandbox.work / "run"
+    process = run(sandbox, "fedpac")
+    wait_for_rows(process, folder / "rounds.csv", 3)
+    interrupt(process, number)
+    _, err = wait_for_exit(process, status)
     line = rf"interrupted after (\d+) of {ROUNDS} rounds; resume with: fedsim resume run\n"
     done = re.fullmatch(line, err)
     assert done, err
-    assert rows(folder / "rounds.csv") == int(done[1])
+    assert count_rows(folder / "rounds.csv") == int(done[1])
     damaged = flip_a_byte_of_the_newest_checkpoint(folder)
     assert damaged == f"round-{int(done[1]):06d}.json"
-    out, err = ended(place.start("resume", "run"))
+    out, err = wait_for_exit(sandbox.start("resume", "run"))
     arrays = damaged.replace("json", "safetensors")
     assert err == f"run/checkpoints/{damaged} cannot be used: {arrays} is damaged\n"
     assert f"resuming run after round {int(done[1]) - 1}\n" in out
@@ -174,25 +182,25 @@ rm small/others
 """
 
 
-def test_a_disk_that_is_really_full(place, undisturbed):
+def test_a_disk_that_is_really_full(sandbox, undisturbed):
     """In a mount namespace of its own; there is room for two checkpoints, which is not enough."""
     alone = ["unshare", "--map-root-user", "--mount"]
     if shutil.which("unshare") is None or subprocess.run([*alone, "true"]).returncode:
         pytest.skip("this system does not let a test mount a file system")
-    (place.work / "small").mkdir()
+    (sandbox.work / "small").mkdir()
     settings = ["-a", "fedbn", "--clients", "8", "--sample-rate", "0.5", "--rounds", str(ROUNDS)]
     settings += ["--set", f"train.local_epochs={EPOCHS}", "--out", "small/run"]
     settings += ["--engine", "serial"]  # the driver alone writes
     command = [sys.executable, "-m", "fedsim", "run", *settings]
     done = subprocess.run(
         [*alone, "bash", "-c", IN_A_SMALL_FILE_SYSTEM, "bash", *command],
-        cwd=place.work, env=place.environment, capture_output=True, text=True,
+        cwd=sandbox.work, env=sandbox.environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "status 1\n" in done.stdout
     error = r"error: small/run/\S+: cannot be written \(No space left on device\)"
     assert re.match(error + "; resume with: fedsim resume small/run\n", done.stderr), done.stderr
-    assert contents(place.work / "run") == undisturbed("fedbn")
+    assert contents(sandbox.work / "run") == undisturbed("fedbn")
 
 
 @pytest.mark.parametrize(
@@ -202,27 +210,29 @@ def test_a_disk_that_is_really_full(place, undisturbed):
         pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.nightly),
     ],
 )
-def test_a_sweep_goes_on(number, place, undisturbed):
+def test_a_sweep_goes_on(number, sandbox, undisturbed):
     grid = "algorithm: fedavg\ngrid: {algorithm: [fedbn, fedpac]}\n"
-    (place.work / "grid.yaml").write_text(grid)
+    (sandbox.work / "grid.yaml").write_text(grid)
     args = ["sweep", "grid.yaml", "--clients", "8", "--sample-rate", "0.5", "--actors", "2"]
     args += ["--rounds", str(ROUNDS), "--set", f"train.local_epochs={EPOCHS}", "--out", "sweep"]
-    runs = {method: place.work / "sweep" / f"algorithm={method}" for method in ("fedbn", "fedpac")}
-    process = place.start(*args)
-    wait_for(process, runs["fedpac"] / "rounds.csv", 3)
+    runs = {
+        method: sandbox.work / "sweep" / f"algorithm={method}" for method in ("fedbn", "fedpac")
+    }
+    process = sandbox.start(*args)
+    wait_for_rows(process, runs["fedpac"] / "rounds.csv", 3)
     written = (runs["fedbn"] / "summary.csv").stat().st_mtime_ns
     if number == signal.SIGINT:
-        tell_to_end(process, number)
-        _, err = ended(process, 130)
+        interrupt(process, number)
+        _, err = wait_for_exit(process, 130)
         assert err == "interrupted; the runs are in sweep, the same command goes on\n"
     else:
         process.kill()
         process.communicate()
-    out, err = ended(place.start(*args))
+    out, err = wait_for_exit(sandbox.start(*args))
     assert err == ""
     assert "[1/2] algorithm=fedbn: finished before\n" in out
     assert "[2/2] algorithm=fedpac: resumed after an interruption\n" in out
     assert (runs["fedbn"] / "summary.csv").stat().st_mtime_ns == written
-    assert not list((place.work / "sweep").glob("*interrupted*"))
+    assert not list((sandbox.work / "sweep").glob("*interrupted*"))
     for method, folder in runs.items():
         assert contents(folder) == undisturbed(method)
