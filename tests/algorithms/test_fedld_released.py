@@ -77,3 +77,18 @@ def test_laws():
 def test_identical_clients_are_the_mean():
     g, n, sizes = draw(samplers.identical, 5)
     assert_step(released(g, n, sizes=sizes), g[0], g, 1e-12)
+
+
+def test_a_tensor_whose_history_is_zero_everywhere_is_averaged():
+    # One zero among others changes nothing: the values of the history are not used otherwise.
+    g, n, sizes = draw(samplers.gaussian, 5)
+    step, mean = released(g, n, sizes=sizes), g.mean(axis=0)
+    history = np.ones(g.shape[1])
+    history[0] = 0.0
+    np.testing.assert_array_equal(released(g, n, sizes=sizes, history=history), step)
+    first = slice(0, sizes[0])
+    history[first] = 0.0
+    averaged = released(g, n, sizes=sizes, history=history)
+    np.testing.assert_allclose(averaged[first], mean[first], rtol=1e-12)
+    np.testing.assert_array_equal(averaged[first.stop :], step[first.stop :])
+    assert np.abs(step[first] - mean[first]).max() > 0.01
