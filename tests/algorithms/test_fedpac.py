@@ -58,6 +58,8 @@ def test_program_by_hand():
     np.testing.assert_allclose(
         solve_simplex(np.array([[1.0, 2.0], [2.0, 5.0]])), [1, 0], atol=1e-12
     )
+    # P = 0: every point is optimal; the middle.
+    np.testing.assert_allclose(solve_simplex(np.zeros((4, 4))), np.full(4, 0.25), rtol=1e-15)
 
 
 @pytest.mark.parametrize("m", [1, 2, 3, 5, 8])
