@@ -146,6 +146,12 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path, lines: Lin
     assert row["last10_test_accuracy_mean"] == pytest.approx(0.41, abs=1e-12)
 
 
+def test_the_table_of_configurations_has_the_order_of_the_grid(tmp_path: Path) -> None:
+    runs = runs_of("grid:\n  seed: [0, 1]\n  algorithm: [fedprox, fedavg]\n")
+    table, _ = sweep.run_all(runs, tmp_path, fake_run)
+    assert list(table["configuration"]) == ["algorithm=fedprox", "algorithm=fedavg"]
+
+
 def test_what_another_process_finishes_meanwhile_is_not_done_again(
     tmp_path: Path, lines: Lines
 ) -> None:
@@ -332,8 +338,6 @@ def test_what_cannot_be_archived_is_a_failure(
 
 
 def test_spread_of_one_seed_has_no_interval() -> None:
-    import numpy as np
-
     one = sweep.spread(np.array([0.7]))
     assert one["mean"] == 0.7
     assert math.isnan(one["std"])
