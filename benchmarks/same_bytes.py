@@ -142,7 +142,8 @@ def compared(row: dict[str, str]) -> Iterator[tuple[str, str]]:
         if is_option and (value == "" or not new.startswith(f"{row['dataset']}.")):
             continue
         if key != "run_id" and not key.startswith(TIMES):
-            yield new, value
+            # a column that some runs of a sweep do not have is one of floats
+            yield new, value.removesuffix(".0") if is_option else value
 
 
 def results(folder: Path) -> dict[str, Path]:

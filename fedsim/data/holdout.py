@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core import rng
-from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.errors import DataError
 from fedsim.core.types import I64, Dataset, Partition
 
 
@@ -53,10 +53,8 @@ def hold_out(
         seed: of the draw.
 
     Raises:
-        ConfigError: the fractions leave nothing to train on.
         DataError: a client would keep fewer than ``min_samples``.
     """
-    check_fractions(val_fraction, test_fraction)
     kept = partition
     for part, fraction in (("test", test_fraction), ("val", val_fraction)):
         if fraction > 0:
@@ -78,29 +76,11 @@ def held(samples: int, fraction: float) -> int:
 
 
 def needed(min_samples: int, val_fraction: float, test_fraction: float) -> int:
-    """The fewest samples of which the fractions leave ``min_samples`` to train on.
-
-    Raises:
-        ConfigError: the fractions leave nothing, whatever the number.
-    """
-    check_fractions(val_fraction, test_fraction)
+    """The fewest samples of which the fractions, together below 1, leave ``min_samples``."""
     count = min_samples
     while count - held(count, val_fraction) - held(count, test_fraction) < min_samples:
         count += 1
     return count
-
-
-def check_fractions(val_fraction: float, test_fraction: float) -> None:
-    """Refuses fractions that are no fractions or leave nothing to train on.
-
-    Raises:
-        ConfigError: with both values.
-    """
-    if not 0 <= val_fraction + test_fraction < 1 or min(val_fraction, test_fraction) < 0:
-        raise ConfigError(
-            f"data.client_val_fraction {val_fraction} and data.client_test_fraction "
-            f"{test_fraction} must be at least 0 and together below 1"
-        )
 
 
 def _without(

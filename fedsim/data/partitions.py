@@ -7,14 +7,14 @@ code, so that published splits can be drawn again.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedsim.core.errors import ConfigError, DataError, nearest
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.files import read_table, whole_number
 from fedsim.core.types import F64, I64, Dataset, Partition
 from fedsim.data.holdout import of_sites
@@ -67,13 +67,10 @@ def make(
         order: of ``dirichlet_per_client``: ``round_robin`` or ``sequential``.
 
     Raises:
-        ConfigError: an unknown kind or option, or a value that no partition can have.
+        ConfigError: a kind that the data set cannot have, or another number of clients than it
+            fixes.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
-    _check_name("data.partition", kind, tuple(NAMES))
-    _check_name("prior", prior, ("uniform", "frequencies"))
-    _check_name("order", order, ("round_robin", "sequential"))
-    _check_numbers(num_clients, alpha, min_samples)
     partition = fixed(dataset, kind, file)
     if partition is None:
         if kind in BY_LABEL and dataset.per_token:
@@ -119,17 +116,6 @@ def default_kind(dataset: Dataset) -> str:
     return "by_site" if dataset.site is not None else "dirichlet"
 
 
-def fixed_num_clients(dataset: Dataset, kind: str, file: Path | None = None) -> int | None:
-    """K where lists, sites or users fix it, None where it can be chosen.
-
-    Raises:
-        ConfigError: the data set has no lists, sites or users.
-        DataError: a damaged file.
-    """
-    partition = fixed(dataset, kind, file)
-    return None if partition is None else partition.num_clients
-
-
 def table(dataset: Dataset, partition: Partition) -> list[dict[str, Any]]:
     """The rows of partition.csv: one per client and label with any samples.
 
@@ -171,22 +157,6 @@ def write(partition: Partition, dataset: Dataset, path: Path) -> None:
             parts = (partition.train, partition.val, partition.test)
             own = position[np.concatenate([part[client] for part in parts if part])]
             out.writerows([client, i, *name] for i in own[own >= 0].tolist())
-
-
-def _check_name(key: str, given: str, allowed: Sequence[str]) -> None:
-    if given not in allowed:
-        raise ConfigError(
-            f"{key} {given!r} is unknown{nearest(given, allowed)}; known: {', '.join(allowed)}"
-        )
-
-
-def _check_numbers(num_clients: int | None, alpha: float, min_samples: int) -> None:
-    if num_clients is not None and num_clients < 1:
-        raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
-    if not (alpha > 0 and np.isfinite(alpha)):
-        raise ConfigError(f"data.alpha {alpha} must be a finite number > 0")
-    if min_samples < 1:
-        raise ConfigError(f"data.min_samples {min_samples} must be at least 1")
 
 
 def _check_enough(dataset: Dataset, num_clients: int, min_samples: int) -> None:

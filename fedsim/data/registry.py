@@ -24,7 +24,6 @@ from fedsim.core.types import Dataset
 from fedsim.data import readers
 from fedsim.data.dataset import DatasetInfo, Request, assemble, check
 from fedsim.data.readers.medmnist import REFUSED
-from fedsim.data.transforms import check_augment
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
 """Settings of section ``data`` that a user's loader is given if it has a parameter of the name."""
@@ -101,7 +100,6 @@ def load(
         ConfigError: an unknown name or option, or a value that an option does not take.
         DataError: files that are missing, damaged or mislabelled; names file and row.
     """
-    _check_settings(image_size, augment, val_fraction, test_fraction, num_clients)
     values = checked(name, options(name), given, "option")
     parts: dict[str, Any] = {"val_fraction": val_fraction, "test_fraction": test_fraction}
     parts |= {"image_size": image_size, "augment": augment, "seed": seed}
@@ -121,25 +119,6 @@ def load(
         val_fraction=val_fraction,
     )
     return assemble(info.read(request, **values), name, **parts)
-
-
-def _check_settings(
-    image_size: int | None,
-    augment: str | None,
-    val_fraction: float,
-    test_fraction: float,
-    num_clients: int,
-) -> None:
-    if image_size is not None and image_size < 1:
-        raise ConfigError(f"data.image_size {image_size} must be at least 1")
-    if augment is not None:
-        check_augment(augment)
-    if not 0 <= val_fraction < 1:
-        raise ConfigError(f"data.val_fraction {val_fraction} must be at least 0 and below 1")
-    if not 0 < test_fraction < 1:
-        raise ConfigError(f"data.test_fraction {test_fraction} must be above 0 and below 1")
-    if num_clients < 1:
-        raise ConfigError(f"data.num_clients {num_clients} must be at least 1")
 
 
 def reader(name: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedsim.core import rng
-from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, I64, Array, Dataset, Partition
 
 _PIXELS = 1 << 22
@@ -123,15 +123,10 @@ def shifted(
         test: ``mixed`` or ``clean``.
 
     Raises:
-        ConfigError: an unknown kind, or a colour cast for images without colours.
+        ConfigError: a colour cast for images without colours.
     """
     if kind == "none":
         return dataset
-    if kind not in KINDS:
-        raise ConfigError(
-            f"data.feature_shift {kind!r} is unknown{nearest(kind, KINDS)}; known: none, "
-            f"{', '.join(KINDS)}"
-        )
     if kind == "colour" and dataset.x.shape[1] != 3:
         raise ConfigError(
             f"data.feature_shift 'colour' needs images of three channels, {dataset.name} has "

@@ -17,14 +17,6 @@ from fedsim.core.imports import call, resolve
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import Inputs, ModelSpec
 from fedsim.models import leaf, vision, weights
-from fedsim.models.chain import Link, chain
-from fedsim.models.probabilistic import ProbabilisticModel, probabilistic
-from fedsim.models.vision import SplitModel, has_batchnorm
-
-__all__ = [
-    "CATALOGUE", "NAMES", "Link", "ProbabilisticModel", "SplitModel", "build", "chain",
-    "has_batchnorm", "probabilistic",
-]  # fmt: skip
 
 
 def build(
@@ -46,7 +38,7 @@ def build(
     Returns:
         The model in training mode on the CPU: images (B, channels, H, W) or features (B, d)
         float32, or tokens (B, T) int64 -> (B, C) logits, (B, T, C) where every token has a label.
-        All models of :data:`NAMES` are a :class:`SplitModel`.
+        All models of :data:`NAMES` are a :class:`~fedsim.models.vision.SplitModel`.
 
     Raises:
         ConfigError: the name is unknown, the model takes other inputs or larger images, the start

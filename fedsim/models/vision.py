@@ -185,11 +185,6 @@ def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
     return model
 
 
-def has_batchnorm(model: nn.Module) -> bool:
-    """Whether any module of ``model`` is a batch normalisation (decided by type, never by name)."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-
-
 def _groups(channels: int) -> int:
     most = max(1, min(32, channels // 2))
     return next(groups for groups in range(most, 0, -1) if channels % groups == 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim import data
+from fedsim import RunConfig, data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Pipeline
 from fedsim.data.transforms import AUGMENTS
@@ -82,10 +82,6 @@ def test_catalogue_names_readers_and_defaults():
         ("retinamnst", {}, "unknown data set 'retinamnst' .did you mean 'retinamnist'"),
         ("chestmnist", {}, "14 labels per image"),
         ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
-        ("digits", {"image_size": 0}, "data.image_size 0"),
-        ("digits", {"val_fraction": 1.0}, "data.val_fraction 1.0"),
-        ("digits", {"val_fraction": -0.1}, "data.val_fraction -0.1"),
-        ("digits", {"test_fraction": 0.0}, "data.test_fraction 0.0"),
         ("digits", {"split": "split_1"}, "digits has no folders of client lists"),
         ("digits", {"folder": Path("x")}, "digits is embedded"),
     ],
@@ -93,6 +89,16 @@ def test_catalogue_names_readers_and_defaults():
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
         data.load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("image_size", 0), ("val_fraction", 1.0), ("val_fraction", -0.1), ("test_fraction", 0.0),
+     ("num_clients", 0)],
+)  # fmt: skip
+def test_wrong_settings_are_refused(key, value):
+    with pytest.raises(ConfigError, match=rf"^data\.{key}: {value} given; must be "):
+        RunConfig(data={key: value})
 
 
 OWN = """

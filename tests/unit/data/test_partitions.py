@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedsim.config.resolve import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import partitions
@@ -164,7 +165,6 @@ def test_by_site_makes_a_client_of_each_site_with_training_samples():
     data = dataset([0, 1] * 3 + [0], site=site, site_names=("a", "b", "c"))
     made = partitions.make(data, "by_site", num_clients=2)
     assert partitions.default_kind(data) == "by_site"
-    assert partitions.fixed_num_clients(data, "by_site") == 2
     assert made.names == ("a", "c")
     assert [i.tolist() for i in made.train] == [[0, 3, 5], [1, 2, 4]]
 
@@ -203,7 +203,6 @@ def test_written_partition_reads_back(tmp_path: Path, names):
     file = tmp_path / "split.csv"
     partitions.write(made, data, file)
     read = partitions.make(data, "files", num_clients=3, file=file)
-    assert partitions.fixed_num_clients(data, "files", file) == 3
     assert read.names == names
     assert all(np.array_equal(a, b) for a, b in zip(read.train, made.train, strict=True))
     # index counts in the training part, which starts at image 2: 5 -> 3
@@ -249,25 +248,37 @@ def test_missing_partition_file_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("kind", "options", "error", "message"),
     [
-        ("dirichlett", {}, ConfigError, "did you mean 'dirichlet'"),
-        ("dirichlet", {"alpha": 0.0}, ConfigError, "data.alpha 0.0"),
-        ("dirichlet", {"alpha": float("nan")}, ConfigError, "data.alpha nan"),
-        ("dirichlet", {"alpha": float("inf")}, ConfigError, "data.alpha inf"),
-        ("iid", {"num_clients": 0}, ConfigError, "data.num_clients 0"),
-        ("iid", {"min_samples": 0}, ConfigError, "data.min_samples 0"),
         ("iid", {"num_clients": 121, "min_samples": 1}, DataError, "need 121 .* toy has 120"),
         ("dirichlet", {"num_clients": 50, "min_samples": 3}, DataError, "need 150"),
         ("by_site", {}, ConfigError, "toy has no sites"),
         ("files", {}, ConfigError, "data.partition_file"),
         ("shards", {"shards_per_client": 0}, ConfigError, "shards_per_client 0"),
         ("shards", {"shards_per_client": 70}, ConfigError, "would need 140 shards"),
-        ("dirichlet_per_client", {"prior": "flat"}, ConfigError, "prior 'flat'"),
-        ("dirichlet_per_client", {"order": "reverse"}, ConfigError, "order 'reverse'"),
     ],
 )
 def test_impossible_partitions_are_refused(kind, options, error, message):
     with pytest.raises(error, match=message):
         partitions.make(TOY, kind, **{"num_clients": 2, **options})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"partition": "dirichlett"}, "did you mean 'dirichlet'"),
+        ({"alpha": 0.0}, "0.0 given; must be greater than 0"),
+        ({"alpha": float("nan")}, "nan given; must be a finite number"),
+        ({"alpha": float("inf")}, "inf given; must be a finite number"),
+        ({"num_clients": 0}, "0 given; must be greater than or equal to 1"),
+        ({"min_samples": 0}, "0 given; must be greater than or equal to 1"),
+        ({"shards_per_client": 0}, "0 given; must be greater than or equal to 1"),
+        ({"prior": "flat"}, "'flat' given; must be 'uniform' or 'frequencies'"),
+        ({"order": "reverse"}, "'reverse' given; must be 'round_robin' or 'sequential'"),
+    ],
+)
+def test_impossible_settings_are_refused(settings, message):
+    ((key, _),) = settings.items()
+    with pytest.raises(ConfigError, match=rf"^data\.{key}: .*{message}"):
+        RunConfig(data=settings)
 
 
 @pytest.mark.parametrize("kind", ["dirichlet", "dirichlet_plain", "quantity"])
@@ -309,7 +320,7 @@ def test_every_name_is_described_and_made(tmp_path: Path):
         sites_are_users=True,
     )
     for kind, text in partitions.NAMES.items():
-        k = partitions.fixed_num_clients(data, kind) or 4
+        k = {"by_site": 3, "natural": 3, "files": 2}.get(kind, 4)
         made = partitions.make(data, kind, num_clients=k, alpha=10.0)
         partitions.write(made, data, tmp_path / f"{kind}.csv")
         rows = list(csv.DictReader((tmp_path / f"{kind}.csv").open()))

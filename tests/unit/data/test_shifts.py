@@ -198,8 +198,9 @@ def test_impossible_shifts_are_refused():
     split = partitions.make(digits, "iid", num_clients=2)
     with pytest.raises(ConfigError, match=r"'colour' needs images of three channels, digits has 1"):
         shifted(digits, split, "colour", 1.0, 0, "mixed")
-    with pytest.raises(ConfigError, match=r"'blurr' is unknown .*did you mean 'blur'"):
-        shifted(digits, split, "blurr", 1.0, 0, "mixed")
+    with pytest.raises(ConfigError, match=r"'blurr' given; must be .*did you mean 'blur'"):
+        RunConfig(data={"feature_shift": "blurr"})
+    assert RunConfig(data={"feature_shift": "blur"}).data.feature_shift in KINDS
 
 
 @pytest.mark.parametrize("kind", ["none", *KINDS])

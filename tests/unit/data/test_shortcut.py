@@ -128,7 +128,6 @@ def test_pixels_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
             {"samples_per_client": 1},
             "shortcut.samples_per_client: 1 given; must be greater than or equal to 2",
         ),
-        ({"num_clients": 0}, "data.num_clients 0 must be at least 1"),
         ({"folder": "x"}, "data.dir x: shortcut is generated, it takes no folder"),
     ],
 )
