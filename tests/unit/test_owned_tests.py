@@ -23,9 +23,15 @@ def hospitals(folder):
     return replace(data, site=site, site_names=tuple("abcd"))
 
 
-def owned(method, **sections):
+def validated(folder):
+    """The same with a common validation part."""
+    data = hospitals(folder)
+    return replace(data, train=data.train[40:], val=data.train[:40])
+
+
+def owned(method, loader="hospitals", **sections):
     """All four sites in each of two rounds."""
-    data = {"name": f"{__name__}:hospitals", "partition": "by_site", "num_clients": SITES}
+    data = {"name": f"{__name__}:{loader}", "partition": "by_site", "num_clients": SITES}
     data |= {"client_val_fraction": 0.0, "client_test_fraction": 0.0}
     evaluation = {"decompose_every": 0, "loss_matrix": False} | sections.pop("evaluation", {})
     return config(method, data=data, train={"sample_rate": 1.0}, evaluation=evaluation, **sections)
@@ -71,6 +77,18 @@ def test_the_test_columns_are_pooled_over_the_clients(method):
             inside = np.isin(positions, group)
             assert groups[name]["num_samples"] == inside.sum()
             assert groups[name]["accuracy"] == np.concatenate(right)[inside].mean()
+
+
+def test_a_common_validation_part_is_scored_beside_the_clients_test_images():
+    settings = owned("fedavg", "validated")
+    setup = prepare(settings)
+    assert setup.tests_are_owned
+    for done in rounds(settings):
+        (row,) = done.tables["rounds"]
+        for part, index in (("val", np.arange(40)), ("test", setup.dataset.test)):
+            losses, right = sample_losses(setup, done.after.params, index)
+            assert row[f"{part}_accuracy"] == right.mean()
+            assert row[f"{part}_loss"] == pytest.approx(losses.mean(), abs=1e-6)
 
 
 @pytest.mark.parametrize("personal", ["cohort_before", "cohort_after"])
