@@ -82,32 +82,23 @@ def _pack(
 ) -> None:
     """Decodes into a temporary file beside ``path`` and renames it: never a half-written pack."""
     shape = (len(files), 3, size, size)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with workspace(path.parent) as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
         free = shutil.disk_usage(path.parent).free
         if free < math.prod(shape):
             raise DataError(
                 f"cache folder {path.parent}: {free} bytes are free, {math.prod(shape)} are "
                 "needed; set FEDSIM_CACHE to another folder"
             )
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".npy")
-        os.close(handle)
-        temporary = Path(name)
-        store = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.uint8, shape=shape)
-    except OSError as error:
-        raise _unwritable(path.parent, error) from error
+        new = temporary / path.name
+        store = np.lib.format.open_memmap(new, mode="w+", dtype=np.uint8, shape=shape)
 
-    def fill(i: int) -> None:
-        store[i] = decode(files[i], size)
+        def fill(i: int) -> None:
+            store[i] = decode(files[i], size)
 
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for _ in pool.map(fill, range(len(files))):
-                pass
+        for _ in pool.map(fill, range(len(files))):
+            pass
         store.flush()
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.replace(new, path)
 
 
 def _unwritable(folder: Path, error: OSError) -> DataError:

@@ -58,13 +58,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Raw:
-    """Decoded samples of a data set.
+    """Decoded samples of a data set; other fields are those of a ``Dataset``.
 
     Args:
         source: the file or folder that was read, for messages.
-        x: images (N, channels, H, W) uint8, H = W; features (N, d) float32; tokens (N, T) int32.
-        y: (N,) int64 class indices, or (N, T) of tokens, -1 where one does not count.
-        class_names: one per class.
+        x: images are square.
         mean: of images, per channel, of values in 0..1.
         std: of images, per channel, of values in 0..1.
         parts: (N,) part of each sample where the files say so, or None.
@@ -72,12 +70,6 @@ class Raw:
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
         patient: (N,) int64 number of the patient, or None where unknown.
-        site: (N,) int64 index into ``site_names``, or None.
-        site_names: names of the sites.
-        clients: training indices per client, by client name, or None.
-        groups: indices of test images by the name of a group.
-        vocabulary: the number of different tokens, 0 for images and features.
-        never_right: classes that count as wrong wherever they are predicted.
         sites_are_users: the sites are people, of whom each has training samples of its own where
             a part is drawn.
     """
@@ -101,6 +93,11 @@ class Raw:
     sites_are_users: bool = False
 
 
+_AS_READ = (
+    *("y", "class_names", "site", "site_names", "groups"),
+    *("vocabulary", "never_right", "sites_are_users"),
+)
+"""Fields that a data set has as they were read."""
 Reader = Callable[..., Raw]
 """A function of a :class:`Request`; its keyword-only parameters are options of the data set."""
 
@@ -164,33 +161,24 @@ def assemble(
         _check_for_images(raw, name, image_size, augment)
     parts = _parts(raw, name, val_fraction, test_fraction, seed)
     x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
-    train = np.flatnonzero(parts == TRAIN)
     clients = raw.clients
     if clients is not None:
         clients = {client: i[parts[i] == TRAIN] for client, i in clients.items()}
+    pipeline = Pipeline(
+        size=raw.size or x.shape[-1],
+        mean=raw.mean,
+        std=raw.std,
+        augment=raw.augment if augment is None else augment,
+    )
     dataset = Dataset(
         name=name,
         x=x,
-        y=raw.y,
-        class_names=raw.class_names,
-        train=train,
+        train=np.flatnonzero(parts == TRAIN),
         val=np.flatnonzero(parts == VAL),
         test=np.flatnonzero(parts == TEST),
-        pipeline=Pipeline(
-            size=raw.size or x.shape[-1],
-            mean=raw.mean,
-            std=raw.std,
-            augment=raw.augment if augment is None else augment,
-        )
-        if images
-        else None,
-        site=raw.site,
-        site_names=raw.site_names,
+        pipeline=pipeline if images else None,
         clients=clients,
-        groups=raw.groups,
-        vocabulary=raw.vocabulary,
-        never_right=raw.never_right,
-        sites_are_users=raw.sites_are_users,
+        **{field: getattr(raw, field) for field in _AS_READ},
     )
     check(dataset, str(raw.source))
     return dataset

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,29 +165,16 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
             f"mean_scores: {len(scores)} models were scored on {len(seen)} different sample sets; "
             "an unweighted mean needs one common test set"
         )
-    return Scores(
-        num_samples=scores[0].num_samples,
-        loss=_mean([s.loss for s in scores]),
-        accuracy=_mean([s.accuracy for s in scores]),
-        balanced_accuracy=_mean_or_none([s.balanced_accuracy for s in scores]),
-        macro_f1=_mean_or_none([s.macro_f1 for s in scores]),
-        auc=_mean_or_none([s.auc for s in scores]),
+    whole = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auc")
+    return replace(
+        scores[0],
+        **_means(scores, *whole),
         classes=tuple(
-            ClassScore(
-                label=rows[0].label,
-                support=rows[0].support,
-                recall=_mean_or_none([row.recall for row in rows]),
-                precision=_mean([row.precision for row in rows]),
-            )
+            replace(rows[0], **_means(rows, "recall", "precision"))
             for rows in zip(*(s.classes for s in scores), strict=True)
         ),
         groups=tuple(
-            GroupScore(
-                group=rows[0].group,
-                num_samples=rows[0].num_samples,
-                loss=_mean([row.loss for row in rows]),
-                accuracy=_mean([row.accuracy for row in rows]),
-            )
+            replace(rows[0], **_means(rows, "loss", "accuracy"))
             for rows in zip(*(s.groups for s in scores), strict=True)
         ),
     )
@@ -260,6 +248,7 @@ def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _mean_or_none(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _mean(known) if len(known) == len(values) else None
+def _means(rows: Sequence[Scores | ClassScore | GroupScore], *fields: str) -> dict[str, Any]:
+    """The mean of each field over the rows; None where it is None in one of them."""
+    columns = {field: [getattr(row, field) for row in rows] for field in fields}
+    return {field: None if None in values else _mean(values) for field, values in columns.items()}
