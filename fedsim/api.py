@@ -1,4 +1,4 @@
-"""The server rules for everybody: NumPy arrays in, NumPy arrays out."""
+"""Server rules and the loss decomposition for other frameworks: NumPy in, NumPy out."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def decompose(
 
 
 def _check_alone(algorithm: str, server: Server, round: int) -> None:
-    """Refuses a rule that updates are not enough for."""
+    """Refuses a method whose server needs more than updates."""
     why = server.incompatible_reason
     if server.exchange is not None:
         why = "also combines what clients upload beside their updates"

@@ -12,7 +12,7 @@ from fedsim.core.types import Slot
 from fedsim.server import Average, Exchange, Server
 
 
-def nothing(slot: Slot) -> bool:
+def no_slot(slot: Slot) -> bool:
     """No slot is personal."""
     return False
 
@@ -24,12 +24,12 @@ def identity(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Probe:
-    """A pass over the cohort before training, with the model as received.
+    """A pass over the cohort before local training, with the received model.
 
     Args:
-        local: what clients do; it has no phases, so that nothing is trained.
+        local: the client part; it has no phases, so that nothing is trained.
         digest: the server's answer to their uploads; its downlink goes with the model, its state is
-            kept, private answers there are none.
+            kept, it has no private answers.
     """
 
     local: LocalRule
@@ -41,7 +41,7 @@ class Algorithm:
     """A method of federated learning; the defaults are FedAvg.
 
     Args:
-        local: what clients do beside plain SGD.
+        local: the client part, by default plain SGD.
         server: how updates become a step.
         criterion: the classification loss, cross-entropy with or without margin control.
         personal: the slots that stay on the client: each client keeps its own values, the global
@@ -55,7 +55,7 @@ class Algorithm:
     local: LocalRule = field(default_factory=LocalRule)
     server: Server = field(default_factory=lambda: Server(Average()))
     criterion: MarginControl = field(default_factory=MarginControl)
-    personal: Callable[[Slot], bool] = nothing
+    personal: Callable[[Slot], bool] = no_slot
     one_model: bool = False
     probe: Probe | None = None
     adapt: Callable[[nn.Module], nn.Module] = identity

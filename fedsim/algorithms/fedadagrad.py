@@ -2,7 +2,7 @@
 
     m <- b1 m + (1 - b1) Delta,   v <- v + Delta^2,   w <- w + eta m / (sqrt(v) + tau)
 
-Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics follow their mean alone.
+Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics are averaged only.
 
 :client: plain SGD
 :server: mean, then Adagrad

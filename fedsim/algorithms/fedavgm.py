@@ -2,7 +2,7 @@
 
     v <- beta v + Delta,   w <- w + eta v          (nesterov: w <- w + eta (Delta + beta v))
 
-Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics follow their mean alone.
+Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics are averaged only.
 
 :client: plain SGD
 :server: mean, then momentum

@@ -20,7 +20,7 @@ from fedsim.algorithms.base import Algorithm
 from fedsim.core.types import Slot
 
 
-def of_batchnorm(slot: Slot) -> bool:
+def in_batchnorm(slot: Slot) -> bool:
     """The slot belongs to a BatchNorm module."""
     return slot.batchnorm
 
@@ -36,4 +36,4 @@ def build(bn_selection: Literal["module", "name"] = "module") -> Algorithm:
     Args:
         bn_selection: what is personal, by module type, or by name as in public code.
     """
-    return Algorithm(personal={"module": of_batchnorm, "name": named_bn}[bn_selection])
+    return Algorithm(personal={"module": in_batchnorm, "name": named_bn}[bn_selection])

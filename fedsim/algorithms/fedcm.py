@@ -39,7 +39,7 @@ def mix(gradients: list[Tensor], direction: list[Tensor], alpha: float) -> None:
 
 
 def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-    """Delta (P,), the mean gradient that the cohort's clients went against."""
+    """Delta (P,), the mean over the cohort of each client's mean gradient."""
     lengths = np.array([u.extras["step_length"][0] for u in cohort.updates])
     params = slice(0, cohort.layout.num_params)
     out = np.empty(cohort.layout.size, cohort.columns.dtype)
@@ -48,7 +48,7 @@ def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
 
 
 @dataclass(frozen=True)
-class Mixed(LocalRule):
+class MixedGradient(LocalRule):
     """Steps along the gradient and the server's direction."""
 
     alpha: float
@@ -76,4 +76,4 @@ def build(alpha: Fraction = 0.1, eta_g: Positive = 1.0, weights: Weights = "unif
         weights: of the models, uniform (the paper) or by samples.
     """
     server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=direction)
-    return Algorithm(local=Mixed(alpha), server=server)
+    return Algorithm(local=MixedGradient(alpha), server=server)

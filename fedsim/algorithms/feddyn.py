@@ -32,37 +32,37 @@ from fedsim.server import Average, Cohort, Server
 
 
 @dataclass(frozen=True)
-class Regularised(LocalRule):
+class RegularisedObjective(LocalRule):
     """SGD on the regularised objective."""
 
     alpha: float
     client_alpha: str
     plain_sgd: ClassVar[bool] = True
 
-    def own(self, env: LocalEnv) -> float:
-        """alpha of this client."""
+    def client_weight(self, env: LocalEnv) -> float:
+        """alpha_i, the weight of this client's regulariser."""
         return self.alpha / (env.relative_size if self.client_alpha == "by_samples" else 1.0)
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """What is subtracted from the gradient, ``lambda_i + alpha w_t``."""
         params = env.start[: env.flat.layout.num_params]
-        return env.split(env.kept("lambda") + self.own(env) * params)
+        return env.split(env.kept("lambda") + self.client_weight(env) * params)
 
     def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
         """``p.grad += alpha w - (lambda_i + alpha w_t)``."""
         gradients = env.grads()
-        torch._foreach_add_(gradients, env.params, alpha=self.own(env))
+        torch._foreach_add_(gradients, env.params, alpha=self.client_weight(env))
         torch._foreach_sub_(gradients, s)
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
         """The new lambda_i."""
-        after = env.kept("lambda") - self.own(env) * env.moved
+        after = env.kept("lambda") - self.client_weight(env) * env.moved
         return Uplink(state={"lambda": after.cpu().numpy()})
 
 
 @dataclass(frozen=True)
-class Corrected:
-    """Takes the mean of all lambda_i into account."""
+class DualCorrection:
+    """Subtracts h / alpha, the mean of all lambda_i, from the step."""
 
     alpha: float
 
@@ -85,7 +85,7 @@ def build(
     """
     server = Server(
         Average("uniform"),
-        optimizers=(Corrected(alpha),),
+        optimizers=(DualCorrection(alpha),),
         incompatible_reason="subtracts h / alpha, which the mean of its clients' updates makes",
     )
-    return Algorithm(local=Regularised(alpha, client_alpha), server=server)
+    return Algorithm(local=RegularisedObjective(alpha, client_alpha), server=server)

@@ -66,7 +66,7 @@ class HeadGradient(LocalRule):
         return Uplink({"gradient": total, "batches": np.array([len(gradients)])})
 
 
-def common(ema: float, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+def running_gradient(ema: float, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     """gm, the running mean of the gradient over all batches of the cohort, kept in float64."""
     total = np.sum([u.extras["gradient"] for u in cohort.updates], axis=0, dtype=np.float64)
     batches = sum(int(u.extras["batches"][0]) for u in cohort.updates)
@@ -76,7 +76,7 @@ def common(ema: float, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exc
 
 @dataclass(frozen=True)
 class Invariant(FeaturePenalty):
-    """Adds the squared distance of the batch's head gradient to the common one."""
+    """Adds the squared distance of the batch's head gradient to the running mean gm."""
 
     gamma: float
 
@@ -109,6 +109,6 @@ def build(gamma: NonNegative = 1e-3, ema: Decay = 0.95, weights: Weights = "unif
         ema: what the running mean of the head's gradient keeps each round, in [0, 1).
         weights: of the models, uniform (the official code) or by samples.
     """
-    probe = Probe(HeadGradient(), partial(common, ema))
+    probe = Probe(HeadGradient(), partial(running_gradient, ema))
     server = Server(Average(weights))
     return Algorithm(local=Invariant(gamma), server=server, probe=probe, adapt=linear_head)

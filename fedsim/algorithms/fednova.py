@@ -7,9 +7,9 @@ tau_i steps of plain SGD, (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) with
 (1 - (1 - lr mu)^tau) / (lr mu) with a proximal term; both together by their joint recursion. With
 mu > 0 tau_eff is sum_i p_i tau_i, as in the official code. Running statistics are plain means. With
 another server rule its reduction sees the updates tau_eff Delta_i / |a_i|_1 (``normalised``), or
-sees the updates as they are and the weights p_i tau_eff / |a_i|_1 (``delta``; a rule that weighs
-its clients uniformly does not look at these). The server momentum gives way to what follows the
-other rule.
+sees the original updates and the weights p_i tau_eff / |a_i|_1 (``delta``; a rule that weighs
+its clients uniformly does not look at these). The server momentum is replaced by the server
+optimisers of the other rule.
 
 :client: SGD, with mu > 0 and a proximal term as in FedProx
 :server: mean by samples of the normalised updates, or another reduction of them; server momentum
@@ -35,8 +35,8 @@ from fedsim.server import Average, Cohort, Server, shares
 from fedsim.server.optimizers import HeavyBall
 
 
-class Counted(Proximal):
-    """Says how far its optimiser goes."""
+class WithNormaliser(Proximal):
+    """Also uploads the normaliser |a|_1, the effective number of its steps."""
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """The normaliser |a|_1."""
@@ -45,8 +45,8 @@ class Counted(Proximal):
 
 
 @dataclass(frozen=True)
-class PerStep:
-    """The updates on the scale of tau_eff steps each."""
+class NormalisedUpdates:
+    """Scales every update to tau_eff steps."""
 
     proximal: bool
     gh_on: str
@@ -60,7 +60,7 @@ class PerStep:
         factors = p @ (steps if self.proximal else a) / np.where(a > 0, a, np.inf)
         if self.gh_on == "normalised":
             return cohort.scaled(factors), 1.0
-        total = float(p @ factors)  # 0 where nobody made a step: nobody moved then
+        total = float(p @ factors)  # 0 if no client made a step; then no client moved
         return cohort.weighted(p * factors if total > 0 else p), total
 
 
@@ -75,5 +75,5 @@ def build(
         gh_on: what another server rule (``--server fedgh``) sees.
     """
     momentum = (HeavyBall(beta=gmf, eta=1.0, unit="lr"),) if gmf > 0 else ()
-    server = Server(Average(), optimizers=momentum, normalisation=PerStep(mu > 0, gh_on))
-    return Algorithm(local=Counted(mu, "squared"), server=server)
+    server = Server(Average(), optimizers=momentum, normalisation=NormalisedUpdates(mu > 0, gh_on))
+    return Algorithm(local=WithNormaliser(mu, "squared"), server=server)

@@ -41,7 +41,7 @@ from fedsim.core.types import F64, Array, RoundContext, Slot, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
 
 
-def of_head(slot: Slot) -> bool:
+def in_head(slot: Slot) -> bool:
     """The slot belongs to the last linear layer."""
     return slot.head
 
@@ -146,7 +146,7 @@ class AlignedFeatures(FeaturePenalty):
 
 
 @dataclass(frozen=True)
-class Collaborate:
+class CollaboratingHeads:
     """The server part beside averaging: prototypes for all, a mixed head for each."""
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
@@ -190,6 +190,6 @@ def build(
     """
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
-        server=Server(Average(), exchange=Collaborate()),
-        personal=of_head,
+        server=Server(Average(), exchange=CollaboratingHeads()),
+        personal=in_head,
     )

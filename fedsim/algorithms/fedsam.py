@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedsim.algorithms.base import Algorithm
-from fedsim.algorithms.fedcm import Mixed, direction
+from fedsim.algorithms.fedcm import MixedGradient, direction
 from fedsim.client import LocalEnv, LocalRule
 from fedsim.core.settings import Fraction, NonNegative
 from fedsim.server import Average, Server, Weights
@@ -71,7 +71,7 @@ class SharpnessAware(LocalRule):
 
 
 @dataclass(frozen=True)
-class WithMomentum(SharpnessAware, Mixed):
+class WithMomentum(SharpnessAware, MixedGradient):
     """MoFedSAM: the gradient at w + e is mixed with the server's direction."""
 
 

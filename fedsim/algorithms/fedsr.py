@@ -9,7 +9,7 @@ r_sigma of each class, and the scale s > 0 are trained with the model. No predic
 them; it is the mean softmax over 20 draws of z. ``deterministic`` is the variant FedL2R: z are the
 features of the unchanged model and a_cmi has no effect.
 
-:client: z is drawn; CE + its length + its divergence from a Gaussian of the class
+:client: features z are sampled; CE + their length + their divergence from a Gaussian of the class
 :server: uniform mean
 :state: client the reference (2 C z_dim + 1), none with ``share_reference``
 :sends: nothing more
@@ -28,7 +28,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedsim.algorithms.base import Algorithm, nothing
+from fedsim.algorithms.base import Algorithm, no_slot
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import NonNegative
@@ -50,20 +50,20 @@ def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor
 
 
 @dataclass(frozen=True)
-class Short(FeaturePenalty):
+class ShortFeatures(FeaturePenalty):
     """Adds the length of the features (FedL2R)."""
 
     a_l2r: float
     power: Literal[1, 2]
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
-        """The features are those of the model."""
+        """``a_l2r`` times the length of the model's features."""
         return self.a_l2r * length(batch.h, self.power)
 
 
 @dataclass(frozen=True)
-class Simple(Short):
-    """Adds the length of the drawn representation and its divergence from the class's."""
+class SimpleRepresentation(ShortFeatures):
+    """Adds the length of the sampled features and their divergence from the class's Gaussian."""
 
     a_cmi: float
 
@@ -80,7 +80,7 @@ class Simple(Short):
         return objective, ce
 
 
-def of_reference(slot: Slot) -> bool:
+def in_reference(slot: Slot) -> bool:
     """The slot belongs to the class Gaussians or their scale."""
     return slot.name.startswith("reference.")
 
@@ -102,7 +102,7 @@ def build(
         l2r_power: 1 as the official code, 2 as the paper.
         z_dim: size of the representation, >= 1; None for that of the features.
         share_reference: the server averages the reference too.
-        deterministic: FedL2R, the features as they are and no divergence; without ``z_dim`` and
+        deterministic: FedL2R, the model's own features and no divergence; without ``z_dim`` and
             ``share_reference``, as there is neither.
         weights: of the models, uniform (the official code) or by samples.
     """
@@ -110,7 +110,8 @@ def build(
         raise ConfigError("fedsr.deterministic goes with neither z_dim nor share_reference")
     server = Server(Average(weights))
     if deterministic:
-        return Algorithm(local=Short(a_l2r, l2r_power), server=server)
-    local, adapt = Simple(a_l2r, l2r_power, a_cmi), partial(probabilistic, z_dim=z_dim)
-    personal = nothing if share_reference else of_reference
+        return Algorithm(local=ShortFeatures(a_l2r, l2r_power), server=server)
+    local = SimpleRepresentation(a_l2r, l2r_power, a_cmi)
+    adapt = partial(probabilistic, z_dim=z_dim)
+    personal = no_slot if share_reference else in_reference
     return Algorithm(local=local, server=server, personal=personal, one_model=True, adapt=adapt)

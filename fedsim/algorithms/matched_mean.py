@@ -120,7 +120,7 @@ class Pair:
 
     @property
     def identity(self) -> list[I64]:
-        """Everything where it is."""
+        """The orders that move no channel."""
         first = np.arange(self.layers[0].shape[1])
         return [first, *(np.arange(layer.shape[0]) for layer in self.layers)]
 
@@ -173,7 +173,7 @@ class Pair:
         return sum(float(self.reference[w] @ moved[w]) for some in each for w in some)
 
     def best(self) -> list[I64]:
-        """The more similar of both starts' ends."""
+        """The more similar result of both starts."""
         still, ahead = self.settled(self.identity), self.settled(self.forward())
         gain = self.similarity(ahead) - self.similarity(still)
         return ahead if gain > GAIN * abs(self.similarity(still)) else still
@@ -188,7 +188,7 @@ def assigned(similarity: F64, order: I64) -> I64:
 
 
 @dataclass(frozen=True)
-class Matched:
+class MatchedMean:
     """The mean of the clients' models after matching."""
 
     weights: Weights
@@ -197,7 +197,7 @@ class Matched:
         """Keeps no state.
 
         Raises:
-            ContractError: nobody knows the global vector that the updates start from.
+            ContractError: the global vector that the updates start from is unknown.
         """
         if cohort.params is None:
             raise ContractError("matched_mean needs the global vector that the updates start from")
@@ -224,5 +224,5 @@ def build(weights: Weights = "samples") -> Algorithm:
         weights: client weights by samples, or uniform.
     """
     reason = "matches the channels of its clients' models, for which it needs all of their weights"
-    server = Server(Matched(weights), incompatible_reason=reason, needs_whole_updates=True)
+    server = Server(MatchedMean(weights), incompatible_reason=reason, needs_whole_updates=True)
     return Algorithm(server=server, adapt=check)

@@ -12,7 +12,7 @@ the sum. Beside the unit weights it is FedGH.
     averaged uniformly
 :state: none
 :sends: nothing more
-:public code: tianheyu927/PCGrad discards the result of its shuffle and lets every task meet all
+:public code: tianheyu927/PCGrad discards the result of its shuffle and lets every task visit all
     tasks, itself included, in fixed order: order=ascending, include_self=true
 """
 
@@ -29,7 +29,7 @@ def build(order: Order = "random", include_self: bool = False, eta_g: Positive =
 
     Args:
         order: in which the other clients are visited; random is the paper.
-        include_self: a client also meets its own update as it was (the released code).
+        include_self: a client also visits its own original update (the released code).
         eta_g: server learning rate, > 0.
     """
     rule = Harmonize(order=order, weights="uniform", include_self=include_self, eta=eta_g)

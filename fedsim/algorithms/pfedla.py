@@ -46,7 +46,7 @@ from fedsim.server import Average, Cohort, Exchanged, Server
 DEPTH = 3
 
 
-def everything(slot: Slot) -> bool:
+def every_slot(slot: Slot) -> bool:
     """All of the model is the client's own."""
     return True
 
@@ -84,7 +84,7 @@ class Shape:
         return rng.uniform(-1, 1, size) / math.sqrt(w)
 
 
-def shares(shape: Shape, psi: Tensor, client: int) -> Tensor:
+def mixing_weights(shape: Shape, psi: Tensor, client: int) -> Tensor:
     """alpha (L, N) of a client, as a function of its hypernetwork."""
     x, hidden, outputs = shape.cut(psi)
     for layer in (*hidden, outputs):
@@ -98,13 +98,13 @@ def shares(shape: Shape, psi: Tensor, client: int) -> Tensor:
 def ascended(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
     """psi after a step of ``lr`` up the gradient of ``sum alpha * gain``, gain (L, N)."""
     weights = torch.from_numpy(psi).requires_grad_()
-    alpha = shares(shape, weights, client)
+    alpha = mixing_weights(shape, weights, client)
     (gradient,) = torch.autograd.grad(alpha, weights, torch.from_numpy(gain))
     return psi + lr * gradient.numpy()
 
 
 @dataclass(frozen=True)
-class Uploaded(LocalRule):
+class UploadModel(LocalRule):
     """Plain SGD; the trained model goes to the server."""
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
@@ -154,7 +154,7 @@ class Mixtures:
 
     def _alpha(self, shape: Shape, psi: F64, client: int) -> tuple[F64, I64]:
         """alpha (L, N) of a client's mixture, and the layers that stay its own."""
-        alpha = shares(shape, torch.from_numpy(psi), client).numpy()
+        alpha = mixing_weights(shape, torch.from_numpy(psi), client).numpy()
         own = np.argsort(-alpha[:, client], kind="stable")[: self.keep_local]
         alpha[own] = np.eye(shape.clients)[client]
         return alpha, own
@@ -197,4 +197,4 @@ def build(
         exchange=Mixtures(hn_lr, width, keep_local),
         incompatible_reason="mixes its clients' models one by one and has no common step",
     )
-    return Algorithm(local=Uploaded(), server=server, personal=everything)
+    return Algorithm(local=UploadModel(), server=server, personal=every_slot)

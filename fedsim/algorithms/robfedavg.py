@@ -54,7 +54,7 @@ def inside(x: F64, test: Test, z: float) -> NDArray[Any]:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedMean:
     """The mean of what is kept, and how much was pruned."""
 
     test: Test
@@ -89,4 +89,4 @@ def build(test: Test = "iqr", z: Positive = 1.5, weights: Weights = "samples") -
             around the mean.
         weights: client weights by samples, or uniform.
     """
-    return Algorithm(server=Server(Pruned(test, z, weights), needs_whole_updates=True))
+    return Algorithm(server=Server(PrunedMean(test, z, weights), needs_whole_updates=True))

@@ -5,8 +5,8 @@
     server:  x <- x + eta_g mean_S (y_i - x);   c <- c + |S|/N mean_S (c_i' - c_i)
 
 All control variates start at 0, so c = (1/N) sum_i c_i over all N clients always. With momentum
-K lr becomes the effective local step length lr |a|_1, and (x - y) / (lr |a|_1) is a weighted
-mean of the gradients; at lr = 0, as in the first round of a warm-up, option II leaves c_i as it is.
+K lr becomes the effective local step length lr |a|_1, and (x - y) / (lr |a|_1) is a weighted mean
+of the gradients; at lr = 0, as in the first round of a warm-up, option II leaves c_i unchanged.
 Weight decay is a part of the gradient. Option I takes the gradient over all of the client's data in
 evaluation mode, without augmentation.
 
@@ -37,7 +37,7 @@ from fedsim.server.optimizers import Multiply
 
 
 @dataclass(frozen=True)
-class Corrected(LocalRule):
+class CorrectedGradient(LocalRule):
     """SGD with the correction c - c_i."""
 
     option: str
@@ -54,7 +54,7 @@ class Corrected(LocalRule):
     def finish(self, env: LocalEnv, s: tuple[list[Tensor], Tensor | None]) -> Uplink:
         """The new control variate to keep, and by how much it changed to send.
 
-        Option II learns nothing where nobody moves: without a step, or at a learning rate of 0.
+        Option II leaves it unchanged without a step or at a learning rate of 0.
         """
         before, fresh, length = env.kept("c"), s[1], env.effective_step_length
         if fresh is None and length > 0:
@@ -64,7 +64,7 @@ class Corrected(LocalRule):
         return Uplink({"c": change}, {"c": after.cpu().numpy()})
 
 
-def control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+def server_control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     """``c <- c + (1/N) sum_S (c_i' - c_i)``, kept in float64."""
     c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
     for update in cohort.updates:
@@ -83,5 +83,5 @@ def build(
             rule.
         weights: of the models, uniform (the paper) or by samples.
     """
-    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=control)
-    return Algorithm(local=Corrected(option), server=server)
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=server_control)
+    return Algorithm(local=CorrectedGradient(option), server=server)

@@ -3,8 +3,8 @@
     u <- beta u + (w - w_bar) / gamma,   w <- w - alpha gamma u
 
 w_bar = w + sum_i p_i g_i, gamma the clients' learning rate of the round, u_0 = 0. While gamma is
-constant this is FedAvgM with eta = alpha. At gamma = 0 nobody moves and u only decays. Statistics
-follow their mean alone.
+constant this is FedAvgM with eta = alpha. At gamma = 0 no client moves and u only decays. Running
+statistics are averaged only.
 
 :client: plain SGD
 :server: mean, then momentum of the mean step divided by the clients' learning rate

@@ -1,4 +1,4 @@
-"""What a client's training may look at, and what it asks of its model; lives for one task."""
+"""The environment of a client's local training; lives for one task."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = {"all": (True, False), "head": (True,), "features": (False,)}
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of local training: ``epochs`` over the client's data on one part of the model.
+    """A phase of local training: ``epochs`` over the client's data on one part of the model.
 
     What is not trained is frozen, its BatchNorm statistics included.
     """
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass
 class LocalEnv:
-    """What a client's training may look at; lives for one task.
+    """Model, data and state of a client during its local training; lives for one task.
 
     Args:
         flat: the model, loaded with ``start``.
@@ -51,7 +51,7 @@ class LocalEnv:
         state: what this client's rule kept at its last participation, or {}.
         precision: makes the context of each forward pass.
         relative_size: its number of samples by the mean over all clients.
-        max_steps: after so many steps there is no time for more; None for all.
+        max_steps: the SGD steps that the client has time for; None for all.
         phase, params: the current phase and the parameters it trains.
         steps: done so far.
     """
@@ -78,7 +78,7 @@ class LocalEnv:
 
     @property
     def steps_left(self) -> int | None:
-        """How many more there is time for, None for any number."""
+        """How many more steps the client has time for, None without a limit."""
         return None if self.max_steps is None else self.max_steps - self.steps
 
     @property
@@ -95,11 +95,11 @@ class LocalEnv:
         return [vector[slot.where].view(slot.shape) for slot in self.slots()]
 
     def received(self, name: str) -> Tensor:
-        """What the server sent under this name, (P,) on the device; zeros before it sent any."""
+        """The server's downlink of this name, (P,) on the device; zeros before the first."""
         return self._tensor(self.downlink, name)
 
     def kept(self, name: str) -> Tensor:
-        """What this client kept under this name, (P,) on the device; zeros before it did."""
+        """This client's own state of this name, (P,) on the device; zeros before the first."""
         return self._tensor(self.state, name)
 
     def _tensor(self, vectors: Vectors, name: str) -> Tensor:
@@ -161,7 +161,7 @@ class LocalEnv:
     def features_of(self, vector: Tensor, x: Tensor) -> Tensor:
         """(B, d) inputs of the head for model input ``x``, by the model with other values (D,).
 
-        In eval mode; the model and its mode stay as they are.
+        In eval mode; the model keeps its own values and modes.
         """
         modes = [(module, module.training) for module in self.model.modules()]
         slots = self.flat.layout.slots
@@ -197,7 +197,7 @@ class _Features(nn.Module):
 
 
 def labels(y: Tensor) -> int:
-    """How many labels count: one a sample, or those of its tokens that are >= 0."""
+    """The number of labels: one a sample, or those of its tokens that are >= 0."""
     return len(y) if y.ndim == 1 else int((y >= 0).sum())
 
 

@@ -1,10 +1,10 @@
-"""Margin control and the other client losses, as pure functions of a batch.
+"""The classification loss: cross-entropy with or without margin control.
 
 Shapes: logits (B, C), features (B, d), labels (B,) int64. All values are means over the batch
 unless stated. Half precision is computed in float32.
 Sources: FedLD (Zeng et al., MICCAI 2024, Eq. 3) and Puli et al., "Don't blame dataset shift!"
-(NeurIPS 2023), whose scalar margins are generalised to C classes by the log-sum-exp margin; of the
-other losses in the methods' files.
+(NeurIPS 2023), whose scalar margins are generalised to C classes by the log-sum-exp margin. Losses
+of a single method are in that method's file.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def sigma_stitch(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
 
 
 def upcast(x: Tensor) -> Tensor:
-    """Half precision as float32, anything else as it is."""
+    """Half precision as float32; other types are unchanged."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` in their own precision, which autocast would lower."""
+    """``a @ b`` in the precision of its factors, without autocast."""
     with torch.autocast(a.device.type, enabled=False):
         return a @ b
 

@@ -39,10 +39,10 @@ class LocalRule:
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
     plain_sgd: ClassVar[bool] = False
-    """Whether the method's equations leave no room for momentum."""
+    """Whether the method is defined for SGD without momentum only."""
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
-        """The stretches of local training, by default the configured epochs on everything."""
+        """The phases of local training, by default the configured epochs on all parameters."""
         return (Phase(env.training.local_epochs, env.ctx.lr),)
 
     def begin(self, env: LocalEnv) -> Any:

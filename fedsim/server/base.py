@@ -160,7 +160,7 @@ Blocks = Literal["model", "tensor"]
 
 
 def blocks_of(layout: Layout, blocks: Blocks) -> list[slice]:
-    """The ranges of parameters that a rule treats one by one; statistics are in none of them."""
+    """The ranges of parameters that a rule treats separately, without running statistics."""
     if blocks == "model":
         return [slice(0, layout.num_params)]
     return [slot.where for slot in layout.slots if slot.role == "param"]
@@ -220,7 +220,7 @@ class HistoryGram:
         ranges = [slot.where for slot in cohort.layout.slots]
         coefficients = [
             self.rule(gram, None if history is None else history[where], dots, ctx)
-            for where, (gram, dots) in zip(ranges, cohort.seen_from(history, ranges), strict=True)
+            for where, (gram, dots) in zip(ranges, cohort.grams_with(history, ranges), strict=True)
         ]
         step = cohort.step(coefficients, ranges)
         if history is None:

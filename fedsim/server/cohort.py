@@ -14,14 +14,14 @@ import numpy as np
 
 from fedsim.core.errors import ContractError
 from fedsim.core.types import F64, Array, ClientUpdate, Layout
-from fedsim.server.linalg import Columns, Local, Scaled
+from fedsim.server.linalg import Columns, LocalColumns, ScaledColumns
 
 
 @dataclass(frozen=True)
 class Cohort:
     """The updates of a round sorted by client id; build it with :meth:`of`.
 
-    ``params`` (D,) is the global vector that they start from, None where nobody knows it.
+    ``params`` (D,) is the global vector that they start from, None where it is unknown.
     """
 
     updates: tuple[ClientUpdate, ...]
@@ -43,8 +43,8 @@ class Cohort:
         Args:
             updates: one per client.
             layout: of the vectors.
-            columns: the same updates in order of client id where they are elsewhere; their
-                ``delta`` is not looked at then.
+            columns: the vectors in order of client id where they stay on their nodes; ``delta`` is
+                ignored then.
             params: (D,) the global vector that they start from.
 
         Raises:
@@ -63,15 +63,15 @@ class Cohort:
                         f"client {u.client_id}: delta has shape {u.delta.shape}, "
                         f"the layout has {layout.size} entries"
                     )
-            columns = Local(tuple(u.delta for u in ordered))
+            columns = LocalColumns(tuple(u.delta for u in ordered))
         return cls(ordered, layout, columns, params)
 
     def scaled(self, factors: F64) -> Cohort:
         """The cohort with update i multiplied by ``factors[i]``; nothing is copied."""
-        return replace(self, columns=Scaled(self.columns, factors), _grams={})
+        return replace(self, columns=ScaledColumns(self.columns, factors), _grams={})
 
     def weighted(self, num_samples: F64) -> Cohort:
-        """The cohort with other numbers of samples, of which rules make their client weights."""
+        """The cohort with other numbers of samples, from which rules compute client weights."""
         pairs = zip(self.updates, num_samples.tolist(), strict=True)
         return replace(self, updates=tuple(replace(u, num_samples=n) for u, n in pairs))
 
@@ -80,7 +80,7 @@ class Cohort:
         """The m deltas, each (D,).
 
         Raises:
-            ContractError: the updates are spread over nodes.
+            ContractError: the updates are distributed over nodes.
         """
         return self.columns.rows
 
@@ -105,8 +105,8 @@ class Cohort:
             self._grams[key] = symmetric(products)
         return [self._grams[where.start, where.stop] for where in ranges]
 
-    def seen_from(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
-        """The Gram matrix and (m,) inner products with ``vector`` (D,) of each range.
+    def grams_with(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
+        """The Gram matrix of each range, and the (m,) inner products with ``vector`` (D,) there.
 
         One pass over the updates; without a vector the inner products are 0.
         """
@@ -115,7 +115,7 @@ class Cohort:
 
     def dots(self, vector: Array, where: slice) -> F64:
         """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
-        return self.seen_from(vector, [where])[0][1]
+        return self.grams_with(vector, [where])[0][1]
 
     def combine(self, coefficients: F64, where: slice, out: Array) -> None:
         """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
@@ -146,7 +146,7 @@ class Cohort:
 
 def gram(rows: Sequence[Array], where: slice) -> F64:
     """(m, m) float64 Gram matrix of m vectors over the coordinates ``where``."""
-    return symmetric(Local(tuple(rows)).products([where])[0])
+    return symmetric(LocalColumns(tuple(rows)).products([where])[0])
 
 
 def symmetric(products: F64) -> F64:

@@ -20,7 +20,7 @@ def harmonize_orders(
     """For each client k of the cohort, in which order it visits the m - 1 others (Algorithm 1).
 
     Random orders come from one generator per (seed, round), drawn in ascending k. With
-    ``include_self`` client k also visits its own update as it was.
+    ``include_self`` client k also visits its own original update.
     """
     rng = generator(seed, "fedgh", round)
     orders = []
@@ -54,9 +54,9 @@ class Harmonize:
     """Gradient harmonization: ``eta sum_k p_k g_k'`` (FedGH with eta 1, PCGrad).
 
     Args:
-        order: in which an update meets the others.
+        order: in which each update visits the others.
         weights: client weights p.
-        include_self: an update also meets itself as it was (released PCGrad code).
+        include_self: each update also visits its own original (released PCGrad code).
         eta: factor of the step of the parameters.
     """
 

@@ -52,7 +52,7 @@ class Piece(NamedTuple):
 
 
 class Columns(Protocol):
-    """The updates of a cohort, wherever they are."""
+    """The updates of a cohort, in this process or distributed over nodes."""
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
@@ -63,7 +63,7 @@ class Columns(Protocol):
         """The m vectors (D,).
 
         Raises:
-            ContractError: they are spread over nodes.
+            ContractError: they are distributed over nodes.
         """
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
@@ -80,7 +80,7 @@ class Columns(Protocol):
 
 
 @dataclass(frozen=True)
-class Local:
+class LocalColumns:
     """Updates in this process.
 
     Args:
@@ -106,11 +106,11 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Scaled:
-    """Other updates, each multiplied by a number.
+class ScaledColumns:
+    """Updates, each multiplied by a number.
 
     Args:
-        columns: the others.
+        columns: the updates.
         factors: (m,).
     """
 

@@ -39,7 +39,7 @@ class HeavyBall:
         eta: server learning rate.
         nesterov: ``w <- w + eta unit (Delta / unit + beta m)`` instead.
         unit: 1 (FedAvgM), or the clients' learning rate of the round (SlowMo, FedNova); where that
-            is 0 nobody moves and Delta / unit counts as 0.
+            is 0 no client moves, and Delta / unit is taken as 0.
     """
 
     beta: float

@@ -72,5 +72,5 @@ class Similar:
         if self.distance == "l2":
             return [distances_to_mean(gram) for gram in cohort.grams(ranges)]
         ones = np.ones(cohort.layout.size, cohort.columns.dtype)
-        sums = [sums for _, sums in cohort.seen_from(ones, ranges)]
+        sums = [sums for _, sums in cohort.grams_with(ones, ranges)]
         return [np.abs(s - s.mean()) for s in sums]

@@ -19,7 +19,7 @@ from fedsim.engine.base import Executor
 from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
-from fedsim.server.linalg import Local, single_threaded_blas
+from fedsim.server.linalg import LocalColumns, single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Participation, wire_bytes
@@ -161,7 +161,7 @@ def run_probe(
     if not updates:
         return state, participation
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
-    cohort = Cohort(updates, setup.layout, Local(()), state.params)
+    cohort = Cohort(updates, setup.layout, LocalColumns(()), state.params)
     answer = probe.digest(cohort, state.server.probe, ctx)
     after = replace(
         state,

@@ -78,7 +78,7 @@ def test_it_trains_without_momentum():
     assert RunConfig(algorithm="feddyn").train.momentum == 0.0
     assert RunConfig(algorithm="fedavg").train.momentum == 0.5
     assert RunConfig(algorithm="feddyn", train={"momentum": 0.0, "lr": 0.1}).train.lr == 0.1
-    with pytest.raises(ConfigError, match=r"train.momentum: 0.9 given; the clients of feddyn"):
+    with pytest.raises(ConfigError, match=r"train.momentum: 0.9 given; clients of feddyn"):
         RunConfig(algorithm="feddyn", train={"momentum": 0.9})
 
 

@@ -11,7 +11,7 @@ from oracles import rounds as oracle
 
 import fedsim
 from fedsim import algorithms
-from fedsim.algorithms.fednova import PerStep
+from fedsim.algorithms.fednova import NormalisedUpdates
 from fedsim.client import normaliser
 from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
@@ -165,7 +165,7 @@ def test_both_ways_are_the_same_mean():
     c = cohort([2.9, 9.049])
     steps = []
     for gh_on in ("normalised", "delta"):
-        seen, scale = PerStep(False, gh_on)(c)
+        seen, scale = NormalisedUpdates(False, gh_on)(c)
         server = algorithms.load("fedavg").server
         steps.append(scale * server.step(RuleState(), seen, CTX).step[:2])
     np.testing.assert_allclose(steps[0], steps[1], rtol=1e-13)

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms, models
-from fedsim.algorithms.matched_mean import Matched, Pair, layers_of, links_of
+from fedsim.algorithms.matched_mean import MatchedMean, Pair, layers_of, links_of
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.layout import layout_of, named_tensors
 from fedsim.core.types import ModelSpec, RoundContext
@@ -86,7 +86,7 @@ def logits(model, layout, vector, x):
 def step(layout, params, vectors, samples=None, weights="samples"):
     """Reduction of clients that end at ``vectors``."""
     deltas = [v - params for v in vectors]
-    return Matched(weights)(cohort(deltas, samples, layout, params), {}, CTX)
+    return MatchedMean(weights)(cohort(deltas, samples, layout, params), {}, CTX)
 
 
 @pytest.mark.parametrize("name", [*SPECS, "perceptron"])
@@ -194,7 +194,7 @@ def test_trained_clients_are_averaged_as_they_are():
     (_, deltas), (_, expected) = train(w), train(other)
     np.testing.assert_array_equal(deltas, expected)
     sent = cohort(deltas, [30, 20, 10], w.flat.layout, w.flat.vector())
-    reduced = Matched("samples")(sent, {}, CTX)
+    reduced = MatchedMean("samples")(sent, {}, CTX)
     assert reduced.metrics == {"moved_share": 0.0}
 
 
@@ -224,7 +224,7 @@ def test_updates_alone_are_not_enough():
     with pytest.raises(ContractError, match="needs all of their weights"):
         fedsim.aggregate(np.ones((2, 3)), [1, 1], "matched_mean")
     with pytest.raises(ContractError, match="global vector"):
-        Matched("samples")(cohort(np.ones((2, 6)), layout=LAYOUT), {}, CTX)
+        MatchedMean("samples")(cohort(np.ones((2, 6)), layout=LAYOUT), {}, CTX)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from oracles import hypernetworks as oracle
 
 import fedsim
 from fedsim import algorithms
-from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of
-from fedsim.algorithms.pfedla import shares as torch_shares
+from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of, mixing_weights
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.cohort import Cohort
@@ -31,7 +30,7 @@ COLUMNS = [[0, 1, 2, 3, 4, 5, 9], [6, 7, 8]]
 
 def shares(shape, psi, client):
     """alpha (L, N) for the hypernetwork psi, both arrays."""
-    return torch_shares(shape, torch.from_numpy(np.array(psi)), client).numpy()
+    return mixing_weights(shape, torch.from_numpy(np.array(psi)), client).numpy()
 
 
 def cut(psi):

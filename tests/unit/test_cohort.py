@@ -13,7 +13,7 @@ from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, Slot
 from fedsim.server import linalg as module
 from fedsim.server.cohort import Cohort, gram
-from fedsim.server.linalg import Local, cut, single_threaded_blas
+from fedsim.server.linalg import LocalColumns, cut, single_threaded_blas
 
 
 def layout(size, stats=0):
@@ -58,7 +58,7 @@ def assert_gram(got, g, tolerance=1e-13):
 
 
 def combine(rows, coefficients, where, out):
-    Local(tuple(rows)).combine([coefficients], [where], out)
+    LocalColumns(tuple(rows)).combine([coefficients], [where], out)
 
 
 @pytest.fixture
@@ -276,7 +276,7 @@ def test_empty_ranges():
     np.testing.assert_array_equal(out, 7.0)
 
 
-class Counting(Local):
+class Counting(LocalColumns):
     """Writes down the ranges of each pass."""
 
     def products(self, ranges, vector=None):
@@ -303,18 +303,18 @@ def test_each_range_is_computed_once_and_several_in_one_pass():
 def test_several_ranges_give_the_bits_of_one_by_one(small):
     rows, vector = tuple(draw(4, 9000)), draw(1, 9000)[0]
     ranges = [slice(0, 5000), slice(5000, 5000), slice(5000, 5001), slice(4000, 9000)]
-    together = Local(rows).products(ranges, vector)
+    together = LocalColumns(rows).products(ranges, vector)
     for where, products in zip(ranges, together, strict=True):
-        assert products.tobytes() == Local(rows).products([where], vector)[0].tobytes()
-        without = Local(rows).products([where])[0]
+        assert products.tobytes() == LocalColumns(rows).products([where], vector)[0].tobytes()
+        without = LocalColumns(rows).products([where])[0]
         assert without[:, :-1].tobytes() == products[:, :-1].tobytes()
         assert not without[:, -1].any()
     ranges[3] = slice(5001, 9000)
     c = [np.array([1.0, -2.0, 0.5, i]) for i in range(4)]
     one, each = np.full(9000, 7.0, np.float32), np.full(9000, 7.0, np.float32)
-    Local(rows).combine(c, ranges, one)
+    LocalColumns(rows).combine(c, ranges, one)
     for weights, where in zip(c, ranges, strict=True):
-        Local(rows).combine([weights], [where], each)
+        LocalColumns(rows).combine([weights], [where], each)
     assert one.tobytes() == each.tobytes()
 
 
@@ -338,7 +338,7 @@ def test_a_step_needs_coefficients_for_every_coordinate():
 def test_several_tiles_of_rows(small, m):
     g, v = draw(m, 5003), draw(1, 5003)[0]
     cohort = Cohort.of(updates(list(g)), layout(5003))
-    ((k, dots),) = cohort.seen_from(v, [slice(0, 5003)])
+    ((k, dots),) = cohort.grams_with(v, [slice(0, 5003)])
     assert_gram(k, g)
     np.testing.assert_array_equal(k, cohort.gram(slice(0, 5003)))
     np.testing.assert_allclose(dots, g.astype(np.float64) @ v, rtol=0, atol=1e-10)
@@ -347,7 +347,7 @@ def test_several_tiles_of_rows(small, m):
 def test_nothing_is_left_in_the_buffer_from_the_piece_before(small):
     # a block of NaN, then a shorter one: what fills up its factors must be 0
     rows = tuple(np.concatenate([np.full(4096, np.nan), np.ones(1025)]) for _ in range(3))
-    first, second = Local(rows).products([slice(0, 4096), slice(4096, 5121)])
+    first, second = LocalColumns(rows).products([slice(0, 4096), slice(4096, 5121)])
     assert np.isnan(first).any()
     np.testing.assert_array_equal(np.triu(second[:, :3]), np.triu(np.full((3, 3), 1025.0)))
 
