@@ -69,7 +69,7 @@ def partition(
         f"{dataset.num_classes} classes on {split.num_clients} clients"
     )
     click.echo(title)
-    if excluded := holdout.left_out(dataset):
+    if excluded := holdout.num_left_out(dataset):
         click.echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
     if out:

@@ -15,29 +15,29 @@ import torch
 from torch import Tensor
 
 Step = tuple[str, float, int | None]
-"""An operation, with which probability it is done, and how strongly: 0 to 9 where it matters."""
+"""(operation, probability, magnitude): 0 to 9, or None where the operation has no magnitude."""
 Policy = Sequence[tuple[Step, Step]]
-"""The pairs of steps that a sample draws one of."""
+"""Pairs of steps; each sample draws one of them."""
 
 
 @functools.cache
 def published(name: Literal["cifar10", "imagenet"]) -> Policy:
     """The 25 pairs that the paper found on that data set."""
-    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # a second to import
+    from torchvision.transforms import AutoAugment, AutoAugmentPolicy  # takes a second to import
 
     policy: Policy = AutoAugment(AutoAugmentPolicy(name)).policies
     return policy
 
 
-_EITHER_WAY = (
+_SIGNED = (
     *("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
     *("Brightness", "Color", "Contrast", "Sharpness"),
 )
-"""Operations whose strength is positive or negative, at even odds."""
+"""Operations whose magnitude gets a random sign."""
 
 
 def autoaugment(x: Tensor, policy: Policy) -> Tensor:
-    """Each image of (B, C, H, W) uint8, C 1 or 3, by a pair of steps of its own; a new tensor.
+    """Applies to each image of (B, C, H, W) uint8, C 1 or 3, a pair of steps of its own.
 
     Random numbers come from torch's global generator of the CPU: the same number of them for every
     batch of B.
@@ -46,14 +46,14 @@ def autoaugment(x: Tensor, policy: Policy) -> Tensor:
     drawn = torch.randint(len(policy), (len(x),)).tolist()
     coins, signs = torch.rand(2, 2, len(x)).tolist()
     for step in (0, 1):
-        alike: dict[tuple[str, float], list[int]] = {}
+        batches: dict[tuple[str, float], list[int]] = {}
         for sample, pair in enumerate(drawn):
             name, probability, level = policy[pair][step]
             if coins[step][sample] < probability:
-                negative = name in _EITHER_WAY and signs[step][sample] < 0.5
+                negative = name in _SIGNED and signs[step][sample] < 0.5
                 strength = (-1 if negative else 1) * (level or 0) / 9
-                alike.setdefault((name, strength), []).append(sample)
-        for (name, strength), samples in alike.items():
+                batches.setdefault((name, strength), []).append(sample)
+        for (name, strength), samples in batches.items():
             where = torch.tensor(samples, device=x.device)
             x[where] = operations[name](x[where], strength)
     return x
@@ -61,7 +61,7 @@ def autoaugment(x: Tensor, policy: Policy) -> Tensor:
 
 def _operations() -> Mapping[str, Callable[[Tensor, float], Tensor]]:
     """Every operation by name: images (B, C, H, W) uint8 and a strength in -1..1 to images."""
-    from torchvision.transforms.v2 import functional as f  # two seconds to import
+    from torchvision.transforms.v2 import functional as f  # takes two seconds to import
 
     def shifted(x: Tensor, right: float, down: float) -> Tensor:
         return f.affine(x, 0.0, [int(right), int(down)], 1.0, [0.0, 0.0])

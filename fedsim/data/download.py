@@ -34,7 +34,7 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
     target = cache_dir() / folder / file
     if target.exists():
         return target
-    from torchvision.datasets import utils  # two seconds to import
+    from torchvision.datasets import utils  # takes two seconds to import
 
     causes = []
     with workspace(target.parent) as temporary:

@@ -1,4 +1,4 @@
-"""Validation and test parts where the data have none: common ones, per user, and per client."""
+"""Holds out validation and test parts: common ones, per user, and per client."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedsim.core.types import I64, Dataset, Partition
 
 
 def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
-    """The samples of each of the sites in a part; nothing unless every site has some there.
+    """The samples of each site in a part; empty unless every site has some there.
 
     Args:
         part: indices of samples.
         site: (N,) of every sample.
         sites: the sites, a client each, ascending.
-        some: it is enough if one of the sites has samples there.
+        some: one site with samples there is enough.
     """
     order = part[np.argsort(site[part], kind="stable")]
     starts, stops = (np.searchsorted(site[order], sites, side) for side in ("left", "right"))
@@ -37,19 +37,19 @@ def hold_out(
     min_samples: int = 1,
     seed: int = 0,
 ) -> Partition:
-    """Takes parts of every client's training samples for its own validation and test.
+    """Moves some of each client's training samples to its own validation and test parts.
 
     A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
-    leaves that part as it is. The draw looks neither at the order of a client's samples nor at the
-    other fraction where that one is for validation. Patients are not kept together: a data set says
-    no more which images are of one patient once its common parts are drawn.
+    leaves that part as it is. The test samples depend neither on the order of a client's samples
+    nor on the validation fraction. Patients are not kept together: a data set no longer holds them
+    once its common parts are drawn.
 
     Args:
         dataset: of the samples' classes.
         partition: whose ``train`` is taken from; its order stays.
         val_fraction: ``data.client_val_fraction``.
         test_fraction: ``data.client_test_fraction``.
-        min_samples: what every client has to keep for training.
+        min_samples: that every client must keep for training.
         seed: of the draw.
 
     Raises:
@@ -58,7 +58,7 @@ def hold_out(
     kept = partition
     for part, fraction in (("test", test_fraction), ("val", val_fraction)):
         if fraction > 0:
-            counts = [held(len(own), fraction) for own in partition.train]
+            counts = [num_held_out(len(own), fraction) for own in partition.train]
             kept = _without(kept, dataset, part, counts, seed)
     for client, own in enumerate(kept.train):
         if len(own) < min_samples:
@@ -70,15 +70,17 @@ def hold_out(
     return kept
 
 
-def held(samples: int, fraction: float) -> int:
-    """How many of so many samples a fraction holds out: 1 at least where it is above 0."""
+def num_held_out(samples: int, fraction: float) -> int:
+    """How many samples a fraction holds out: at least 1 where it is above 0."""
     return max(1, round(fraction * samples)) if fraction > 0 else 0
 
 
-def needed(min_samples: int, val_fraction: float, test_fraction: float) -> int:
+def fewest_samples(min_samples: int, val_fraction: float, test_fraction: float) -> int:
     """The fewest samples of which the fractions, together below 1, leave ``min_samples``."""
     count = min_samples
-    while count - held(count, val_fraction) - held(count, test_fraction) < min_samples:
+    while (
+        count - num_held_out(count, val_fraction) - num_held_out(count, test_fraction) < min_samples
+    ):
         count += 1
     return count
 
@@ -99,7 +101,7 @@ def _without(
 
 
 def strata(y: I64) -> I64:
-    """(N,) what random parts have in equal shares: the labels, nothing where tokens have them."""
+    """(N,) the strata of random parts: the labels; one stratum where tokens have the labels."""
     return y if y.ndim == 1 else np.zeros(len(y), dtype=np.int64)
 
 
@@ -154,10 +156,10 @@ def _by_user(user: I64) -> Iterator[tuple[int, I64]]:
     yield from zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)
 
 
-def with_enough(dataset: Dataset, min_samples: int) -> Dataset:
-    """The data set without users that have fewer training samples, as by LEAF's option -k.
+def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
+    """The data set without users that have fewer training samples, like LEAF's option -k.
 
-    Their samples stay in ``x`` and leave all parts. A validation or test part of users of whom
+    Their samples stay in ``x`` but are in no part. A validation or test part of users of whom
     none has training samples (LEAF's split by users) is common to all clients and stays whole.
 
     Raises:
@@ -180,8 +182,8 @@ def with_enough(dataset: Dataset, min_samples: int) -> Dataset:
     return replace(dataset, train=dataset.train[enough[site[dataset.train]]], val=val, test=test)
 
 
-def left_out(dataset: Dataset) -> int:
-    """How many users have samples in no part."""
+def num_left_out(dataset: Dataset) -> int:
+    """The number of users whose samples are in no part."""
     if dataset.site is None or not dataset.sites_are_users:
         return 0
     parts = np.concatenate([dataset.train, dataset.val, dataset.test])
@@ -193,8 +195,8 @@ def held_out(
 ) -> I64:
     """Positions of a random held-out part of about ``fraction`` of every stratum, ascending.
 
-    Groups are looked at in random order, and one is taken, whole, if that brings the counts
-    nearer to ``fraction`` of each stratum (sum of squared relative distances). Without groups
+    Groups are visited in random order, and each is taken whole if that brings the counts nearer
+    to ``fraction`` of each stratum (sum of squared relative distances). Without groups
     every stratum gives its share, rounded to the nearest number.
 
     Args:

@@ -121,7 +121,7 @@ def load_array(path: Path, size: int) -> Array:
 
 def _resized(x: torch.Tensor, size: list[int]) -> torch.Tensor:
     """Bilinear, anti-aliased, as float32."""
-    from torchvision.transforms.v2.functional import resize as scaled  # two seconds to import
+    from torchvision.transforms.v2.functional import resize as scaled  # takes two seconds to import
 
     return scaled(x, size, antialias=True)
 

@@ -1,4 +1,4 @@
-"""Which client owns which training sample: drawn, or given by sites, users or files.
+"""Partitions: which client owns which training samples, drawn at random or fixed by the data.
 
 The order of calls on ``numpy.random.RandomState`` is that of SSL-FL's and NIID-Bench's public
 code, so that published splits can be drawn again.
@@ -20,21 +20,21 @@ from fedsim.core.types import F64, I64, Dataset, Partition
 from fedsim.data.holdout import of_sites
 
 NAMES: Mapping[str, str] = {
-    "iid": "equal shares at random",
-    "dirichlet": "classes dealt out by Dirichlet(alpha); who has a fair share gets no more",
-    "dirichlet_plain": "classes dealt out by Dirichlet(alpha), nothing else",
-    "dirichlet_per_client": "equal shares, each with class proportions of its own",
-    "quantity": "unequal shares by Dirichlet(alpha), classes not looked at",
-    "shards": "a few shards of the label-sorted data per client",
+    "iid": "equal numbers of samples at random",
+    "dirichlet": "each class split by Dirichlet(alpha); a client with n/K samples gets no more",
+    "dirichlet_plain": "each class split by Dirichlet(alpha), without a limit on sizes",
+    "dirichlet_per_client": "equal sizes, class proportions drawn for each client",
+    "quantity": "unequal sizes by Dirichlet(alpha), regardless of class",
+    "shards": "a few shards of the data sorted by label per client",
     "by_site": "a client per site (hospital, device), with its own part of the test images",
     "natural": "a client per user (writer, speaker, account), with its own part of the test "
     "samples; users with fewer than data.min_samples training samples are left out",
     "files": "the client lists of the data set, or a CSV file with client,index",
 }
 BY_ALPHA = ("dirichlet", "dirichlet_plain", "dirichlet_per_client", "quantity")
-"""The kinds that look at alpha."""
+"""The kinds that depend on alpha."""
 BY_LABEL = ("dirichlet", "dirichlet_plain", "dirichlet_per_client", "shards")
-"""The kinds that look at a sample's label."""
+"""The kinds that depend on the samples' labels."""
 
 
 def make(
@@ -50,10 +50,10 @@ def make(
     prior: str = "uniform",
     order: str = "round_robin",
 ) -> Partition:
-    """Deals the training part out to clients.
+    """Assigns the training samples to clients.
 
     Args:
-        dataset: whose ``train`` is dealt out.
+        dataset: whose ``train`` is partitioned.
         kind: a key of :data:`NAMES`.
         num_clients: K; None where lists, sites or users fix it.
         alpha: concentration of the kinds in :data:`BY_ALPHA`, > 0; small means unequal clients.
@@ -71,12 +71,12 @@ def make(
             fixes.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
-    partition = fixed(dataset, kind, file)
+    partition = given_by_data(dataset, kind, file)
     if partition is None:
         if kind in BY_LABEL and dataset.per_token:
             drawn = [name for name in (*EQUAL, *UNEQUAL) if name not in BY_LABEL]
             raise ConfigError(
-                f"data.partition {kind!r} deals samples out by their label; {dataset.name} has a "
+                f"data.partition {kind!r} depends on the samples' labels; {dataset.name} has a "
                 f"label for every token: take natural, {' or '.join(drawn)}"
             )
         if num_clients is None:
@@ -93,11 +93,9 @@ def make(
             prior=prior,
             order=order,
         )
-        if kind in UNEQUAL:
-            pieces = until_filled(UNEQUAL[kind], draw, min_samples)
-        else:
-            pieces = EQUAL[kind](draw)
-        partition = Partition(train=tuple(dataset.train[p] for p in pieces))
+        unequal = UNEQUAL.get(kind)
+        owned = redrawn(unequal, draw, min_samples) if unequal else EQUAL[kind](draw)
+        partition = Partition(train=tuple(dataset.train[p] for p in owned))
     elif num_clients not in (None, partition.num_clients):
         raise ConfigError(
             f"data.num_clients {num_clients}: partition {kind!r} of {dataset.name} has "
@@ -204,27 +202,27 @@ class Draw:
 
 
 def iid(draw: Draw) -> list[I64]:
-    """A random permutation cut into K nearly equal pieces."""
+    """A random permutation cut into K nearly equal parts."""
     return np.array_split(draw.rng.permutation(len(draw.labels)), draw.num_clients)
 
 
 def dirichlet(draw: Draw) -> list[I64]:
-    """Per class q ~ Dir(alpha) over the clients, 0 for those that hold n/K samples already."""
-    return _dealt(draw, cap=len(draw.labels) / draw.num_clients)
+    """Per class q ~ Dir(alpha) over the clients, 0 for clients that have n/K samples already."""
+    return _split_classes(draw, cap=len(draw.labels) / draw.num_clients)
 
 
 def dirichlet_plain(draw: Draw) -> list[I64]:
-    """Per class q ~ Dir(alpha) over the clients, nothing else."""
-    return _dealt(draw, cap=np.inf)
+    """Per class q ~ Dir(alpha) over the clients."""
+    return _split_classes(draw, cap=np.inf)
 
 
-def _dealt(draw: Draw, cap: float) -> list[I64]:
+def _split_classes(draw: Draw, cap: float) -> list[I64]:
     """Per class in ascending order: shuffle, draw q, cut at floor(cumsum(q) n_class).
 
     Where the cap leaves no client with a positive q, the uncapped q is used; the public codes
     divide by zero there.
     """
-    pieces: list[list[I64]] = [[] for _ in range(draw.num_clients)]
+    owned: list[list[I64]] = [[] for _ in range(draw.num_clients)]
     sizes = np.zeros(draw.num_clients, dtype=np.int64)
     for label in np.unique(draw.labels):
         indices = np.flatnonzero(draw.labels == label)
@@ -234,9 +232,9 @@ def _dealt(draw: Draw, cap: float) -> list[I64]:
         q = capped / capped.sum() if capped.sum() > 0 else q
         cuts = (np.cumsum(q) * len(indices)).astype(np.int64)[:-1]
         for client, piece in enumerate(np.split(indices, cuts)):
-            pieces[client].append(piece)
+            owned[client].append(piece)
             sizes[client] += len(piece)
-    return [np.concatenate(p) for p in pieces]
+    return [np.concatenate(p) for p in owned]
 
 
 def quantity(draw: Draw) -> list[I64]:
@@ -260,7 +258,7 @@ def _proportions(rng: np.random.RandomState, alpha: F64) -> F64:
     return q
 
 
-def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int) -> list[I64]:
+def redrawn(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int) -> list[I64]:
     """Draws again, the generator going on, until every client has ``min_samples``; shuffles then.
 
     Raises:
@@ -268,12 +266,12 @@ def until_filled(rule: Callable[[Draw], list[I64]], draw: Draw, min_samples: int
     """
     best: list[int] = []
     for _ in range(MAX_TRIES):
-        pieces = rule(draw)
-        sizes = [len(p) for p in pieces]
+        owned = rule(draw)
+        sizes = [len(p) for p in owned]
         if min(sizes) >= min_samples:
-            for piece in pieces:
+            for piece in owned:
                 draw.rng.shuffle(piece)
-            return pieces
+            return owned
         best = max(best, sizes, key=lambda s: min(s, default=-1))
     reached = sorted(best)
     smallest = "" if len(reached) <= 20 else " for its smallest clients"
@@ -300,14 +298,14 @@ def dirichlet_per_client(draw: Draw) -> list[I64]:
     share = len(draw.labels) // draw.num_clients
     clients = np.arange(draw.num_clients)
     turns = np.repeat(clients, share) if draw.order == "sequential" else np.tile(clients, share)
-    pieces: list[list[int]] = [[] for _ in clients]
+    owned: list[list[int]] = [[] for _ in clients]
     for client in turns.tolist():
         p = np.where(left > 0, q[client], 0.0)
         p = p if p.sum() > 0 else (left > 0).astype(np.float64)
         label = draw.rng.choice(len(pools), p=p / p.sum())
         left[label] -= 1
-        pieces[client].append(pools[label][left[label]])
-    return [np.array(p, dtype=np.int64) for p in pieces]
+        owned[client].append(pools[label][left[label]])
+    return [np.array(p, dtype=np.int64) for p in owned]
 
 
 def shards(draw: Draw) -> list[I64]:
@@ -320,9 +318,9 @@ def shards(draw: Draw) -> list[I64]:
         )
     shuffled = draw.rng.permutation(len(draw.labels))
     by_label = shuffled[np.argsort(draw.labels[shuffled], kind="stable")]
-    pieces = np.array_split(by_label, count)
+    parts = np.array_split(by_label, count)
     dealt = draw.rng.permutation(count).reshape(draw.num_clients, draw.shards_per_client)
-    return [np.concatenate([pieces[s] for s in row]) for row in dealt]
+    return [np.concatenate([parts[s] for s in row]) for row in dealt]
 
 
 EQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
@@ -330,16 +328,16 @@ EQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
     "dirichlet_per_client": dirichlet_per_client,
     "shards": shards,
 }
-"""The kinds whose sizes are known beforehand."""
+"""The kinds with sizes known beforehand."""
 UNEQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
     "dirichlet": dirichlet,
     "dirichlet_plain": dirichlet_plain,
     "quantity": quantity,
 }
-"""The kinds that are drawn again until everybody has enough."""
+"""The kinds that are drawn again until every client has ``min_samples``."""
 
 
-def fixed(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
+def given_by_data(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
     """The partition of ``by_site``, ``natural`` or ``files``; None for the kinds that are drawn.
 
     Raises:

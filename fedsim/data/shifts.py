@@ -1,7 +1,7 @@
-"""Feature shift: every client's images changed in one way, from client to client more strongly.
+"""Feature shift: one transform of the images, with a strength that grows from client to client.
 
-Client k of K has strength s k/(K-1): client 0 keeps its images as they are, the last client has the
-full strength s. The changes are deterministic but for ``noise``, whose draws belong to the client.
+Client k of K has strength s k/(K-1): client 0 keeps its images, the last client has strength s. The
+transforms are deterministic but for ``noise``, which is drawn for each client.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Shift:
-    """How one client's images are changed.
+    """The transform of one client's images.
 
     Args:
-        client: whose they are; fixes the direction of ``colour``.
+        client: its id, which determines the hue of ``colour``.
         strength: in 0..1.
         noise: consumed by ``noise``, image by image.
     """
@@ -42,7 +42,7 @@ def _blur(x: Tensor, shift: Shift) -> Tensor:
 
     One below a quarter of a pixel changes nothing.
     """
-    from torchvision.transforms.v2.functional import gaussian_blur  # two seconds to import
+    from torchvision.transforms.v2.functional import gaussian_blur  # takes two seconds to import
 
     sigma = shift.strength * x.shape[-1] / 14
     size = 2 * math.ceil(min(3 * sigma, (x.shape[-1] - 1) / 2)) + 1
@@ -95,7 +95,7 @@ KINDS: Mapping[str, Callable[[Tensor, Shift], Tensor]] = {
     "intensity": _intensity,
     "rotation": _rotation,
 }
-"""The changes: uint8 images (B, C, H, W) to as many of the same shape."""
+"""The transforms of uint8 images (B, C, H, W), which keep the shape."""
 
 
 def strengths(num_clients: int, strength: float) -> F64:
@@ -170,7 +170,7 @@ def _site_owners(dataset: Dataset, partition: Partition) -> I64:
 
 
 def _change(x: Array, which: I64, change: Callable[[Tensor, Shift], Tensor], shift: Shift) -> None:
-    """Changes some of the images in place, so many at a time that the floats stay small."""
+    """Transforms some of the images in place, in batches that bound the memory of the floats."""
     step = max(1, _PIXELS // (x.shape[1] * x.shape[2] * x.shape[3]))
     for start in range(0, len(which), step):
         some = which[start : start + step]

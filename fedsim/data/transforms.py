@@ -1,4 +1,4 @@
-"""Stored samples to a model's input, batched on the device.
+"""Turns stored samples into a model's input, in batches on the device.
 
 Random numbers come from torch's global generators, which the caller seeds in a scope
 (:func:`fedsim.core.rng.torch_scope`), and are drawn on the CPU, so that the device does not change
@@ -21,12 +21,12 @@ _PAD = 4
 
 
 class Transforms:
-    """The two ways of a pipeline: ``train`` with its augmentation, ``test`` without.
+    """A pipeline for images: ``train`` augments, ``test`` does not; both normalise.
 
     Args:
-        pipeline: sizes, normalisation and the augmentation's name.
-        device: where the work is done and the result lies.
-        memory_format: how the result lies there, as in ``torch.Tensor.to``.
+        pipeline: sizes, normalisation and the name of the augmentation.
+        device: of the computation and the result.
+        memory_format: of the result, as in ``torch.Tensor.to``.
 
     Raises:
         ConfigError: the pipeline names an unknown augmentation.
@@ -62,12 +62,8 @@ class Transforms:
         return x.mul_(self._scale).add_(self._shift)
 
 
-class Plain:
-    """Features and tokens: the model sees them as they are, in training and test alike.
-
-    Args:
-        device: where the result lies.
-    """
+class Identity:
+    """Passes features and tokens on unchanged, in training and test alike."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -83,19 +79,10 @@ def transforms(
     pipeline: Pipeline | None,
     device: torch.device,
     memory_format: torch.memory_format = torch.preserve_format,
-) -> Transforms | Plain:
-    """What makes stored samples a model's input.
-
-    Args:
-        pipeline: of images; None for features and tokens.
-        device: as in :class:`Transforms`.
-        memory_format: of images, as there.
-
-    Raises:
-        ConfigError: the pipeline names an unknown augmentation.
-    """
+) -> Transforms | Identity:
+    """The transforms of a data set; ``pipeline`` is None for features and tokens."""
     if pipeline is None:
-        return Plain(device)
+        return Identity(device)
     return Transforms(pipeline, device, memory_format)
 
 
@@ -116,20 +103,20 @@ def _fitted(x: Tensor, size: int) -> Tensor:
     """Resize(size), CenterCrop(size): one resize, since stored images are square."""
     if x.shape[-1] == size:
         return x
-    from torchvision.transforms import v2  # two seconds to import
+    from torchvision.transforms import v2  # takes two seconds to import
 
     return v2.functional.resize(x, [size, size], antialias=True)
 
 
 def _flip(x: Tensor, size: int) -> Tensor:
-    """A horizontal flip of every second sample on average."""
+    """Flips each sample horizontally with probability 1/2."""
     x = _fitted(x, size)
     flipped = torch.rand(len(x)).lt(0.5).to(x.device).view(-1, 1, 1, 1)
     return torch.where(flipped, x.flip(-1), x)
 
 
 def _crop_flip(x: Tensor, size: int) -> Tensor:
-    """Four black pixels around the image, a random crop of the image's size, a flip."""
+    """Pads by four black pixels, crops at random to the image's size, and flips."""
     x = _flip(x, size)
     padded = torch.nn.functional.pad(x, (_PAD, _PAD, _PAD, _PAD))
     windows = padded.unfold(2, size, 1).unfold(3, size, 1)  # a view (B, C, 9, 9, size, size)
@@ -145,7 +132,7 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
     """
 
     def augment(x: Tensor, size: int) -> Tensor:
-        from torchvision.transforms import v2  # two seconds to import
+        from torchvision.transforms import v2  # takes two seconds to import
 
         pipeline = v2.Compose(
             [
@@ -160,7 +147,7 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
 
 
 def _autoaugmented(policy: Literal["cifar10", "imagenet"]) -> Callable[[Tensor, int], Tensor]:
-    """A random crop and a flip, then AutoAugment, per sample: the pipeline of FedDecorr's code."""
+    """Random crop and flip, then AutoAugment, per sample: the pipeline of FedDecorr's code."""
     return lambda x, size: autoaugment(_crop_flip(x, size), published(policy))
 
 
@@ -173,4 +160,4 @@ AUGMENTS: Mapping[str, Callable[[Tensor, int], Tensor]] = {
     "retina": _cropped((0.6, 1.0)),
     "covid_fl": _cropped((0.8, 1.2)),
 }
-"""The training augmentations: (B, C, H, W) uint8 and the size in, uint8 of that size out."""
+"""The training augmentations: from (B, C, H, W) uint8 and a size to uint8 of that size."""

@@ -1,1 +1,1 @@
-"""Scores of models on data, and the decomposition of the global loss."""
+"""Scores of models, and the decomposition of the global loss."""

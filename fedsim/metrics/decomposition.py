@@ -26,11 +26,11 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The signed terms, and two diagnostics that do not add up.
+    """The signed terms, and two diagnostics that are no part of the sum.
 
     Args:
         local_loss: of the local models on their clients' own data.
-        shift_loss: what local models lose on the data of others.
+        shift_loss: what local models lose on the other owners' data.
         aggregation_loss: what aggregation adds; negative where it helps.
         global_loss: of the model after aggregation.
         shift_spread: ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``.

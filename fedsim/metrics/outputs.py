@@ -1,8 +1,7 @@
-"""What a model puts out for the samples of a part, kept only as far as scores need it.
+"""A model's outputs on the samples of a part, reduced to what the scores need.
 
-With one label a sample these are the logits. Where every token has a label, the logits (n, T, C) of
-a part may be far too many to keep or to send, so each batch is reduced to the scores of its samples
-where it was computed.
+These are the logits where each sample has one label. Where every token has a label, the logits
+(n, T, C) are too large to keep or to send, so the worker reduces each batch to scores per sample.
 """
 
 from __future__ import annotations
@@ -64,14 +63,14 @@ def token_scores(logits: Tensor, labels: Tensor, never_right: Sequence[int] = ()
 
 
 def concatenated(parts: Sequence[Outputs]) -> Outputs:
-    """Those of several runs of samples as one."""
+    """Concatenates outputs along the samples."""
     scores = [part for part in parts if isinstance(part, SampleScores)]
     logits = [part for part in parts if not isinstance(part, SampleScores)]
     return joined(scores) if scores else np.concatenate(logits)
 
 
 def split(outputs: Outputs, sizes: Sequence[int]) -> Sequence[Outputs]:
-    """Those of runs of so many samples."""
+    """Splits outputs into runs of the given numbers of samples."""
     if isinstance(outputs, SampleScores):
         return outputs.split(sizes)
     return np.split(outputs, np.cumsum(sizes)[:-1])

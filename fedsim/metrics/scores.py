@@ -1,9 +1,8 @@
-"""Scores of given logits, in float64 and in an order that does not depend on who computed them.
+"""Scores of given logits, in float64.
 
-N samples, C classes. The logits come from wherever the forward passes ran; the scores are made of
-them in one place, so the number of actors and their batches cannot change a digit. A sample has
-one label, or one for each of its tokens; then its scores (:class:`SampleScores`) are sums over the
-labels that count, and means are taken over labels.
+N samples, C classes. They are made in one place, wherever the forward passes ran, so the number of
+actors and their batches cannot change a digit. A sample has one label, or one per token; then its
+scores (:class:`SampleScores`) are sums over the labels that count, and means are over labels.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ class SampleScores:
     weight: I64
 
     def at(self, where: I64) -> SampleScores:
-        """Those of the samples at some positions."""
+        """The scores at some positions."""
         return SampleScores(self.loss[where], self.correct[where], self.weight[where])
 
     def split(self, sizes: Sequence[int]) -> list[SampleScores]:
-        """Those of runs of so many samples."""
+        """Splits the scores into runs of the given numbers of samples."""
         return [self.at(run) for run in np.split(np.arange(len(self.loss)), np.cumsum(sizes)[:-1])]
 
 
@@ -59,7 +58,7 @@ def per_sample(logits: Array, labels: I64, never_right: Sequence[int] = ()) -> S
 
 
 def joined(parts: Sequence[SampleScores]) -> SampleScores:
-    """Those of several runs of samples as one."""
+    """Concatenates scores along the samples."""
     columns = zip(*(vars(part).values() for part in parts), strict=True)
     return SampleScores(*map(np.concatenate, columns))
 
@@ -80,7 +79,7 @@ def score(
     Args:
         logits: (N, C) float32, N >= 1.
         labels: (N,) int64 in 0..C-1.
-        groups: positions of samples whose loss and accuracy are wanted apart, by name.
+        groups: by name, positions of samples that get a loss and accuracy of their own.
         never_right: classes that are wrong wherever they are predicted.
 
     Returns:
@@ -181,12 +180,12 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
 
 
 def auc(values: F64, positive: Array) -> float:
-    """The chance that a positive sample has the larger value, ties counted half.
+    """The probability that a positive sample has the larger value, ties counted half.
 
     The Mann-Whitney statistic U / (P * Q) by mid-ranks, for P positive and Q negative samples.
 
     Args:
-        values: (N,) float64, larger for what is held to be positive.
+        values: (N,) float64, larger for samples predicted positive.
         positive: (N,) bool, with at least one True and one False.
     """
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -212,7 +211,7 @@ def _right(predicted: I64, labels: I64, never_right: Sequence[int]) -> NDArray[n
 
 
 def _single(losses: F64, right: NDArray[np.bool_]) -> SampleScores:
-    """Of samples with one label each."""
+    """Scores of samples with one label each."""
     return SampleScores(losses, right, np.ones(len(losses), dtype=np.int64))
 
 

@@ -1,4 +1,4 @@
-"""What models are evaluated on: a common part, or samples that clients own."""
+"""The samples that models are evaluated on: a common part, or those that clients own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Samples(Protocol):
 
 
 def name(part: Part) -> str:
-    """A part's name for people."""
+    """The name of a part in messages."""
     return part if isinstance(part, str) else f"clients' own {part.split}"
 
 
@@ -70,21 +70,21 @@ def having(partition: Partition, name: Literal["train", "val", "test"]) -> tuple
 
 
 def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
-    """The samples of a whole part as those of each owner, in its order."""
+    """Splits the samples of a part by owner."""
     return samples.split(counts(partition, part))
 
 
 def labels_in(dataset: Dataset, index: I64) -> int:
-    """How many labels of some samples count: one each, or those of tokens."""
+    """The number of labels of some samples: one each, or those of their tokens."""
     return int((dataset.y[index] >= 0).sum())
 
 
 def groups(spec: Samples, part: Part) -> Mapping[str, I64]:
-    """Positions in a part of the data set's groups; none but in the common test part."""
+    """Positions of the data set's groups in a part; only the common test part has groups."""
     return groups_among(spec.dataset, spec.dataset.test) if part == "test" else {}
 
 
 def groups_among(dataset: Dataset, index: I64) -> dict[str, I64]:
-    """Positions among some samples of those in the data set's groups, without empty groups."""
+    """Positions of the data set's groups among some samples, without empty groups."""
     found = {name: np.flatnonzero(np.isin(index, group)) for name, group in dataset.groups.items()}
     return {name: positions for name, positions in found.items() if len(positions)}

@@ -1,4 +1,4 @@
-"""The networks, and how they are built and changed."""
+"""Models: the catalogue, their start weights, and changes such as GroupNorm."""
 
 from __future__ import annotations
 

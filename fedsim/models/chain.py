@@ -18,12 +18,12 @@ from fedsim.models.vision import SplitModel
 
 _LAYERS = (nn.Linear, nn.Conv2d, SigmoidLinear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
-_EACH_ALONE = (
+_CHANNELWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Identity, nn.Dropout,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Dropout2d,
 )  # fmt: skip
-"""What treats every channel like every other."""
+"""Layers that treat all channels alike."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Link:
         norm: what a BatchNorm after the layer holds per output: weight, bias, running mean and
             variance, each (outputs,), those that there are.
         outputs: its units or channels.
-        seen: by how many inputs of the next layer, one after the other, each output is seen: the
-            pixels of a channel that is flattened, 1 otherwise and for the last layer.
+        seen: how many consecutive inputs of the next layer come from each output: the pixels of a
+            flattened channel, 1 otherwise and for the last layer.
     """
 
     weight: str
@@ -48,7 +48,7 @@ class Link:
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The slots (outputs,) that change places with the outputs."""
+        """The slots (outputs,) that are permuted with the outputs."""
         return (*([] if self.bias is None else [self.bias]), *self.norm)
 
 
@@ -64,7 +64,7 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
         where: what the model was given for, the beginning of the message.
 
     Raises:
-        ConfigError: the first module that does not belong into a chain, and why.
+        ConfigError: names the first module that cannot be part of a chain, and why.
     """
     links: list[Link] = []
     used: set[int] = set()
@@ -80,8 +80,8 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
             fault = _normalise(links, name, module)
         elif kind is nn.Flatten:
             flat = (module.start_dim, module.end_dim) == (1, -1)
-            fault = None if flat else "it leaves dimensions apart"
-        elif kind not in _EACH_ALONE:
+            fault = None if flat else "it keeps several dimensions"
+        elif kind not in _CHANNELWISE:
             fault = "not one of these"
         if fault:
             raise ConfigError(

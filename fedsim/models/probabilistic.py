@@ -15,11 +15,11 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.vision import SplitModel
 
 DRAWS = 20
-"""Representations of a sample whose predictions an evaluation averages."""
+"""Number of representations per sample over which an evaluation averages."""
 
 
 class Reference(nn.Module):
-    """Per class a Gaussian that the representations are drawn to, and their common scale.
+    """A reference Gaussian per class, which regularises the representations, and a common scale.
 
     ``r_mu`` (C, z_dim) starts at 0; softplus of ``r_sigma`` (C, z_dim), which starts at 1, and of
     ``scale``, a number, are what counts and thereby positive. The scale starts at 1.

@@ -1,4 +1,4 @@
-"""The models by name, and how one is built: ``build(ModelSpec, seed)`` is the same everywhere.
+"""The catalogue of models; ``build(ModelSpec, seed)`` gives the same weights everywhere.
 
 A worker that will load a given vector anyway should build without start weights
 (``dataclasses.replace(spec, pretrained=False, weights=None)``): nothing is read or downloaded.

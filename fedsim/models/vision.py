@@ -90,14 +90,14 @@ def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitMode
 
 def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-18 of torchvision, randomly initialised, with a head of its own."""
-    from torchvision.models import resnet18 as make  # two seconds to import
+    from torchvision.models import resnet18 as make  # takes two seconds to import
 
     return _resnet(make, num_classes, in_channels)
 
 
 def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """ResNet-50 of torchvision, randomly initialised, with a head of its own."""
-    from torchvision.models import resnet50 as make  # two seconds to import
+    from torchvision.models import resnet50 as make  # takes two seconds to import
 
     return _resnet(make, num_classes, in_channels)
 

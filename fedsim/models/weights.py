@@ -79,7 +79,7 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
             f"model.norm=batch, not for {spec.name} with {spec.norm}; "
             "use model.weights=FILE or model.pretrained=false"
         )
-    from torchvision.models import get_weight  # two seconds to import
+    from torchvision.models import get_weight  # takes two seconds to import
 
     published = get_weight(_IMAGENET[spec.name])
     try:

@@ -31,7 +31,7 @@ from fedsim.core.types import (
     Vector,
 )
 from fedsim.data import partitions
-from fedsim.data.holdout import hold_out, needed, with_enough
+from fedsim.data.holdout import fewest_samples, hold_out, without_small_users
 from fedsim.data.shifts import shifted
 from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
@@ -89,7 +89,7 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
     by_data = "files" if file is not None else partitions.default_kind(dataset)
     kind = c.partition or by_data
     if kind == "natural" and not _generated(config):
-        dataset = with_enough(dataset, _fewest(config))
+        dataset = without_small_users(dataset, _fewest(config))
     return dataset, kind
 
 
@@ -102,7 +102,7 @@ def _generated(config: RunConfig) -> bool:
 def _fewest(config: RunConfig) -> int:
     """The fewest samples of a client before it holds out parts of its own."""
     c = config.data
-    return needed(c.min_samples, c.client_val_fraction, c.client_test_fraction)
+    return fewest_samples(c.min_samples, c.client_val_fraction, c.client_test_fraction)
 
 
 def read_images(config: RunConfig, partition: Partition) -> Array:

@@ -265,7 +265,7 @@ shared = nn.Linear(4, 4)
         ),
         (
             nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(2), nn.Linear(4, 3)),
-            r"1 is Flatten: it leaves dimensions apart",
+            r"1 is Flatten: it keeps several dimensions",
         ),
         (
             nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 3)),

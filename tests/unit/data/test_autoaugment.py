@@ -40,7 +40,7 @@ def test_policies_begin_as_in_the_paper():
 def test_operations_on_a_batch_are_torchvisions_on_each_image(name, level, sign, channels, size):
     oracle = v2.AutoAugment()
     magnitudes, signed = oracle._AUGMENTATION_SPACE[name]
-    assert signed == (name in ours._EITHER_WAY)
+    assert signed == (name in ours._SIGNED)
     if sign < 0 and not signed:
         return
     values = magnitudes(10, size, size)

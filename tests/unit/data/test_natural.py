@@ -75,23 +75,23 @@ def test_data_without_users_are_refused(change, kind, message):
 
 
 def test_users_with_too_few_samples_leave_all_parts():
-    kept = holdout.with_enough(USERS, 2)
+    kept = holdout.without_small_users(USERS, 2)
     assert kept.train.tolist() == [0, 1, 2, 3]
     assert kept.val.tolist() == [5]
     assert kept.test.tolist() == [6, 7]
-    assert (holdout.left_out(kept), holdout.left_out(USERS)) == (1, 0)
+    assert (holdout.num_left_out(kept), holdout.num_left_out(USERS)) == (1, 0)
     assert partitions.make(kept, "natural").names == ("ann", "cid")
     with pytest.raises(DataError, match=r"no user has data.min_samples 3 .* the most is 2"):
-        holdout.with_enough(USERS, 3)
+        holdout.without_small_users(USERS, 3)
 
 
 def test_a_test_part_of_users_without_training_samples_stays_whole():
     common = replace(USERS, site=np.array([0, 2, 2, 0, 1, 2, 3, 3, 3]), site_names=tuple("abcd"))
-    kept = holdout.with_enough(common, 2)
+    kept = holdout.without_small_users(common, 2)
     assert kept.test.tolist() == [6, 7, 8]
     # but of mixed users those without training samples leave
     mixed = replace(USERS, site=np.array([0, 2, 2, 0, 1, 2, 3, 0, 3]), site_names=tuple("abcd"))
-    assert holdout.with_enough(mixed, 1).test.tolist() == [7]
+    assert holdout.without_small_users(mixed, 1).test.tolist() == [7]
 
 
 def files(folder: Path) -> str:

@@ -12,7 +12,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Partition
 from fedsim.data import partitions
-from fedsim.data.holdout import hold_out, needed, stratified
+from fedsim.data.holdout import fewest_samples, hold_out, stratified
 from fedsim.training import setup
 
 DIGITS = data.load("digits")
@@ -134,7 +134,7 @@ def test_clients_of_sites_own_their_images_of_the_common_test_part():
 @pytest.mark.parametrize("fractions", [(0, 0), (0.1, 0), (0, 0.2), (0.3, 0.3), (0.49, 0.5)])
 @pytest.mark.parametrize("min_samples", [1, 2, 10])
 def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
-    count = needed(min_samples, *fractions)
+    count = fewest_samples(min_samples, *fractions)
     left = [n - sum(max(1, round(f * n)) for f in fractions if f) for n in range(count + 1)]
     assert left[count] >= min_samples
     assert max(left[:count], default=0) < min_samples
