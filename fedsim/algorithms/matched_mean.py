@@ -78,7 +78,7 @@ def check(model: nn.Module) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Layer:
     """A link in a vector: weights (outputs, inputs' channels, rest), and vectors (outputs,)."""
 
@@ -101,7 +101,8 @@ def layers_of(layout: Layout) -> tuple[Layer, ...]:
         trained = tuple(s.where for s in vectors if s.role == "param")
         counted = tuple(s.where for s in vectors if s.role == "stat")
         rest = (weight.stop - weight.start) // (link.outputs * before)
-        layers.append(Layer(weight.where, (link.outputs, before, rest), trained, counted))
+        shape = (link.outputs, before, rest)
+        layers.append(Layer(weight=weight.where, shape=shape, trained=trained, counted=counted))
         before = link.outputs
     return tuple(layers)
 

@@ -37,7 +37,7 @@ class Phase:
     part: Literal["all", "head", "features"] = "all"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class LocalEnv:
     """Model, data and state of a client during its local training; lives for one task.
 

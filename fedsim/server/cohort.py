@@ -17,7 +17,7 @@ from fedsim.core.types import F64, Array, ClientUpdate, Layout
 from fedsim.server.linalg import Columns, LocalColumns, ScaledColumns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cohort:
     """The updates of a round sorted by client id; build it with :meth:`of`.
 
@@ -64,7 +64,7 @@ class Cohort:
                         f"the layout has {layout.size} entries"
                     )
             columns = LocalColumns(tuple(u.delta for u in ordered))
-        return cls(ordered, layout, columns, params)
+        return cls(updates=ordered, layout=layout, columns=columns, params=params)
 
     def scaled(self, factors: F64) -> Cohort:
         """The cohort with update i multiplied by ``factors[i]``; nothing is copied."""

@@ -161,7 +161,9 @@ def run_probe(
     if not updates:
         return state, participation
     sent = {u.client_id: wire_bytes(u.extras.values()) for u in updates}
-    cohort = Cohort(updates, setup.layout, LocalColumns(()), state.params)
+    cohort = Cohort(
+        updates=updates, layout=setup.layout, columns=LocalColumns(()), params=state.params
+    )
     answer = probe.digest(cohort, state.server.probe, ctx)
     after = replace(
         state,
