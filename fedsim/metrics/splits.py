@@ -64,27 +64,27 @@ def counts(partition: Partition, part: Owned) -> list[int]:
     return [min(size, part.most or size) for size in sizes]
 
 
-def having(partition: Partition, name: Literal["train", "val", "test"]) -> tuple[int, ...]:
+def clients_with(partition: Partition, name: Literal["train", "val", "test"]) -> tuple[int, ...]:
     """The clients that own any samples of a part."""
     return tuple(c for c, own in enumerate(getattr(partition, name)) if len(own))
 
 
-def by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
+def split_by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
     """Splits the samples of a part by owner."""
     return samples.split(counts(partition, part))
 
 
-def labels_in(dataset: Dataset, index: I64) -> int:
+def num_labels(dataset: Dataset, index: I64) -> int:
     """The number of labels of some samples: one each, or those of their tokens."""
     return int((dataset.y[index] >= 0).sum())
 
 
 def groups(spec: Samples, part: Part) -> Mapping[str, I64]:
     """Positions of the data set's groups in a part; only the common test part has groups."""
-    return groups_among(spec.dataset, spec.dataset.test) if part == "test" else {}
+    return group_positions(spec.dataset, spec.dataset.test) if part == "test" else {}
 
 
-def groups_among(dataset: Dataset, index: I64) -> dict[str, I64]:
+def group_positions(dataset: Dataset, index: I64) -> dict[str, I64]:
     """Positions of the data set's groups among some samples, without empty groups."""
     found = {name: np.flatnonzero(np.isin(index, group)) for name, group in dataset.groups.items()}
     return {name: positions for name, positions in found.items() if len(positions)}

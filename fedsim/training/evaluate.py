@@ -21,7 +21,7 @@ from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, Executor, Job, Model
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
-from fedsim.metrics.splits import by_owner, counts, groups_among, having, labels_in
+from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels, split_by_owner
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClassRow, DecompositionRow, EvaluationRow, LossMatrixRow
@@ -154,7 +154,7 @@ def _pooled(
     """
     data, owned = setup.dataset, setup.partition.test
     outputs: dict[int, Outputs] = {}
-    owners = having(setup.partition, "test")
+    owners = clients_with(setup.partition, "test")
     if None in models:
         part = Owned("test", owners)
         (together,) = executor.evaluate([(models[None].load(), part)], OUTPUTS)
@@ -166,7 +166,7 @@ def _pooled(
         return {}
     index = np.concatenate([owned[c] for c in outputs])
     pooled = concatenated(list(outputs.values()))
-    whole = scores_of(pooled, data, index, groups_among(data, index))
+    whole = scores_of(pooled, data, index, group_positions(data, index))
     samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
     each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
     accuracy = mean_accuracy(each.values())
@@ -210,13 +210,13 @@ def _own_scores(
     setup: Setup, executor: Executor, state: ServerState, split: Split
 ) -> dict[int, GroupScore]:
     """Of each client that owns any samples of a part, on these."""
-    owners = having(setup.partition, split)
+    owners = clients_with(setup.partition, split)
     if not owners:
         return {}
     if not setup.personalised:
         part = Owned(split, owners)
         (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
-        samples = by_owner(together, setup.partition, part)
+        samples = split_by_owner(together, setup.partition, part)
     else:
         samples = []
         for some in batches({c: own_model(state, c) for c in owners}):
@@ -330,7 +330,7 @@ def decompose(
         DivergedError: a model's outputs are not finite.
     """
     e = setup.config.evaluation
-    owners = set(having(setup.partition, e.own_split))
+    owners = set(clients_with(setup.partition, e.own_split))
     results = [r for r in results if r.client_id in owners]
     if not results:
         return 0
@@ -366,7 +366,7 @@ def measure(
         last = {f"{AFTER}:{c}": own_model(after, c) for c in cohort}
     common = e.decompose_split == "common_test"
     everybody = e.decompose_scope == "population" and not common
-    owners = having(setup.partition, e.own_split) if everybody else cohort
+    owners = clients_with(setup.partition, e.own_split) if everybody else cohort
     own = Owned(e.own_split, owners, e.decompose_max_samples)
     parts: tuple[Part, ...] = (own, "test") if common else (own,)
     rows = {}
@@ -377,9 +377,9 @@ def measure(
             rows[name] = [loss for part in parts for loss in means(next(samples), setup, part)]
     names = [str(c) for c in owners]
     data, everything = setup.dataset, getattr(setup.partition, own.split)
-    held = [labels_in(data, everything[c]) for c in owners]
+    held = [num_labels(data, everything[c]) for c in owners]
     if common:  # the columns of the clients' own data carry no weight
-        names, held = [*names, "test"], [*(0 for _ in owners), labels_in(data, data.test)]
+        names, held = [*names, "test"], [*(0 for _ in owners), num_labels(data, data.test)]
     matrix = np.array([rows[name] for name in local])
     return Losses(
         clients=cohort,
@@ -395,7 +395,7 @@ def means(samples: SampleScores, setup: Setup, part: Part) -> list[float]:
     """The mean loss on each owner's samples, or on the common part."""
     if isinstance(part, str):
         return [mean_loss(samples)]
-    return [mean_loss(own) for own in by_owner(samples, setup.partition, part)]
+    return [mean_loss(own) for own in split_by_owner(samples, setup.partition, part)]
 
 
 def _write(found: Losses, personal: bool, log: RoundLog) -> None:

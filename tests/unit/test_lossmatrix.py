@@ -14,7 +14,7 @@ from fedsim.core.types import Owned, Partition
 from fedsim.engine.base import SAMPLES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.scores import SampleScores
-from fedsim.metrics.splits import by_owner, count, counts, drawn, indices
+from fedsim.metrics.splits import count, counts, drawn, indices, split_by_owner
 from fedsim.storage.run_dir import RunStore
 from fedsim.training import driver as runs
 from fedsim.training.setup import prepare
@@ -227,7 +227,9 @@ def test_samples_go_back_to_their_owners():
         part = Owned("train", (3, 1, 5), most)
         index = indices(setup.spec, part)
         samples = SampleScores(index.astype(np.float64), index % 2 == 0, np.ones_like(index))
-        for client, own in zip(part.owners, by_owner(samples, setup.partition, part), strict=True):
+        for client, own in zip(
+            part.owners, split_by_owner(samples, setup.partition, part), strict=True
+        ):
             expected = drawn(setup.partition, 0, part, client)
             np.testing.assert_array_equal(own.loss, expected)
             np.testing.assert_array_equal(own.correct, expected % 2 == 0)

@@ -24,7 +24,7 @@ from fedsim.metrics.scores import (
     score,
     score_tokens,
 )
-from fedsim.metrics.splits import having, labels_in
+from fedsim.metrics.splits import clients_with, num_labels
 from fedsim.training.setup import prepare
 from tests import texts
 from tests.decomposing import merged, rounds
@@ -190,9 +190,9 @@ def test_users_without_test_samples():
     setup = prepare(texts.config())
     assert setup.partition.names == tuple(f"user {i}" for i in texts.USERS)
     assert setup.tests_are_owned
-    assert having(setup.partition, "test") == (0, 1, 3, 4)
-    assert having(setup.partition, "train") == texts.USERS
-    assert having(setup.partition, "val") == ()
+    assert clients_with(setup.partition, "test") == (0, 1, 3, 4)
+    assert clients_with(setup.partition, "train") == texts.USERS
+    assert clients_with(setup.partition, "val") == ()
 
 
 @pytest.mark.integration
@@ -201,7 +201,7 @@ def test_a_run_on_labels_of_tokens(method):
     """Every number of the tables, label by label: means over tokens, and over users with any."""
     settings = texts.config(method=method, evaluation={"clients_every": 1})
     setup = prepare(settings)
-    data, users = setup.dataset, having(setup.partition, "test")
+    data, users = setup.dataset, clients_with(setup.partition, "test")
     for done in rounds(settings):
         models = {
             c: merged(setup, done.after.params, done.after.clients.get(c) or {})
@@ -238,7 +238,7 @@ def test_a_decomposition_weighs_owners_by_their_tokens(scope):
     evaluation = {"decompose_every": 1, "decompose_split": "test", "decompose_scope": scope}
     settings = texts.config(evaluation=evaluation | {"loss_matrix": True})
     setup = prepare(settings)
-    users = having(setup.partition, "test")
+    users = clients_with(setup.partition, "test")
     seen = 0
     for done in rounds(settings):
         cohort = [c for c in done.cohort if c in users]
@@ -265,10 +265,10 @@ def test_a_decomposition_weighs_owners_by_their_tokens(scope):
 def test_labels_of_a_part():
     setup = prepare(texts.config())
     data = setup.dataset
-    assert labels_in(data, data.test) == sum(
+    assert num_labels(data, data.test) == sum(
         label >= 0 for i in data.test.tolist() for label in data.y[i].tolist()
     )
-    assert labels_in(prepare(texts.config("moods")).dataset, np.arange(7)) == 7
+    assert num_labels(prepare(texts.config("moods")).dataset, np.arange(7)) == 7
 
 
 @pytest.mark.integration

@@ -212,7 +212,9 @@ def test_labels_of_tokens_cannot_be_dealt_out_but_samples_can(tmp_path: Path):
     write_reddit(tmp_path)
     loaded = data.load("reddit", tmp_path)
     for kind in partitions.BY_LABEL:
-        with pytest.raises(ConfigError, match=f"'{kind}' deals .*: take natural, iid or quantity$"):
+        with pytest.raises(
+            ConfigError, match=f"'{kind}' depends .*: take natural, iid or quantity$"
+        ):
             partitions.make(loaded, kind, num_clients=2)
     made = partitions.make(loaded, "iid", num_clients=2)
     assert [len(own) for own in made.train] == [2, 2]
