@@ -80,7 +80,7 @@ def check(engine: EngineConfig) -> None:
 def _module(name: str) -> ModuleType:
     if name not in names():
         raise ConfigError(
-            f"engine.kind {name!r}: must be one of {', '.join(names())}, or module:function"
+            f"--engine {name!r}: must be one of {', '.join(names())}, or module:function"
             f"{nearest(name, names())}"
         )
     return importlib.import_module(f"fedsim.engine.{name}")

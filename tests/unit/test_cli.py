@@ -19,6 +19,7 @@ from fedsim.cli.doctor import doctor, size
 from fedsim.cli.options import FLAGS
 from fedsim.cli.run import run
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import RENAMED
 
 pytestmark = pytest.mark.integration
 
@@ -67,7 +68,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run --rounds ten", ["--rounds", "integer"]),
         ("run --gpus-per-client 1.5", ["--gpus-per-client", "whole number"]),
         ("run --actors 0", ["--actors", "auto, per-client or a whole number"]),
-        ("run --engine dask", ["--engine", "'ray' or 'serial'"]),
+        ("run --engine dask", ["--engine", "'dask'", "must be one of ray, serial"]),
         ("run --set train.lrr=1", ["--set train.lrr", "did you mean 'train.lr'?"]),
         ("run --set fedprox.nu=1", ["--set fedprox.nu", "did you mean 'mu'?"]),
         ("run --set train.lr", ["--set train.lr", "key=value"]),
@@ -174,6 +175,9 @@ def test_defaults_in_the_help_are_the_defaults() -> None:
     config = RunConfig()
     flags = [flag for group in FLAGS.values() for flag in group]
     for flag, option in zip(flags, run.setting_options, strict=True):
+        if flag.key in RENAMED:
+            assert f"--set {RENAMED[flag.key]}=" in option.help
+            continue
         section, _, leaf = flag.key.rpartition(".")
         value = getattr(getattr(config, section) if section else config, leaf)
         shown = f"{value:g}" if isinstance(value, float) else str(value)

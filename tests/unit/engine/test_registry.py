@@ -84,8 +84,8 @@ def test_an_executor_checks_settings_before_anything_starts(file, tmp_path, monk
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("rayy", "engine.kind 'rayy': must be one of ray, serial, or module:function .*'ray'"),
-        ("worker", "engine.kind 'worker': must be one of"),
+        ("rayy", "--engine 'rayy': must be one of ray, serial, or module:function .*'ray'"),
+        ("worker", "--engine 'worker': must be one of"),
         ("nowhere:make", "engine.kind: 'nowhere' cannot be imported"),
         ("fedsim.engine.serial:mak_executor", "has no function 'mak_executor' .*'make_executor'"),
     ],
