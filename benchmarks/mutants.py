@@ -13,19 +13,16 @@ and the seed alone: run it once for each of the two to compare their suites on t
 
 from __future__ import annotations
 
-import ast
 import csv
-import hashlib
 import os
 import queue
-import re
 import shutil
 import signal
 import sqlite3
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -33,64 +30,26 @@ from pathlib import Path
 
 import click
 
-PACKAGES = ("client", "server", "algorithms", "metrics", "training")
-"""What is mutated. A checkout without these folders is searched completely."""
-PER_FUNCTION = 2
-"""At most so many mutants of one function, so that long functions do not prevail."""
-RENAMED: dict[str, str] = {}
-"""Functions of earlier versions by their present names, where these differ."""
-
-ARITHMETIC = {ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"),
-              ast.FloorDiv: ("//", "/"), ast.Pow: ("**", "*"), ast.MatMult: ("@", "*")}  # fmt: skip
-COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
-               ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"),
-               ast.IsNot: ("is not", "is"), ast.In: ("in", "not in"),
-               ast.NotIn: ("not in", "in")}  # fmt: skip
-FUNCTIONS = {"min": "max", "max": "min", "any": "all", "all": "any", "sorted": "list",
-             "zeros": "ones", "ones": "zeros", "sum": "max", "mean": "sum", "sqrt": "abs",
-             "argmax": "argmin", "floor": "ceil", "ceil": "floor"}  # fmt: skip
-"""A function or method call and what is called in its place."""
-SEQUENCES = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Dict, ast.ListComp)
+from benchmarks.mutations import Mutant, chosen, mutants_of
 
 PLUGIN = '''\
-"""Ends a test that takes too long, and makes sure that the mutant is what is tested."""
+"""Notes which test runs and which fail; ends one that takes too long."""
 import faulthandler, os, pathlib, pytest, fedsim
-assert pathlib.Path(fedsim.__file__).is_relative_to(os.environ["MUTANT_TREE"]), fedsim.__file__
+folder = pathlib.Path(os.environ["MUTANT_FOLDER"])
+assert pathlib.Path(fedsim.__file__).is_relative_to(folder / "tree"), fedsim.__file__
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item, nextitem):
-    pathlib.Path(os.environ["MUTANT_TEST"]).write_text(item.nodeid)
+    (folder / "running").write_text(item.nodeid)
     faulthandler.dump_traceback_later(float(os.environ["MUTANT_SECONDS"]), exit=True)
     result = yield
     faulthandler.cancel_dump_traceback_later()
-    pathlib.Path(os.environ["MUTANT_TEST"]).write_text("")
+    (folder / "running").write_text("")
     return result
+def pytest_runtest_logreport(report):
+    if report.failed:
+        with (folder / "failed").open("a") as file:
+            print(report.nodeid, file=file)
 '''
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """A change of one line.
-
-    ``first`` to ``last`` are the lines of the statement, by which the tests are found.
-    """
-
-    name: str
-    function: str
-    path: str
-    line: int
-    start: int
-    stop: int
-    text: str
-    first: int
-    last: int
-
-    def applied(self, source: str) -> str:
-        """The source with the change."""
-        lines = source.splitlines(keepends=True)
-        raw = lines[self.line - 1].encode()
-        changed = raw[: self.start] + self.text.encode() + raw[self.stop :]
-        lines[self.line - 1] = changed.decode()
-        return "".join(lines)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,206 +59,6 @@ class Verdict:
     status: str
     num_tests: int
     test: str = ""
-
-
-Change = tuple[str, int, int, int, str]
-"""Operator, line, first and last byte of what is replaced, the new text."""
-
-
-class Finder(ast.NodeVisitor):
-    """The changes that are possible in the body of a function, nested functions excluded."""
-
-    def __init__(self, lines: Sequence[bytes]) -> None:
-        self.lines = lines
-        self.found: list[tuple[Change, ast.stmt]] = []
-        self.statement: ast.stmt = ast.Pass()
-
-    def replace(self, node: ast.AST, operator: str, text: str) -> None:
-        """Notes that a node that lies in one line may become ``text``."""
-        if isinstance(node, ast.expr | ast.stmt) and node.lineno == node.end_lineno:
-            change = operator, node.lineno, node.col_offset, node.end_col_offset or 0, text
-            self.found.append((change, self.statement))
-
-    def between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
-        """Notes that the operator between two expressions may become another."""
-        if left.end_lineno != right.lineno or left.end_col_offset is None:
-            return
-        gap = self.lines[left.end_lineno - 1][left.end_col_offset : right.col_offset].decode()
-        at = re.search(rf"(?<![\w*/<>=!]){re.escape(old)}(?![\w*/=])", gap)
-        if at is not None:
-            start = left.end_col_offset + at.start()
-            change = f"{old} -> {new}", left.end_lineno, start, start + len(old), new
-            self.found.append((change, self.statement))
-
-    def visit(self, node: ast.AST) -> None:
-        """Keeps the statement; passes over texts, types, errors and nested definitions."""
-        if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):
-            return
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            return
-        before = self.statement
-        if isinstance(node, ast.stmt):
-            self.statement = node
-        super().visit(node)
-        self.statement = before
-
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """The value, not the type."""
-        if node.value is not None:
-            self.visit(node.value)
-
-    def visit_BinOp(self, node: ast.BinOp) -> None:
-        """Arithmetic of numbers."""
-        texts = isinstance(node.op, ast.Add) and any(
-            isinstance(side, SEQUENCES) and not _number(side) for side in (node.left, node.right)
-        )
-        if type(node.op) in ARITHMETIC and not texts:
-            self.between(node.left, node.right, *ARITHMETIC[type(node.op)])
-        self.generic_visit(node)
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:
-        """``+=`` and the like."""
-        if type(node.op) in ARITHMETIC:
-            old, new = (f"{sign}=" for sign in ARITHMETIC[type(node.op)])
-            gap = self.lines[node.lineno - 1][node.target.end_col_offset : node.value.col_offset]
-            if node.lineno == node.value.lineno and old.encode() in gap:
-                start = (node.target.end_col_offset or 0) + gap.index(old.encode())
-                change = f"{old} -> {new}", node.lineno, start, start + len(old), new
-                self.found.append((change, self.statement))
-        self.generic_visit(node)
-
-    def visit_Compare(self, node: ast.Compare) -> None:
-        """Bounds and equality."""
-        left = node.left
-        for op, right in zip(node.ops, node.comparators, strict=True):
-            self.between(left, right, *COMPARISONS[type(op)])
-            left = right
-        self.generic_visit(node)
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        """``and`` and ``or``."""
-        old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
-        if len(node.values) == 2:
-            self.between(node.values[0], node.values[1], old, new)
-        self.generic_visit(node)
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        """A ``not`` or a minus is left out."""
-        inner = ast.unparse(node.operand)
-        if isinstance(node.op, ast.Not):
-            self.replace(node, "drop not", f"({inner})")
-        elif isinstance(node.op, ast.USub):
-            self.replace(node, "drop minus", f"({inner})")
-        self.generic_visit(node)
-
-    def visit_Constant(self, node: ast.Constant) -> None:
-        """A number plus one, the other truth value."""
-        if isinstance(node.value, bool):
-            self.replace(node, f"{node.value} -> {not node.value}", repr(not node.value))
-        elif isinstance(node.value, int | float):
-            self.replace(node, f"{node.value} + 1", repr(node.value + 1))
-
-    def visit_Call(self, node: ast.Call) -> None:
-        """Another function of the same kind."""
-        name, at = node.func, node.func.end_col_offset or 0
-        called = name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "")
-        if called in FUNCTIONS and name.end_lineno is not None:
-            change = (f"{called} -> {FUNCTIONS[called]}", name.end_lineno, at - len(called), at,
-                      FUNCTIONS[called])  # fmt: skip
-            self.found.append((change, self.statement))
-        self.generic_visit(node)
-
-    def visit_If(self, node: ast.If) -> None:
-        """The condition is negated."""
-        self._negated(node.test)
-        self.generic_visit(node)
-
-    def visit_IfExp(self, node: ast.IfExp) -> None:
-        """The condition is negated."""
-        self._negated(node.test)
-        self.generic_visit(node)
-
-    def _negated(self, test: ast.expr) -> None:
-        if isinstance(test, ast.Name | ast.Attribute | ast.Call):
-            self.replace(test, "negate", f"(not {ast.unparse(test)})")
-
-    def visit_Return(self, node: ast.Return) -> None:
-        """Nothing is returned."""
-        if node.value is not None and not isinstance(node.value, ast.Constant):
-            self.replace(node, "return None", "return None")
-        self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> None:
-        """A call that is made for its effect is left out; texts on their own are docstrings."""
-        if isinstance(node.value, ast.Call):
-            self.replace(node, "drop call", "pass")
-            self.generic_visit(node)
-
-
-def _number(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
-
-
-def functions(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """The functions of a module by their qualified names."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield prefix + node.name, node
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            yield from functions(node, f"{prefix}{node.name}.")
-        elif isinstance(node, ast.stmt):
-            yield from functions(node, prefix)
-
-
-def mutants_of(tree: Path) -> dict[str, Mutant]:
-    """Every mutant of a checkout by its name; functions of one name in two files are left out."""
-    package = tree / "fedsim"
-    folders = [package / name for name in PACKAGES]
-    if not all(folder.is_dir() for folder in folders):
-        folders = [package]
-    found: dict[str, Mutant] = {}
-    ambiguous: set[str] = set()
-    for path in sorted(p for folder in folders for p in folder.rglob("*.py")):
-        source = path.read_text()
-        lines = source.encode().splitlines()
-        for qualified, node in functions(ast.parse(source)):
-            of_method = path.parent.name == "algorithms"  # each file has classes of its own
-            full = f"{path.stem}.{qualified}" if of_method else qualified
-            function = RENAMED.get(full, full)
-            finder = Finder(lines)
-            for statement in node.body:
-                finder.visit(statement)
-            totals = Counter(change[0] for change, _ in finder.found)
-            count: Counter[str] = Counter()
-            for (operator, line, start, stop, text), statement in finder.found:
-                count[operator] += 1
-                name = f"{function}: {operator}, {count[operator]}/{totals[operator]}"
-                if name in found:
-                    ambiguous.add(name)
-                found[name] = Mutant(
-                    name=name, function=function, path=str(path.relative_to(tree)), line=line,
-                    start=start, stop=stop, text=text, first=statement.lineno,
-                    last=_end(statement, line),
-                )  # fmt: skip
-    return {name: m for name, m in found.items() if name not in ambiguous}
-
-
-def _end(statement: ast.stmt, line: int) -> int:
-    """The last line of a statement, of its header where it has a body."""
-    body = getattr(statement, "body", None)
-    return max(line, body[0].lineno - 1) if body else statement.end_lineno or line
-
-
-def chosen(names: set[str], functions_of: Mapping[str, str], seed: int, count: int) -> list[str]:
-    """Some of the names, by the seed and the names alone."""
-    ordered = sorted(names, key=lambda name: hashlib.sha256(f"{seed} {name}".encode()).digest())
-    per_function: Counter[str] = Counter()
-    taken: list[str] = []
-    for name in ordered:
-        if per_function[functions_of[name]] < PER_FUNCTION and len(taken) < count:
-            per_function[functions_of[name]] += 1
-            taken.append(name)
-    return taken
 
 
 class Contexts:
@@ -359,54 +118,86 @@ def copy_of(tree: Path, folder: Path) -> Path:
     return copy
 
 
-def tested(mutant: Mutant, tests: Sequence[str], python: Path, copy: Path, seconds: float,
-           limit: float) -> Verdict:  # fmt: skip
-    """Runs the tests on the mutant until one fails.
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a run of tests came to.
+
+    ``running`` is the test that did not end in time; ``finished`` is false where all of them took
+    too long.
+    """
+
+    failed: tuple[str, ...]
+    running: str
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A copy of a checkout in which tests are run.
 
     Args:
-        mutant: what is changed in ``copy`` meanwhile.
-        tests: node ids, in this order.
+        copy: the folder.
         python: of the checkout's environment.
-        copy: of the checkout.
-        seconds: that one test may take.
-        limit: seconds for all of them.
+        timeout: seconds for one test.
+        limit: seconds for all tests of a mutant.
     """
-    if not tests:
-        return Verdict(status="survived", num_tests=0)
-    folder, file = copy.parent, copy / mutant.path
-    source = file.read_text()
-    arguments, current = folder / "tests.txt", folder / "test"
-    arguments.write_text("\n".join(tests))
-    current.write_text("")
-    environment = os.environ | {
-        "PYTHONPATH": f"{copy}:{folder}", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1",
-        "MUTANT_TREE": str(copy), "MUTANT_TEST": str(current), "MUTANT_SECONDS": str(seconds),
-    }  # fmt: skip
-    command = [str(python), "-m", "pytest", "-p", "mutant_plugin", "-p", "no:cacheprovider", "-x",
-               "-n", "0", "--no-header", "--tb=no", "-rfE",
-               f"--basetemp={folder / 'tmp'}", f"@{arguments}"]  # fmt: skip
-    try:
-        file.write_text(mutant.applied(source))
+
+    copy: Path
+    python: Path
+    timeout: float
+    limit: float
+
+    def run(self, tests: Sequence[str], *options: str) -> Outcome:
+        """Runs tests in the given order."""
+        folder = self.copy.parent
+        for name, text in (("tests.txt", "\n".join(tests)), ("running", ""), ("failed", "")):
+            (folder / name).write_text(text)
+        environment = os.environ | {
+            "PYTHONPATH": f"{self.copy}:{folder}",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+            "MUTANT_FOLDER": str(folder),
+            "MUTANT_SECONDS": str(self.timeout),
+        }
+        plugins = ["-p", "mutant_plugin", "-p", "no:cacheprovider", "-n", "0", "--tb=no"]
+        files = [f"--basetemp={folder / 'tmp'}", f"@{folder / 'tests.txt'}"]
         process = subprocess.Popen(
-            command, cwd=copy, env=environment, text=True, start_new_session=True,
+            [str(self.python), "-m", "pytest", *plugins, *options, *files],
+            cwd=self.copy, env=environment, text=True, start_new_session=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+        finished = True
         try:
-            said, _ = process.communicate(timeout=limit)
+            said, _ = process.communicate(timeout=self.limit)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Verdict(status="unfinished", num_tests=len(tests), test=current.read_text())
-    finally:
-        file.write_text(source)
-    if process.returncode == 0:
-        return Verdict(status="survived", num_tests=len(tests))
-    if (slow := current.read_text()) and "Timeout (" in said:
-        return Verdict(status="timeout", num_tests=len(tests), test=slow)
-    failed = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", said, re.MULTILINE)
-    if process.returncode != 1 and failed is None:
-        raise click.ClickException(f"{mutant.name}: pytest ended oddly\n{said[-2000:]}")
-    return Verdict(status="killed", num_tests=len(tests), test=failed[1] if failed else "")
+            said, _ = process.communicate()
+            finished = False
+        failed = tuple((folder / "failed").read_text().splitlines())
+        running = (folder / "running").read_text()
+        if finished and process.returncode != 0 and not failed and not running:
+            failed = (f"pytest: {said[-300:]}",)  # nothing can be imported
+        return Outcome(failed=failed, running=running, finished=finished)
+
+    def judge(self, mutant: Mutant, tests: Sequence[str]) -> Verdict:
+        """Runs the tests on the mutant until one fails."""
+        if not tests:
+            return Verdict(status="survived", num_tests=0)
+        file = self.copy / mutant.path
+        source = file.read_text()
+        try:
+            file.write_text(mutant.applied(source))
+            outcome = self.run(tests, "-x")
+        finally:
+            file.write_text(source)
+        status, by = "survived", ""
+        if outcome.failed:
+            status, by = "killed", outcome.failed[0]
+        elif not outcome.finished:
+            status, by = "unfinished", outcome.running
+        elif outcome.running:
+            status, by = "timeout", outcome.running
+        return Verdict(status=status, num_tests=len(tests), test=by)
 
 
 @click.command()
@@ -452,24 +243,32 @@ def main(
         return
     verdicts: dict[str, Verdict] = {}
     with tempfile.TemporaryDirectory(prefix="mu", dir="/tmp") as folder:
-        copies: queue.Queue[Path] = queue.Queue()
+        python = tree / ".venv" / "bin" / "python"
+        benches: queue.Queue[Bench] = queue.Queue()
         for job in range(jobs):
-            copies.put(copy_of(tree, Path(folder) / str(job)))
+            copy = copy_of(tree, Path(folder) / str(job))
+            benches.put(Bench(copy=copy, python=python, timeout=timeout, limit=limit))
 
-        def judge(name: str) -> None:
-            copy = copies.get()
+        def judge(name: str, broken: Sequence[str] = ()) -> None:
+            bench = benches.get()
             try:
-                tests = contexts.tests(pool[name])
-                python = tree / ".venv" / "bin" / "python"
-                found = tested(pool[name], tests, python, copy, timeout, limit)
+                tests = [test for test in contexts.tests(pool[name]) if test not in broken]
+                found = verdicts[name] = bench.judge(pool[name], tests)
             finally:
-                copies.put(copy)
-            verdicts[name] = found
+                benches.put(bench)
             say(f"{found.status:10s} {found.num_tests:5d} tests  {name}  {found.test}")
 
         with ThreadPoolExecutor(jobs) as threads:
             for done in [threads.submit(judge, name) for name in taken]:
                 done.result()
+        # a test that fails without any mutant finds none
+        by = sorted({v.test for v in verdicts.values() if v.status == "killed" and "::" in v.test})
+        while by and (broken := benches.queue[0].run(by).failed):
+            say(f"fail without a mutant: {', '.join(broken)}")
+            again = [name for name in taken if verdicts[name].test in broken]
+            for name in again:
+                judge(name, broken)
+            by = sorted({verdicts[name].test for name in again if "::" in verdicts[name].test})
     report(tree, {name: pool[name] for name in taken}, verdicts, out)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from benchmarks.mutants import Contexts, chosen, mutants_of
+from benchmarks.mutants import Contexts
+from benchmarks.mutations import chosen, mutants_of
 
 SOURCE = '''\
 """A module."""
