@@ -10,6 +10,8 @@ from methods import config, results
 import fedsim
 from fedsim.storage.rows import TABLES, ClientRow, RoundRow
 
+pytestmark = pytest.mark.integration
+
 
 class Recorder(fedsim.Callback):
     def __init__(self, path, stop_after=None):

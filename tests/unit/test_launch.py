@@ -245,9 +245,10 @@ def test_the_image_copies_what_the_package_is_built_from():
     copied = re.findall(r"^COPY (?:--\S+ )*(.+) \S+$", (LAUNCH / "Dockerfile").read_text(), re.M)
     names = {name for line in copied for name in line.split()}
     assert all((ROOT / name).exists() for name in names)
-    folders = {
-        p.split("*")[0] for p in project["tool"]["setuptools"]["packages"]["find"]["include"]
-    }
+    built = project["tool"]["setuptools"]
+    places = built["package-dir"]
+    folders = {places.get(p, p) for p in built["packages"] if "." not in p}
+    assert {"fedsim", "analysis"} <= folders
     assert folders | {"pyproject.toml", "requirements.txt", "README.md", "LICENSE"} <= names
 
 

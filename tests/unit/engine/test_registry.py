@@ -13,6 +13,8 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.engine import registry
 
+pytestmark = pytest.mark.integration
+
 SOURCE = '''
 """A stranger's executor: the serial one by another name, for at most two retries."""
 
