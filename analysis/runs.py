@@ -151,7 +151,8 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
     by = expanded(table, by)
     known(table, by)
     free = [column for column in settings(table) if column not in by]
-    _same(table, [c for c in free if _must_agree(c)], by, "the runs")
+    options = tuple(f"{name}." for name in table.get("dataset", pd.Series(dtype=str)).unique())
+    _same(table, [c for c in free if _must_agree(c) or c.startswith(options)], by, "the runs")
     keys = table[by].apply(label, axis=1)
     groups = []
     for name in sorted(keys.unique(), key=order):

@@ -487,3 +487,10 @@ def test_options_that_had_no_effect_are_no_difference(tmp_path: Path) -> None:
     run_of(tmp_path, "fedld", 1, [0.5])
     (group,) = groups_of(tmp_path)
     assert len(group.runs) == 2
+
+
+def test_methods_are_not_compared_on_different_options_of_a_data_set(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedld", 0, [0.5], dataset="stripes", **{"stripes.period": 4})
+    run_of(tmp_path, "fedavg", 0, [0.5], dataset="stripes", **{"stripes.period": 6})
+    with pytest.raises(AnalysisError, match=r"the runs differ in stripes\.period"):
+        groups_of(tmp_path)
