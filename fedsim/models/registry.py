@@ -7,7 +7,7 @@ A worker that will load a given vector anyway should build without start weights
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +79,7 @@ class Entry:
 
     make: Factory
     description: str
+    _: KW_ONLY
     min_size: int = 1
     inputs: tuple[Inputs, ...] = ("images",)
     per_token: bool = False
@@ -92,19 +93,29 @@ CATALOGUE: Mapping[str, Entry] = {
         vision.logistic, "logistic regression on pixels or features", inputs=_VECTORS
     ),
     "mlp": Entry(vision.mlp, "one hidden layer of 64 ReLU units", inputs=_VECTORS),
-    "cnn": Entry(vision.cnn, "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", 4),
-    "cnn_reddi": Entry(vision.cnn_reddi, "two convolutions, 1.2 M parameters (Reddi 2021)", 6),
+    "cnn": Entry(
+        vision.cnn, "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", min_size=4
+    ),
+    "cnn_reddi": Entry(
+        vision.cnn_reddi, "two convolutions, 1.2 M parameters (Reddi 2021)", min_size=6
+    ),
     "cnn_fedavg": Entry(
-        vision.cnn_fedavg, "two 5x5 convolutions, 0.8 M parameters (FedDyn, FedSAM)", 16
+        vision.cnn_fedavg, "two 5x5 convolutions, 0.8 M parameters (FedDyn, FedSAM)", min_size=16
     ),
-    "resnet18": Entry(vision.resnet18, "ResNet-18, 11.2 M parameters, ImageNet weights", 8),
-    "resnet50": Entry(vision.resnet50, "ResNet-50, 23.5 M parameters, ImageNet weights", 8),
+    "resnet18": Entry(
+        vision.resnet18, "ResNet-18, 11.2 M parameters, ImageNet weights", min_size=8
+    ),
+    "resnet50": Entry(
+        vision.resnet50, "ResNet-50, 23.5 M parameters, ImageNet weights", min_size=8
+    ),
     "mobilenetv2_cifar": Entry(
-        vision.mobilenetv2_cifar, "MobileNetV2 for small images, 2.3 M parameters", 8
+        vision.mobilenetv2_cifar, "MobileNetV2 for small images, 2.3 M parameters", min_size=8
     ),
-    "leaf_femnist": Entry(leaf.leaf_femnist, "LEAF's CNN for FEMNIST, 6.6 M parameters", 4),
+    "leaf_femnist": Entry(
+        leaf.leaf_femnist, "LEAF's CNN for FEMNIST, 6.6 M parameters", min_size=4
+    ),
     # from 9 pixels the last BatchNorm sees four values of a channel in a single image
-    "leaf_celeba": Entry(leaf.leaf_celeba, "LEAF's CNN for CelebA, 31,202 parameters", 9),
+    "leaf_celeba": Entry(leaf.leaf_celeba, "LEAF's CNN for CelebA, 31,202 parameters", min_size=9),
     "leaf_synthetic": Entry(
         leaf.leaf_synthetic, "LEAF's perceptron with a sigmoid, for features", inputs=("features",)
     ),
@@ -118,10 +129,12 @@ CATALOGUE: Mapping[str, Entry] = {
         leaf.leaf_shakespeare, "LEAF's LSTM for Shakespeare: the next character", inputs=_TOKENS
     ),
     "leaf_reddit": Entry(
-        leaf.leaf_reddit, "LEAF's LSTM for Reddit: a class for every token", inputs=_TOKENS,
+        leaf.leaf_reddit,
+        "LEAF's LSTM for Reddit: a class for every token",
+        inputs=_TOKENS,
         per_token=True,
     ),
-}  # fmt: skip
+}
 
 NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
 """The models' names and what each is, in one line."""

@@ -7,8 +7,8 @@ dermamnist CC BY-NC 4.0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,9 +27,8 @@ _ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidn
  "lung-left", "lung-right", "pancreas", "spleen")  # fmt: skip
 
 
-@dataclass(frozen=True)
-class MedInfo:
-    """One set: what it shows, channels, class names, md5 of the files in the order of SIZES."""
+class MedInfo(NamedTuple):
+    """A row of the table; the md5 sums are those of the files in the order of SIZES."""
 
     title: str
     channels: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -164,7 +163,7 @@ def test_zip_entries_that_cannot_be_unpacked_are_refused(tmp_path: Path, at, val
 
 def served(web: str, name: str, md5: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes ``web`` the place that MedMNIST is downloaded from."""
-    entry = replace(MEDMNIST[name], md5=(md5, *MEDMNIST[name].md5[1:]))
+    entry = MEDMNIST[name]._replace(md5=(md5, *MEDMNIST[name].md5[1:]))
     monkeypatch.setitem(reader.MEDMNIST, name, entry)
     monkeypatch.setattr(reader, "URL", web + "/{file}")
 
