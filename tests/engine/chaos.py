@@ -24,6 +24,8 @@ from fedsim.core.types import ClientUpdate, ModelSpec
 
 FOLDER = "FEDSIM_CHAOS"
 STATEFUL = ("fedld", "fedbn", "fedpac")
+STATEFUL_ONCE = ("fedpac", *(pytest.param(m, marks=pytest.mark.nightly) for m in STATEFUL[:2]))
+"""One of them, and at night the others."""
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
 
 

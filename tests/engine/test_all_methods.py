@@ -12,11 +12,28 @@ from fedsim.training.setup import needs_whole_updates, prepare
 pytestmark = pytest.mark.ray
 
 
-@pytest.mark.parametrize("name", algorithms.names())
-def test_serial_and_two_actors(name, plain_ray, tmp_path):
+SHAPES = {
+    "fedld": "stateless",
+    "scaffold": "client state",
+    "fedbn": "personal slots",
+    "fediir": "probe",
+    "fedpac": "phases and private answers",
+    "fedsr": "adapt",
+    "fedadam": "server of its own",
+    "pfedla": "models kept by the server",
+}
+"""A method of each structural shape; the others are slow."""
+
+
+def by_shape(name):
+    return name if name in SHAPES else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", [*map(by_shape, algorithms.names())])
+def test_serial_and_two_actors(name, shared_ray, tmp_path):
     reference = results(fedsim.run(config(name), tmp_path / "serial"))
     on_ray = config(name, engine={"kind": "ray", "actors": 2})
-    assert results(fedsim.run(on_ray, tmp_path / "ray", session=plain_ray)) == reference
+    assert results(fedsim.run(on_ray, tmp_path / "ray", session=shared_ray)) == reference
 
 
 @pytest.mark.parametrize(("name", "server"), [("robfedavg", None), ("fedprox", "robfedavg")])

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.ray
 FILES = ("rounds.csv", "clients.csv", "classes.csv", "errors.csv", "model.safetensors")
 
 
-def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
+def test_serial_and_two_actors_and_a_run_that_goes_on(shared_ray, tmp_path):
     trace = tmp_path / "trace.csv"
     rows = [f"{t},{c},{200 * t / (c + 1):.6g}" for t in (1, 3) for c in range(8)]
     trace.write_text("\n".join(["round,client_id,samples_per_second", *rows]) + "\n")
@@ -37,11 +37,14 @@ def test_serial_and_two_actors_and_a_run_that_goes_on(plain_ray, tmp_path):
     clients = serial.read("clients")
     assert 0 < (clients["status"] == "dropped").sum() < len(clients)
     assert clients["simulated_seconds"].max() <= 1
-    two = fedsim.run(config(actors=2), tmp_path / "two", session=plain_ray)
+    two = fedsim.run(config(actors=2), tmp_path / "two", session=shared_ray)
     assert contents(two) == contents(serial)
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(
-            config(actors=2), tmp_path / "again", [Stopper(2, KeyboardInterrupt)], session=plain_ray
+            config(actors=2),
+            tmp_path / "again",
+            [Stopper(2, KeyboardInterrupt)],
+            session=shared_ray,
         )
-    store = driver.resume(tmp_path / "again", session=plain_ray)
+    store = driver.resume(tmp_path / "again", session=shared_ray)
     assert contents(store) == contents(serial)

@@ -11,9 +11,9 @@ from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.engine.ray.pool import ActorPool
-from tests.engine.chaos import STATEFUL, Orders, bytes_of, config
+from tests.engine.chaos import STATEFUL_ONCE, Orders, bytes_of, config
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def cluster(orders):
     made.shutdown()
 
 
-@pytest.mark.parametrize("method", STATEFUL)
+@pytest.mark.parametrize("method", STATEFUL_ONCE)
 def test_a_node_killed_in_a_round_and_one_that_joins(
     method, cluster, orders, undisturbed, tmp_path, monkeypatch
 ):
@@ -41,7 +41,7 @@ def test_a_node_killed_in_a_round_and_one_that_joins(
         pools.append(self)
 
     def taken(self, slot):
-        used.append(self._places[slot].node_id)
+        used.append(self._locations[slot].node_id)
         return take(self, slot)
 
     def join() -> None:

@@ -8,10 +8,13 @@ import fedsim
 from fedsim.engine.ray.sharded import Aggregators
 from tests.engine.test_shards import bytes_of, cluster_of_two, config, in_one_process
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 
 
-@pytest.mark.parametrize(("method", "moment"), [("fedld", "products"), ("fedbn", "combine")])
+@pytest.mark.parametrize(
+    ("method", "moment"),
+    [("fedbn", "combine"), pytest.param("fedld", "products", marks=pytest.mark.nightly)],
+)
 def test_a_node_lost_between_training_and_aggregation(method, moment, tmp_path, monkeypatch):
     asked, ask = [], Aggregators.ask
     with cluster_of_two(head_cpus=0) as exchange:  # so that the other node trains all clients

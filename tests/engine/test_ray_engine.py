@@ -15,11 +15,11 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.engine.ray import cluster as clusters
-from fedsim.engine.ray.cluster import connect
+from fedsim.engine.ray.cluster import connect, machines
+from fedsim.engine.ray.placement import Share, plan_placement
 from tests.engine.broken import Holder
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
 
 @pytest.fixture
@@ -84,6 +84,26 @@ def test_the_ray_of_a_run_listens_on_this_machine_alone(ray_folder):
         end()
 
 
+class Idle:
+    def ping(self):
+        return True
+
+
+def test_ray_places_the_actors_of_a_plan_without_a_pending_one(ray_folder):
+    ray.init(address="local", num_cpus=6, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+        [node] = machines()
+        plan = plan_placement([node], Share(0.5, 0.4), 0, 12)
+        options = {"num_cpus": plan.share.cpus, "num_gpus": plan.share.gpus}
+        actors = [ray.remote(Idle).options(**options).remote() for _ in range(plan.actors)]
+        up = [actor.ping.remote() for actor in actors]
+        ready, pending = ray.wait(up, num_returns=len(up), timeout=60)
+        assert (plan.actors, len(ready), pending) == (6, 6, [])
+    finally:
+        ray.shutdown()
+    assert 1e9 < node.memory < 1e13
+
+
 def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):
     (Path(ray_folder) / "ray").mkdir()
     serial = fedsim.run(config(kind="serial"), tmp_path / "serial")
@@ -96,18 +116,6 @@ def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):
     assert rounds_of(joined) == rounds_of(serial)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
-def test_an_address_where_nothing_answers(address):
-    with pytest.raises(ConfigError, match=rf"--address {address}: nothing answers there"):
-        connect(EngineConfig(address=address))
-    assert not ray.is_initialized()
-
-
-def test_a_working_dir_that_is_not_there(tmp_path):
-    with pytest.raises(ConfigError, match=r"--working-dir .*nowhere: there is no such folder"):
-        connect(EngineConfig(working_dir=str(tmp_path / "nowhere")))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_path):
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
@@ -116,27 +124,3 @@ def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_p
             fedsim.run(config(gpus_per_client=0.5), tmp_path / "run")
     finally:
         ray.shutdown()
-
-
-def test_serial_on_a_gpu_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"--gpus-per-client 1: torch finds no GPU here"):
-        fedsim.run(config(kind="serial", gpus_per_client=1), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "made"),
-    [({}, True), ({"RAY_AUTH_MODE": "token"}, True), ({"RAY_AUTH_TOKEN": "a"}, False),
-     ({"RAY_AUTH_TOKEN_PATH": "b"}, False)],
-)  # fmt: skip
-def test_a_secret_is_made_where_the_user_has_none(given, made, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    assert set(clusters._token()) == ({"RAY_AUTH_TOKEN"} if made else set())
-    (tmp_path / ".ray").mkdir()
-    (tmp_path / ".ray" / "auth_token").touch()
-    assert clusters._token() == {}

@@ -9,20 +9,12 @@ import ray
 from ray.exceptions import OwnerDiedError
 
 import fedsim
-from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import WorkerError
 from fedsim.engine.ray.executor import RayExecutor
-from fedsim.engine.ray.pool import Session
 from tests.engine.broken import Owner
-from tests.engine.chaos import STATEFUL, Orders, bytes_of, config
+from tests.engine.chaos import STATEFUL_ONCE, Orders, bytes_of, config
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module")
-def one_ray(orders):
-    with Session(EngineConfig()) as session:
-        yield session
 
 
 def until_lost(ref) -> None:
@@ -31,13 +23,13 @@ def until_lost(ref) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("method", STATEFUL)
+@pytest.mark.parametrize("method", STATEFUL_ONCE)
 def test_actors_killed_while_training_returning_and_evaluating(
-    method, one_ray, orders, undisturbed, tmp_path
+    method, shared_ray, orders, undisturbed, tmp_path
 ):
     plan = {1: ("train", "SIGKILL"), 2: ("return", "SIGKILL"), 3: ("evaluate", "SIGKILL")}
     watcher = Orders(orders, plan)
-    store = fedsim.run(config(method, actors=2), tmp_path / "run", [watcher], one_ray)
+    store = fedsim.run(config(method, actors=2), tmp_path / "run", [watcher], shared_ray)
     assert bytes_of(store) == undisturbed(method)
     errors = store.read("errors")
     assert sorted(errors["round"].unique()) == [2, 3, 4]
@@ -51,34 +43,38 @@ def test_actors_killed_while_training_returning_and_evaluating(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "moment"),
-    [*((method, "train") for method in STATEFUL), ("fedbn", "return"), ("fedpac", "evaluate")],
+    [
+        ("fedpac", "train"),
+        pytest.param("fedbn", "return", marks=pytest.mark.nightly),
+        pytest.param("fedpac", "evaluate", marks=pytest.mark.nightly),
+    ],
 )
-def test_actors_that_fall_silent(method, moment, one_ray, orders, undisturbed, tmp_path):
+def test_actors_that_fall_silent(method, moment, shared_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: (moment, "SIGSTOP")})
     settings = config(method, actors=2, client_timeout=6)
-    store = fedsim.run(settings, tmp_path / "run", [watcher], one_ray)
+    store = fedsim.run(settings, tmp_path / "run", [watcher], shared_ray)
     assert bytes_of(store) == undisturbed(method)
     assert store.read("errors")["error"].str.contains("has not answered").all()
 
 
-def test_a_client_that_hangs_is_taken_from_its_actor(one_ray, orders, undisturbed, tmp_path):
+def test_a_client_that_hangs_is_taken_from_its_actor(shared_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: ("train", "hang")})
     store = fedsim.run(
-        config("fedbn", actors=2, client_timeout=6), tmp_path / "run", [watcher], one_ray
+        config("fedbn", actors=2, client_timeout=6), tmp_path / "run", [watcher], shared_ray
     )
     assert bytes_of(store) == undisturbed("fedbn")
     assert store.read("errors")["error"].str.contains("beyond the client timeout").all()
 
 
 def test_actors_killed_while_they_are_idle_and_a_lost_object(
-    one_ray, orders, undisturbed, tmp_path, monkeypatch
+    shared_ray, orders, undisturbed, tmp_path, monkeypatch
 ):
     monkeypatch.setattr("fedsim.engine.ray.dispatch.INLINE", 0)
     executors = []
 
     class Known(RayExecutor):
-        def __init__(self, *args) -> None:
-            super().__init__(*args)
+        def __init__(self, *args, **options) -> None:
+            super().__init__(*args, **options)
             executors.append(self)
 
     monkeypatch.setattr("fedsim.engine.ray.executor.RayExecutor", Known)
@@ -98,7 +94,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
         executors[0]._dispatcher.sent._newest = [(vector, lost), *others]
 
     watcher = Orders(orders, {2: kill_idle, 4: lose_vector})
-    store = fedsim.run(config("fedpac", actors=2), tmp_path / "run", [watcher], one_ray)
+    store = fedsim.run(config("fedpac", actors=2), tmp_path / "run", [watcher], shared_ray)
     assert bytes_of(store) == undisturbed("fedpac")
     errors = store.read("errors").set_index("round")["error"]
     assert errors.loc[[3]].str.contains("its process died").all()
@@ -106,9 +102,15 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
 
 
 @pytest.mark.parametrize(
-    ("policy", "actors"), [("raise", 1), ("raise", 2), ("drop", 1), ("drop", 2)]
+    ("policy", "actors"),
+    [
+        ("raise", 2),
+        ("drop", 1),
+        pytest.param("raise", 1, marks=pytest.mark.nightly),
+        pytest.param("drop", 2, marks=pytest.mark.nightly),
+    ],
 )
-def test_work_that_is_lost_again_and_again(policy, actors, one_ray, orders, tmp_path):
+def test_work_that_is_lost_again_and_again(policy, actors, shared_ray, orders, tmp_path):
     """A client that ends every process it is given to, among others in one call."""
     settings = config(
         "tests.engine.broken:build_deadly",
@@ -121,9 +123,9 @@ def test_work_that_is_lost_again_and_again(policy, actors, one_ray, orders, tmp_
         with pytest.raises(
             WorkerError, match=r"^round 2, client 2 lost 2 times, the last time: its process died"
         ):
-            fedsim.run(settings, tmp_path / "run", session=one_ray)
+            fedsim.run(settings, tmp_path / "run", session=shared_ray)
         return
-    store = fedsim.run(settings, tmp_path / "run", session=one_ray)
+    store = fedsim.run(settings, tmp_path / "run", session=shared_ray)
     clients = store.read("clients").set_index(["round", "client_id"])["status"]
     dropped = clients[clients == "dropped"].index.tolist()
     assert dropped == [(2, 2)]
@@ -132,7 +134,7 @@ def test_work_that_is_lost_again_and_again(policy, actors, one_ray, orders, tmp_
 
 @pytest.mark.parametrize("build", ["build", "build_late"])
 def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
-    build, one_ray, orders, tmp_path
+    build, shared_ray, orders, tmp_path
 ):
     def run(name: str, session=None, **engine: object) -> dict[str, bytes]:
         settings = config(
@@ -145,16 +147,18 @@ def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
         return bytes_of(store)
 
     serial = run("serial", kind="serial")
-    assert run("one", one_ray, actors=1) == serial
-    assert run("two", one_ray, actors=2) == serial
+    assert run("one", shared_ray, actors=1) == serial
+    assert run("two", shared_ray, actors=2) == serial
 
 
-def test_an_actor_that_cannot_be_built_ends_the_run_with_the_cause(one_ray, orders, tmp_path):
+def test_an_actor_that_cannot_be_built_ends_the_run_with_the_cause(shared_ray, orders, tmp_path):
     with pytest.raises(WorkerError, match=r"failed to start: .*ValueError: not in an actor"):
-        fedsim.run(config("fedavg", "never_built_in_an_actor"), tmp_path / "run", session=one_ray)
+        fedsim.run(
+            config("fedavg", "never_built_in_an_actor"), tmp_path / "run", session=shared_ray
+        )
 
 
-def test_actors_that_die_while_they_start_are_not_tried_for_ever(one_ray, orders, tmp_path):
+def test_actors_that_die_while_they_start_are_not_tried_for_ever(shared_ray, orders, tmp_path):
     settings = config("fedavg", "kills_its_actor", max_retries=1)
     with pytest.raises(WorkerError, match="no client actor comes up: its process died"):
-        fedsim.run(settings, tmp_path / "run", session=one_ray)
+        fedsim.run(settings, tmp_path / "run", session=shared_ray)

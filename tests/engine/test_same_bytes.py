@@ -12,7 +12,6 @@ from fedsim.config.run import RunConfig
 pytestmark = pytest.mark.ray
 
 TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
-METHODS = ("fedavg", "fedbn", "fedpac", "fedld")
 
 
 def run(method: str, out: Path, session=None, **engine: object) -> dict[str, bytes]:
@@ -28,8 +27,11 @@ def run(method: str, out: Path, session=None, **engine: object) -> dict[str, byt
     return {name: (store.path / name).read_bytes() for name in (*TABLES, *extra)}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_serial_and_ray_with_one_two_and_per_client_actors(method, plain_ray, tmp_path):
+@pytest.mark.parametrize(
+    "method",
+    ["fedbn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "fedpac", "fedld"))],
+)
+def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, tmp_path):
     reference = run(method, tmp_path / "serial", kind="serial")
     engines = {
         "one": {"actors": 1},
@@ -37,28 +39,28 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, plain_ray, tm
         "own": {"actors": "per-client", "cpus_per_client": 0.25},
     }
     for name, engine in engines.items():
-        got = run(method, tmp_path / name, plain_ray, **engine)
+        got = run(method, tmp_path / name, shared_ray, **engine)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
-def test_images_that_each_node_reads_itself(plain_ray, tmp_path, monkeypatch):
-    reference = run("fedavg", tmp_path / "driver", plain_ray)
-    assert run("fedavg", tmp_path / "node", plain_ray, data_from="node") == reference
+def test_images_that_each_node_reads_itself(shared_ray, tmp_path, monkeypatch):
+    reference = run("fedavg", tmp_path / "driver", shared_ray)
+    assert run("fedavg", tmp_path / "node", shared_ray, data_from="node") == reference
     monkeypatch.setattr("fedsim.training.setup.array_sha256", lambda _: "another")
     with pytest.raises(
         fedsim.core.errors.DataError, match=r"engine\.data_from=node: .* other images"
     ):
-        run("fedavg", tmp_path / "other", plain_ray, data_from="node")
+        run("fedavg", tmp_path / "other", shared_ray, data_from="node")
 
 
-def test_large_updates_travel_one_by_one_with_the_same_bits(plain_ray, tmp_path, monkeypatch):
-    together = run("fedbn", tmp_path / "together", plain_ray)
+def test_large_updates_travel_one_by_one_with_the_same_bits(shared_ray, tmp_path, monkeypatch):
+    together = run("fedbn", tmp_path / "together", shared_ray)
     monkeypatch.setattr("fedsim.engine.ray.executor.SMALL", 0)
-    assert run("fedbn", tmp_path / "alone", plain_ray) == together
+    assert run("fedbn", tmp_path / "alone", shared_ray) == together
 
 
-def test_an_error_in_a_client_names_round_and_client(plain_ray, tmp_path):
+def test_an_error_in_a_client_names_round_and_client(shared_ray, tmp_path):
     config = RunConfig(
         algorithm="tests.engine.broken:build",
         data={"num_clients": 4},
@@ -67,7 +69,7 @@ def test_an_error_in_a_client_names_round_and_client(plain_ray, tmp_path):
     with pytest.raises(
         fedsim.core.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
     ):
-        fedsim.run(config, tmp_path / "out", session=plain_ray)
+        fedsim.run(config, tmp_path / "out", session=shared_ray)
 
 
 def test_a_placement_that_does_not_fit_is_refused_at_once(tmp_path):

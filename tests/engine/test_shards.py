@@ -18,24 +18,20 @@ from torch import nn
 import fedsim
 from fedsim import algorithms
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, ContractError, WorkerError
+from fedsim.core.errors import WorkerError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.sharded import (
-    LEAST,
-    Aggregator,
     Aggregators,
     Held,
     Sharded,
-    allowed_shards,
     plan_shards,
     split,
 )
 from fedsim.models.vision import SplitModel
 from fedsim.server.cohort import Cohort
-from fedsim.server.linalg import SHARD, LocalColumns, Piece
 from tests.engine.broken import Holder
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
 
 M, SIZE, STATS = 5, 3_300_000, 1001
 EMPTY = np.empty(0, np.float32)
@@ -64,49 +60,6 @@ def cohort(rows, columns=None):
         for i, d in enumerate(deltas)
     ]
     return Cohort.of(sent, layout(), columns)
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 7])
-def test_ranges_are_whole_shards_and_cover_everything(nodes):
-    for size in (1, LEAST, 2 * LEAST - 1, 2 * LEAST, 3_300_000, 9 * LEAST + 1):
-        ranges = plan_shards(size, "auto", nodes)
-        assert len(ranges) == (min(nodes, size // LEAST) if min(nodes, size // LEAST) > 1 else 0)
-        if ranges:
-            assert (ranges[0].start, ranges[-1].stop) == (0, size)
-            assert all(a.stop == b.start for a, b in pairwise(ranges))
-            assert all(r.start % SHARD == 0 and r.stop > r.start for r in ranges)
-
-
-def test_an_explicit_number_of_ranges_and_none_for_small_vectors():
-    assert len(plan_shards(25_000_000, 3, 1)) == 3
-    assert plan_shards(25_000_000, 1, 8) == ()
-    assert plan_shards(2 * LEAST - 1, 8, 8) == ()
-
-
-def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
-    rows = draw(3, 1000)
-    one, two = rows[:2], rows[2:]
-    (expected,) = LocalColumns(tuple(rows)).products([slice(0, 1000)])
-    got = Aggregator().products([Piece(0, 0, 1000)], None, [0, 1, 0], one, one, two)
-    np.testing.assert_array_equal(got[0], expected)
-
-
-def test_whole_updates_are_not_to_be_had():
-    with pytest.raises(ContractError, match=r"engine\.aggregation_shards=1"):
-        cohort(draw(M, 10), Sharded(Aggregators(()), {}, no_other, 0)).rows  # noqa: B018
-
-
-def test_updates_that_are_needed_whole_stay_with_the_driver():
-    assert allowed_shards("auto", whole="a") == allowed_shards(1, whole="a") == 1
-    assert allowed_shards(4, whole=None) == 4
-    assert allowed_shards("auto", whole=None) == "auto"
-    with pytest.raises(ConfigError) as refused:
-        RayExecutor(
-            None, EngineConfig(aggregation_shards=2), 0, whole="evaluation.personal=cohort_after"
-        )
-    assert "engine.aggregation_shards=2" in str(refused.value)
-    assert "evaluation.personal=cohort_after" in str(refused.value)
-    assert not ray.is_initialized()
 
 
 @contextmanager
@@ -138,7 +91,7 @@ def cluster_of_two(head_cpus=1):
 
 
 @pytest.fixture(scope="module")
-def two_nodes():
+def two_nodes(no_ray):
     """The ids of two nodes of a cluster that this process has joined."""
     with cluster_of_two():
         yield [node["NodeID"] for node in ray.nodes()]
@@ -158,7 +111,6 @@ def no_other(incidents):
     return []
 
 
-@pytest.mark.ray
 def test_the_bits_of_the_driver_for_every_rule(two_nodes):
     ranges = plan_shards(SIZE, "auto", 2)
     assert len(ranges) == 2
@@ -193,7 +145,6 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
         aggregators.close()
 
 
-@pytest.mark.ray
 def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_times(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []
@@ -221,7 +172,6 @@ def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_t
         aggregators.close()
 
 
-@pytest.mark.ray
 def test_lost_updates_are_computed_again_and_no_others(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []
@@ -298,9 +248,11 @@ def in_one_process(method):
         return bytes_of(fedsim.run(config(method, kind="serial"), Path(folder) / "run"))
 
 
-@pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "fedld", "fedbn", "fedld_released"])
+@pytest.mark.parametrize(
+    "method",
+    ["fedld", *(pytest.param(m, marks=pytest.mark.nightly) for m in ("fedavg", "fedbn"))],
+)
 def test_whole_runs_have_the_bytes_of_one_process(method, two_nodes, tmp_path, monkeypatch):
     asked, ask = [], Aggregators.ask
 

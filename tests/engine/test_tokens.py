@@ -16,11 +16,15 @@ TABLES = (
 
 
 @pytest.mark.parametrize(
-    ("data", "method"),
-    [("phrases", "fedavg"), ("phrases", "fedbn"), ("moods", "fedpac"), ("numbers", "fedld")],
+    ("data", "method", "split"),
+    [
+        ("phrases", "fedbn", "train"),
+        ("moods", "fedpac", "test"),
+        pytest.param("phrases", "fedavg", "test", marks=pytest.mark.slow),
+        pytest.param("numbers", "fedld", "train", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_serial_and_ray_with_one_and_several_actors(data, method, split, plain_ray, tmp_path):
+def test_serial_and_ray_with_one_and_several_actors(data, method, split, shared_ray, tmp_path):
     def bytes_of(out, session=None, **engine):
         evaluation = {
             "decompose_every": 1,
@@ -36,6 +40,6 @@ def test_serial_and_ray_with_one_and_several_actors(data, method, split, plain_r
     reference = bytes_of("serial", kind="serial")
     for actors, source in ((1, "object_store"), (3, "node")):
         engine = {"actors": actors, "cpus_per_client": 0.25, "data_from": source}
-        got = bytes_of(str(actors), plain_ray, **engine)
+        got = bytes_of(str(actors), shared_ray, **engine)
         for file, content in reference.items():
             assert got[file] == content, f"{file} differs between serial and {actors} actors"

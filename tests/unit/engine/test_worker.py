@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from algorithms.training import context, dataset, train, worker
 from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
@@ -20,6 +19,7 @@ from fedsim.engine.devices import torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
 from fedsim.metrics.scores import score
+from tests.algorithms.training import context, dataset, train, worker
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,6 @@ import pytest
 from ray import exceptions
 
 from fedsim.core.errors import DivergedError, WorkerError
-from fedsim.engine.ray.calls import balanced
 from fedsim.engine.ray.dispatch import Timeout
 from fedsim.engine.ray.faults import FINAL, LOST, failure, fault_of, one_line
 
@@ -132,12 +131,3 @@ def test_a_timeout_with_a_limit():
     timeout.finished(1, 1000.0)
     timeout.settled()
     assert timeout.seconds(10**6) == 5.0
-
-
-def test_groups_are_balanced_and_name_every_client_once():
-    sizes = {0: 10, 1: 9, 2: 1, 3: 8, 4: 2}
-    found = balanced(sizes, 2)
-    assert found == [(0, 4, 2), (1, 3)] or sorted(sum(found, ())) == sorted(sizes)
-    assert {sum(sizes[c] for c in group) for group in found} == {13, 17}
-    assert balanced({3: 1}, 5) == [(3,)]
-    assert balanced({0: 1, 1: 5, 2: 5}, 3) == [(1,), (2,), (0,)], "alone, the longest first"
