@@ -36,8 +36,8 @@ def test_a_node_killed_in_a_round_and_one_that_joins(
     pools, joined, used = [], [], []
     start, take = ActorPool.__init__, ActorPool.take
 
-    def started(self, *args) -> None:
-        start(self, *args)
+    def started(self, *args, **options) -> None:
+        start(self, *args, **options)
         pools.append(self)
 
     def taken(self, slot):

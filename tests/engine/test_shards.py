@@ -131,7 +131,7 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
             held = trained(one, rows[:2], ranges) | trained(other, rows[2:], ranges, 2)
             for name, options in methods.items():
                 server = algorithms.load(name.split()[0], options).server
-                spread = Sharded(aggregators, held, no_other, 0)
+                spread = Sharded(aggregators=aggregators, held=held, again=no_other, max_retries=0)
                 here, there = cohort(list(rows)), cohort(rows, spread)
                 params = slice(0, SIZE - STATS)
                 assert here.gram(params).tobytes() == there.gram(params).tobytes()
@@ -161,13 +161,20 @@ def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_t
         places = [actor.__ray_call__.remote(ask) for actor in aggregators.actors]
         assert sorted(ray.get(places)) == sorted(two_nodes), "one on each node"
         ray.kill(aggregators.actors[0])
-        assert cohort(rows, Sharded(aggregators, held, told, 1)).gram(where).tobytes() == expected
+        assert (
+            cohort(rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=1))
+            .gram(where)
+            .tobytes()
+            == expected
+        )
         (incident,) = incidents
         assert (incident.client_id, incident.attempt) == (None, 1)
         assert "its process died" in incident.error
         ray.kill(aggregators.actors[1])
         with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
-            cohort(rows, Sharded(aggregators, held, told, 0)).gram(where)
+            cohort(
+                rows, Sharded(aggregators=aggregators, held=held, again=told, max_retries=0)
+            ).gram(where)
     finally:
         aggregators.close()
 
@@ -200,7 +207,9 @@ def test_lost_updates_are_computed_again_and_no_others(two_nodes):
 
     try:
         expected = cohort(list(rows))
-        there = cohort(rows, Sharded(aggregators, held, again, 1))
+        there = cohort(
+            rows, Sharded(aggregators=aggregators, held=held, again=again, max_retries=1)
+        )
         lose(3)
         lose(9)
         assert there.gram(where).tobytes() == expected.gram(where).tobytes()
@@ -211,7 +220,9 @@ def test_lost_updates_are_computed_again_and_no_others(two_nodes):
         assert step.tobytes() == expected.step(weights, [where]).tobytes()
         assert incidents[2].client_id == 12
         lose(0)
-        given_up = cohort(rows, Sharded(aggregators, held, lambda _: [], 2))
+        given_up = cohort(
+            rows, Sharded(aggregators=aggregators, held=held, again=lambda _: [], max_retries=2)
+        )
         with pytest.raises(WorkerError, match="aggregation over the nodes: its process died"):
             given_up.gram(where)
     finally:

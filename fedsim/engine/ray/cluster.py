@@ -1,4 +1,4 @@
-"""The machines that Ray knows: starting it, joining it, and what fits on it."""
+"""Starting Ray or joining a cluster, its machines, and the placement of a run on them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedsim.engine.ray.placement import Node, Plan, Share, plan_placement
 LOCAL = "local"
 """The address of a Ray that starts and ends with the run, as without any."""
 NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Ray's variable for whether its processes can be reached from other machines, on any system."""
+"""Ray's variable that lets other machines reach its processes, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
 PROCESS = 460 << 20
@@ -59,13 +59,13 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         here = local_node()
         options |= {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus)}
         options |= {"include_dashboard": False}
-        os.environ.update(_token())
-        listening: contextlib.AbstractContextManager[None] = _this_machine_alone()
+        os.environ.update(_auth_token())
+        listening: contextlib.AbstractContextManager[None] = _loopback_only()
     else:
-        _reach(engine.address)
+        _check_reachable(engine.address)
         listening = contextlib.nullcontext()
     try:
-        with _own_sigterm(), listening:
+        with _keep_sigterm_handler(), listening:
             ray.init(address=engine.address or LOCAL, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         where = f"--address {engine.address}: cannot join the cluster"
@@ -74,7 +74,7 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
+def _keep_sigterm_handler() -> Iterator[None]:
     """Puts back the handler of SIGTERM that Ray replaces when it starts, where there was one.
 
     Its own leaves Python with status 15.
@@ -93,10 +93,12 @@ def _own_sigterm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _this_machine_alone() -> Iterator[None]:
+def _loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
 
-    This process has read the variable when it imported Ray, those that Ray starts will read it.
+    The only use of ``ray._private``: Ray has no setting for this. ``_node_ip_address="127.0.0.1"``
+    is replaced by the machine's own address, and the variable is read when Ray is imported, which
+    may have been long before; the processes that Ray starts read the variable.
     """
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -111,7 +113,7 @@ def _this_machine_alone() -> Iterator[None]:
             os.environ[NETWORK] = given
 
 
-def _token() -> dict[str, str]:
+def _auth_token() -> dict[str, str]:
     """A secret of this process for the Rays that it starts, as a variable of the environment.
 
     Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
@@ -123,8 +125,8 @@ def _token() -> dict[str, str]:
     return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
-def _reach(address: str) -> None:
-    """Asks whether anything listens at host:port; Ray itself would go on trying for minutes."""
+def _check_reachable(address: str) -> None:
+    """Refuses host:port where nothing listens; Ray itself would go on trying for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdecimal()):
         return

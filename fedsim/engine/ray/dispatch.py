@@ -20,7 +20,7 @@ from fedsim.core.errors import WorkerError
 from fedsim.engine.base import Incident
 from fedsim.engine.ray.calls import Call
 from fedsim.engine.ray.faults import Fault, failure, fault_of, put
-from fedsim.engine.ray.pool import ActorPool, Options
+from fedsim.engine.ray.pool import ActorPool
 
 MIN_TIMEOUT = 60.0
 """Seconds that any work may take where no timeout was given."""
@@ -66,7 +66,7 @@ INLINE = 64 << 10
 PROGRESS_INTERVAL = 5.0
 """Seconds after which a working actor is asked for its progress."""
 
-Wanted = Callable[[Iterable[Call], int], Mapping[int, Options]]
+Wanted = Callable[[Iterable[Call], int], Iterable[int]]
 """The slots that should have an actor, for the calls that wait and the number at work."""
 
 

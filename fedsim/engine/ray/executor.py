@@ -25,7 +25,7 @@ from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Plan
-from fedsim.engine.ray.pool import ActorPool, Options, Session
+from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
 from fedsim.engine.worker import WorkerSpec, num_batches
 from fedsim.metrics.outputs import concatenated
@@ -75,7 +75,9 @@ class RayExecutor:
             self._plan_for(machines())
         self._session = session or Session(engine)
         self._shares_session = session is not None
-        self._pool = ActorPool(self._session, engine.max_retries, engine.allow_mixed_devices)
+        self._pool = ActorPool(
+            self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
+        )
         self._dispatcher = Dispatcher(
             self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
         )
@@ -87,7 +89,7 @@ class RayExecutor:
             # machines that join do not change what an actor holds
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
-            self._session.prepare([self._options])
+            self._session.prepare(self._plan.share)
             self._place_aggregators()
         except BaseException:
             self.close()
@@ -146,7 +148,14 @@ class RayExecutor:
             return self._train(lost, sent, states, ctx)
 
         held = held_of(updates)
-        return Sharded(self._aggregators, held, again, self._engine.max_retries) if held else None
+        if not held:
+            return None
+        return Sharded(
+            aggregators=self._aggregators,
+            held=held,
+            again=again,
+            max_retries=self._engine.max_retries,
+        )
 
     def _train_calls(
         self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
@@ -243,14 +252,14 @@ class RayExecutor:
             if not self._shares_session:
                 self._session.close()
 
-    def _wanted(self, waiting: Iterable[Call], at_work: int) -> dict[int, Options]:
+    def _wanted(self, waiting: Iterable[Call], at_work: int) -> set[int]:
         """The slots that should have an actor, for what waits and what is at work."""
         homes = {call.home for call in waiting if call.home is not None}
         anywhere = sum(call.home is None for call in waiting)
         taken = homes | self._pool.slots
         more = min(self._plan.actors, at_work + anywhere) - len(taken)
         free = [slot for slot in range(self._plan.actors) if slot not in taken]
-        return dict.fromkeys(homes | set(free[: max(0, more)]), self._options)
+        return homes | set(free[: max(0, more)])
 
     def _replan(self) -> None:
         """Looks for machines that joined or left; where the new ones cannot hold the clients as
@@ -276,8 +285,3 @@ class RayExecutor:
 
     def _plan_for(self, nodes: Sequence[Node]) -> Plan:
         return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)
-
-    @property
-    def _options(self) -> Options:
-        """What each actor holds."""
-        return (("num_cpus", self._plan.share.cpus), ("num_gpus", self._plan.share.gpus))

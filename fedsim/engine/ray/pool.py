@@ -30,11 +30,10 @@ from fedsim.engine import devices
 from fedsim.engine.base import Incident, Reduction
 from fedsim.engine.ray.cluster import connect, refuse_mixed
 from fedsim.engine.ray.faults import failure, fault_of
+from fedsim.engine.ray.placement import Share
 from fedsim.engine.ray.sharded import split
 from fedsim.engine.worker import Worker, WorkerSpec
 
-Options = tuple[tuple[str, float], ...]
-"""What an actor holds, as Ray's options in a fixed order: actors of equal options are alike."""
 ANSWER_TIMEOUT = 10.0
 """Seconds that an idle actor has to answer."""
 START_TIMEOUT = 120.0
@@ -138,6 +137,8 @@ class ClientActor:
 class Session:
     """A connection to Ray and its idle client actors, for one run or for several in a row.
 
+    ``share`` is what the actors of the present run hold.
+
     Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
     connection that this process has.
 
@@ -147,31 +148,38 @@ class Session:
 
     def __init__(self, engine: EngineConfig) -> None:
         self._disconnect = connect(engine)
-        self._kinds: dict[Any, Options] = {}
-        self._idle: dict[Options, list[Any]] = {}
+        self.share: Share | None = None
+        self._idle: list[Any] = []
 
-    def prepare(self, kinds: Iterable[Options]) -> None:
-        """Ends the idle actors of other kinds, which hold resources that a run may need, and those
-        that were lost since."""
-        for kind in set(self._idle) - set(kinds):
-            self.end(self._idle.pop(kind))
-        for kind, actors in self._idle.items():
-            self._idle[kind] = self._answering({a: a.progress.remote() for a in actors})
+    def prepare(self, share: Share | None) -> None:
+        """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
 
-    def acquire(self, kind: Options) -> Any:
-        """An actor with these resources, warm if one is left from the run before."""
-        if self._idle.get(kind):
-            return self._idle[kind].pop()
-        options = dict(kind) | {"max_restarts": 0, "max_task_retries": 0}
-        made = ray.remote(concurrency_groups={"questions": 1}, **options)(ClientActor).remote()
-        self._kinds[made] = kind
-        return made
+        They would keep resources that the next run may need.
+        """
+        if share != self.share:
+            self.end(self._idle)
+            self._idle = []
+        self.share = share
+        self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
+
+    def acquire(self) -> Any:
+        """An actor, warm if one is left from the run before."""
+        if self._idle:
+            return self._idle.pop()
+        share = self.share or Share()
+        made = ray.remote(
+            num_cpus=share.cpus,
+            num_gpus=share.gpus,
+            max_restarts=0,
+            max_task_retries=0,
+            concurrency_groups={"questions": 1},
+        )(ClientActor)
+        return made.remote()
 
     def release(self, resting: Iterable[Any], others: Iterable[Any]) -> None:
         """Takes a run's idle actors back; ``others`` are busy or not up yet, and are ended."""
         self.end(others)
-        for actor in self._answering({actor: actor.clear.remote() for actor in resting}):
-            self._idle.setdefault(self._kinds[actor], []).append(actor)
+        self._idle += self._answering({actor: actor.clear.remote() for actor in resting})
 
     def _answering(self, asked: Mapping[Any, Any]) -> list[Any]:
         """The actors whose answer comes; the others are ended."""
@@ -192,7 +200,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        self.prepare([])
+        self.prepare(None)
         self._disconnect()
 
     def __enter__(self) -> Session:
@@ -204,7 +212,6 @@ class Session:
     def end(self, actors: Iterable[Any]) -> None:
         """Ends actors, whatever they do."""
         for actor in actors:
-            self._kinds.pop(actor, None)
             ray.kill(actor)
 
 
@@ -235,7 +242,7 @@ class ActorPool:
         allow_mixed: whether actors may sit on devices of several kinds.
     """
 
-    def __init__(self, session: Session, max_retries: int, allow_mixed: bool) -> None:
+    def __init__(self, session: Session, *, max_retries: int, allow_mixed: bool) -> None:
         self.idle: set[int] = set()
         self.starting: dict[Any, int] = {}
         self.incidents: list[Incident] = []
@@ -248,7 +255,6 @@ class ActorPool:
         self._nodes: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
-        self._asked: dict[int, Options] = {}
         self._reached: dict[int, Any] = {}
         self._settled = False
         self._alive = time.monotonic()
@@ -273,12 +279,11 @@ class ActorPool:
         """The machines on which actors came up."""
         return sorted(self._nodes)
 
-    def start(self, options: Mapping[int, Options], spec: Any) -> None:
+    def start(self, slots: Iterable[int], spec: Any) -> None:
         """Takes an actor for each slot that has none; one that never came up is given up."""
-        for slot in sorted(set(options) - self.slots):
+        for slot in sorted(set(slots) - self.slots):
             if self._failures[slot] <= self._max_retries:
-                self._asked[slot] = options[slot]
-                handle = self._session.acquire(options[slot])
+                handle = self._session.acquire()
                 self._handles[slot] = handle
                 self.starting[handle.build.remote(spec)] = slot
                 self._reached[slot] = handle.progress.remote()  # answered while it builds
@@ -366,9 +371,9 @@ class ActorPool:
         reached = [self._reached[slot] for slot in self.starting.values()]
         if not ray.wait(reached, timeout=0)[0]:
             free = ray.available_resources()
-            asked = " or ".join(sorted({_resources(kind) for kind in self._asked.values()}))
             raise WorkerError(
-                f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for {asked}, "
+                f"no client actor came up in {START_TIMEOUT:.0f} s; an actor asks for "
+                f"{self._session.share}, "
                 f"free are {free.get('CPU', 0):g} CPU and {free.get('GPU', 0):g} GPU"
             )
         if waited > BUILD_TIMEOUT:
@@ -382,8 +387,3 @@ class ActorPool:
         resting = {slot: self._handles.pop(slot) for slot in sorted(self.idle)}
         self._session.release(resting.values(), self._handles.values())
         self._handles, self._locations, self.idle, self.starting = {}, {}, set(), {}
-
-
-def _resources(options: Options) -> str:
-    held = dict(options)
-    return f"{held['num_cpus']:g} CPU and {held['num_gpus']:g} GPU"

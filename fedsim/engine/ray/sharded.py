@@ -24,9 +24,9 @@ from fedsim.engine.base import Incident
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.server.linalg import SHARD, Piece, combine_pieces, cut, partial_products, summed
 
-LEAST = 4 * SHARD
+MIN_COLUMNS = 4 * SHARD
 """Columns below which a range is not worth a call to another process."""
-SOME = 1 << 20
+MEMORY = 1 << 20
 """Bytes of memory that an aggregator asks for: Ray puts an actor that asks for nothing anywhere."""
 
 
@@ -38,7 +38,7 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
         shards: how many ranges are asked for; ``auto`` is one per node.
         nodes: alive nodes.
     """
-    wanted = min(nodes if shards == "auto" else shards, size // LEAST)
+    wanted = min(nodes if shards == "auto" else shards, size // MIN_COLUMNS)
     if wanted < 2:
         return ()
     units = -(-size // SHARD)
@@ -126,7 +126,7 @@ class Aggregators:
         if not self.ranges:
             return
         nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-        options = {"num_cpus": 0, "memory": SOME, "max_restarts": 0, "max_task_retries": 0}
+        options = {"num_cpus": 0, "memory": MEMORY, "max_restarts": 0, "max_task_retries": 0}
         made = ray.remote(**options)(Aggregator)
         for number, _ in enumerate(self.ranges):
             place = NodeAffinitySchedulingStrategy(nodes[number % len(nodes)], soft=True)
@@ -172,7 +172,7 @@ class Aggregators:
 Again = Callable[[Sequence[Incident]], Sequence[ClientUpdate]]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Sharded:
     """Updates that are spread over nodes; a :class:`~fedsim.server.linalg.Columns`.
 

@@ -43,7 +43,7 @@ def test_a_secret_is_made_where_the_user_has_none(given, made, monkeypatch, tmp_
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():
         monkeypatch.setenv(name, value)
-    assert set(clusters._token()) == ({"RAY_AUTH_TOKEN"} if made else set())
+    assert set(clusters._auth_token()) == ({"RAY_AUTH_TOKEN"} if made else set())
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").touch()
-    assert clusters._token() == {}
+    assert clusters._auth_token() == {}

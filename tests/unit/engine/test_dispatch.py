@@ -19,14 +19,13 @@ from fedsim.engine.ray.calls import EvaluationCall, Task, TrainCall
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault
-from fedsim.engine.ray.placement import Node
+from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.pool import ActorPool, Location
 from fedsim.engine.ray.sharded import Aggregators
 
 CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
 LOST = Fault(error="its process died", lost=True)
 BROKEN = Fault(error="ValueError: on purpose", lost=False, alive=True)
-OPTIONS = (("num_cpus", 1.0), ("num_gpus", 0.5))
 
 
 @dataclass
@@ -93,8 +92,9 @@ class Actors:
 
     def __init__(self):
         self.made, self.ended = [], []
+        self.share = Share(1.0, 0.5)
 
-    def acquire(self, kind):
+    def acquire(self):
         self.made.append(Actor(f"a{len(self.made)}"))
         return self.made[-1]
 
@@ -104,8 +104,8 @@ class Actors:
 
 def a_pool(fake, slots=2, up=True, max_retries=1):
     actors = Actors()
-    made = ActorPool(actors, max_retries, allow_mixed=False)
-    made.start(dict.fromkeys(range(slots), OPTIONS), "spec")
+    made = ActorPool(actors, max_retries=max_retries, allow_mixed=False)
+    made.start(range(slots), "spec")
     if up:
         for ref, slot in list(made.starting.items()):
             fake.values[ref] = Location(
@@ -356,12 +356,12 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
         fake.values[ref] = ActorDiedError()
         made.came_up(ref)
         assert made.incidents[-1].attempt == attempt
-        made.start({0: OPTIONS}, "spec")
+        made.start([0], "spec")
     assert (len(actors.made), made.starting) == (2, {})
     with pytest.raises(WorkerError, match=r"^no client actor comes up: its process died"):
         made.check()
     made.reset_failures()
-    made.start({0: OPTIONS}, "spec")
+    made.start([0], "spec")
     assert len(actors.made) == 3
 
 
@@ -371,8 +371,8 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
 class Session(Actors):
     """A session on machines that a test changes."""
 
-    def prepare(self, kinds):
-        pass
+    def prepare(self, share):
+        self.share = share
 
     def release(self, resting, others):
         pass
@@ -430,7 +430,7 @@ def test_machines_never_change_what_an_actor_holds(before, after, gpus, actors, 
     ours = executor(*before)
     assert ours._plan.share.gpus == gpus
     plan = executor.replan(ours, *after)
-    assert ours._options == (("num_cpus", 1.0), ("num_gpus", gpus))
+    assert ours._session.share == plan.share == Share(1.0, gpus)
     assert plan.actors == actors
 
 

@@ -12,7 +12,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.sharded import (
-    LEAST,
+    MIN_COLUMNS,
     Aggregator,
     Aggregators,
     Sharded,
@@ -24,9 +24,18 @@ from fedsim.server.linalg import SHARD, Local, Piece
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7])
 def test_ranges_are_whole_shards_and_cover_everything(nodes):
-    for size in (1, LEAST, 2 * LEAST - 1, 2 * LEAST, 3_300_000, 9 * LEAST + 1):
+    for size in (
+        1,
+        MIN_COLUMNS,
+        2 * MIN_COLUMNS - 1,
+        2 * MIN_COLUMNS,
+        3_300_000,
+        9 * MIN_COLUMNS + 1,
+    ):
         ranges = plan_shards(size, "auto", nodes)
-        assert len(ranges) == (min(nodes, size // LEAST) if min(nodes, size // LEAST) > 1 else 0)
+        assert len(ranges) == (
+            min(nodes, size // MIN_COLUMNS) if min(nodes, size // MIN_COLUMNS) > 1 else 0
+        )
         if ranges:
             assert (ranges[0].start, ranges[-1].stop) == (0, size)
             assert all(a.stop == b.start for a, b in pairwise(ranges))
@@ -36,7 +45,7 @@ def test_ranges_are_whole_shards_and_cover_everything(nodes):
 def test_an_explicit_number_of_ranges_and_none_for_small_vectors():
     assert len(plan_shards(25_000_000, 3, 1)) == 3
     assert plan_shards(25_000_000, 1, 8) == ()
-    assert plan_shards(2 * LEAST - 1, 8, 8) == ()
+    assert plan_shards(2 * MIN_COLUMNS - 1, 8, 8) == ()
 
 
 def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
@@ -49,7 +58,7 @@ def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
 
 def test_whole_updates_are_not_to_be_had():
     with pytest.raises(ContractError, match=r"engine\.aggregation_shards=1"):
-        Sharded(Aggregators(()), {}, again=lambda _: [], max_retries=0).rows  # noqa: B018
+        Sharded(aggregators=Aggregators(()), held={}, again=list, max_retries=0).rows  # noqa: B018
 
 
 def test_updates_that_are_needed_whole_stay_with_the_driver():
