@@ -164,25 +164,19 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What happened on the GPU and what would help, in one line.
+def reason(error: BaseException, fraction: float, device: torch.device) -> str:
+    """What an exception in a client's work says: its type and text, or :func:`explain`.
 
     Args:
-        error: see :func:`is_out_of_memory`.
+        error: the exception.
         fraction: of the GPU that the process was given; 1 or more is a GPU of its own.
-        device: a CUDA device.
+        device: where the process trains.
     """
-    free, total = torch.cuda.mem_get_info(device)
-    return explain(
-        Usage(total, free, torch.cuda.memory_reserved(device), asked(str(error))), fraction
-    )
-
-
-def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says: its type and text, or :func:`out_of_memory`."""
     if device.type == "cuda" and is_out_of_memory(error):
         with contextlib.suppress(RuntimeError):  # where even the question fails
-            return out_of_memory(error, fraction, device)
+            free, total = torch.cuda.mem_get_info(device)
+            held = torch.cuda.memory_reserved(device)
+            return explain(Usage(total, free, held, asked(str(error))), fraction)
     return f"{type(error).__name__}: {error}"
 
 
@@ -193,12 +187,7 @@ def asked(text: str) -> int:
 
 
 def explain(usage: Usage, fraction: float) -> str:
-    """The message of :func:`out_of_memory`.
-
-    Args:
-        usage: at the failed allocation.
-        fraction: of the GPU; 1 or more is a GPU of its own.
-    """
+    """What happened on a GPU with too little memory and what would help, in one line."""
     fraction = min(fraction, 1.0)
     text = (
         f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.asked)} more asked for, on "

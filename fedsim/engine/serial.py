@@ -79,13 +79,7 @@ class SerialExecutor:
                 self._incidents.append(Incident(client, 1, platform.node(), str(error)))
         return updates
 
-    def columns(
-        self,
-        updates: Sequence[ClientUpdate],
-        sent: Any,
-        states: Mapping[int, Vectors],
-        ctx: RoundContext,
-    ) -> None:
+    def columns(self, *_: Any) -> None:
         """See :class:`~fedsim.engine.base.Executor`; the deltas are here."""
 
     def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:

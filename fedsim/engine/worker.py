@@ -185,6 +185,8 @@ class Worker:
         delta: Array,
     ) -> ClientUpdate:
         index = torch.from_numpy(self.spec.partition.train[client])
+        # a probe is done as a whole
+        part = None if ctx.probe else self.spec.clock.participation(ctx.round, client, len(index))
         start = self._load(params, state)
         env = LocalEnv(
             flat=self.flat,
@@ -202,7 +204,7 @@ class Worker:
             state=state,
             precision=self.precision,
             relative_size=len(index) / self.mean_size,
-            max_steps=self._max_steps(ctx, client, len(index)),
+            max_steps=part.max_steps if part else None,
         )
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
         update = train_local(self._rule(ctx), env)
@@ -217,10 +219,6 @@ class Worker:
         subtract(self.flat.flat, start, torch.from_numpy(delta))
         update = replace(update, state=state)
         return replace(update, diverged=_diverged(update, delta, self.flat.layout))
-
-    def _max_steps(self, ctx: RoundContext, client: int, n: int) -> int | None:
-        """After how many steps a client with n samples stops; a probe is done as a whole."""
-        return None if ctx.probe else self.spec.clock.participation(ctx.round, client, n).max_steps
 
     def _rule(self, ctx: RoundContext) -> LocalRule:
         """What clients do in this pass."""

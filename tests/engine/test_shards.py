@@ -28,6 +28,7 @@ from fedsim.engine.ray.sharded import (
     split,
 )
 from fedsim.models.vision import SplitModel
+from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from tests.engine.broken import Holder
 
@@ -122,7 +123,7 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
         "fedgh": {},
         "fedld_released": {},
     }
-    states = {name: ({}, {}) for name in methods}
+    states = {name: (RuleState(), RuleState()) for name in methods}
     try:
         for round in range(2):
             ctx = RoundContext(round=round, num_rounds=2, num_clients=20, lr=0.1, seed=3)

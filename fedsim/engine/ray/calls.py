@@ -49,9 +49,7 @@ class TrainCall:
         is done."""
         own = {c: self.states[c] for c in self.clients if c in self.states}
         args = self.clients, send(self.params), send(self.downlink), own, self.ctx
-        if not self.ranges:
-            return list(actor.train.remote(*args))
-        method = actor.train_split.options(num_returns=1 + len(self.ranges))
+        method = actor.train.options(num_returns=1 + max(1, len(self.ranges)))
         return list(method.remote(self.ranges, *args))
 
     def fetch(self, refs: Sequence[Any]) -> list[ClientUpdate]:

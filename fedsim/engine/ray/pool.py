@@ -25,7 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, WorkerError
-from fedsim.core.types import Array, ClientUpdate, Part, RoundContext, Vector, Vectors
+from fedsim.core.types import Part, Vector, Vectors
 from fedsim.engine import devices
 from fedsim.engine.base import Incident, Reduction
 from fedsim.engine.ray.cluster import connect, refuse_mixed
@@ -102,24 +102,11 @@ class ClientActor:
         """Lets go of the run's data."""
         del self._worker
 
-    @ray.method(num_returns=2)  # type: ignore[untyped-decorator]
-    def train(
-        self,
-        clients: Sequence[int],
-        params: Vector,
-        downlink: Vectors,
-        states: Mapping[int, Vectors],
-        ctx: RoundContext,
-    ) -> tuple[list[ClientUpdate], Array]:
-        """See :meth:`Worker.train`; two objects, so that the small parts do not pin the deltas."""
-        return self._worker.train(clients, params, downlink, states, ctx)
-
-    def train_split(
-        self, ranges: Sequence[slice], *args: Any
-    ) -> tuple[list[ClientUpdate] | Array, ...]:
-        """As :meth:`train`, with the updates cut into ranges: the rest, and an object per range."""
+    def train(self, ranges: Sequence[slice], *args: Any) -> tuple[Any, ...]:
+        """See :meth:`Worker.train`; the deltas, or those of each range, are objects of their own,
+        so that the small parts of the updates do not pin them."""
         updates, deltas = self._worker.train(*args)
-        return updates, *split(deltas, ranges)
+        return updates, *(split(deltas, ranges) or (deltas,))
 
     def evaluate(
         self,

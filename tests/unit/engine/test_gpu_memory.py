@@ -133,7 +133,7 @@ def test_a_capped_process_runs_out_at_its_share():
         held += [torch.empty(GIB, dtype=torch.uint8, device=device) for _ in range(3)]
         with pytest.raises(torch.OutOfMemoryError) as error:
             torch.empty(GIB, dtype=torch.uint8, device=device)
-        text = devices.out_of_memory(error.value, share, device)
+        text = devices.reason(error.value, share, device)
     finally:
         held.clear()
         torch.cuda.empty_cache()
