@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsim.config.run import RunConfig
+from fedsim.config.resolve import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import partitions

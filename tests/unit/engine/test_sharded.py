@@ -19,7 +19,7 @@ from fedsim.engine.ray.sharded import (
     allowed_shards,
     plan_shards,
 )
-from fedsim.server.linalg import SHARD, Local, Piece
+from fedsim.server.linalg import SHARD, LocalColumns, Piece
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7])
@@ -51,7 +51,7 @@ def test_an_explicit_number_of_ranges_and_none_for_small_vectors():
 def test_an_aggregator_in_this_process_takes_its_rows_from_shared_parts():
     rows = np.random.default_rng(0).standard_normal((3, 1000), dtype=np.float32)
     one, two = rows[:2], rows[2:]
-    (expected,) = Local(tuple(rows)).products([slice(0, 1000)])
+    (expected,) = LocalColumns(tuple(rows)).products([slice(0, 1000)])
     got = Aggregator().products([Piece(0, 0, 1000)], None, [0, 1, 0], one, one, two)
     np.testing.assert_array_equal(got[0], expected)
 
