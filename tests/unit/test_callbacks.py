@@ -30,6 +30,7 @@ class Recorder(fedsim.Callback):
         self.told.append(("end", summary))
 
 
+@pytest.mark.integration
 def test_every_round_with_all_its_rows(tmp_path):
     recorder = Recorder(tmp_path / "run")
     store = fedsim.run(config("fedavg"), tmp_path / "run", callbacks=[recorder])
@@ -49,6 +50,7 @@ def test_every_round_with_all_its_rows(tmp_path):
     assert recorder.told[-1][1]["final_test_accuracy"] == store.summary["final_test_accuracy"]
 
 
+@pytest.mark.integration
 def test_what_callbacks_are_given_is_read_only(tmp_path):
     recorder = Recorder(tmp_path / "run")
     fedsim.run(config("fedavg", train={"rounds": 1}), tmp_path / "run", callbacks=[recorder])
@@ -63,6 +65,7 @@ def test_what_callbacks_are_given_is_read_only(tmp_path):
         recorder.told[-1][1]["final_test_accuracy"] = 1.0
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("every", [0, 1, 5])
 def test_stop_ends_the_run_in_order(every, tmp_path):
     settings = config("scaffold", evaluation={"every": 1}, engine={"checkpoint_every": every})
@@ -79,6 +82,7 @@ def test_stop_ends_the_run_in_order(every, tmp_path):
     assert fedsim.resume(store.path).path == store.path  # a finished run
 
 
+@pytest.mark.integration
 def test_a_run_that_stops_before_its_first_evaluation_has_no_accuracy(tmp_path):
     recorder = Recorder(tmp_path / "run", stop_after=1)
     store = fedsim.run(config("fedavg"), tmp_path / "run", callbacks=[recorder])
@@ -97,6 +101,7 @@ class Broken(fedsim.Callback):
         raise ValueError("no end")
 
 
+@pytest.mark.integration
 def test_an_exception_is_a_warning_and_changes_no_byte(tmp_path, caplog):
     plain = results(fedsim.run(config("fedavg"), tmp_path / "plain"))
     recorder = Recorder(tmp_path / "broken")
