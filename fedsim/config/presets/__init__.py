@@ -1,12 +1,15 @@
-"""Named experiments: one YAML file each, in the format of :mod:`fedsim.config.experiments`.
+"""Named experiments in YAML files, in the format of :mod:`fedsim.config.experiments`.
 
-A preset is data: what it sets is read in its file, and a new one is a new file. It may start from
-another one with a line ``preset: NAME``.
+A file has the name of its preset; others of its kind, such as the same for two cores, follow after
+a line ``--- # NAME``. A preset may start from another one with a line ``preset: NAME``.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
+import re
+from collections.abc import Mapping
 from importlib import resources
 
 from fedsim.config import experiments
@@ -34,8 +37,7 @@ RENAMED = {
 
 def names() -> tuple[str, ...]:
     """The names of all presets, sorted."""
-    files = (entry.name for entry in resources.files(__name__).iterdir())
-    return tuple(sorted(name.removesuffix(".yaml") for name in files if name.endswith(".yaml")))
+    return tuple(sorted(_texts()))
 
 
 def load(name: str, origin: str = "preset") -> Experiment:
@@ -57,8 +59,19 @@ def load(name: str, origin: str = "preset") -> Experiment:
             f"{origin}: unknown preset {name!r}{nearest(name, names())}; "
             f"allowed: {', '.join(names())}"
         )
-    text = resources.files(__name__).joinpath(f"{name}.yaml").read_text(encoding="utf-8")
-    found = experiments.parse(text, f"preset {name}", with_lines=False)
+    found = experiments.parse(_texts()[name], f"preset {name}", with_lines=False)
     if found.preset is None:
         return found
     return found.over(load(found.preset, f"preset {name} (preset)"))
+
+
+@functools.cache
+def _texts() -> Mapping[str, str]:
+    """The YAML of each preset."""
+    found: dict[str, str] = {}
+    for file in resources.files(__name__).iterdir():
+        if file.name.endswith(".yaml"):
+            parts = re.split(r"(?m)^--- # (\w+)\n", file.read_text(encoding="utf-8"))
+            names = [file.name.removesuffix(".yaml"), *parts[1::2]]
+            found |= dict(zip(names, parts[::2], strict=True))
+    return found
