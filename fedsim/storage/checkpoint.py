@@ -64,7 +64,7 @@ class ServerState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class Position:
     """Where a run stands after a complete round.
 
     Args:
@@ -99,26 +99,22 @@ class Identity:
 
 def layout_hash(layout: Layout) -> str:
     """SHA-256 of the names, shapes, positions and roles of a model's tensors."""
-    return _sha256(_canonical([asdict(slot) for slot in layout.slots]))
+    return _sha256([asdict(slot) for slot in layout.slots])
 
 
 def encode_record(content: Mapping[str, Any]) -> bytes:
     """The text of a record: its content with a checksum of it."""
-    return _canonical({"checkpoint": content, "sha256": _sha256(_canonical(content))}) + b"\n"
+    return _canonical({"checkpoint": content, "sha256": _sha256(content)}) + b"\n"
 
 
 def decode_record(text: bytes) -> dict[str, Any]:
-    """The content of a record.
-
-    Raises:
-        ValueError: it is damaged.
-    """
+    """The content of a record; a ValueError where it is damaged."""
     try:
         record = json.loads(text)
         content, digest = record["checkpoint"], record["sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it is damaged") from error
-    if not isinstance(content, dict) or _sha256(_canonical(content)) != digest:
+    if not isinstance(content, dict) or _sha256(content) != digest:
         raise ValueError("its checksum is wrong")
     return content
 
@@ -127,8 +123,8 @@ def _canonical(value: object) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+def _sha256(value: object) -> str:
+    return hashlib.sha256(_canonical(value)).hexdigest()
 
 
 def _files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
@@ -138,6 +134,8 @@ def _files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
 
 class Checkpoints:
     """The checkpoints of a run; at most one is being written at a time.
+
+    Methods that write or wait raise a StoreError where a file cannot be written.
 
     Args:
         run: the run directory.
@@ -184,22 +182,16 @@ class Checkpoints:
         return replace(state, clients=ClientStates(self.client_states))
 
     def spill(self, rounds: int) -> None:
-        """Writes client states to files, and drops them from memory, until the budget is kept.
-
-        Raises:
-            StoreError: a file cannot be written.
-        """
+        """Writes client states to files, and drops them from memory, until the budget is kept."""
         store = self.client_states
         if store.evict():
             return
         self.wait()
         if store.evict():
             return
-        self._make_folder()
         store.new_segment(f"clients-{rounds:06d}.safetensors")
         segments = store.segments()
-        for segment in segments:
-            segment.write()
+        self._write_segments(segments)
         store.evict()
         self._prune(segments)
 
@@ -209,76 +201,64 @@ class Checkpoints:
         unsaved = self.client_states.unsaved_bytes
         return state.params.nbytes + unsaved + sum(map(num_bytes, parts))
 
-    def save(self, progress: Progress) -> None:
-        """Begins to write a checkpoint.
-
-        Raises:
-            StoreError: the one before could not be written.
-        """
+    def save(self, position: Position) -> None:
+        """Begins to write a checkpoint, once the one before is written."""
         self.wait()
-        self.client_states.new_segment(f"clients-{progress.rounds:06d}.safetensors")
-        self.newest = progress.rounds
-        self._writing = self._pool.submit(self._write, progress, self.client_states.segments())
+        self.client_states.new_segment(f"clients-{position.rounds:06d}.safetensors")
+        self.newest = position.rounds
+        self._writing = self._pool.submit(self._write, position, self.client_states.segments())
 
     def wait(self) -> None:
-        """Returns when nothing is being written.
-
-        Raises:
-            StoreError: what was being written could not be.
-        """
+        """Returns when nothing is being written."""
         if self._writing is not None:
             futures.wait([self._writing])  # an interrupt here leaves it to the next call
             writing, self._writing = self._writing, None
             writing.result()
 
-    def finish(self, progress: Progress) -> None:
-        """Returns when there is a checkpoint of the progress; none is needed before round 1.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+    def finish(self, position: Position) -> None:
+        """Returns when there is a checkpoint of the position; none is needed before round 1."""
         self.wait()
         written = self._kept[-1][0] if self._kept else 0
-        if progress.rounds > written:
-            self.save(progress)
+        if position.rounds > written:
+            self.save(position)
             self.wait()
 
-    def _write(self, progress: Progress, segments: Mapping[Segment, list[int]]) -> None:
-        self._make_folder()
-        for segment in segments:
-            segment.write()
-        state = progress.state
+    def _write(self, position: Position, segments: Mapping[Segment, list[int]]) -> None:
+        self._write_segments(segments)
+        state = position.state
         arrays = {"params": state.params}
         arrays |= {f"server/{key}": array for key, array in state.server.flatten().items()}
         arrays |= {f"downlink/{key}": array for key, array in state.downlink.items()}
-        name = f"round-{progress.rounds:06d}.safetensors"
+        name = f"round-{position.rounds:06d}.safetensors"
         digest = tensors.save(self.folder / name, arrays)
-        for table in progress.tables:
+        for table in position.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
         content = {
             "format": FORMAT,
             "fedsim": __version__,
-            "round": progress.rounds,
-            "seconds": progress.seconds,
-            "device": progress.device,
+            "round": position.rounds,
+            "seconds": position.seconds,
+            "device": position.device,
             "layout": self.identity.layout,
             "settings": dict(self.identity.settings),
-            "tables": dict(progress.tables),
+            "tables": dict(position.tables),
             "arrays": {name: digest},
             "segments": {
                 segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}
                 for segment, clients in segments.items()
             },
         }
-        record = f"round-{progress.rounds:06d}.json"
+        record = f"round-{position.rounds:06d}.json"
         files.write(self.folder / record, encode_record(content))
-        self._kept.append((progress.rounds, _files_of(record, content)))
+        self._kept.append((position.rounds, _files_of(record, content)))
         self._prune(segments)
 
-    def _make_folder(self) -> None:
+    def _write_segments(self, segments: Iterable[Segment]) -> None:
         with files.writing(self.folder) as path:
             path.mkdir(exist_ok=True)
+        for segment in segments:
+            segment.write()
 
     def _prune(self, segments: Iterable[Segment]) -> None:
         """Deletes what neither the newest checkpoints nor the run's client states need."""
@@ -293,11 +273,7 @@ class Checkpoints:
 
 
 def records(run: Path) -> list[Path]:
-    """The records of a run's checkpoints, newest first.
-
-    Raises:
-        StoreError: their folder cannot be read.
-    """
+    """The records of a run's checkpoints, newest first."""
     with files.reading(run / FOLDER) as folder:
         there = list(folder.iterdir()) if folder.is_dir() else []
     found = [path for path in there if FILE_NAME.fullmatch(path.name) and path.suffix == ".json"]
@@ -305,12 +281,8 @@ def records(run: Path) -> list[Path]:
 
 
 def restore(
-    run: Path,
-    identity: Identity,
-    *,
-    budget: float,
-    keep: int,
-) -> tuple[Checkpoints, Progress | None]:
+    run: Path, identity: Identity, *, budget: float, keep: int
+) -> tuple[Checkpoints, Position | None]:
     """Reads the newest checkpoint that is intact.
 
     A warning names each damaged checkpoint that is skipped.
@@ -322,7 +294,7 @@ def restore(
         keep: how many checkpoints stay.
 
     Returns:
-        Where the next checkpoints go, and the progress; None where there is no checkpoint.
+        Where the next checkpoints go, and the position; None where there is no checkpoint.
 
     Raises:
         ConfigError: the newest intact one is of another format, model or configuration.
@@ -335,7 +307,7 @@ def restore(
         try:
             content = _read_record(record)
             _check(record, content, identity, run)
-            progress = _load(run, content, store)
+            position = _load(run, content, store)
         except (ValueError, StoreError) as error:
             damaged[record] = error
             continue
@@ -345,9 +317,9 @@ def restore(
             logger.warning(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
             )
-        kept = [*_kept(found[number + 1 :]), (progress.rounds, _files_of(record.name, content))]
+        kept = [*_kept(found[number + 1 :]), (position.rounds, _files_of(record.name, content))]
         checkpoints = Checkpoints(run, identity, client_states=store, keep=keep, kept=kept)
-        return checkpoints, progress
+        return checkpoints, position
     if damaged:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
         raise StoreError(
@@ -364,13 +336,10 @@ def _read_record(record: Path) -> dict[str, Any]:
 
 
 def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:
-    """Refuses an intact checkpoint that belongs to another run.
+    """Refuses an intact checkpoint that belongs to another run by a ConfigError.
 
     The names and shapes of the server's and the clients' arrays follow from the layout and the
     settings, and are not compared on their own.
-
-    Raises:
-        ConfigError: says in what it differs.
     """
     if content.get("format") != FORMAT:
         raise ConfigError(
@@ -399,12 +368,8 @@ def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Pa
         )
 
 
-def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Progress:
-    """Reads all files of a checkpoint, which must be those that it was written with.
-
-    Raises:
-        ValueError, StoreError: one is not; says which.
-    """
+def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
+    """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
     for table, length in content["tables"].items():
         name, _, suffix = table.partition(".")
         if name not in GROWING or suffix != "csv":
@@ -425,7 +390,7 @@ def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Pro
             segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
         segments.append((segment, entry["clients"]))
     store.load(segments)
-    return Progress(
+    return Position(
         rounds=content["round"],
         state=ServerState(
             params=params,

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, overload
+from typing import Any
 
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +39,7 @@ class ClientStates(Mapping[int, Vectors]):
             raise KeyError(client)
         return self.changed[client]
 
-    @overload
-    def get(self, client: int, /) -> Vectors | None: ...
-    @overload
-    def get(self, client: int, /, default: Vectors | T) -> Vectors | T: ...
-    def get(self, client: int, /, default: Vectors | T | None = None) -> Vectors | T | None:
+    def get(self, client: int, /, default: Any = None) -> Any:
         """The state of a client, or the default if it has none.
 
         Mapping's own method would also return the default when reading a state fails by a KeyError.
@@ -66,7 +60,7 @@ class ClientStates(Mapping[int, Vectors]):
 
 @dataclass(eq=False)
 class Segment:
-    """A file with the states of several clients.
+    """A file with the states of several clients; a StoreError where it cannot be written or read.
 
     Args:
         path: of the file.
@@ -86,11 +80,7 @@ class Segment:
         return bool(self.sha256)
 
     def write(self) -> None:
-        """Writes the file, unless it is there.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
+        """Writes the file, unless it is there."""
         if self.written:
             return
         named = {f"{c}/{k}": a for c, state in self.unwritten.items() for k, a in state.items()}
@@ -98,11 +88,7 @@ class Segment:
         self.unwritten = {}  # only now: another thread may read a state at any time
 
     def read(self, client: int) -> Vectors:
-        """The state of a client; one thread may read while another writes.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """The state of a client; one thread may read while another writes."""
         state = self.unwritten.get(client)
         return tensors.load(self.path, f"{client}/") if state is None else state
 
@@ -167,9 +153,6 @@ class ClientStateStore(Mapping[int, Vectors]):
 
         Args:
             segments: with the clients whose newest states they hold, oldest first.
-
-        Raises:
-            StoreError: a file cannot be read.
         """
         for segment, clients in segments:
             for client in clients:

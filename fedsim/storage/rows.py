@@ -10,14 +10,22 @@ import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, dataclass_transform
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, eq_default=False)
 class Row(Mapping[str, Any]):
-    """A row of a table: its values as attributes, or by the name of the column."""
+    """A row of a table: its values as attributes, or by the name of the column.
+
+    Every subclass is a dataclass; its argument ``table`` is the table's name.
+    """
 
     table: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+    def __init_subclass__(cls, table: str = "") -> None:
+        cls.table = table
+        dataclass(frozen=True, kw_only=True, eq=False)(cls)
 
     @classmethod
     @cache
@@ -43,11 +51,9 @@ class Row(Mapping[str, Any]):
         return len(self.columns())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PartitionRow(Row):
+class PartitionRow(Row, table="partition"):
     """A row per client and label of which it owns any samples."""
 
-    table: ClassVar[str] = "partition"
     client_id: Annotated[int, "the client"]
     label: Annotated[int, "the class index; -1 for text with a label per token"]
     train_samples: Annotated[int, "training samples of the client with this label"]
@@ -55,12 +61,15 @@ class PartitionRow(Row):
     name: Annotated[str | None, "of the client's site, user or file, where it has one"] = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RoundRow(Row):
+class RowOfRound(Row):
+    """A row of a table that grows with the rounds."""
+
+    round: Annotated[int, "from 1"]
+
+
+class RoundRow(RowOfRound, table="rounds"):
     """A row per round; the val and test columns are empty in rounds without evaluation."""
 
-    table: ClassVar[str] = "rounds"
-    round: Annotated[int, "from 1"]
     lr: Annotated[float, "the clients' learning rate"]
     cohort_size: Annotated[int, "clients drawn, those that were dropped included"]
     dropped: Annotated[int, "clients of the cohort that do not count"]
@@ -100,12 +109,9 @@ class RoundRow(Row):
     uplink_bytes: Annotated[int | None, "from the cohort to the server"] = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClientRow(Row):
+class ClientRow(RowOfRound, table="clients"):
     """A row per round and client of the cohort."""
 
-    table: ClassVar[str] = "clients"
-    round: Annotated[int, "from 1"]
     client_id: Annotated[int, "the client"]
     status: Annotated[str, "ok or dropped"]
     num_samples: Annotated[int, "its training samples"]
@@ -115,24 +121,18 @@ class ClientRow(Row):
     simulated_seconds: Annotated[float | None, "download, local steps and upload"] = None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ClassRow(Row):
+class ClassRow(RowOfRound, table="classes"):
     """A row per evaluated round and class, on the test part."""
 
-    table: ClassVar[str] = "classes"
-    round: Annotated[int, "from 1"]
     label: Annotated[int, "the class index"]
     support: Annotated[int, "test samples of the class"]
     recall: Annotated[float | None, "empty without support"]
     precision: Annotated[float | None, "0 without predictions"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class EvaluationRow(Row):
+class EvaluationRow(RowOfRound, table="evaluations"):
     """A row per evaluated round and client (``client_id``) or group of test samples (``group``)."""
 
-    table: ClassVar[str] = "evaluations"
-    round: Annotated[int, "from 1"]
     client_id: Annotated[int | None, "whose model or data; empty for a group"] = None
     group: Annotated[str | None, "of test samples; empty for a client"] = None
     split: Annotated[str, "val, test, or the client's own part: own_train, own_val, own_test"]
@@ -141,12 +141,9 @@ class EvaluationRow(Row):
     accuracy: Annotated[float, "in 0..1"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DecompositionRow(Row):
+class DecompositionRow(RowOfRound, table="decomposition"):
     """A row per decomposed round: local, shift and aggregation loss add up to the global loss."""
 
-    table: ClassVar[str] = "decomposition"
-    round: Annotated[int, "from 1"]
     split: Annotated[str, "the data: train, val or test of the clients, or common_test"]
     scope: Annotated[str, "whose data: cohort or population"]
     local_loss: Annotated[float, "of local models on their own clients' data"]
@@ -159,54 +156,39 @@ class DecompositionRow(Row):
     ]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LossMatrixRow(Row):
+class LossMatrixRow(RowOfRound, table="loss_matrix"):
     """A row per decomposed round, model and owner of data."""
 
-    table: ClassVar[str] = "loss_matrix"
-    round: Annotated[int, "from 1"]
     model: Annotated[str, "a client's local model, 'after', or 'after:K' for client K's own"]
     owner: Annotated[str, "whose data: a client, or 'test' for the common test part"]
     loss: Annotated[float, "mean cross-entropy"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CosineRow(Row):
+class CosineRow(RowOfRound, table="cosines"):
     """A row per round and pair of clients of the cohort."""
 
-    table: ClassVar[str] = "cosines"
-    round: Annotated[int, "from 1"]
     client_a: Annotated[int, "the first client"]
     client_b: Annotated[int, "the second client"]
     cosine: Annotated[float, "between their updates; 0 where one is zero"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SpectrumRow(Row):
+class SpectrumRow(RowOfRound, table="spectrum"):
     """A row per round and principal axis of the updates."""
 
-    table: ClassVar[str] = "spectrum"
-    round: Annotated[int, "from 1"]
     axis: Annotated[int, "from 1, the largest first"]
     share: Annotated[float, "of the axis in the updates' squared length"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ServerRow(Row):
+class ServerRow(RowOfRound, table="server"):
     """A row per round and number that a server rule reports of its step."""
 
-    table: ClassVar[str] = "server"
-    round: Annotated[int, "from 1"]
     name: Annotated[str, "of the number"]
     value: Annotated[float, "the number"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class TimingRow(Row):
+class TimingRow(RowOfRound, table="timings"):
     """A row per round and phase; the only table beside errors.csv that differs between machines."""
 
-    table: ClassVar[str] = "timings"
-    round: Annotated[int, "from 1"]
     phase: Annotated[
         str, "probe, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
     ]
@@ -214,23 +196,15 @@ class TimingRow(Row):
     bytes: Annotated[int, "moved or written, 0 where that says nothing"]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ErrorRow(Row):
+class ErrorRow(RowOfRound, table="errors"):
     """A row per piece of work that was lost, failed or left out."""
 
-    table: ClassVar[str] = "errors"
-    round: Annotated[int, "from 1"]
     client_id: Annotated[int | None, "whose work; empty where no client's training was concerned"]
     attempt: Annotated[int, "from 1; 0 if the client was not asked to train"]
     node: Annotated[str, "where, as far as known"]
     error: Annotated[str, "the cause"]
 
 
-TABLES: Mapping[str, type[Row]] = {
-    row.table: row
-    for row in (
-        PartitionRow, RoundRow, ClientRow, ClassRow, EvaluationRow, DecompositionRow,
-        LossMatrixRow, CosineRow, SpectrumRow, ServerRow, TimingRow, ErrorRow,
-    )
-}  # fmt: skip
+_ROWS: tuple[type[Row], ...] = (PartitionRow, *RowOfRound.__subclasses__())
+TABLES: Mapping[str, type[Row]] = {row.table: row for row in _ROWS}
 """Every table of a run directory but summary.csv, whose columns depend on the settings."""

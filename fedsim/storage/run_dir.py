@@ -39,7 +39,7 @@ DIAGNOSTIC = ("timings", "errors")
 
 
 class RunStore:
-    """A run directory.
+    """A run directory; a StoreError where one of its files cannot be written or read.
 
     Args:
         path: an existing directory; :meth:`create` makes a new one.
@@ -50,12 +50,7 @@ class RunStore:
 
     @classmethod
     def create(cls, path: Path) -> RunStore:
-        """Makes the directory.
-
-        Raises:
-            ConfigError: it exists and is not empty.
-            StoreError: it cannot be created.
-        """
+        """Makes the directory; a ConfigError where it exists and is not empty."""
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -69,11 +64,7 @@ class RunStore:
         return (self.path / "summary.csv").exists()
 
     def write(self, name: str, text: str) -> None:
-        """Writes a text file, as a whole or not at all.
-
-        Raises:
-            StoreError: it cannot be written, as in all methods that write.
-        """
+        """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
 
     def write_partition(self, rows: Iterable[PartitionRow]) -> None:
@@ -105,11 +96,7 @@ class RunStore:
         self.write("summary.csv", _csv(list(row), [row], header=True))
 
     def table_sizes(self) -> dict[str, int]:
-        """Bytes of each table that grows with the rounds and exists, by file name.
-
-        Raises:
-            StoreError: the system does not say.
-        """
+        """Bytes of each table that grows with the rounds and exists, by file name."""
         with files.reading(self.path):
             paths = [self.path / f"{table}.csv" for table in GROWING]
             return {path.name: path.stat().st_size for path in paths if path.exists()}
@@ -157,19 +144,11 @@ class RunStore:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The row of summary.csv.
-
-        Raises:
-            StoreError: the run has not ended.
-        """
+        """The row of summary.csv; a StoreError where the run has not ended."""
         return {str(key): value for key, value in self.read("summary").iloc[0].items()}
 
     def read(self, table: str) -> pd.DataFrame:
-        """A table of the run as a data frame.
-
-        Raises:
-            StoreError: the run has no such table.
-        """
+        """A table of the run as a data frame; a StoreError where there is none of this name."""
         path = self.path / f"{table}.csv"
         if not path.is_file():
             found = sorted(p.stem for p in self.path.glob("*.csv"))

@@ -1,4 +1,7 @@
-"""Named arrays in safetensors files: written atomically, read one by one."""
+"""Named arrays in safetensors files: written atomically, read one by one.
+
+A StoreError where a file cannot be written, is missing or damaged.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,7 @@ from fedsim.core.types import Array
 
 
 def save(path: Path, arrays: Mapping[str, Array]) -> str:
-    """Writes or replaces a file; returns its SHA-256.
-
-    Raises:
-        StoreError: it cannot be written, or the format has no such data type.
-    """
+    """Writes or replaces a file; returns its SHA-256."""
     # safetensors writes an array's memory as it lies there; NumPy makes scalars 1-d
     whole = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in arrays.items()}
     with files.replacing(path) as unfinished:
@@ -36,11 +35,7 @@ def save(path: Path, arrays: Mapping[str, Array]) -> str:
 
 
 def load(path: Path, prefix: str = "") -> dict[str, Array]:
-    """The arrays of a file whose names begin with ``prefix``, by the rest of the name; writable.
-
-    Raises:
-        StoreError: the file is missing or damaged.
-    """
+    """The arrays of a file whose names begin with ``prefix``, by the rest of the name; writable."""
     try:
         with files.reading(path), safe_open(path, framework="np") as file:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118

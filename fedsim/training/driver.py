@@ -21,7 +21,7 @@ from fedsim.engine.base import Executor
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
-    Progress,
+    Position,
     ServerState,
     layout_hash,
     restore,
@@ -72,7 +72,7 @@ class TrainingLoop:
     environment: Mapping[str, object]
     callbacks: Callbacks
     begun: float
-    position: Progress
+    position: Position
     before: Mapping[str, Any] | None = None
 
     def run(self) -> RunStore:
@@ -115,7 +115,7 @@ class TrainingLoop:
                     seconds, lengths = self._seconds(), self.store.table_sizes()
                     # from here on there is no way back to the position before
                     state = self.checkpoints.store_client_states(after)
-                    self.position = Progress(
+                    self.position = Position(
                         rounds=log.round,
                         state=state,
                         seconds=seconds,
@@ -134,7 +134,7 @@ class TrainingLoop:
             self._leave_checkpoint(self.position, error)
             raise
 
-    def _round(self, position: Progress, log: RoundLog) -> ServerState:
+    def _round(self, position: Position, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
         config, partition = self.setup.config, self.setup.partition
         t = position.rounds
@@ -167,7 +167,7 @@ class TrainingLoop:
         for table, rows in log.tables.items():
             self.store.append(table, rows)
 
-    def _leave_checkpoint(self, position: Progress, error: BaseException) -> None:
+    def _leave_checkpoint(self, position: Position, error: BaseException) -> None:
         """Writes a checkpoint of the newest complete round, unless there is one or no time left.
 
         After a second Ctrl-C none is begun; one that is being written is still waited for.
@@ -270,7 +270,7 @@ def run(
                     environment=_environment(setup),
                     callbacks=Callbacks(callbacks),
                     begun=begun,
-                    position=Progress(rounds=0, state=start),
+                    position=Position(rounds=0, state=start),
                 )
                 del start
                 return loop.run()
@@ -314,7 +314,7 @@ def resume(
             logger.warning(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
-            position = Progress(rounds=0, state=start)
+            position = Position(rounds=0, state=start)
         with checkpoints, closing(make_executor(setup, session)) as executor:
             store.remove_unfinished()
             store.truncate_tables(position.tables)
@@ -333,7 +333,7 @@ def resume(
             return loop.run()
 
 
-def _restore(setup: Setup, store: RunStore) -> tuple[Checkpoints, Progress | None]:
+def _restore(setup: Setup, store: RunStore) -> tuple[Checkpoints, Position | None]:
     """The run's checkpoints, and the newest that is whole."""
     engine = setup.config.engine
     return restore(

@@ -27,7 +27,7 @@ from fedsim.storage import tensors
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
-    Progress,
+    Position,
     ServerState,
     decode_record,
     encode_record,
@@ -72,7 +72,7 @@ def state(number=0.0, clients=None):
 
 
 def advance(target, number, clients=None, tables=None):
-    progress = Progress(
+    progress = Position(
         rounds=number,
         state=target.store_client_states(state(number, clients)),
         seconds=number / 3,
@@ -400,7 +400,7 @@ def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch
             target.spill(number)
             gate.clear()
             zero = ServerState(params=np.zeros(4, np.float32), clients=clients)
-            target.save(Progress(rounds=number, state=zero))
+            target.save(Position(rounds=number, state=zero))
             for segment in target.client_states.segments():
                 moved |= segment.unwritten.keys() - changes.keys()
             found = {c: clients.get(c, {"w": [None]})["w"][0] for c in newest}
@@ -457,7 +457,7 @@ def test_what_could_not_be_written_is_written_when_there_is_space(tmp_path):
         with pytest.raises(StoreError):
             target.wait()
         (tmp_path / "checkpoints").unlink()
-        progress = Progress(
+        progress = Position(
             rounds=2, state=target.store_client_states(state(2, {2: {"w": np.ones(2)}}))
         )
         target.finish(progress)
