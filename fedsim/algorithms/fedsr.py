@@ -33,7 +33,7 @@ from fedsim.client import Batch, FeaturePenalty, LocalEnv, upcast
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import NonNegative
 from fedsim.core.types import Slot
-from fedsim.models.probabilistic import probabilistic
+from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.server import Average, Server, Weights
 
 
@@ -112,6 +112,6 @@ def build(
     if deterministic:
         return Algorithm(local=ShortFeatures(a_l2r, l2r_power), server=server)
     local = SimpleRepresentation(a_l2r, l2r_power, a_cmi)
-    adapt = partial(probabilistic, z_dim=z_dim)
+    adapt = partial(ProbabilisticModel, z_dim=z_dim)
     personal = no_slot if share_reference else in_reference
     return Algorithm(local=local, server=server, personal=personal, one_model=True, adapt=adapt)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.options import VERBOSE
-from fedsim.core.errors import StoreError, WorkerError, exit_status, notes
+from fedsim.core.errors import StoreError, WorkerError, exit_status
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def show_error(message: str) -> None:
 
 def show_notes(error: BaseException) -> None:
     """``note: ...``, a line for each note of an error, such as a checkpoint that failed."""
-    for note in notes(error):
+    for note in getattr(error, "__notes__", []):
         click.echo(f"note: {' '.join(note.split())}", err=True)
 
 

@@ -57,20 +57,10 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(number)
         self.number, self.again = number, again
 
-    @property
-    def exit_status(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM."""
-        return 128 + self.number
-
 
 def exit_status(interrupt: KeyboardInterrupt) -> int:
-    """The exit status after an interrupt; a plain KeyboardInterrupt is a Ctrl-C."""
-    return interrupt.exit_status if isinstance(interrupt, Interrupted) else 128 + signal.SIGINT
-
-
-def notes(error: BaseException) -> list[str]:
-    """The notes that were added to an error: what else went wrong because of it."""
-    return list(getattr(error, "__notes__", []))
+    """130 for Ctrl-C and a plain KeyboardInterrupt, 143 for SIGTERM."""
+    return 128 + (interrupt.number if isinstance(interrupt, Interrupted) else signal.SIGINT)
 
 
 def one_line(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import logging
 import lzma
+import math
 import os
 import platform
 import tempfile
@@ -21,15 +22,13 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, DataError, StoreError, nearest
+from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
 
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
-NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP)
-"""Error numbers of file systems that cannot flush folders."""
 
 
 @contextmanager
@@ -54,11 +53,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Writes or replaces a file, whole or not at all.
-
-    Raises:
-        StoreError: it cannot be written; what was there before is still there.
-    """
+    """Writes or replaces a file as :func:`replacing` does, whole or not at all."""
     with replacing(path) as unfinished:
         unfinished.write_bytes(data)
 
@@ -70,11 +65,7 @@ def sha256(path: Path) -> str:
 
 
 def sync(path: Path) -> None:
-    """Flushes a file, or a folder's entries where the system can, to the disk (fsync).
-
-    Raises:
-        OSError: it cannot be flushed.
-    """
+    """Flushes a file, or a folder's entries where the file system can, to the disk (fsync)."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
         return
@@ -82,27 +73,19 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in NO_FOLDER_SYNC or not is_folder:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or not is_folder:
             raise
     finally:
         os.close(descriptor)
 
 
 def writing(path: Path) -> AbstractContextManager[Path]:
-    """Turns an OSError in the block into a StoreError that names the file.
-
-    Raises:
-        StoreError: from the OSError.
-    """
+    """Turns an OSError in the block into a StoreError that names the file."""
     return _named(path, "written")
 
 
 def reading(path: Path) -> AbstractContextManager[Path]:
-    """The same as :func:`writing`, for a file that is read.
-
-    Raises:
-        StoreError: from the OSError.
-    """
+    """The same as :func:`writing`, for a file that is read."""
     return _named(path, "read")
 
 
@@ -268,8 +251,8 @@ def whole_number(text: str, where: str) -> int:
     """
     try:
         value = float(text)
-    except ValueError as error:
-        raise DataError(f"{where} {text!r} is not a whole number") from error
+    except ValueError:
+        value = math.nan
     if not value.is_integer():
         raise DataError(f"{where} {text!r} is not a whole number")
     return int(value)
@@ -328,16 +311,3 @@ def check_images(images: Array, num_labels: int, where: str) -> Array:
     if len(x) != num_labels:
         raise DataError(f"{where}: {len(x)} images, but {num_labels} labels")
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-
-
-def one_of(given: str, allowed: Sequence[str], what: str) -> str:
-    """``given`` if it is one of ``allowed``.
-
-    Raises:
-        DataError: it is not; names the nearest.
-    """
-    if given not in allowed:
-        raise DataError(
-            f"{what} {given!r} is unknown{nearest(given, allowed)}; there are: {', '.join(allowed)}"
-        )
-    return given

@@ -78,10 +78,6 @@ class RoundContext:
     probe: bool = False
 
 
-NO_DELTA = np.empty(0, np.float32)
-"""The ``delta`` of an update whose vector is elsewhere, or that has none."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ClientUpdate:
     """The result of a client's round: one value from local training to the server.
@@ -90,18 +86,18 @@ class ClientUpdate:
         client_id: 0 to K - 1.
         num_samples: training samples of the client.
         num_steps: SGD steps; 0 in a probe.
-        delta: (D,) float32, local - global.
+        delta: (D,) float32, local - global; empty where there is none, or it is held elsewhere.
         train_loss: plain cross-entropy, mean over the samples seen; NaN without a step.
         extras: what the method sends beside the delta.
         state: what the client keeps for its next participation.
         diverged: what is NaN or infinite in all this, None if everything is finite.
-        held: where an executor left the delta on its nodes; ``delta`` is :data:`NO_DELTA` then.
+        held: where an executor left the delta on its nodes.
     """
 
     client_id: int
     num_samples: int
     num_steps: int
-    delta: Array = field(default_factory=lambda: NO_DELTA)
+    delta: Array = field(default_factory=lambda: np.empty(0, np.float32))
     train_loss: float = float("nan")
     extras: Vectors = field(default_factory=dict)
     state: Vectors = field(default_factory=dict)

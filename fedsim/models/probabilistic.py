@@ -47,15 +47,22 @@ class ProbabilisticModel(nn.Module):
     Args:
         model: its features come before a new linear layer to mean and deviation, and the new head
             is of the kind of its own.
-        z_dim: the size of the representation.
+        z_dim: the size of the representation, None for as many numbers as the model has features.
 
-    ``reference`` is for the method's loss alone; no prediction depends on it.
+    ``reference`` is for the method's loss alone; no prediction depends on it. Building draws from
+    torch's global generator, and is a ConfigError where the model is no :class:`SplitModel`.
     """
 
     noise: Tensor
 
-    def __init__(self, model: SplitModel, z_dim: int) -> None:
+    def __init__(self, model: nn.Module, z_dim: int | None = None) -> None:
+        if not isinstance(model, SplitModel):
+            raise ConfigError(
+                "a Gaussian representation takes the place of the features before a linear head; "
+                f"a {type(model).__name__} does not have both, a fedsim.models.SplitModel does"
+            )
         super().__init__()
+        z_dim = z_dim or model.head.in_features
         num_classes = model.head.out_features
         self.backbone = model.features
         self.encoder = nn.Linear(model.head.in_features, 2 * z_dim)
@@ -81,19 +88,3 @@ class ProbabilisticModel(nn.Module):
         noise = self.noise.view(DRAWS, *[1] * (mu.ndim - 1), -1)
         each = self.head(mu + sigma * noise).log_softmax(dim=-1)
         return each.logsumexp(dim=0) - math.log(DRAWS)
-
-
-def probabilistic(model: nn.Module, z_dim: int | None = None) -> ProbabilisticModel:
-    """The model with a Gaussian representation of ``z_dim`` numbers, None for as many as features.
-
-    Draws from torch's global generator: call it where that is seeded.
-
-    Raises:
-        ConfigError: the model is no :class:`SplitModel`.
-    """
-    if not isinstance(model, SplitModel):
-        raise ConfigError(
-            "a Gaussian representation takes the place of the features before a linear head; "
-            f"a {type(model).__name__} does not have both, a fedsim.models.SplitModel does"
-        )
-    return ProbabilisticModel(model, z_dim or model.head.in_features)

@@ -46,7 +46,10 @@ def build(
             function of your own returns no such model.
     """
     with one_torch_thread(), torch_scope(seed_for(seed, "model")):
-        model = _make(spec)
+        if ":" in spec.name:
+            model = make(spec)
+        else:
+            model = find(spec).make(spec.num_classes, spec.in_channels, spec.image_size)
         if spec.norm == "group":
             vision.with_group_norm(model)
         weights.load(model, spec)
@@ -55,29 +58,20 @@ def build(
         return model if adapt is None else adapt(model)
 
 
-def _make(spec: ModelSpec) -> nn.Module:
-    if ":" in spec.name:
-        return make(spec)
-    return find(spec).make(spec.num_classes, spec.in_channels, spec.image_size)
-
-
-Factory = Callable[[int, int, int], nn.Module]
-"""(num_classes, in_channels, image_size) -> model; see :class:`ModelSpec` for other inputs."""
-
-
 @dataclass(frozen=True)
 class Entry:
     """A model of the catalogue.
 
     Args:
-        make: builds it.
+        make: (num_classes, in_channels, image_size) -> model; for other inputs see
+            :class:`ModelSpec`.
         description: what it is, in one line.
         min_size: of an image, in pixels.
         inputs: what it takes.
         per_token: it predicts a class for every token: (B, T) -> (B, T, C).
     """
 
-    make: Factory
+    make: Callable[[int, int, int], nn.Module]
     description: str
     _: KW_ONLY
     min_size: int = 1

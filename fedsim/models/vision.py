@@ -7,10 +7,8 @@ B images, ``d`` features, C classes.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
@@ -88,18 +86,20 @@ def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitMode
     return SplitModel(features, nn.Linear(192, num_classes))
 
 
-def resnet18(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
-    """ResNet-18 of torchvision, randomly initialised, with a head of its own."""
-    from torchvision.models import resnet18 as make  # takes two seconds to import
+def resnet(name: str, num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """The ResNet of torchvision with this name, randomly initialised, with a head of its own."""
+    from torchvision.models import get_model  # takes two seconds to import
 
-    return _resnet(make, num_classes, in_channels)
+    net = get_model(name, weights=None)
+    width = net.fc.in_features
+    net.fc = nn.Identity()
+    if in_channels != 3:
+        net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
+        nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return SplitModel(net, nn.Linear(width, num_classes))
 
 
-def resnet50(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
-    """ResNet-50 of torchvision, randomly initialised, with a head of its own."""
-    from torchvision.models import resnet50 as make  # takes two seconds to import
-
-    return _resnet(make, num_classes, in_channels)
+resnet18, resnet50 = partial(resnet, "resnet18"), partial(resnet, "resnet50")
 
 
 def mobilenetv2_cifar(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
@@ -154,7 +154,10 @@ def with_group_norm(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.BatchNorm2d):
-                setattr(parent, name, nn.GroupNorm(_groups(child.num_features), child.num_features))
+                channels = child.num_features
+                most = max(1, min(32, channels // 2))
+                groups = next(n for n in range(most, 0, -1) if channels % n == 0)
+                setattr(parent, name, nn.GroupNorm(groups, channels))
     return model
 
 
@@ -185,23 +188,8 @@ def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
     return model
 
 
-def _groups(channels: int) -> int:
-    most = max(1, min(32, channels // 2))
-    return next(groups for groups in range(most, 0, -1) if channels % groups == 0)
-
-
 def _conv_bn(
     width: int, out: int, kernel: int, stride: int = 1, groups: int = 1
 ) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
     conv = nn.Conv2d(width, out, kernel, stride, kernel // 2, groups=groups, bias=False)
     return conv, nn.BatchNorm2d(out)
-
-
-def _resnet(factory: Callable[..., Any], num_classes: int, in_channels: int) -> SplitModel:
-    net = factory(weights=None)
-    width = net.fc.in_features
-    net.fc = nn.Identity()
-    if in_channels != 3:
-        net.conv1 = nn.Conv2d(in_channels, 64, 7, 2, 3, bias=False)
-        torch.nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
-    return SplitModel(net, nn.Linear(width, num_classes))

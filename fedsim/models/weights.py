@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ModelSpec
 
-_IMAGENET = {
-    "resnet18": "ResNet18_Weights.IMAGENET1K_V1",
-    "resnet50": "ResNet50_Weights.IMAGENET1K_V1",
-}
-"""Names of torchvision's weights."""
+_IMAGENET = ("resnet18", "resnet50")
+"""The models for which torchvision publishes ImageNet weights."""
 
 
 def load(model: nn.Module, spec: ModelSpec) -> None:
@@ -79,9 +76,9 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
             f"model.norm=batch, not for {spec.name} with {spec.norm}; "
             "use model.weights=FILE or model.pretrained=false"
         )
-    from torchvision.models import get_weight  # takes two seconds to import
+    from torchvision.models import get_model_weights  # takes two seconds to import
 
-    published = get_weight(_IMAGENET[spec.name])
+    published = get_model_weights(spec.name)["IMAGENET1K_V1"]
     try:
         state: dict[str, Tensor] = published.get_state_dict(progress=False, check_hash=True)
     except (OSError, RuntimeError) as error:

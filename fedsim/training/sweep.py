@@ -23,7 +23,7 @@ from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
-from fedsim.core.errors import ConfigError, FedsimError, notes
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.training.resume import archive, can_resume, is_complete
 
 logger = logging.getLogger("fedsim")
@@ -132,7 +132,7 @@ def run_all(
                 archive(out / run.name)
             start(run.config, out / run.name)
         except FedsimError as error:
-            reason = " ".join("; ".join([str(error), *notes(error)]).split())
+            reason = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
             logger.info("[%d/%d] %s: failed: %s", position, len(runs), run.name, reason)
             failed.append(run.name)
     finished = [run for run in runs if run.name not in failed]

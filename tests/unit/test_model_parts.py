@@ -18,7 +18,7 @@ from fedsim.core.types import ModelSpec
 from fedsim.models import build, vision
 from fedsim.models.chain import chain
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.models.probabilistic import ProbabilisticModel, probabilistic
+from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.models.vision import SplitModel
 
 DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
@@ -86,7 +86,7 @@ def test_projection_head_without_a_place() -> None:
 
 
 def gaussian(z_dim: int | None = 6) -> ProbabilisticModel:
-    model = build(DIGITS, 0, lambda made: probabilistic(made, z_dim))
+    model = build(DIGITS, 0, lambda made: ProbabilisticModel(made, z_dim))
     assert isinstance(model, ProbabilisticModel)
     return model
 
@@ -135,7 +135,7 @@ def test_without_deviation_it_is_the_linear_head_on_the_mean() -> None:
 
 
 def test_a_class_for_every_token() -> None:
-    model = build(REDDIT, 0, lambda made: probabilistic(made, 6))
+    model = build(REDDIT, 0, lambda made: ProbabilisticModel(made, 6))
     x = torch.randint(30, (2, 10), generator=torch.Generator().manual_seed(0))
     assert model(x).shape == model.eval()(x).shape == (2, 10, 30)
     torch.testing.assert_close(model(x).exp().sum(dim=2), torch.ones(2, 10))
@@ -161,7 +161,7 @@ def test_reference_distribution() -> None:
 
 def test_gaussian_representation_needs_features_and_head() -> None:
     with pytest.raises(ConfigError, match=r"a Sequential does not have both"):
-        probabilistic(bare(2, 1, 8))
+        ProbabilisticModel(bare(2, 1, 8))
 
 
 # ---- chains

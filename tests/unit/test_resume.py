@@ -37,6 +37,7 @@ from fedsim.core.errors import (
     Interrupted,
     StoreError,
     WorkerError,
+    exit_status,
 )
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
@@ -685,7 +686,7 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
         watcher = Stopper(0)
         with pytest.raises(Interrupted) as caught:
             fedsim.run(config("fedbn"), tmp_path / "run", [watcher])
-    assert caught.value.exit_status == 143
+    assert exit_status(caught.value) == 143
     assert watcher.rounds == [1, 2, 3]  # what is written down is told
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
     assert records(tmp_path / "run")[-1] == "round-000003.json"

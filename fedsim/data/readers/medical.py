@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.errors import DataError
-from fedsim.core.files import find_folder, inside, one_of, read_lines, whole_number
+from fedsim.core.errors import DataError, nearest
+from fedsim.core.files import find_folder, inside, read_lines, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Reader, Request, parts_of
@@ -140,7 +140,12 @@ def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
         for name in (folder.name, f"{folder.parent.name}/{folder.name}"):
             by_name.setdefault(name, []).append(folder)
     wanted = split or min(p.name for p in folders)
-    found = by_name[one_of(wanted, tuple(by_name), f"data.partition_file of {root}: split folder")]
+    if wanted not in by_name:
+        raise DataError(
+            f"data.partition_file of {root}: split folder {wanted!r} is unknown"
+            f"{nearest(wanted, by_name)}; there are: {', '.join(by_name)}"
+        )
+    found = by_name[wanted]
     if len(found) > 1:
         both = ", ".join(f"{p.parent.name}/{p.name}" for p in found)
         raise DataError(f"data.partition_file {wanted!r} of {root} is ambiguous: {both}")
