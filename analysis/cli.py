@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pandas as pd
 
-from . import AnalysisError, curves, layout, partition, report, select, style, tables
+from . import AnalysisError, curves, layout, partition, report, style, tables
 from .overview import Descriptions
 from .runs import find, group, summaries
 from .stats import TESTS, Test
@@ -143,10 +143,10 @@ def select_command(
 ) -> None:
     """Choose a hyperparameter by the mean validation accuracy over seeds."""
     _check(out, [".csv"])
-    table = select.choose(_summaries(dirs), by, within)
+    table = tables.choose(_summaries(dirs), by, within)
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
-        select.chosen(table).to_csv(out, index=False, lineterminator="\n")
+        tables.chosen(table).to_csv(out, index=False, lineterminator="\n")
         click.echo(f"wrote {out}")
 
 

@@ -62,15 +62,19 @@ def by_client(facets: Facets) -> Drawing | Absent:
     without = [style.title(label) for label in every if label not in labels]
     missing = f" Without such rows: {'; '.join(without)}." if without else ""
     return Drawing(
-        "clients",
-        CLIENTS,
-        f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. "
-        f"A dot is a client ({seeds}); boxes hold the middle half of the clients, the line "
-        "in a box is the median, whiskers span all clients. Methods that keep a model per client "
-        f"are evaluated with it, the others with the global model.{missing}",
-        "A short box far to the right serves all clients well; dots far to the left are clients "
-        "that the method leaves behind.",
-        fig,
+        name="clients",
+        title=CLIENTS,
+        caption=(
+            f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. A "
+            f"dot is a client ({seeds}); boxes hold the middle half of the clients, the line in a "
+            "box is the median, whiskers span all clients. Methods that keep a model per client "
+            f"are evaluated with it, the others with the global model.{missing}"
+        ),
+        reading=(
+            "A short box far to the right serves all clients well; dots far to the left are "
+            "clients that the method leaves behind."
+        ),
+        figure=fig,
     )
 
 
@@ -122,14 +126,18 @@ def by_group(facets: Facets) -> Drawing | Absent:
         seeds = panels.seed_note((n for frame in frames for n in frame["n"]), "bar")
         panels.legend(fig, handles, names, seeds)
     return Drawing(
-        "groups",
-        GROUPS,
-        f"Accuracy on the groups of test samples ({', '.join(names)}) after the last round. "
-        f"{seeds}.",
-        "The grey line joins the groups of one method: the longer it is, the more the method "
-        "relies on what tells the groups apart (in aligned samples the shortcut agrees with the "
-        "label, in conflicting ones it points to the other class).",
-        fig,
+        name="groups",
+        title=GROUPS,
+        caption=(
+            f"Accuracy on the groups of test samples ({', '.join(names)}) after the last round. "
+            f"{seeds}."
+        ),
+        reading=(
+            "The grey line joins the groups of one method: the longer it is, the more the method "
+            "relies on what tells the groups apart (in aligned samples the shortcut agrees with "
+            "the label, in conflicting ones it points to the other class)."
+        ),
+        figure=fig,
     )
 
 
@@ -166,13 +174,17 @@ def by_class(facets: Facets) -> Drawing | Absent:
     }
     seeds = panels.seed_note(n for frame in frames for n in frame["n"]).partition(",")[0].lower()
     return Drawing(
-        "classes",
-        CLASSES,
-        f"Share of each class's test samples that are recognised after the last round; {seeds}. "
-        "Classes without test samples are white.",
-        "A light cell in a dark row is a class that the method gives up. Rows that are even "
-        "treat the classes alike.",
-        _recall_maps(recalls, labels),
+        name="classes",
+        title=CLASSES,
+        caption=(
+            "Share of each class's test samples that are recognised after the last round; "
+            f"{seeds}. Classes without test samples are white."
+        ),
+        reading=(
+            "A light cell in a dark row is a class that the method gives up. Rows that are even "
+            "treat the classes alike."
+        ),
+        figure=_recall_maps(recalls, labels),
     )
 
 

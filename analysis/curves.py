@@ -115,16 +115,20 @@ def draw(rounds: Rounds) -> Drawing | Absent:
     seeds = panels.panel_note(shown)
     lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
-        "curves",
-        TITLE,
-        f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}.",
-        "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands that "
-        "overlap may still differ seed by seed: the paired comparisons are in the tables.",
-        panels.grid(shown, 2, seeds, lines),
+        name="curves",
+        title=TITLE,
+        caption=(
+            f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}."
+        ),
+        reading=(
+            "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands "
+            "that overlap may still differ seed by seed: the paired comparisons are in the tables."
+        ),
+        figure=panels.grid(shown, 2, seeds, lines),
     )
 
 
 def _panel(metric: str, found: Mapping[str, pd.DataFrame], title: str = "") -> Panel:
     shown = METRICS[metric]
     lines = panels.curves(found, metric, shown.factor)
-    return Panel(shown.label, lines, title, limits=shown.limits)
+    return Panel(label=shown.label, curves=lines, title=title, limits=shown.limits)

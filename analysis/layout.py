@@ -19,7 +19,7 @@ EMPTY = "\N{EN DASH}"
 """Shown in a cell that has no value, such as the comparison of the baseline."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Unit:
     """Number format of a table.
 
@@ -57,11 +57,11 @@ class Unit:
         return f"{words} ({name})" if name else words
 
 
-PERCENT = Unit(100, 2, "%", "points")
+PERCENT = Unit(factor=100, digits=2, name="%", of_differences="points")
 PLAIN = Unit()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """A table of text and the numbers behind it.
 
@@ -127,7 +127,15 @@ def detailed(name: str, title: str, caption: str, found: Sequence[Cell], unit: U
     for cell in found:
         row = [style.title(cell.row), *[cell.column] * columns, str(cell.estimate.n), bold[cell]]
         rows.append([*row, unit.interval(cell.estimate), *_comparison(cell, unit) * compared])
-    return Table(name, title, caption, head, rows, 1 + columns, data(found))
+    return Table(
+        name=name,
+        title=title,
+        caption=caption,
+        head=head,
+        rows=rows,
+        words=1 + columns,
+        data=data(found),
+    )
 
 
 def _comparison(cell: Cell, unit: Unit) -> list[str]:
@@ -169,12 +177,20 @@ def crossed(
     labels = sorted({cell.row for cell in shown}, key=order)
     titles = rows or {label: style.title(label) for label in labels}
     lines = [[title, *(texts.get((row, c), EMPTY) for c in heads)] for row, title in titles.items()]
-    return Table(name, title, caption, ["Method", *heads.values()], lines, 1, data(list(shown)))
+    return Table(
+        name=name,
+        title=title,
+        caption=caption,
+        head=["Method", *heads.values()],
+        rows=lines,
+        words=1,
+        data=data(list(shown)),
+    )
 
 
 def data(found: Sequence[Cell]) -> pd.DataFrame:
     """All numbers of the cells, unrounded; NaN if not available."""
-    nothing = Estimate(math.nan, math.nan, 0, math.nan)
+    nothing = Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan)
     rows = []
     for cell in found:
         own = cell.estimate

@@ -55,7 +55,12 @@ def by_round(facets: Facets) -> Drawing | Absent:
             part = {label: parts[kind] for label, parts in found.items() if kind in parts}
             title = "; ".join(filter(None, (setting, ", ".join(kind) if len(own) > 1 else "")))
             row = [
-                panels.Panel(label, panels.curves(part, column), title, zero=column in LOSSES)
+                panels.Panel(
+                    label=label,
+                    curves=panels.curves(part, column),
+                    title=title,
+                    zero=column in LOSSES,
+                )
                 for column, label in COLUMNS.items()
             ]
             rows.append(row)
@@ -64,15 +69,19 @@ def by_round(facets: Facets) -> Drawing | Absent:
     flat = [panel for row in rows for panel in row]
     seeds = panels.panel_note(flat)
     return Drawing(
-        "decomposition",
-        TERMS,
-        f"Local, shift and aggregation loss and their sum, the global loss, by communication "
-        f"round, on {where(kinds)}. {seeds}.",
-        "Local + shift + aggregation = global loss, exactly. The shift loss is what the clients' "
-        "models lose on the data of others; the aggregation loss is what the global model loses "
-        "against the mean of the clients' models. Values are signed, the grey line marks zero: "
-        "below it, averaging the models helps.",
-        panels.grid(flat, 2 if len(rows) == 1 else 4, seeds, facet_lines(facets)),
+        name="decomposition",
+        title=TERMS,
+        caption=(
+            "Local, shift and aggregation loss and their sum, the global loss, by communication "
+            f"round, on {where(kinds)}. {seeds}."
+        ),
+        reading=(
+            "Local + shift + aggregation = global loss, exactly. The shift loss is what the "
+            "clients' models lose on the data of others; the aggregation loss is what the global "
+            "model loses against the mean of the clients' models. Values are signed, the grey line "
+            "marks zero: below it, averaging the models helps."
+        ),
+        figure=panels.grid(flat, 2 if len(rows) == 1 else 4, seeds, facet_lines(facets)),
     )
 
 
@@ -132,11 +141,14 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
             title = "; ".join(filter(None, (setting, take)))
             shown += [
                 panels.Panel(
-                    label, {name: c for name, c in lines.items() if LINES[name][0] == loss},
-                    title, x=ALPHA, log=True,
+                    label=label,
+                    curves={name: c for name, c in lines.items() if LINES[name][0] == loss},
+                    title=title,
+                    x=ALPHA,
+                    log=True,
                 )
                 for loss, label in LOSSES.items()
-            ]  # fmt: skip
+            ]
     if not any(len(curve) > 1 for panel in shown for curve in panel.curves.values()):
         return NO_FIG2
     seeds = panels.panel_note(shown)
@@ -148,18 +160,22 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
         else "One round: the methods start from the same model"
     )
     return Drawing(
-        "fig2",
-        FIG2,
-        "Absolute value of the shift loss of clients trained with cross-entropy and with margin "
-        "control (red, both aggregated by the weighted mean), and of the aggregation loss of "
-        "clients trained with cross-entropy and aggregated by the weighted mean and by principal "
-        f"gradients (blue), against the Dirichlet parameter, on {where(used)}. {when}. "
-        f"{seeds}.",
-        "To the right the clients' labels differ more. The lines show sizes: where a loss is "
-        "positive, a dashed line below the solid one of its colour means that FedLD's part lowers "
-        "the loss it is meant for; a negative one lowers the global loss, and the nearer its line "
-        f"is to zero, the less it does so. {_signs(signed)}",
-        panels.grid(shown, 2, seeds, {name: line for name, (*_, line) in LINES.items()}),
+        name="fig2",
+        title=FIG2,
+        caption=(
+            "Absolute value of the shift loss of clients trained with cross-entropy and with "
+            "margin control (red, both aggregated by the weighted mean), and of the aggregation "
+            "loss of clients trained with cross-entropy and aggregated by the weighted mean and by "
+            f"principal gradients (blue), against the Dirichlet parameter, on {where(used)}. "
+            f"{when}. {seeds}."
+        ),
+        reading=(
+            "To the right the clients' labels differ more. The lines show sizes: where a loss is "
+            "positive, a dashed line below the solid one of its colour means that FedLD's part "
+            "lowers the loss it is meant for; a negative one lowers the global loss, and the "
+            f"nearer its line is to zero, the less it does so. {_signs(signed)}"
+        ),
+        figure=panels.grid(shown, 2, seeds, {name: line for name, (*_, line) in LINES.items()}),
     )
 
 

@@ -111,10 +111,11 @@ def methods(groups: Sequence[Group], descriptions: Descriptions) -> Table:
     head = ["Group", "What it is", "Further settings that differ", "Seeds", "Runs"]
     data = pd.DataFrame(rows, columns=["group", "meaning", "settings", "seeds", "runs"])
     return Table(
-        "groups_of_runs", "Methods",
-        "The groups of runs that this report compares. Settings are named as in `fedsim run --set` "
-        "and in summary.csv; those that a method does not have are left out.",
-        head, rows, 3, data,
+        name="groups_of_runs", title="Methods",
+        caption=(
+            "The groups of runs that this report compares. Settings are named as in `fedsim run "
+            "--set` and in summary.csv; those that a method does not have are left out."),
+        head=head, rows=rows, words=3, data=data,
     )  # fmt: skip
 
 
@@ -125,9 +126,9 @@ def settings(groups: Sequence[Group], descriptions: Descriptions) -> Table:
     rows = [[f"`{key}`", common[key], descriptions.get(key, "")] for key in order]
     data = pd.DataFrame({"setting": order, "value": [common[key] for key in order]})
     return Table(
-        "settings", "Settings of all runs",
-        "What is the same in all runs. A run's `config.yaml` holds every setting.",
-        ["Setting", "Value", "Meaning"], rows, 3, data,
+        name="settings", title="Settings of all runs",
+        caption="What is the same in all runs. A run's `config.yaml` holds every setting.",
+        head=["Setting", "Value", "Meaning"], rows=rows, words=3, data=data,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ WIDTH = 8.8
 """Width in inches of a figure with one or two columns."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Panel:
     """One pair of axes.
 
@@ -223,7 +223,7 @@ Rounds = Mapping[str, Mapping[str, pd.DataFrame]]
 """Columns of rounds.csv indexed by (seed, round), by setting and label."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Drawing:
     """A figure with its captions.
 

@@ -175,14 +175,18 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
     more = f" The runs have {len(first)} partitions; {MOST} are shown." if len(first) > MOST else ""
     for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
         yield Drawing(
-            f"partition_{index}",
-            f"{TITLE} ({index} of {len(first)})" if several else TITLE,
-            f"Training samples by class and client, of the first run with this partition ({words})."
-            f"{more}",
-            "Each client is a column and each class a row; above are the clients' totals. Columns "
-            "that look alike mean clients with the same mix of classes, columns with few filled "
-            "cells mean clients that know few classes.",
-            figure(load(file).dropna(axis="columns", how="all")),
+            name=f"partition_{index}",
+            title=f"{TITLE} ({index} of {len(first)})" if several else TITLE,
+            caption=(
+                "Training samples by class and client, of the first run with this partition "
+                f"({words}).{more}"
+            ),
+            reading=(
+                "Each client is a column and each class a row; above are the clients' totals. "
+                "Columns that look alike mean clients with the same mix of classes, columns with "
+                "few filled cells mean clients that know few classes."
+            ),
+            figure=figure(load(file).dropna(axis="columns", how="all")),
         )
 
 

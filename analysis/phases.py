@@ -29,14 +29,18 @@ def draw(facets: Facets) -> Drawing | Absent:
     if not any(found.values()):
         return Absent(TITLE, "no timings.csv; every `fedsim run` writes it")
     return Drawing(
-        "phases",
-        TITLE,
-        "Wall-clock seconds of a round by phase, mean over all rounds of a run and "
-        "over the runs of a method; the number is their sum. A phase that is not in every round, "
-        "such as evaluation, counts by its share of the rounds.",
-        "Times depend on the machine, on what else ran on it and on the engine's settings. "
-        "Compare only runs of one machine.",
-        _figure(found),
+        name="phases",
+        title=TITLE,
+        caption=(
+            "Wall-clock seconds of a round by phase, mean over all rounds of a run and over the "
+            "runs of a method; the number is their sum. A phase that is not in every round, such "
+            "as evaluation, counts by its share of the rounds."
+        ),
+        reading=(
+            "Times depend on the machine, on what else ran on it and on the engine's settings. "
+            "Compare only runs of one machine."
+        ),
+        figure=_figure(found),
     )
 
 

@@ -153,7 +153,7 @@ def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group
     free = [column for column in settings(table) if column not in by]
     options = tuple(f"{name}." for name in table.get("dataset", pd.Series(dtype=str)).unique())
     _same(table, [c for c in free if _must_agree(c) or c.startswith(options)], by, "the runs")
-    keys = table[by].apply(label, axis=1)
+    keys = table[by].apply(label_of, axis=1)
     groups = []
     for name in sorted(keys.unique(), key=order):
         runs = table[keys == name].sort_values("seed", kind="stable")
@@ -222,7 +222,7 @@ def _values(column: pd.Series[Any]) -> str:
     return ", ".join(found[:SHOWN]) + (f" and {len(found) - SHOWN} more" * (len(found) > SHOWN))
 
 
-def label(row: pd.Series[Any]) -> str:
+def label_of(row: pd.Series[Any]) -> str:
     """``fedld, margin=none``, without settings that the run does not have."""
     parts = [
         text(value) if column == "algorithm" else f"{column}={text(value)}"

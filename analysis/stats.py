@@ -27,7 +27,7 @@ TESTS: dict[Test, str] = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-ran
 Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """A mean over seeds.
 
@@ -69,7 +69,7 @@ class Comparison:
     reason: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """The statistics of one method in one column of a table.
 
@@ -135,7 +135,7 @@ def estimate(values: Sequence[float]) -> Estimate:
     mean = float(there.mean()) if len(there) else math.nan
     std = float(there.std(ddof=1)) if len(there) > 1 else math.nan
     half = half_width(np.array(std), np.array(float(len(there))))
-    return Estimate(mean, std, len(there), float(half))
+    return Estimate(mean=mean, std=std, n=len(there), half=float(half))
 
 
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
@@ -218,7 +218,11 @@ def compared(
         for label, own in series.items():
             theirs = other(label, series)
             comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
-            found.append(Cell(label, column, estimate(own.tolist()), comparison))
+            found.append(
+                Cell(
+                    row=label, column=column, estimate=estimate(own.tolist()), comparison=comparison
+                )
+            )
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
     return [replace(cell, adjusted=p) for cell, p in zip(found, adjusted, strict=True)]
 

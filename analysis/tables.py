@@ -1,14 +1,15 @@
-"""Tables over seeds: accuracies from summary.csv, groups of test images, the terms of the loss."""
+"""Tables over seeds: accuracies, groups of test images, loss terms, and the choice of a value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
-from . import AnalysisError, pairs, series
+from . import AnalysisError, pairs, series, style
 from .layout import (
     NONE,
     PERCENT,
@@ -19,8 +20,8 @@ from .layout import (
     detailed,
     with_seeds,
 )  # fmt: skip
-from .runs import Group, conditions, group, known, order, text
-from .stats import Cell, Test, cells
+from .runs import Group, conditions, expanded, group, known, label_of, order, text
+from .stats import Cell, Estimate, Test, cells, estimate
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ TERMS: Mapping[str, str] = {
     "global_loss": "Global",
 }  # fmt: skip
 """Columns of decomposition.csv; the first three add up to the last."""
+CHOSEN = "chosen"
+"""Column of a selection: whether the value is chosen."""
 NAMES = (*METRICS, "pairs", "target", "groups", "decomposition")
 """The tables by name."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
@@ -220,3 +223,101 @@ def with_interval(cell: Cell) -> str:
     """``0.4500 [0.3661, 0.5339] *``: the mean, its 95 % interval and the star."""
     mean, interval = PLAIN.number(cell.estimate.mean), PLAIN.interval(cell.estimate)
     return mean + f" {interval}" * (interval != NONE) + cell.mark
+
+
+def choose(table: pd.DataFrame, by: Sequence[str], within: Sequence[str]) -> Table:
+    """The value with the highest mean validation accuracy, for each of the methods.
+
+    A run's validation accuracy is the last one in its rounds.csv. Of equal means the first is
+    chosen. Methods without the setting are left out.
+
+    Args:
+        table: from :func:`analysis.runs.summaries`.
+        by: columns of it whose combination is chosen.
+        within: columns of it; one choice for each combination of their values.
+
+    Returns:
+        One row per value; the last column of its data is ``chosen``.
+
+    Raises:
+        AnalysisError: a run without a validation part, no run with the setting, or see
+            :func:`analysis.runs.group`.
+    """
+    methods: dict[str, list[Group]] = {}
+    columns = [column for column in expanded(table, within) if column not in by]
+    for one in group(table, (*columns, *by)):
+        methods.setdefault(label_of(one.runs[columns].iloc[0]), []).append(one)
+    having = {
+        name: groups
+        for name, groups in methods.items()
+        if not all(one.runs[list(by)].isna().all(axis=None) for one in groups)
+    }
+    if not having:
+        raise AnalysisError(f"no run has a value of {', '.join(by)} to choose")
+    data = pd.concat([_candidates(name, groups, by) for name, groups in having.items()])
+    return selection(data)
+
+
+def selection(data: pd.DataFrame) -> Table:
+    """The candidates as a table: ``method``, the settings to choose, ``n``, then the numbers."""
+    columns = list(data.columns)
+    by = columns[columns.index("method") + 1 : columns.index("n")]
+    rows = [_selection_row(record, by) for record in data.to_dict("records")]
+    head = ["Method", *by, "Seeds", "Validation (%)", "95 % interval", "Test (%)", "95 % interval"]
+    caption = (
+        "Chosen by the highest mean validation accuracy over the seeds, at the last round that has "
+        "one; test accuracy, after the last round, was not looked at. Mean ± standard deviation "
+        "and 95 % t interval."
+    )
+    if data["n"].nunique() > 1:
+        caption += " The values have different numbers of seeds."
+    return Table(name="selection", title=(
+            f"Choice of {', '.join(by)}"), caption=caption, head=[*head, ""], rows=rows,
+                 words=1 + len(by), data=data)  # fmt: skip
+
+
+def chosen(table: Table) -> pd.DataFrame:
+    """The rows of the chosen values, one per method."""
+    return table.data[table.data[CHOSEN]].drop(columns=CHOSEN)
+
+
+def _candidates(name: str, groups: Sequence[Group], by: Sequence[str]) -> pd.DataFrame:
+    rows = []
+    for one in groups:
+        row = {"method": name} | {column: text(one.runs[column].iloc[0]) for column in by}
+        tested = estimate(one.runs["final_test_accuracy"].astype(float).tolist())
+        rows.append(row | {"n": tested.n} | _numbers("val", _validation(one)))
+        rows[-1] |= _numbers("test", tested)
+    data = pd.DataFrame(rows)
+    return data.assign(chosen=data.index == data["val_mean"].idxmax())
+
+
+def _validation(one: Group) -> Estimate:
+    found = series.values([one], "rounds", ["val_accuracy"], (), take="last").get(one.label)
+    seeds = set() if found is None else set(found.index.unique("seed"))
+    without = one.runs[~one.runs["seed"].isin(seeds)]
+    if found is None or len(without):
+        raise AnalysisError(
+            f"{Path(without['path'].iloc[0]) / 'rounds.csv'}: no val_accuracy; a choice needs a "
+            "validation part (data.val_fraction above 0)"
+        )
+    return estimate(found["val_accuracy"].tolist())
+
+
+def _numbers(part: str, found: Estimate) -> dict[str, float]:
+    low, high = f"{part}_low", f"{part}_high"
+    return {f"{part}_mean": found.mean, f"{part}_std": found.std, low: found.low, high: found.high}
+
+
+def _selection_row(record: Mapping[Any, Any], by: Sequence[str]) -> list[str]:
+    cells = [style.title(record["method"]), *(record[column] for column in by), str(record["n"])]
+    for part in ("val", "test"):
+        mean, half = record[f"{part}_mean"], record[f"{part}_high"] - record[f"{part}_mean"]
+        found = Estimate(mean=mean, std=record[f"{part}_std"], n=record["n"], half=half)
+        cells += [PERCENT.spread(found), PERCENT.interval(found)]
+    if not record[CHOSEN]:
+        return [*cells, ""]
+    return [
+        *(f"**{cell}**" if 0 < place <= len(by) else cell for place, cell in enumerate(cells)),
+        CHOSEN,
+    ]

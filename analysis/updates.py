@@ -16,6 +16,12 @@ AGREEMENT = "Agreement of the updates by round"
 COSINES = "Pairwise cosines and principal axes in the last round"
 SMOOTH = 20
 """Window of the moving mean: a SMOOTHth of the rounds, since each round has another cohort."""
+PANELS: Sequence[tuple[str, str, float, tuple[float, float], tuple[float, ...]]] = (
+    ("Conflicting pairs (%)", "conflict_ratio", 100, (-2, 102), (0, 10)),
+    ("Gradient diversity", "gradient_diversity", 1, (0.95, math.inf), (1,)),
+    ("Share of first axis (%)", "top_axis_share", 100, (-2, 102), ()),
+)
+"""Label, column of rounds.csv, factor, limits and reach of each panel of the agreement."""
 
 
 def agreement(rounds: Rounds) -> Drawing | Absent:
@@ -25,18 +31,14 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
         smooth = {label: _smooth(frame) for label, frame in values.items()}
         found += [
             panels.Panel(
-                "Conflicting pairs (%)", panels.curves(smooth, "conflict_ratio", 100), title,
-                limits=(-2, 102), reach=(0, 10),
-            ),
-            panels.Panel(
-                "Gradient diversity", panels.curves(smooth, "gradient_diversity"), title,
-                limits=(0.95, math.inf), reach=(1,),
-            ),
-            panels.Panel(
-                "Share of first axis (%)", panels.curves(smooth, "top_axis_share", 100), title,
-                limits=(-2, 102),
-            ),
-        ]  # fmt: skip
+                label=label,
+                curves=panels.curves(smooth, column, factor),
+                title=title,
+                limits=limits,
+                reach=reach,
+            )
+            for label, column, factor, limits, reach in PANELS
+        ]
     kinds = [kind for kind in range(3) if any(panel.curves for panel in found[kind::3])]
     if not kinds:
         return Absent(AGREEMENT, "a conflict needs two clients in a round; these runs have one")
@@ -44,17 +46,21 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
     seeds = panels.panel_note(shown)
     lines = style.lines([label for values in rounds.values() for label in values])
     return Drawing(
-        "agreement",
-        AGREEMENT,
-        "Share of pairs of clients whose updates have a negative inner product, gradient "
-        "diversity, and the share of the largest eigenvalue in the trace of the Gram matrix of "
-        f"the updates, by communication round. {seeds}. Runs of {2 * SMOOTH} rounds or "
-        f"more: moving means over a {SMOOTH}th of the rounds.",
-        "A conflicting pair pulls the model in opposing directions. Gradient diversity is 1 where "
-        "all updates are equal and grows as they differ. A first axis with a large share means "
-        "that the updates lie along one common direction, the one that principal aggregation "
-        "keeps first.",
-        panels.grid(shown, len(kinds), seeds, lines),
+        name="agreement",
+        title=AGREEMENT,
+        caption=(
+            "Share of pairs of clients whose updates have a negative inner product, gradient "
+            "diversity, and the share of the largest eigenvalue in the trace of the Gram matrix of "
+            f"the updates, by communication round. {seeds}. Runs of {2 * SMOOTH} rounds or more: "
+            f"moving means over a {SMOOTH}th of the rounds."
+        ),
+        reading=(
+            "A conflicting pair pulls the model in opposing directions. Gradient diversity is 1 "
+            "where all updates are equal and grows as they differ. A first axis with a large share "
+            "means that the updates lie along one common direction, the one that principal "
+            "aggregation keeps first."
+        ),
+        figure=panels.grid(shown, len(kinds), seeds, lines),
     )
 
 
@@ -62,7 +68,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
     """Sorted pairwise cosines and eigenvalue shares of the last round."""
     left = [
         panels.Panel(
-            "Cosine", _sorted(groups), title, zero=True, limits=(-1.05, 1.05),
+            label="Cosine", curves=_sorted(groups), title=title, zero=True, limits=(-1.05, 1.05),
             x="Pairs of clients, sorted (%)",
         )
         for title, groups in facets.items()
@@ -71,23 +77,28 @@ def cosines(facets: Facets) -> Drawing | Absent:
         return Absent(COSINES, "no cosines.csv; `fedsim run --cosines` writes it")
     right = [
         panels.Panel(
-            "Eigenvalue share (%)",
-            panels.curves(_spectrum(groups), "share", 100),
-            title, limits=(-2, 102), x="Principal axis",
+            label="Eigenvalue share (%)",
+            curves=panels.curves(_spectrum(groups), "share", 100),
+            title=title, limits=(-2, 102), x="Principal axis",
         )
         for title, groups in facets.items()
     ]  # fmt: skip
     shown = [panel for pair in zip(left, right, strict=True) for panel in pair]
     seeds = panels.panel_note(shown)
     return Drawing(
-        "cosines",
-        COSINES,
-        "Left: cosines of all pairs of client updates in the last round, sorted within each run. "
-        "Right: eigenvalues of the Gram matrix of the same updates as shares of their sum. "
-        f"{seeds}.",
-        "A curve that goes further below the zero line has more pairs in conflict, and stronger "
-        "ones. On the right, the steeper the fall, the fewer directions the updates share.",
-        panels.grid(shown, 2, seeds, facet_lines(facets)),
+        name="cosines",
+        title=COSINES,
+        caption=(
+            "Left: cosines of all pairs of client updates in the last round, sorted within each "
+            "run. Right: eigenvalues of the Gram matrix of the same updates as shares of their "
+            f"sum. {seeds}."
+        ),
+        reading=(
+            "A curve that goes further below the zero line has more pairs in conflict, and "
+            "stronger ones. On the right, the steeper the fall, the fewer directions the updates "
+            "share."
+        ),
+        figure=panels.grid(shown, 2, seeds, facet_lines(facets)),
     )
 
 

@@ -24,7 +24,7 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from analysis import layout, pairs, report, select  # noqa: E402
+from analysis import layout, pairs, report, tables  # noqa: E402
 from analysis.layout import PERCENT, PLAIN, Table, crossed, detailed, with_seeds  # noqa: E402
 from analysis.runs import find, summaries  # noqa: E402
 from analysis.stats import Cell, Comparison, Estimate  # noqa: E402
@@ -67,7 +67,7 @@ def make(sweeps: Path) -> None:
     for study in PAIRS:
         write(study, layout.csv([pairs.accuracies(summaries(find([sweeps / study])[0]))]))
     runs = summaries(find([sweeps / "lambda_small"])[0])
-    write("lambda_small", layout.csv([select.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
+    write("lambda_small", layout.csv([tables.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
 
 
 def write(study: str, tables: str) -> None:
@@ -81,7 +81,7 @@ def table(study: str, name: str) -> list[str]:
     texts = {"column": str, "fedld.margin_weight": str}
     frame = pd.read_csv(HERE / study / "tables.csv", dtype=texts)
     rows = frame[frame["table"] == name]
-    text = layout.markdown([select.shown(rows) if name == "selection" else shown(name, rows)])
+    text = layout.markdown([tables.selection(rows) if name == "selection" else shown(name, rows)])
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
@@ -106,11 +106,19 @@ def shown(name: str, rows: pd.DataFrame) -> Table:
 
 def cell(row: dict[str, float]) -> Cell:
     """A cell of a table from its row in tables.csv."""
-    own = Estimate(row["mean"], row["std"], int(row["n"]), row["high"] - row["mean"])
+    own = Estimate(
+        mean=row["mean"], std=row["std"], n=int(row["n"]), half=row["high"] - row["mean"]
+    )
     half = row["difference_high"] - row["difference"]
-    difference = Estimate(row["difference"], float("nan"), int(row["pairs"]), half)
+    difference = Estimate(mean=row["difference"], std=float("nan"), n=int(row["pairs"]), half=half)
     other = Comparison(difference, row["p"]) if row["pairs"] else None
-    return Cell(row["label"], row["column"], own, other, row["p_holm"])
+    return Cell(
+        row=row["label"],
+        column=row["column"],
+        estimate=own,
+        comparison=other,
+        adjusted=row["p_holm"],
+    )
 
 
 def differences(study: str, name: str, column: str, wanted: str) -> list[str]:

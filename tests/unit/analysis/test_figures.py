@@ -133,7 +133,7 @@ def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
 def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
     labels = [f"method number {index}" for index in range(7)]
     one = pd.DataFrame({"mean": [1.0], "low": [np.nan], "high": [np.nan], "n": [1]})
-    figure = panels.grid([panels.Panel("y", dict.fromkeys(labels, one))], 2, "note")
+    figure = panels.grid([panels.Panel(label="y", curves=dict.fromkeys(labels, one))], 2, "note")
     with style.look():
         figure.draw_without_rendering()
     (legend,) = figure.legends
