@@ -14,15 +14,11 @@ code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats tha
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Literal
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.types import Slot
-
-
-def in_batchnorm(slot: Slot) -> bool:
-    """The slot belongs to a BatchNorm module."""
-    return slot.batchnorm
 
 
 def named_bn(slot: Slot) -> bool:
@@ -36,4 +32,4 @@ def build(bn_selection: Literal["module", "name"] = "module") -> Algorithm:
     Args:
         bn_selection: what is personal, by module type, or by name as in public code.
     """
-    return Algorithm(personal={"module": in_batchnorm, "name": named_bn}[bn_selection])
+    return Algorithm(personal=named_bn if bn_selection == "name" else attrgetter("batchnorm"))

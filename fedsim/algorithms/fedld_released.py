@@ -36,13 +36,7 @@ class ReleasedPrincipal:
 
     keep: float
 
-    def __call__(
-        self,
-        gram: F64,
-        history: Array | None,
-        dots: F64,
-        ctx: RoundContext,
-    ) -> F64:
+    def __call__(self, gram: F64, history: Array | None, dots: F64, ctx: RoundContext) -> F64:
         """Coefficients (m,) from K (m, m) and the tensor's history (d,)."""
         m = len(gram)
         if history is None or history.size == 1 or not history.any():

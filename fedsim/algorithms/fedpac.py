@@ -24,6 +24,7 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
@@ -37,13 +38,8 @@ from torch import Tensor
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import Batch, FeaturePenalty, LocalEnv, Phase, Uplink
 from fedsim.core.settings import NonNegative
-from fedsim.core.types import F64, Array, RoundContext, Slot, Vectors
+from fedsim.core.types import F64, Array, RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server
-
-
-def in_head(slot: Slot) -> bool:
-    """The slot belongs to the last linear layer."""
-    return slot.head
 
 
 def class_means(features: Array, labels: Array, num_classes: int) -> F64:
@@ -191,5 +187,5 @@ def build(
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
         server=Server(Average(), exchange=CollaboratingHeads()),
-        personal=in_head,
+        personal=attrgetter("head"),
     )

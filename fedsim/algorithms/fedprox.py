@@ -37,7 +37,7 @@ class Proximal(LocalRule):
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """The received parameters w_t."""
-        return env.anchors()
+        return env.split(env.start)
 
     def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
         """``p.grad += mu (w - w_t)``; nothing at mu = 0, which is FedAvg bit for bit."""

@@ -19,9 +19,9 @@ the sum. Beside the unit weights it is FedGH.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.fedgh import Harmonize, Order
 from fedsim.core.settings import Positive
 from fedsim.server import Gram, Server
-from fedsim.server.harmonize import Harmonize, Order
 
 
 def build(order: Order = "random", include_self: bool = False, eta_g: Positive = 1.0) -> Algorithm:

@@ -120,12 +120,9 @@ class Mixtures:
     width: int
     keep_local: int
 
+    @one_torch_thread()  # the number of threads can change the last bits of a product
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         """Trains the participants' hypernetworks and mixes every client's model anew."""
-        with one_torch_thread():  # the number of threads can change the last bits of a product
-            return self._mixtures(cohort, state, ctx)
-
-    def _mixtures(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         layers, n = list(layers_of(cohort.layout).values()), ctx.num_clients
         shape = Shape(n, len(layers), self.width)
         start = cohort.params

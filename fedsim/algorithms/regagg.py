@@ -19,9 +19,9 @@ makes the rule depend on the scale of the updates.
 from __future__ import annotations
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.simagg import Distance, Similar
 from fedsim.core.settings import Positive
 from fedsim.server import Blocks, Server
-from fedsim.server.similarity import Distance, Similar
 
 
 def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: Positive = 1e-5) -> Algorithm:

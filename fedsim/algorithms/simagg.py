@@ -19,10 +19,69 @@ challenge entry the choice of clients and of hyperparameters per round is left o
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.settings import Positive
-from fedsim.server import Blocks, Server
-from fedsim.server.similarity import Distance, Similar
+from fedsim.core.types import F64, RoundContext, Vectors
+from fedsim.server import Blocks, Cohort, Reduced, Server, blocks_of, shares
+
+Distance = Literal["l2", "signed_sum"]
+"""Euclidean, or the difference of the sums of all entries (the released code)."""
+
+
+def distances_to_mean(gram: F64) -> F64:
+    """(m,) ``||g_i - mean||`` from K (m, m): the diagonal of the doubly centred K, 0 at least."""
+    squares = gram.diagonal() - 2 * gram.mean(axis=1) + gram.mean()
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+def similarity_weights(
+    distances: F64, v: F64, combine: Literal["sum", "product"], eps: float
+) -> F64:
+    """(m,) weights that sum to 1; the shares ``v`` where all distances are 0."""
+    if not distances.any():
+        return v
+    u = distances.sum() / (distances + eps)
+    u = u / (u.sum() + eps)
+    w = u + v if combine == "sum" else u * v
+    return w / w.sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similar:
+    """The mean with similarity weights, block by block; statistics are averaged by samples.
+
+    ``combine`` is of similarity u and share v: their sum (SimAgg) or product (RegAgg); for the
+    other fields see :func:`build`.
+    """
+
+    combine: Literal["sum", "product"]
+    blocks: Blocks
+    distance: Distance
+    eps: float
+
+    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
+        """Keeps no state."""
+        layout = cohort.layout
+        ranges = blocks_of(layout, self.blocks)
+        v = shares(cohort.num_samples, "samples")
+        coefficients = [
+            similarity_weights(d, v, self.combine, self.eps)
+            for d in self._distances(cohort, ranges)
+        ]
+        statistics = slice(layout.num_params, layout.size)
+        return Reduced(cohort.step([*coefficients, v], [*ranges, statistics]))
+
+    def _distances(self, cohort: Cohort, ranges: list[slice]) -> list[F64]:
+        if self.distance == "l2":
+            return [distances_to_mean(gram) for gram in cohort.grams(ranges)]
+        ones = np.ones(cohort.layout.size, cohort.columns.dtype)
+        sums = [sums for _, sums in cohort.grams_with(ones, ranges)]
+        return [np.abs(s - s.mean()) for s in sums]
 
 
 def build(blocks: Blocks = "tensor", distance: Distance = "l2", eps: Positive = 1e-5) -> Algorithm:

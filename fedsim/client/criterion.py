@@ -30,22 +30,7 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
     return true - others.logsumexp(dim=1)
 
 
-def marg_log(logits: Tensor) -> Tensor:
-    """``mean_b log(1 + ||f_b||^2)`` over the logit vectors (FedLD Eq. 3)."""
-    return torch.log1p(logits.square().sum(dim=1)).mean()
-
-
-def softmax_frob(logits: Tensor) -> Tensor:
-    """``log(1 + ||softmax(f)||_F^2)`` of the whole batch (the released FedLD code)."""
-    return torch.log1p(logits.softmax(dim=1).square().sum())
-
-
-def spectral(logits: Tensor) -> Tensor:
-    """``mean_b ||f_b||^2`` (spectral decoupling)."""
-    return logits.square().sum(dim=1).mean()
-
-
-def logit_hinge(logits: Tensor, threshold: float = 1.0) -> Tensor:
+def logit_hinge(logits: Tensor, threshold: float) -> Tensor:
     """``mean_b max(0, ||f_b|| - u)^2``: a threshold u on the length of the logits."""
     squared = logits.square().sum(dim=1)
     beyond = squared > threshold**2
@@ -77,12 +62,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 PENALTIES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
-    "marg_log": lambda f, _: marg_log(f),
-    "softmax_frob": lambda f, _: softmax_frob(f),
-    "spectral": lambda f, _: spectral(f),
+    "marg_log": lambda f, _: torch.log1p(f.square().sum(dim=1)).mean(),
+    "softmax_frob": lambda f, _: torch.log1p(f.softmax(dim=1).square().sum()),
+    "spectral": lambda f, _: f.square().sum(dim=1).mean(),
     "logit_hinge": logit_hinge,
 }
-"""Forms that add ``weight * penalty(logits, threshold)`` to the cross-entropy."""
+"""Forms that add ``weight * penalty(logits, threshold)`` to the cross-entropy: :data:`FORMS`."""
 
 REPLACEMENTS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "sigma_damp": lambda f, y, tau: sigma_damp(f, y, 1.0, tau),

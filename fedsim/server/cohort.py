@@ -113,10 +113,6 @@ class Cohort:
         found = self.columns.products(ranges, vector)
         return [(symmetric(products), products[:, -1]) for products in found]
 
-    def dots(self, vector: Array, where: slice) -> F64:
-        """(m,) inner products with ``vector`` (D,) over ``where``, in float64."""
-        return self.grams_with(vector, [where])[0][1]
-
     def combine(self, coefficients: F64, where: slice, out: Array) -> None:
         """Writes ``sum_i c_i g_i`` over ``where`` into ``out[where]``, in its precision."""
         self.columns.combine([np.asarray(coefficients, np.float64)], [where], out)

@@ -69,15 +69,9 @@ class Adaptive:
     With ``s = Delta^2`` and ``m_0 = 0``: v of Adam is ``b2 v + (1 - b2) s``, of Yogi
     ``v - (1 - b2) s sign(v - s)``, of Adagrad ``v + s``.
 
-    Args:
-        kind: the rule for v.
-        eta: server learning rate.
-        beta1: b1.
-        beta2: b2, without effect in Adagrad.
-        tau: degree of adaptivity.
-        v0: how v starts.
-        bias_correction: multiplies eta by ``sqrt(1 - b2^t) / (1 - b1^t)``, t = 2 in the first
-            round, as Flower's FedAdam does; the paper has none.
+    ``bias_correction`` multiplies eta by ``sqrt(1 - b2^t) / (1 - b1^t)``, t = 2 in the first round,
+    as Flower's FedAdam does; the paper has none.
+    The other fields are those of :mod:`~fedsim.algorithms.fedadam`.
     """
 
     kind: Literal["adam", "yogi", "adagrad"]

@@ -8,8 +8,8 @@ from oracles import aggregation as oracle
 from oracles import samplers
 
 import fedsim
+from fedsim.algorithms.fedgh import harmonize_orders
 from fedsim.core.errors import ConfigError
-from fedsim.server.harmonize import harmonize_orders
 
 from .cases import EXAMPLES, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

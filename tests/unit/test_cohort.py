@@ -79,7 +79,9 @@ def test_by_hand():
     out = np.full(3, np.nan)
     c.combine(np.array([2.0, -1.0]), slice(0, 3), out)
     np.testing.assert_array_equal(out, [2.0, 1.0, 0.0])
-    np.testing.assert_array_equal(c.dots(np.array([1.0, 1, 0]), slice(0, 3)), [3.0, 3.0])
+    np.testing.assert_array_equal(
+        c.grams_with(np.array([1.0, 1, 0]), [slice(0, 3)])[0][1], [3.0, 3.0]
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -194,7 +196,8 @@ def test_nearly_equal_updates_keep_their_difference():
 
 def test_dots_agree_with_float64(small):
     g, v = draw(4, 5000), draw(1, 5000, np.float64)[0]
-    got = Cohort.of(updates(list(g)), layout(5000)).dots(v, slice(10, 4999))
+    cohort = Cohort.of(updates(list(g)), layout(5000))
+    _, got = cohort.grams_with(v, [slice(10, 4999)])[0]
     expected = g[:, 10:4999].astype(np.float64) @ v[10:4999]
     assert got.shape == (4,)
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-12 * np.linalg.norm(v) * 100)
@@ -270,7 +273,7 @@ def test_one_client_with_coefficient_one_is_its_update_bit_for_bit(small):
 def test_empty_ranges():
     cohort = Cohort.of(updates(list(draw(3, 4))), layout(4))
     np.testing.assert_array_equal(cohort.gram(slice(4, 4)), np.zeros((3, 3)))
-    np.testing.assert_array_equal(cohort.dots(np.ones(4), slice(4, 4)), np.zeros(3))
+    np.testing.assert_array_equal(cohort.grams_with(np.ones(4), [slice(4, 4)])[0][1], np.zeros(3))
     out = np.full(4, 7.0, np.float32)
     cohort.combine(np.ones(3), slice(4, 4), out)
     np.testing.assert_array_equal(out, 7.0)

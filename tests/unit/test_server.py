@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import threadpoolctl
 
+from fedsim.algorithms.fedgh import harmonize_orders
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import Average, Exchanged, Gram, HistoryGram, Reduced, RuleState, Server
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import Weights, conflict_ratio, cosines, shares
-from fedsim.server.harmonize import harmonize_orders
 
 CTX = RoundContext(round=3, num_rounds=10, num_clients=20, lr=0.1, seed=7)
 LAYOUT = Layout(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_labels, find_folder
+from fedsim.core.files import ARRAY_FILE_ERRORS, check_labels, find_folder
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
@@ -31,18 +31,7 @@ _ALLOWED = {
     ("numpy", "dtype"): np.dtype,
     ("_codecs", "encode"): _encode,
 }
-_BROKEN = (
-    OSError,
-    EOFError,
-    pickle.UnpicklingError,
-    ValueError,
-    TypeError,
-    KeyError,
-    IndexError,
-    AttributeError,
-    OverflowError,
-    MemoryError,
-)
+_BROKEN = (*ARRAY_FILE_ERRORS, pickle.UnpicklingError, IndexError, AttributeError)
 
 
 class _Unpickler(pickle.Unpickler):

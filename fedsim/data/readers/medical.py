@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,18 +29,6 @@ from fedsim.data.images import decode, load_array
 PUBLISHED_SIZE = 384
 RETINA_STORED = 256
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-
-@dataclass(frozen=True)
-class _List:
-    """The names of a list file in order, with the row of each."""
-
-    path: Path
-    names: tuple[str, ...]
-    rows: tuple[int, ...]
-
-    def where(self, i: int) -> str:
-        return f"{self.path}, row {self.rows[i]}"
 
 
 def retina(request: Request) -> Raw:
@@ -78,40 +65,39 @@ def _read(
     root = find_folder(request.own_folder, (folder,), ("labels.csv",), request.source)
     labels = _labels(root / "labels.csv", len(classes))
     listing = root / "train.csv"
-    train = _names(listing if listing.exists() else root / "central" / "train.csv")
-    test = _names(root / "test.csv")
+    listing = listing if listing.exists() else root / "central" / "train.csv"
+    train, test = _names(listing), _names(root / "test.csv")
     files: list[Path] = []
-    y: list[int] = []
     for part, listed in (("train", train), ("test", test)):
-        for i, name in enumerate(listed.names):
-            files.append(inside(root / part, name, listed.where(i)))
+        for name, where in listed.items():
+            files.append(inside(root / part, name, where))
             if name not in labels:
-                raise DataError(f"{listed.where(i)}: {name!r} has no label in {root}/labels.csv")
-            y.append(labels[name])
+                raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
-        y=np.array(y, dtype=np.int64),
+        y=np.array([labels[name] for name in (*train, *test)], dtype=np.int64),
         class_names=classes,
         mean=normal[0],
         std=normal[1],
-        parts=parts_of(len(train.names), 0, len(test.names)),
+        parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=_patients(train, test) if request.name == "retina" else None,
-        clients=_indices(_clients(root, request.split), train, root / "train"),
+        patient=_patients([*train, *test]) if request.name == "retina" else None,
+        clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
     )
 
 
-def _names(path: Path) -> _List:
-    """The names of a list; refuses one that is given twice."""
-    lines = [(row, line.split(",")[0].strip()) for row, line in read_lines(path)]
-    seen: dict[str, int] = {}
-    for row, name in lines:
+def _names(path: Path) -> dict[str, str]:
+    """The names of a list in order, with "file, row n" of each; refuses one that is given twice."""
+    seen: dict[str, str] = {}
+    for row, line in read_lines(path):
+        name, where = line.split(",")[0].strip(), f"{path}, row {row}"
         if name in seen:
-            raise DataError(f"{path}, row {row}: {name!r} was given in row {seen[name]} already")
-        seen[name] = row
-    return _List(path, tuple(seen), tuple(seen.values()))
+            earlier = seen[name].removeprefix(f"{path}, ")
+            raise DataError(f"{where}: {name!r} was given in {earlier} already")
+        seen[name] = where
+    return seen
 
 
 def _labels(path: Path, num_classes: int) -> dict[str, int]:
@@ -130,11 +116,11 @@ def _labels(path: Path, num_classes: int) -> dict[str, int]:
     return labels
 
 
-def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
-    """The client lists of ``split``: "split_2", "5_clients/split_2", or None for the first one."""
+def _clients(root: Path, split: str | None) -> dict[str, dict[str, str]]:
+    """The clients' lists of ``split``: "split_2", "5_clients/split_2", or None: the first one."""
     folders = sorted(p for p in root.glob("*_clients/*") if p.is_dir())
     if not folders and split is None:
-        return ()
+        return {}
     by_name: dict[str, list[Path]] = {}
     for folder in folders:
         for name in (folder.name, f"{folder.parent.name}/{folder.name}"):
@@ -149,32 +135,32 @@ def _clients(root: Path, split: str | None) -> tuple[_List, ...]:
     if len(found) > 1:
         both = ", ".join(f"{p.parent.name}/{p.name}" for p in found)
         raise DataError(f"data.partition_file {wanted!r} of {root} is ambiguous: {both}")
-    lists = tuple(_names(path) for path in sorted(found[0].glob("*.csv")))
+    lists = {path.stem: _names(path) for path in sorted(found[0].glob("*.csv"))}
     if not lists:
         raise DataError(f"{found[0]}: no client lists (*.csv)")
     return lists
 
 
-def _indices(lists: tuple[_List, ...], train: _List, train_folder: Path) -> dict[str, I64] | None:
+def _indices(
+    lists: dict[str, dict[str, str]], train: list[str], listing: Path, train_folder: Path
+) -> dict[str, I64] | None:
     """The clients' images as positions in the training list, or None without lists."""
-    position = {name: i for i, name in enumerate(train.names)}
+    position = {name: i for i, name in enumerate(train)}
     owner: dict[str, str] = {}
-    clients: dict[str, I64] = {}
-    for listed in lists:
-        for i, name in enumerate(listed.names):
+    for listed in lists.values():
+        for name, where in listed.items():
             if name not in position:
-                inside(train_folder, name, listed.where(i))
-                raise DataError(f"{listed.where(i)}: {name!r} is not in {train.path}")
+                inside(train_folder, name, where)
+                raise DataError(f"{where}: {name!r} is not in {listing}")
             if name in owner:
-                raise DataError(f"{listed.where(i)}: {name!r} was given in {owner[name]} already")
-            owner[name] = listed.where(i)
-        members = [position[name] for name in listed.names]
-        clients[listed.path.stem] = np.array(members, dtype=np.int64)
-    return clients or None
+                raise DataError(f"{where}: {name!r} was given in {owner[name]} already")
+        owner |= listed
+    clients = {name: [position[image] for image in listed] for name, listed in lists.items()}
+    return {name: np.array(images, dtype=np.int64) for name, images in clients.items()} or None
 
 
-def _patients(train: _List, test: _List) -> I64:
-    stems = [re.sub(r"_(left|right)$", "", Path(n).stem) for n in (*train.names, *test.names)]
+def _patients(names: list[str]) -> I64:
+    stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in names]
     return np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
 
 

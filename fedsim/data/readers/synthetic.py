@@ -78,7 +78,8 @@ def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> 
     draw = rng.generator(seed, "synthetic", k)
     size = 50 + int(draw.lognormal(4, 2))
     u, centre = alpha * draw.standard_normal(), beta * draw.standard_normal()
-    w, b = _model(rng.generator(seed, "synthetic.iid") if iid else draw)
+    model = rng.generator(seed, "synthetic.iid") if iid else draw
+    w, b = model.standard_normal((DIMENSION, CLASSES)), model.standard_normal(CLASSES)
     v = centre + (0 if iid else draw.standard_normal(DIMENSION))
     x = v + np.sqrt(variances()) * draw.standard_normal((size, DIMENSION))
     stored = x.astype(np.float32)
@@ -90,10 +91,6 @@ def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> 
 def variances() -> F64:
     """(60,) the diagonal of the features' covariance: j^-1.2, j from 1."""
     return np.arange(1.0, DIMENSION + 1) ** -1.2
-
-
-def _model(draw: np.random.Generator) -> tuple[F64, F64]:
-    return draw.standard_normal((DIMENSION, CLASSES)), draw.standard_normal(CLASSES)
 
 
 DATASETS = (

@@ -18,8 +18,6 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 _ROOT = "tiny-imagenet-200"
 _MEAN, _STD = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
 
-Labelled = list[tuple[Path, int]]
-
 
 def tiny_imagenet(request: Request) -> Raw:
     """Tiny-ImageNet: ``data.dir`` with tiny-imagenet-200/ or with its files, or downloaded.
@@ -66,7 +64,7 @@ def _images(folder: Path) -> list[Path]:
     return files
 
 
-def _annotated(root: Path, label: dict[str, int]) -> Labelled:
+def _annotated(root: Path, label: dict[str, int]) -> list[tuple[Path, int]]:
     """The images of val/ and their labels, by name."""
     table, place = root / "val" / "val_annotations.txt", root / "val" / "images"
     found: dict[Path, int] = {}
