@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -131,7 +130,7 @@ def decompose(
     if owner_samples is None:
         weights = np.bincount(own.astype(np.int64), n, k).astype(np.float64)
     p, q = n / n.sum(), weights / weights.sum()
-    found = asdict(terms(local, np.broadcast_to(after, local.shape), p, q, own))
+    found = terms(local, np.broadcast_to(after, local.shape), p, q, own)
     return {
         name: found[name]
         for name in ("local_loss", "shift_loss", "aggregation_loss", "global_loss")

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from fedsim.core.types import I64, ClientUpdate, Part, RoundContext, Scores, Vector, Vectors
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of
 from fedsim.metrics.scores import SampleScores, joined
-from fedsim.metrics.splits import Samples, groups
+from fedsim.metrics.splits import Samples, group_positions
 from fedsim.server.linalg import Columns
 
 T = TypeVar("T")
@@ -47,7 +47,8 @@ def _samples(outputs: Outputs, run: Samples, _part: Part, index: I64) -> SampleS
 
 
 def _scores(outputs: Outputs, run: Samples, part: Part, index: I64) -> Scores:
-    return scores_of(outputs, run.dataset, index, groups(run, part))
+    groups = group_positions(run.dataset, index) if part == "test" else {}
+    return scores_of(outputs, run.dataset, index, groups)
 
 
 OUTPUTS = Reduction(_outputs, concatenated)

@@ -13,7 +13,6 @@ and ``Lq(w) = sum_j q_j L_j(w)``:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,29 +23,8 @@ TOLERANCE = 1e-9
 """How far the terms may miss the global loss, relative to the larger of 1 and that loss."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """The signed terms, and two diagnostics that are no part of the sum.
-
-    Args:
-        local_loss: of the local models on their clients' own data.
-        shift_loss: what local models lose on the other owners' data.
-        aggregation_loss: what aggregation adds; negative where it helps.
-        global_loss: of the model after aggregation.
-        shift_spread: ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``.
-        aggregation_spread: ``sum_i p_i |Lq(w) - Lq(w_i)|``.
-    """
-
-    local_loss: float
-    shift_loss: float
-    aggregation_loss: float
-    global_loss: float
-    shift_spread: float
-    aggregation_spread: float
-
-
-def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -> Terms:
-    """The terms of Eq. 2; every sum is correctly rounded.
+def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -> dict[str, float]:
+    """The signed terms of Eq. 2, and two diagnostics; every sum is correctly rounded.
 
     Args:
         client_losses: (m, K), ``L_j(w_i)``.
@@ -55,6 +33,12 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
         p: (m,) weights of the clients, sum 1.
         q: (K,) weights of the owners, sum 1.
         owners: (m,) the column of each client's own data.
+
+    Returns:
+        ``local_loss``, ``shift_loss``, ``aggregation_loss`` (negative where aggregation helps) and
+        ``global_loss``; and, no part of the sum, ``shift_spread``, which is
+        ``sum_ij p_i q_j |L_j(w_i) - L_i(w_i)|``, and ``aggregation_spread``, which is
+        ``sum_i p_i |Lq(w) - Lq(w_i)|``.
 
     Raises:
         DivergedError: losses so large that the terms do not add up to the global loss in float64.
@@ -65,15 +49,15 @@ def terms(client_losses: F64, global_losses: F64, p: F64, q: F64, owners: I64) -
     seen = np.array([math.fsum(row) for row in q * client_losses])
     after = np.array([math.fsum(row) for row in q * global_losses])
     whole = math.fsum(p * after)
-    found = Terms(
-        local_loss=math.fsum(p * own),
-        shift_loss=math.fsum((pairs * shifts).ravel()),
-        aggregation_loss=math.fsum(p * (after - seen)),
-        global_loss=whole,
-        shift_spread=math.fsum((pairs * np.abs(shifts)).ravel()),
-        aggregation_spread=math.fsum(p * np.abs(after - seen)),
-    )
-    gap = found.local_loss + found.shift_loss + found.aggregation_loss - whole
+    found = {
+        "local_loss": math.fsum(p * own),
+        "shift_loss": math.fsum((pairs * shifts).ravel()),
+        "aggregation_loss": math.fsum(p * (after - seen)),
+        "global_loss": whole,
+        "shift_spread": math.fsum((pairs * np.abs(shifts)).ravel()),
+        "aggregation_spread": math.fsum(p * np.abs(after - seen)),
+    }
+    gap = found["local_loss"] + found["shift_loss"] + found["aggregation_loss"] - whole
     if not abs(gap) <= TOLERANCE * max(1.0, whole):
         raise DivergedError(
             f"the loss decomposition misses the global loss {whole:g} by {gap:g}: losses of up to "

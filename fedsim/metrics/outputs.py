@@ -77,16 +77,7 @@ def split(outputs: Outputs, sizes: Sequence[int]) -> Sequence[Outputs]:
 
 
 def samples_of(outputs: Outputs, dataset: Dataset, index: I64) -> SampleScores:
-    """The scores of single samples.
-
-    Args:
-        outputs: for n samples.
-        dataset: has their labels.
-        index: (n,) which they are.
-
-    Raises:
-        DivergedError: a logit is NaN or infinite.
-    """
+    """The scores of each of the n samples ``index`` of a data set; errors as :func:`scores_of`."""
     if isinstance(outputs, SampleScores):
         return outputs
     return per_sample(outputs, dataset.y[index], dataset.never_right)

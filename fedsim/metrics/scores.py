@@ -43,16 +43,7 @@ class SampleScores:
 
 
 def per_sample(logits: Array, labels: I64, never_right: Sequence[int] = ()) -> SampleScores:
-    """The cross-entropy of each sample, and whether the prediction of :func:`score` is right.
-
-    Args:
-        logits: (n, C) float32, n >= 1.
-        labels: (n,) int64 in 0..C-1.
-        never_right: classes that are wrong wherever they are predicted.
-
-    Raises:
-        ContractError, DivergedError: as :func:`score`.
-    """
+    """Cross-entropy and hit of each sample; arguments, prediction and errors as :func:`score`."""
     losses, predicted, _ = _outcome(logits, labels)
     return _single(losses, _right(predicted, labels, never_right))
 
@@ -116,12 +107,7 @@ def score(
 
 
 def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None) -> Scores:
-    """Loss and accuracy over the labels of at least one sample; no scores by class, and no AUC.
-
-    Args:
-        samples: of a whole part.
-        groups: as in :func:`score`.
-    """
+    """Loss and accuracy over the labels of at least one sample; no scores by class, and no AUC."""
     whole = group_score("", samples)
     return Scores(
         num_samples=whole.num_samples,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal, Protocol
 
 import numpy as np
 
 from fedsim.core.rng import generator
 from fedsim.core.types import I64, Dataset, Owned, Part, Partition
-from fedsim.metrics.scores import SampleScores
 
 
 class Samples(Protocol):
@@ -69,19 +67,9 @@ def clients_with(partition: Partition, name: Literal["train", "val", "test"]) ->
     return tuple(c for c, own in enumerate(getattr(partition, name)) if len(own))
 
 
-def split_by_owner(samples: SampleScores, partition: Partition, part: Owned) -> list[SampleScores]:
-    """Splits the samples of a part by owner."""
-    return samples.split(counts(partition, part))
-
-
 def num_labels(dataset: Dataset, index: I64) -> int:
     """The number of labels of some samples: one each, or those of their tokens."""
     return int((dataset.y[index] >= 0).sum())
-
-
-def groups(spec: Samples, part: Part) -> Mapping[str, I64]:
-    """Positions of the data set's groups in a part; only the common test part has groups."""
-    return group_positions(spec.dataset, spec.dataset.test) if part == "test" else {}
 
 
 def group_positions(dataset: Dataset, index: I64) -> dict[str, I64]:

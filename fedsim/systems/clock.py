@@ -36,10 +36,6 @@ BOUNDS: Mapping[str, tuple[float, float, str]] = {
     **{name: (0.0, 1.0, "from 0 to 1") for name in ("availability", "work")},
 }
 """The smallest and the largest value of each trait, and the range in words."""
-UNLIMITED = constant(math.inf)
-ALL_STEPS = constant(1.0)
-ROUNDING = 1e-9
-"""Tolerance of a share times a number of steps: 0.07 of 100 steps are 7."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +126,7 @@ class Clock:
     seed: int = 0
     distributions: Mapping[str, Distribution] = field(default_factory=dict)
     trace: Mapping[str, Mapping[int, Series]] = field(default_factory=dict)
-    work: Distribution = ALL_STEPS
+    work: Distribution = field(default_factory=lambda: constant(1.0))
     deadline: float = math.inf
     late: Literal["drop", "partial"] = "drop"
     schedule: LocalSchedule = LocalSchedule()
@@ -145,7 +141,7 @@ class Clock:
         """A trait of a client in a round (from 0); infinite where the clock does not have it."""
         if name in self.trace:
             return self.trace[name][client].at(round)
-        distribution = self.distributions.get(name, UNLIMITED)
+        distribution = self.distributions.get(name, constant(math.inf))
         return distribution.draw(lambda: generator(self.seed, f"clock.{name}", client))
 
     def participation(self, round: int, client: int, n: int) -> Participation:
@@ -167,7 +163,7 @@ class Clock:
 
         planned = self.schedule.steps(n)
         share = self.work.draw(lambda: generator(self.seed, "clock.work", round, client))
-        wanted = min(planned, max(1, math.ceil(share * planned - ROUNDING)))
+        wanted = min(planned, max(1, math.ceil(share * planned - 1e-9)))  # 0.07 of 100 steps are 7
         least = wanted if self.late == "drop" else min(1, wanted)
         fitting = bisect_right(range(1, wanted + 1), self.deadline, key=seconds)
         if fitting >= least:

@@ -21,7 +21,7 @@ from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, Executor, Job, Model
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
-from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels, split_by_owner
+from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClassRow, DecompositionRow, EvaluationRow, LossMatrixRow
@@ -216,7 +216,7 @@ def _own_scores(
     if not setup.personalised:
         part = Owned(split, owners)
         (together,) = executor.evaluate([((state.params, {}), part)], SAMPLES)
-        samples = split_by_owner(together, setup.partition, part)
+        samples = together.split(counts(setup.partition, part))
     else:
         samples = []
         for some in batches({c: own_model(state, c) for c in owners}):
@@ -338,10 +338,8 @@ def decompose(
     samples = np.array([r.num_samples for r in results], dtype=np.float64)
     p, q = shares(samples, "samples"), found.weights / math.fsum(found.weights)
     row = terms(found.local, found.after, p, q, found.own)
-    terms_row = DecompositionRow(
-        round=log.round, split=e.decompose_split, scope=e.decompose_scope, **asdict(row)
-    )
-    log.add(terms_row)
+    split, scope = e.decompose_split, e.decompose_scope
+    log.add(DecompositionRow(round=log.round, split=split, scope=scope, **row))
     if e.loss_matrix:
         _write(found, setup.personalised, log)
     return (len(found.local) + (len(found.local) if setup.personalised else 1)) * setup.vector_bytes
@@ -395,7 +393,7 @@ def means(samples: SampleScores, setup: Setup, part: Part) -> list[float]:
     """The mean loss on each owner's samples, or on the common part."""
     if isinstance(part, str):
         return [mean_loss(samples)]
-    return [mean_loss(own) for own in split_by_owner(samples, setup.partition, part)]
+    return [mean_loss(own) for own in samples.split(counts(setup.partition, part))]
 
 
 def _write(found: Losses, personal: bool, log: RoundLog) -> None:

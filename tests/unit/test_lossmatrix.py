@@ -14,7 +14,7 @@ from fedsim.core.types import Owned, Partition
 from fedsim.engine.base import SAMPLES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.scores import SampleScores
-from fedsim.metrics.splits import count, counts, drawn, indices, split_by_owner
+from fedsim.metrics.splits import count, counts, drawn, indices
 from fedsim.storage.run_dir import RunStore
 from fedsim.training import driver as runs
 from fedsim.training.setup import prepare
@@ -228,7 +228,7 @@ def test_samples_go_back_to_their_owners():
         index = indices(setup.spec, part)
         samples = SampleScores(index.astype(np.float64), index % 2 == 0, np.ones_like(index))
         for client, own in zip(
-            part.owners, split_by_owner(samples, setup.partition, part), strict=True
+            part.owners, samples.split(counts(setup.partition, part)), strict=True
         ):
             expected = drawn(setup.partition, 0, part, client)
             np.testing.assert_array_equal(own.loss, expected)
