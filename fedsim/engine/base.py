@@ -75,7 +75,7 @@ class Incident:
 class Executor(Protocol):
     """Does the clients' work of one run.
 
-    Lost work is done again; what was lost can be asked for with :meth:`incidents`.
+    Lost work is done again; :meth:`incidents` lists what was lost.
     """
 
     @property

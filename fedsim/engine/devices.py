@@ -101,18 +101,18 @@ class Usage:
         total: of the GPU.
         free: that no process has.
         held: by this process's tensors and caches.
-        asked: the allocation that failed.
+        requested: the allocation that failed.
     """
 
     total: int
     free: int
     held: int
-    asked: int
+    requested: int
 
     @property
     def needed(self) -> int:
         """What the process would have had, with its context."""
-        return self.held + self.asked + CONTEXT
+        return self.held + self.requested + CONTEXT
 
     @property
     def others(self) -> int:
@@ -176,11 +176,11 @@ def reason(error: BaseException, fraction: float, device: torch.device) -> str:
         with contextlib.suppress(RuntimeError):  # where even the question fails
             free, total = torch.cuda.mem_get_info(device)
             held = torch.cuda.memory_reserved(device)
-            return explain(Usage(total, free, held, asked(str(error))), fraction)
+            return explain(Usage(total, free, held, requested_bytes(str(error))), fraction)
     return f"{type(error).__name__}: {error}"
 
 
-def asked(text: str) -> int:
+def requested_bytes(text: str) -> int:
     """The bytes that torch tried to allocate, by its message; 0 where it does not say."""
     found = re.search(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)", text)
     return round(float(found[1]) * UNITS[found[2]]) if found else 0
@@ -190,8 +190,8 @@ def explain(usage: Usage, fraction: float) -> str:
     """What happened on a GPU with too little memory and what would help, in one line."""
     fraction = min(fraction, 1.0)
     text = (
-        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.asked)} more asked for, on "
-        f"{fraction:g} of a GPU with {_gib(usage.total)}"
+        f"out of GPU memory: {_gib(usage.held)} in use and {_gib(usage.requested)} more asked for, "
+        f"on {fraction:g} of a GPU with {_gib(usage.total)}"
     )
     need = f"one client needs about {_gib(usage.needed)}"
     if usage.needed > usage.total:

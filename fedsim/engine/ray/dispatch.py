@@ -78,7 +78,7 @@ class Work:
         refs: its objects.
         begun: when it was handed out.
         heard: when it began, or last answered a question for its progress.
-        question: the object of an answer that is being waited for, asked at ``asked``.
+        question: the object of the answer that it owes, since ``asked_at``.
     """
 
     call: Call
@@ -88,7 +88,7 @@ class Work:
     begun: float
     heard: float
     question: Any = None
-    asked: float = 0.0
+    asked_at: float = 0.0
 
 
 class ObjectCache:
@@ -242,14 +242,14 @@ class Dispatcher:
         late = []
         for work in running.values():
             if work.question is None and now - work.heard >= self._interval:
-                work.question, work.asked = work.actor.progress.remote(), now
+                work.question, work.asked_at = work.actor.progress.remote(), now
             if work.question is None:
                 continue
             timeout = self._timeouts[work.call.method]
             answered, _ = ray.wait([work.question], timeout=0)
             if not answered:
                 silent, limit = (
-                    now - work.asked,
+                    now - work.asked_at,
                     min(MIN_TIMEOUT, timeout.seconds(work.call.size())),
                 )
                 if silent > limit:

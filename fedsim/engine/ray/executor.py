@@ -32,9 +32,9 @@ from fedsim.metrics.outputs import concatenated
 from fedsim.metrics.splits import indices
 from fedsim.server.linalg import Columns
 
-SMALL = 4 << 20
+SMALL_UPDATE = 4 << 20
 """Updates of at most this many bytes travel several to a call; larger ones one by one."""
-MOST = 256 << 20
+MAX_CALL = 256 << 20
 """Bytes of updates that a call carries at most, about."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
@@ -164,8 +164,8 @@ class RayExecutor:
         (params, downlink), ranges = sent, () if ctx.probe else self._aggregators.ranges
         sizes = {c: self._sizes[c] for c in clients}
         most = len(sizes)
-        if not self._plan.per_client and self._update_bytes <= SMALL:
-            most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MOST))
+        if not self._plan.per_client and self._update_bytes <= SMALL_UPDATE:
+            most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MAX_CALL))
         return [
             TrainCall(
                 clients=own,

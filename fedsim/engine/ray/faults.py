@@ -55,7 +55,7 @@ class Fault:
         objects: whether what was sent may be gone too and must be sent anew.
         alive: whether the actor itself can go on.
         hung: whether its process no longer listens.
-        final: whether nothing can go on, whoever is left out.
+        final: whether the run cannot go on, even without the client.
         raised: the error of fedsim that the client's code raised on purpose, if any.
     """
 

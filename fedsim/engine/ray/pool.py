@@ -2,7 +2,7 @@
 
 An actor has a run's model built and its data mapped, and holds a fraction of a GPU and some CPUs. A
 slot of a run is starting, idle or busy. Work goes to idle slots alone, so an actor that stays
-pending (resources taken, a node lost, an autoscaler that is slow) delays nobody.
+pending (resources taken, a node lost, an autoscaler that is slow) delays no work.
 """
 
 from __future__ import annotations
@@ -168,21 +168,21 @@ class Session:
         self.end(others)
         self._idle += self._answering({actor: actor.clear.remote() for actor in resting})
 
-    def _answering(self, asked: Mapping[Any, Any]) -> list[Any]:
+    def _answering(self, calls: Mapping[Any, Any]) -> list[Any]:
         """The actors whose answer comes; the others are ended."""
-        refs = list(asked.values())
+        refs = list(calls.values())
         answered = (
             set(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0]) if refs else set()
         )
         alive = []
-        for actor, ref in asked.items():
+        for actor, ref in calls.items():
             try:
                 if ref in answered:
                     ray.get(ref)
                     alive.append(actor)
-            except RayError:  # it died while it was idle: nobody is waiting for it
+            except RayError:  # it died while it was idle, so no work is lost
                 answered.discard(ref)
-        self.end(set(asked) - set(alive))
+        self.end(set(calls) - set(alive))
         return alive
 
     def close(self) -> None:

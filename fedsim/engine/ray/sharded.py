@@ -46,22 +46,22 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
     return tuple(slice(a, b) for a, b in pairwise(edges))
 
 
-def allowed_shards(asked: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
-    """How many ranges :func:`plan_shards` is asked for.
+def allowed_shards(setting: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
+    """The number of ranges to plan for with :func:`plan_shards`.
 
     Args:
-        asked: ``engine.aggregation_shards``.
+        setting: ``engine.aggregation_shards``.
         whole: the setting for which the driver needs whole updates, None where none does.
 
     Raises:
-        ConfigError: both are asked for.
+        ConfigError: the setting spreads the updates that are needed whole.
     """
-    if whole is not None and asked not in ("auto", 1):
+    if whole is not None and setting not in ("auto", 1):
         raise ConfigError(
-            f"engine.aggregation_shards={asked} leaves the updates on the nodes, but "
+            f"engine.aggregation_shards={setting} leaves the updates on the nodes, but "
             f"{whole} needs them whole; allowed with it are auto and 1"
         )
-    return asked if whole is None else 1
+    return setting if whole is None else 1
 
 
 def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
@@ -158,7 +158,7 @@ class Aggregators:
                 ray.get(ref)
             except RayError as error:
                 fault = fault_of(error)
-                if fault.objects:  # else it is the actor: whoever asks it next will see that
+                if fault.objects:  # else it is the actor, which the next call notices
                     lost[client] = fault.error
         return lost
 
@@ -236,7 +236,7 @@ class Sharded:
                 out[piece.start : piece.stop] = sums[at]
 
     def _ask(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The aggregators' answers; what is lost is made again, and all of them asked again."""
+        """The aggregators' answers; what was lost is computed again, and then all calls are."""
         attempt = 1
         while True:
             try:

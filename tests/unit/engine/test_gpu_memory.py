@@ -10,7 +10,14 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
 from fedsim.engine import devices
-from fedsim.engine.devices import CONTEXT, Usage, asked, explain, is_out_of_memory, tensor_fraction
+from fedsim.engine.devices import (
+    CONTEXT,
+    Usage,
+    explain,
+    is_out_of_memory,
+    requested_bytes,
+    tensor_fraction,
+)
 
 
 def test_tensors_get_the_share_less_what_the_process_itself_takes():
@@ -52,7 +59,7 @@ def test_only_a_shared_gpu_is_capped(monkeypatch, device, share, fraction):
     ],
 )
 def test_what_was_asked_for(text, amount):
-    assert asked(text) == amount
+    assert requested_bytes(text) == amount
 
 
 def test_what_counts_as_out_of_memory():
@@ -75,7 +82,7 @@ def test_the_fraction_that_would_fit():
 @pytest.mark.parametrize("total", [8, 24, 80])
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3333, 0.5, 0.9])
 @pytest.mark.parametrize("beyond", [0.01, 0.4, 3.0])
-def test_the_advice_is_a_larger_share_that_holds_the_need(total, share, beyond):
+def test_the_suggestion_is_a_larger_fraction_that_holds_the_need(total, share, beyond):
     total *= GIB
     held = max(0, int(share * total) - CONTEXT)
     usage = Usage(total, total // 2, held, int(beyond * GIB))
@@ -84,11 +91,11 @@ def test_the_advice_is_a_larger_share_that_holds_the_need(total, share, beyond):
     if usage.needed > total:
         assert "too much for this GPU" in text
         return
-    [advised] = map(float, re.findall(r"--gpus-per-client (\S+) would fit", text))
-    assert share < advised <= 1
-    assert usage.needed <= advised * total
-    clients = round(1 / advised)
-    assert clients * advised <= 1, "as many processes as that fit on the GPU"
+    [suggested] = map(float, re.findall(r"--gpus-per-client (\S+) would fit", text))
+    assert share < suggested <= 1
+    assert usage.needed <= suggested * total
+    clients = round(1 / suggested)
+    assert clients * suggested <= 1, "as many processes as that fit on the GPU"
     assert clients == 1 or usage.needed * devices.HEADROOM > total / (clients + 1)
 
 
