@@ -179,8 +179,7 @@ class TableRow(NamedTuple):
 def find_folder(folder: Path, below: Iterable[str], markers: Sequence[str], wanted: str) -> Path:
     """The folder that holds one of the files ``markers``: ``folder`` or one of ``below`` in it.
 
-    Raises:
-        DataError: there is none; says what was wanted and where it was looked for.
+    A DataError where there is none says what was wanted and where it was looked for.
     """
     if not folder.is_dir():
         raise DataError(f"data.dir {folder}: there is no such folder; wanted is {wanted}")
@@ -244,11 +243,7 @@ def read_table(
 
 
 def whole_number(text: str, where: str) -> int:
-    """``text`` as an integer; "3.0" is one, as in the published label files.
-
-    Raises:
-        DataError: it is not a whole number.
-    """
+    """``text`` as an integer ("3.0" is one, as in the published label files), or a DataError."""
     try:
         value = float(text)
     except ValueError:
@@ -259,11 +254,7 @@ def whole_number(text: str, where: str) -> int:
 
 
 def inside(folder: Path, name: str, where: str) -> Path:
-    """``folder / name``, an existing file that does not lie outside ``folder``.
-
-    Raises:
-        DataError: the name leaves the folder, or there is no such file.
-    """
+    """``folder / name``; a DataError where that is no file or lies outside ``folder``."""
     normal = os.path.normpath(name)
     if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
         raise DataError(f"{where}: {name!r} leaves the data folder {folder}")

@@ -45,8 +45,7 @@ def signature(
 ) -> inspect.Signature:
     """The parameters of ``function``; ``evaluate`` turns annotations that are text into types.
 
-    Raises:
-        ConfigError: they are unknown (some functions in C), or an annotation cannot be evaluated.
+    A ConfigError where they are unknown (some functions in C) or one cannot be evaluated.
     """
     try:
         return inspect.signature(function, eval_str=evaluate)
@@ -55,11 +54,7 @@ def signature(
 
 
 def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls ``function``; its own exceptions pass.
-
-    Raises:
-        ConfigError: it does not take these arguments.
-    """
+    """Calls ``function``, whose own exceptions pass; a ConfigError where the arguments misfit."""
     expected = signature(function, where)
     try:
         expected.bind(*args, **kwargs)

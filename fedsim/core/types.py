@@ -299,8 +299,8 @@ class Scores:
     num_samples: int
     loss: float
     accuracy: float
-    balanced_accuracy: float | None
-    macro_f1: float | None
-    auc: float | None
-    classes: tuple[ClassScore, ...]
+    balanced_accuracy: float | None = None
+    macro_f1: float | None = None
+    auc: float | None = None
+    classes: tuple[ClassScore, ...] = ()
     groups: tuple[GroupScore, ...] = ()

@@ -84,16 +84,10 @@ def samples_of(outputs: Outputs, dataset: Dataset, index: I64) -> SampleScores:
 
 
 def scores_of(outputs: Outputs, dataset: Dataset, index: I64, groups: Mapping[str, I64]) -> Scores:
-    """The scores of all samples together.
+    """The scores of all the n samples ``index`` of a data set together.
 
-    Args:
-        outputs: for n samples.
-        dataset: has their labels.
-        index: (n,) which they are.
-        groups: positions in ``index`` of samples whose scores are wanted apart, by name.
-
-    Raises:
-        DivergedError: a logit is NaN or infinite.
+    ``groups`` are positions in ``index`` of samples that are also scored apart, by name. A
+    DivergedError where a logit is NaN or infinite.
     """
     if isinstance(outputs, SampleScores):
         return score_tokens(outputs, groups)

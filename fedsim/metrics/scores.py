@@ -113,25 +113,19 @@ def score_tokens(samples: SampleScores, groups: Mapping[str, I64] | None = None)
         num_samples=whole.num_samples,
         loss=whole.loss,
         accuracy=whole.accuracy,
-        balanced_accuracy=None,
-        macro_f1=None,
-        auc=None,
-        classes=(),
         groups=_groups(samples, groups or {}),
     )
 
 
 def group_score(name: str, samples: SampleScores) -> GroupScore:
     """Loss and accuracy of at least one sample: means over labels, sums correctly rounded."""
-    accuracy = int(samples.correct.sum()) / int(samples.weight.sum())
+    total = int(samples.weight.sum())
     return GroupScore(
-        group=name, num_samples=len(samples.loss), loss=mean_loss(samples), accuracy=accuracy
+        group=name,
+        num_samples=len(samples.loss),
+        loss=math.fsum(samples.loss.tolist()) / total,
+        accuracy=int(samples.correct.sum()) / total,
     )
-
-
-def mean_loss(samples: SampleScores) -> float:
-    """The mean cross-entropy of at least one sample's labels, the sum correctly rounded."""
-    return math.fsum(samples.loss.tolist()) / int(samples.weight.sum())
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:

@@ -135,11 +135,7 @@ NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE
 
 
 def find(spec: ModelSpec) -> Entry:
-    """The entry of ``spec.name``, which fits the data that ``spec`` describes.
-
-    Raises:
-        ConfigError: there is none of this name, it takes something else, or an image is too small.
-    """
+    """The entry of ``spec.name``; a ConfigError where there is none that fits the data."""
     entry = CATALOGUE.get(spec.name)
     if entry is None:
         raise ConfigError(
@@ -184,11 +180,7 @@ def zeros(spec: ModelSpec) -> Tensor:
 
 
 def make(spec: ModelSpec) -> nn.Module:
-    """The model that the function returns for (num_classes, in_channels, image_size).
-
-    Raises:
-        ConfigError: there is no such function, or what it returns is no model for such data.
-    """
+    """What the user's function returns; a ConfigError where that is no model for such data."""
     where = f"model.name={spec.name}"
     function = resolve(spec.name, where)
     model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)

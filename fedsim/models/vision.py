@@ -144,8 +144,8 @@ class InvertedResidual(nn.Module):
         return y if self.shortcut is None else y + self.shortcut(x)
 
 
-def with_group_norm(model: nn.Module) -> nn.Module:
-    """Replaces every BatchNorm2d of ``model``, in place, by a GroupNorm, and returns the model.
+def with_group_norm(model: nn.Module) -> None:
+    """Replaces every BatchNorm2d of ``model``, in place, by a GroupNorm.
 
     The number of groups is the largest divisor of the channels that is at most 32 and leaves two
     channels to a group (32 for all of ResNet, as Wu and He 2018 advise). A model without
@@ -158,11 +158,10 @@ def with_group_norm(model: nn.Module) -> nn.Module:
                 most = max(1, min(32, channels // 2))
                 groups = next(n for n in range(most, 0, -1) if channels % n == 0)
                 setattr(parent, name, nn.GroupNorm(groups, channels))
-    return model
 
 
-def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
-    """Puts linear, ReLU, linear between features and head, in place, and returns the model.
+def with_projection(model: nn.Module, width: int, where: str) -> None:
+    """Puts linear, ReLU, linear between features and head, in place.
 
     The head is a new one for ``width`` inputs. Beside ``features.projection`` the features' own
     names become ``features.backbone...``.
@@ -185,7 +184,6 @@ def with_projection(model: nn.Module, width: int, where: str) -> nn.Module:
     projection = nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, width))
     model.features = nn.Sequential(OrderedDict(backbone=features, projection=projection))
     model.head = type(head)(width, head.out_features)
-    return model
 
 
 def _conv_bn(

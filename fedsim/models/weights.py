@@ -21,10 +21,8 @@ _IMAGENET = ("resnet18", "resnet50")
 def load(model: nn.Module, spec: ModelSpec) -> None:
     """Overwrites ``model``'s random start by the weights that ``spec`` asks for, in place.
 
-    ``spec.weights``, a file, comes before ``spec.pretrained``; with neither nothing happens.
-
-    Raises:
-        ConfigError: the weights cannot be had, or do not fit the model.
+    ``spec.weights``, a file, comes before ``spec.pretrained``; with neither nothing happens. A
+    ConfigError where the weights cannot be had, or do not fit the model.
     """
     if spec.weights is not None:
         _copy(read(spec.weights), model, f"model.weights={spec.weights}")

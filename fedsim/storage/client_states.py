@@ -74,14 +74,9 @@ class Segment:
     size: int = field(kw_only=True)
     sha256: str = field(default="", kw_only=True)
 
-    @property
-    def written(self) -> bool:
-        """Whether the file is there."""
-        return bool(self.sha256)
-
     def write(self) -> None:
         """Writes the file, unless it is there."""
-        if self.written:
+        if self.sha256:
             return
         named = {f"{c}/{k}": a for c, state in self.unwritten.items() for k, a in state.items()}
         self.sha256 = tensors.save(self.path, named)
@@ -179,7 +174,7 @@ class ClientStateStore(Mapping[int, Vectors]):
             if self._bytes <= self.budget:
                 break
             segment = self._segments.get(client)
-            if segment is not None and segment.written:
+            if segment is not None and segment.sha256:
                 evicted.append(client)
                 self._bytes -= self._sizes[client]
         for client in evicted:

@@ -9,11 +9,9 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import numpy as np
 
-Name = Literal["choice", "uniform", "lognormal"]
 FORMS = "a number, choice(a, b, ...), uniform(low, high) or lognormal(median, sigma)"
 _TEXT = re.compile(r"\s*(choice|uniform|lognormal)\s*\(([^()]*)\)\s*")
 
@@ -23,11 +21,11 @@ class Distribution:
     """A distribution; a ``choice`` of one value is constant.
 
     Args:
-        name: its family.
+        name: its family: choice, uniform or lognormal.
         values: of a ``choice``, equally likely; or low and high, or median and sigma.
     """
 
-    name: Name
+    name: str
     values: tuple[float, ...]
 
     @property
@@ -59,13 +57,9 @@ def constant(value: float) -> Distribution:
 
 
 def parse(given: object) -> Distribution:
-    """The distribution that a number or a text describes.
-
-    Raises:
-        ValueError: it is none; says what is allowed.
-    """
+    """The distribution that a number or a text describes; a ValueError says what is allowed."""
     match = _TEXT.fullmatch(str(given))
-    name = cast(Name, match[1] if match else "choice")
+    name = match[1] if match else "choice"
     try:
         values = tuple(float(text) for text in (match[2].split(",") if match else [str(given)]))
     except ValueError:
@@ -80,11 +74,7 @@ def parse(given: object) -> Distribution:
 
 
 def parse_within(given: object, low: float, high: float, allowed: str) -> Distribution:
-    """The distribution that ``given`` describes, with its support in ``low`` to ``high``.
-
-    Raises:
-        ValueError: as :func:`parse`, or a number may lie outside; ``allowed`` says what may not.
-    """
+    """As :func:`parse`, within ``low`` to ``high``, which ``allowed`` says in words."""
     distribution = parse(given)
     least, most = distribution.bounds
     if least < low or most > high:

@@ -20,7 +20,7 @@ from fedsim.core.types import F64, I64, ClientUpdate, GroupScore, Owned, Part, R
 from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, Executor, Job, Model
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
-from fedsim.metrics.scores import SampleScores, group_score, mean_loss, mean_scores
+from fedsim.metrics.scores import SampleScores, group_score, mean_scores
 from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
@@ -392,8 +392,9 @@ def measure(
 def means(samples: SampleScores, setup: Setup, part: Part) -> list[float]:
     """The mean loss on each owner's samples, or on the common part."""
     if isinstance(part, str):
-        return [mean_loss(samples)]
-    return [mean_loss(own) for own in samples.split(counts(setup.partition, part))]
+        return [group_score("", samples).loss]
+    each = samples.split(counts(setup.partition, part))
+    return [group_score("", own).loss for own in each]
 
 
 def _write(found: Losses, personal: bool, log: RoundLog) -> None:

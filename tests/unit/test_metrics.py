@@ -16,7 +16,6 @@ from fedsim.metrics.scores import (
     auc,
     group_score,
     joined,
-    mean_loss,
     mean_scores,
     per_sample,
     score,
@@ -213,7 +212,7 @@ def test_single_samples_by_hand() -> None:
 def test_a_score_is_made_of_its_samples() -> None:
     logits, labels = drawn(2)
     whole, samples = score(logits, labels), per_sample(logits, labels)
-    assert mean_loss(samples) == whole.loss == math.fsum(samples.loss) / 50
+    assert group_score("", samples).loss == whole.loss == math.fsum(samples.loss) / 50
     assert samples.correct.mean() == whole.accuracy
     expected = GroupScore(group="all", num_samples=50, loss=whole.loss, accuracy=whole.accuracy)
     assert group_score("all", samples) == expected
@@ -232,7 +231,7 @@ def test_runs_of_samples_are_joined_in_their_order(cuts: tuple[int, ...]) -> Non
 def test_the_mean_loss_is_rounded_once() -> None:
     losses = np.array([1e16, 1.0, 1.0, 0.0])
     samples = SampleScores(losses, np.ones(4, np.bool_), np.ones(4, np.int64))
-    assert mean_loss(samples) == (1e16 + 2) / 4
+    assert group_score("", samples).loss == (1e16 + 2) / 4
     assert losses.sum() != 1e16 + 2
 
 

@@ -174,7 +174,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
         return write(path, arrays)
 
     def watched_read(self, client):
-        if not self.written:
+        if not self.sha256:
             early.append(client)
             asked.set()
         return read(self, client)

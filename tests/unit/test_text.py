@@ -18,7 +18,6 @@ from fedsim.metrics.scores import (
     SampleScores,
     group_score,
     joined,
-    mean_loss,
     mean_scores,
     per_sample,
     score,
@@ -54,7 +53,7 @@ def test_tokens_by_hand():
     second = math.log(math.e**3 + 2) - 3
     assert got.loss.tolist() == pytest.approx([first, second], rel=1e-14)
     assert (got.correct.tolist(), got.weight.tolist()) == ([1, 1], [2, 1])
-    assert mean_loss(got) == pytest.approx((first + second) / 3, rel=1e-14)
+    assert group_score("", got).loss == pytest.approx((first + second) / 3, rel=1e-14)
     whole = score_tokens(got, {"second": np.array([1])})
     assert (whole.num_samples, whole.accuracy) == (2, 2 / 3)
     assert (whole.balanced_accuracy, whole.macro_f1, whole.auc, whole.classes) == (None,) * 3 + (
