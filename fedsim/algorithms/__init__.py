@@ -1,7 +1,5 @@
 """The methods: one file each, found by its name; ``build(**hyperparameters) -> Algorithm``."""
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.algorithms.registry import (
     FIELDS,

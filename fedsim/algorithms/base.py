@@ -1,7 +1,5 @@
 """What a file in ``fedsim/algorithms`` builds: the client part and the server part of a method."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -12,8 +12,6 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2, no bias correction. Statistics are 
     round + 1, round from 1, and has tau = 1e-9 (bias_correction=true); FL-bench has beta2 = 0.999
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights

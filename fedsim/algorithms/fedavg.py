@@ -11,8 +11,6 @@ w <- w + sum_i p_i (w_i - w),   p_i = n_i / sum_S n_j  over the cohort S, or 1/m
     some client
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.server import Average, Server, Weights
 

@@ -12,8 +12,6 @@ Delta = sum_i p_i g_i, v_0 = 0; beta = 0 and eta = 1 are FedAvg. Statistics are 
     baseline; nesterov=true), v <- beta v + (1 - beta) Delta (FedDecorr; damping=true)
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights

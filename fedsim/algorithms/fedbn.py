@@ -12,8 +12,6 @@ code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats tha
     (``bn_selection=name``); PFLlib keeps the running statistics local in every method
 """
 
-from __future__ import annotations
-
 from operator import attrgetter
 from typing import Literal
 

@@ -15,8 +15,6 @@ added to the mixed gradient, as in the official code. alpha = 1 is FedAvg with u
     eta_g multiplies Delta, so that its eta_g is eta_g lr K here
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -15,8 +15,6 @@ about B; the experiments of FedDecorr and FedGH ran with ``code`` and beta = 0.1
     (``form=code``, the default, against ``form=paper``)
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

@@ -16,8 +16,6 @@ all clients the rounds converge to the minimum of the mean of the F_i. SGD runs 
     FL-bench drops the quadratic term
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

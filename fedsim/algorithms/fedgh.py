@@ -13,8 +13,6 @@ n in p_k = n_k / n is the sum over the cohort. Not the FedGH of Yi et al. (ACM M
 :public code: none known of this method; PFLlib's FedGH is another one
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

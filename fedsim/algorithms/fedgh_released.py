@@ -16,8 +16,6 @@
     (``divide_by=cohort`` does not)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -19,8 +19,6 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
     never keeps the new gm, which so stays at 0.05 of the round's own gradient
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -15,8 +15,6 @@ what it asks of the correction. The released code differs throughout: see ``fedl
     (``fedld_released``)
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fedsim.algorithms.base import Algorithm

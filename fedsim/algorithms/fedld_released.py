@@ -16,8 +16,6 @@ BatchNorm of the released runs are settings: preset ``fedld_released``.
 :public code: this is one; it gives NaN where a client is orthogonal to an axis
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -20,8 +20,6 @@ optimisers of the other rule.
     on
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

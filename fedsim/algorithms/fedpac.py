@@ -21,8 +21,6 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
     FedLD code takes the first statistics in training mode
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated

@@ -13,8 +13,6 @@ over tensors k (not squared, no half); its gradient is mu times a unit vector pe
     (``prox_form=l2_per_tensor``)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

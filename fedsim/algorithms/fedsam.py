@@ -17,8 +17,6 @@ direction of the server. rho = 0 is FedAvg, and FedCM where alpha < 1.
     FedDecorr's copy and 0.1 in FL-Simulator
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

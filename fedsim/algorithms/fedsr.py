@@ -18,8 +18,6 @@ features of the unchanged model and a_cmi has no effect.
     the optimiser's state over rounds; lets the scale become negative, where the loss is NaN
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal

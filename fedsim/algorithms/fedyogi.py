@@ -12,8 +12,6 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2. Statistics are averaged only.
 :public code: most starts at v = 0 (v0=zero)
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights

@@ -22,8 +22,6 @@ GAMF's matching of all clients at once.
     growing layers, in networks without BatchNorm
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

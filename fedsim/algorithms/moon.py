@@ -17,8 +17,6 @@ CIFAR-100 and Tiny-ImageNet.
     models in training mode and has no projection head; NIID-Bench's mu is 0.001
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch.nn.functional as F

@@ -16,8 +16,6 @@ the sum. Beside the unit weights it is FedGH.
     tasks, itself included, in fixed order: order=ascending, include_self=true
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.fedgh import Harmonize, Order
 from fedsim.core.settings import Positive

@@ -23,8 +23,6 @@ Memory is N models, a round mixes N of them for N clients: for small models and 
     the old model instead of keeping th_i; its layers are tensors
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -16,8 +16,6 @@ makes the rule depend on the scale of the updates.
     entries as distance, which can be 0 for very different tensors: distance=signed_sum
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.algorithms.simagg import Distance, Similar
 from fedsim.core.settings import Positive

@@ -5,8 +5,6 @@ configuration files and the CSV columns come from the signature. A method that l
 named ``module:function``.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

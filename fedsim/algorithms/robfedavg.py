@@ -17,8 +17,6 @@ step is no combination of the updates, so that whole updates are needed in one p
 :public code: none known
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -19,8 +19,6 @@ evaluation mode, without augmentation.
     alpemreacar/FedDyn scales c by data size, clips at 10 and forgets the decay of lr in c_i'
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -17,8 +17,6 @@ challenge entry the choice of clients and of hyperparameters per round is left o
     entries as distance, which can be 0 for very different tensors: distance=signed_sum
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -13,8 +13,6 @@ statistics are averaged only.
 :public code: none known
 """
 
-from __future__ import annotations
-
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.settings import Decay, Positive
 from fedsim.server import Average, Server, Weights

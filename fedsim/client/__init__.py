@@ -1,7 +1,5 @@
 """The clients: local training, what a method may change in it, the classification loss."""
 
-from __future__ import annotations
-
 from fedsim.client.context import LocalEnv, Phase, normaliser
 from fedsim.client.criterion import MarginControl, matmul, upcast
 from fedsim.client.trainer import Batch, FeaturePenalty, LocalRule, Uplink

@@ -1,7 +1,5 @@
 """The environment of a client's local training; lives for one task."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@ Sources: FedLD (Zeng et al., MICCAI 2024, Eq. 3) and Puli et al., "Don't blame d
 of a single method are in that method's file.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

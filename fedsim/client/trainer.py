@@ -5,8 +5,6 @@ random numbers come from (seed, round, client), the model is loaded anew for eac
 is kept between tasks. So it can run anywhere, be retried after a crash and be replayed.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, field

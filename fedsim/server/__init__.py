@@ -1,7 +1,5 @@
 """The server: a cohort of updates becomes one step of the global model."""
 
-from __future__ import annotations
-
 from fedsim.server.base import (
     Average,
     Blocks,

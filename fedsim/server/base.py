@@ -28,11 +28,7 @@ from fedsim.server.linalg import single_threaded_blas
 class RuleState:
     """What each part of a method's server keeps from round to round; empty before the first.
 
-    Args:
-        probe: of the pass before training.
-        reduction: of the reduction.
-        optimizers: of each server optimiser, in their order.
-        exchange: of the exchange.
+    ``probe`` is of the pass before training, ``optimizers`` has one entry for each, in their order.
     """
 
     probe: Vectors = field(default_factory=dict)
@@ -97,13 +93,7 @@ class ServerStep:
 
 @dataclass(frozen=True)
 class Reduced:
-    """The result of a reduction.
-
-    Args:
-        step: (D,) to add to the global vector.
-        state: for the next round.
-        metrics: numbers about the step for the log.
-    """
+    """The result of a reduction, see :class:`ServerStep`."""
 
     step: Array
     state: Vectors = field(default_factory=dict)

@@ -5,8 +5,6 @@ is pure and runs in microseconds on m x m numbers (docs/GRAM.md); the coefficien
 sum to 1 and may be negative, so they belong to updates, never to weights.
 """
 
-from __future__ import annotations
-
 from typing import Literal, Protocol
 
 import numpy as np

@@ -6,8 +6,6 @@ sums are float64, and what the pieces give is added in their order, so that neit
 threads nor where a piece is computed can change a bit (docs/GRAM.md).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -81,11 +79,7 @@ class Columns(Protocol):
 
 @dataclass(frozen=True)
 class LocalColumns:
-    """Updates in this process.
-
-    Args:
-        rows: m vectors (D,).
-    """
+    """Updates in this process: m vectors (D,)."""
 
     rows: tuple[Array, ...]
 
@@ -107,12 +101,7 @@ class LocalColumns:
 
 @dataclass(frozen=True)
 class ScaledColumns:
-    """Updates, each multiplied by a number.
-
-    Args:
-        columns: the updates.
-        factors: (m,).
-    """
+    """Updates, each multiplied by its number of the ``factors`` (m,)."""
 
     columns: Columns
     factors: F64

@@ -5,8 +5,6 @@ its precision. Sources: Reddi et al. 2021 (Adaptive Federated Optimization, Algo
 2019 (FedAvgM), Wang et al. 2020 (SlowMo).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -90,12 +88,10 @@ class Adaptive:
         start = self.tau**2 if self.v0 == "paper" else 0.0
         before = state["v"] if "v" in state else np.full_like(step, start)
         v = self._second(before, np.square(step))
-        return self._rate(ctx.round + 2) * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
-
-    def _rate(self, t: int) -> float:
-        if not self.bias_correction:
-            return self.eta
-        return self.eta * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+        rate, t = self.eta, ctx.round + 2
+        if self.bias_correction:
+            rate = rate * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
+        return rate * m / (np.sqrt(v) + self.tau), {"m": m, "v": v}
 
     def _second(self, v: Array, square: Array) -> Array:
         if self.kind == "adam":

@@ -1,7 +1,5 @@
 """Principal gradient aggregation: the server rule of FedLD."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

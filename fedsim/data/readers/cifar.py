@@ -1,7 +1,5 @@
 """Reader of CIFAR-10 and CIFAR-100: python-2 pickles, through a restricted unpickler."""
 
-from __future__ import annotations
-
 import codecs
 import pickle
 from pathlib import Path

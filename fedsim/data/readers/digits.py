@@ -1,7 +1,5 @@
 """The embedded default: scikit-learn's hand-written digits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedsim.core.errors import ConfigError

@@ -6,8 +6,6 @@ images lie in the folder itself or in images/. Classes are numbers 0, 1, ... or 
 one name a line, settles their order and which ones there are.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

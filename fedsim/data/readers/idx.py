@@ -1,7 +1,5 @@
 """Reader of MNIST and Fashion-MNIST: idx files, plain or gzip."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from pathlib import Path

@@ -5,8 +5,6 @@ A folder train/, test/ or val/ holds any number of json files, each with ``users
 in some of LEAF's own files. Users become sites.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from collections import Counter

@@ -4,8 +4,6 @@ Words are numbered as they come while the files are read; which of them make up 
 their final numbers, is decided when all are known.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

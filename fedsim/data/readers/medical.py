@@ -11,8 +11,6 @@ labels.csv has rows ``name,label`` without a header; in the lists the name is th
 first comma. Clients are in the order of their sorted file names and keep the order of their lists.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,7 @@ from fedsim.core.errors import DataError, nearest
 from fedsim.core.files import find_folder, inside, read_lines, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
-from fedsim.data.dataset import DatasetInfo, Raw, Reader, Request, parts_of
+from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.images import decode, load_array
 
 PUBLISHED_SIZE = 384
@@ -164,9 +162,9 @@ def _patients(names: list[str]) -> I64:
     return np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
 
 
-def _info(name: str, title: str, read: Reader, num_classes: int, folder: str) -> DatasetInfo:
-    return DatasetInfo(
-        name=name,
+DATASETS = tuple(
+    DatasetInfo(
+        name=read.__name__,
         title=f"{title} (SSL-FL, FedLD)",
         read=read,
         num_classes=num_classes,
@@ -178,15 +176,8 @@ def _info(name: str, title: str, read: Reader, num_classes: int, folder: str) ->
         needs_folder=True,
         client_folders=True,
     )
-
-
-DATASETS = (
-    _info("retina", "diabetic retinopathy, normal or diseased", retina, 2, "Retina"),
-    _info(
-        "covid_fl",
-        "chest X-rays of several hospitals: normal, pneumonia, COVID-19",
-        covid_fl,
-        3,
-        "COVID-FL",
-    ),
+    for read, folder, num_classes, title in (
+        (retina, "Retina", 2, "diabetic retinopathy, normal or diseased"),
+        (covid_fl, "COVID-FL", 3, "chest X-rays of several hospitals: normal, pneumonia, COVID-19"),
+    )
 )

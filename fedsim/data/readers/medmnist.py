@@ -5,8 +5,6 @@ which serves the files from Zenodo record 10519652. Licence of the data: CC BY 4
 dermamnist CC BY-NC 4.0.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

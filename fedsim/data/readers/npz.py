@@ -1,7 +1,5 @@
 """npz files: the user's own arrays with sites and patients, and what all readers of npz share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -130,33 +130,19 @@ def _images(seed: int, part: str, size: int, site: I64, y: I64, mark: I64) -> Ar
 
 @dataclass(frozen=True, kw_only=True)
 class Eyes:
-    """What n eyes look like; every array has n rows.
+    """What n eyes look like; every array has n rows."""
 
-    Args:
-        centre: (n, 2) of the eye, x and y.
-        radius: (n,) of the eye.
-        colour: (n, 3) of its background, in grey levels.
-        light: (n, 2) slope of the illumination along x and y.
-        side: (n,) where the optic disc is: 1 right, -1 left.
-        height: (n,) of the optic disc.
-        bend: (n, vessels) curvature of each vessel's arc.
-        tilt: (n, vessels) of the arc.
-        lesion_at: (n, lesions, 2) from the eye's centre, in radii.
-        lesion_size: (n, lesions) radius of each lesion.
-        lesion_colour: (n, lesions, 3) grey levels at its centre; 0 where there is none.
-    """
-
-    centre: F64
-    radius: F64
-    colour: F64
-    light: F64
-    side: F64
-    height: F64
-    bend: F64
-    tilt: F64
-    lesion_at: F64
-    lesion_size: F64
-    lesion_colour: F64
+    centre: F64  # (n, 2) of the eye, x and y
+    radius: F64  # (n,) of the eye
+    colour: F64  # (n, 3) of its background, in grey levels
+    light: F64  # (n, 2) slope of the illumination along x and y
+    side: F64  # (n,) where the optic disc is: 1 right, -1 left
+    height: F64  # (n,) of the optic disc
+    bend: F64  # (n, vessels) curvature of each vessel's arc
+    tilt: F64  # (n, vessels) of the arc
+    lesion_at: F64  # (n, lesions, 2) from the eye's centre, in radii
+    lesion_size: F64  # (n, lesions) radius of each lesion
+    lesion_colour: F64  # (n, lesions, 3) grey levels at its centre; 0 where there is none
 
     def rows(self, which: slice) -> Eyes:
         """Some of the eyes."""

@@ -1,7 +1,5 @@
 """Synthetic(alpha, beta) of FedProx (Li et al. 2020): drawn, or read from LEAF's json."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated
 
@@ -66,14 +64,8 @@ def user(seed: int, k: int, alpha: float, beta: float, *, iid: bool = False) -> 
     W (60, 10) ~ N(u, 1), b (10,) ~ N(u, 1), v (60,) ~ N(B, 1); x ~ N(v, diag(j^-1.2)) and
     y = argmax softmax(x W + b). As in FedProx's code alpha and beta are standard deviations, where
     the paper's N(0, alpha) can be read as a variance; for 0 and 1 it is the same. Since u moves all
-    logits of a sample alike, alpha changes no label: what users' models differ by is W and b.
-
-    Args:
-        seed: of the draw.
-        k: the user's number.
-        alpha: how much the means of the users' models differ.
-        beta: how much the users' features differ.
-        iid: all users have one W, b ~ N(0, 1), and v = B.
+    logits of a sample alike, alpha changes no label: what users' models differ by is W and b. With
+    ``iid`` all users have one W, b ~ N(0, 1), and v = B.
     """
     draw = rng.generator(seed, "synthetic", k)
     size = 50 + int(draw.lognormal(4, 2))

@@ -1,7 +1,5 @@
 """Reader of Tiny-ImageNet in its original layout; classes in the order of the sorted ids."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
