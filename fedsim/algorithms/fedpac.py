@@ -139,29 +139,25 @@ class AlignedFeatures(FeaturePenalty):
         )
 
 
-@dataclass(frozen=True)
-class CollaboratingHeads:
-    """The server part beside averaging: prototypes for all, a mixed head for each."""
-
-    def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
-        """Global prototypes and each participant's combination of the cohort's heads."""
-        extras = [u.extras for u in cohort.updates]
-        counts = np.stack([e["counts"] for e in extras]).astype(np.float64)
-        total = counts.sum(axis=0)
-        summed = sum(c[:, None] * e["prototypes"] for c, e in zip(counts, extras, strict=True))
-        present = total > 0
-        fresh = summed / np.where(present, total, 1.0)[:, None]
-        prototypes = np.where(present[:, None], fresh, state.get("prototypes", 0.0))
-        known = present | state.get("known", np.zeros(len(present), dtype=bool))
-        shared = {"prototypes": prototypes, "known": known}
-        alpha = head_weights(
-            np.stack([e["H"].ravel() for e in extras]), np.concatenate([e["V"] for e in extras])
-        )
-        mixed = _mix(alpha, [e["head"] for e in extras])
-        private = {
-            u.client_id: {"personal": head} for u, head in zip(cohort.updates, mixed, strict=True)
-        }
-        return Exchanged(shared, shared, private)
+def collaborate(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+    """Global prototypes, and for each participant its combination of the cohort's heads."""
+    extras = [u.extras for u in cohort.updates]
+    counts = np.stack([e["counts"] for e in extras]).astype(np.float64)
+    total = counts.sum(axis=0)
+    summed = sum(c[:, None] * e["prototypes"] for c, e in zip(counts, extras, strict=True))
+    present = total > 0
+    fresh = summed / np.where(present, total, 1.0)[:, None]
+    prototypes = np.where(present[:, None], fresh, state.get("prototypes", 0.0))
+    known = present | state.get("known", np.zeros(len(present), dtype=bool))
+    shared = {"prototypes": prototypes, "known": known}
+    alpha = head_weights(
+        np.stack([e["H"].ravel() for e in extras]), np.concatenate([e["V"] for e in extras])
+    )
+    mixed = _mix(alpha, [e["head"] for e in extras])
+    private = {
+        u.client_id: {"personal": head} for u, head in zip(cohort.updates, mixed, strict=True)
+    }
+    return Exchanged(shared, shared, private)
 
 
 def _mix(alpha: F64, heads: list[Array]) -> list[Array]:
@@ -184,6 +180,6 @@ def build(
     """
     return Algorithm(
         local=AlignedFeatures(lam, head_lr, head_epochs),
-        server=Server(Average(), exchange=CollaboratingHeads()),
+        server=Server(Average(), exchange=collaborate),
         personal=attrgetter("head"),
     )

@@ -166,13 +166,10 @@ def _mixed(alpha: F64, models: Array, layers: list[list[slice]]) -> Array:
 
 def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:
     """(N,) inner products of each model with what training gained, over a layer, in float64."""
-    return sum(
-        (
-            offsets[:, where].astype(np.float64) @ gained[where].astype(np.float64)
-            for where in layer
-        ),
-        np.zeros(len(offsets)),
-    )
+    total = np.zeros(len(offsets))
+    for where in layer:
+        total += offsets[:, where].astype(np.float64) @ gained[where].astype(np.float64)
+    return total
 
 
 def build(

@@ -86,8 +86,6 @@ FORMS: Mapping[str, str] = {
 }
 """Every form of margin control with a line of explanation."""
 
-_THRESHOLDS = {"sigma_damp": 2.0}
-
 
 @dataclass(frozen=True)
 class MarginControl:
@@ -133,7 +131,7 @@ class MarginControl:
             logits, labels = logits[counted], labels[counted]
         logits = upcast(logits)
         ce = F.cross_entropy(logits, labels)
-        threshold = self.threshold or _THRESHOLDS.get(self.form, 1.0)
+        threshold = self.threshold or (2.0 if self.form == "sigma_damp" else 1.0)
         if self.form in REPLACEMENTS:
             return REPLACEMENTS[self.form](logits, labels, threshold), ce
         if self.form in PENALTIES and self.weight > 0:

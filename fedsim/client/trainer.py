@@ -60,19 +60,12 @@ class LocalRule:
 
 
 class Batch(NamedTuple):
-    """A batch as :meth:`FeaturePenalty.penalty` sees it.
+    """A batch as :meth:`FeaturePenalty.penalty` sees it."""
 
-    Args:
-        x: model input, (B, ...).
-        y: (B,) labels.
-        h: (B, d) features, the inputs of the head.
-        logits: (B, C).
-    """
-
-    x: Tensor
-    y: Tensor
-    h: Tensor
-    logits: Tensor
+    x: Tensor  # (B, ...) model input
+    y: Tensor  # (B,) labels
+    h: Tensor  # (B, d) features, the inputs of the head
+    logits: Tensor  # (B, C)
 
 
 class FeaturePenalty(LocalRule):

@@ -27,18 +27,14 @@ class Principal:
     sign calibration (Eq. 6) cancels; ``orientation`` is an unpublished extension in which all
     clients follow the calibrated axis.
 
-    Args:
-        keep: share of the m axes that is selected, L = max(1, floor(keep m)).
-        norm: omega = lambda / l2 norm, lambda / l1 norm, or 1 (``scalar``).
-        scope: the norm is over the selected axes or over all m.
-        weights: client weights p.
-        orientation: ``none`` as published.
+    Selected are L = max(1, floor(keep m)) of the m axes; omega is lambda / l2 norm, lambda / l1
+    norm, or 1 (``scalar``), the norm being over the selected axes or over all m (``scope``).
     """
 
-    keep: float = 0.8
-    norm: Literal["l2", "l1", "scalar"] = "l2"
-    scope: Literal["selected", "all"] = "selected"
-    weights: Weights = "samples"
+    keep: float
+    norm: Literal["l2", "l1", "scalar"]
+    scope: Literal["selected", "all"]
+    weights: Weights
     orientation: Literal["none", "reference_mean", "reference_vote"] = "none"
 
     def __call__(self, gram: F64, n: F64, ctx: RoundContext) -> F64:

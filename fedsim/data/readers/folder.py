@@ -11,14 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import (
-    TableRow,
-    find_folder,
-    inside,
-    read_lines,
-    read_table,
-    whole_number,
-)
+from fedsim.core.files import TableRow, find_folder, inside, read_lines, read_table, whole_number
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request

@@ -18,9 +18,7 @@ from fedsim.data.readers.npz import load_npz
 
 URL = "https://zenodo.org/records/10519652/files/{file}?download=1"
 SIZES = (28, 64, 128, 224)
-REFUSED = {
-    "chestmnist": "has 14 labels per image, and fedsim's losses take one label per image",
-}
+REFUSED = {"chestmnist": "has 14 labels per image, and fedsim's losses take one label per image"}
 _ORGANS = ("bladder", "femur-left", "femur-right", "heart", "kidney-left", "kidney-right", "liver",
  "lung-left", "lung-right", "pancreas", "spleen")  # fmt: skip
 
@@ -125,10 +123,10 @@ def medmnist(request: Request) -> Raw:
         path = fetch((URL.format(file=file),), md5, "medmnist", file)
     else:
         path, size = _local(request.folder, request.name, request.image_size or 28)
-    keys = tuple(f"{part}_{what}" for part in ("train", "val", "test") for what in _WHAT)
-    arrays = load_npz(path, keys)
+    parts = ("train", "val", "test")
+    arrays = load_npz(path, tuple(f"{p}_{what}" for p in parts for what in ("images", "labels")))
     images, labels = [], []
-    for part in ("train", "val", "test"):
+    for part in parts:
         where = f"{path}, {part}_labels"
         labels.append(check_labels(arrays[f"{part}_labels"], len(info.class_names), where))
         x = check_images(arrays[f"{part}_images"], len(labels[-1]), f"{path}, {part}_images")
@@ -147,9 +145,6 @@ def medmnist(request: Request) -> Raw:
         std=(0.5,) * info.channels,
         parts=parts_of(*map(len, labels)),
     )
-
-
-_WHAT = ("images", "labels")
 
 
 def _file(name: str, size: int) -> str:
