@@ -35,8 +35,7 @@ UNFINISHED = ".writing-"
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path to write to; the file is then flushed to the disk and renamed to ``path``.
 
-    Args:
-        path: of the file; nobody else may write it at the same time.
+    Nobody else may write the file at the same time.
 
     Raises:
         StoreError: it cannot be written; what was there before is still there, as after any error.
@@ -79,22 +78,18 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def writing(path: Path) -> AbstractContextManager[Path]:
-    """Turns an OSError in the block into a StoreError that names the file."""
-    return _named(path, "written")
-
-
-def reading(path: Path) -> AbstractContextManager[Path]:
-    """The same as :func:`writing`, for a file that is read."""
-    return _named(path, "read")
-
-
 @contextmanager
-def _named(path: Path, done: str) -> Iterator[Path]:
+def writing(path: Path, done: str = "written") -> Iterator[Path]:
+    """Turns an OSError in the block into a StoreError that names the file."""
     try:
         yield path
     except OSError as error:
         raise StoreError(f"{path}: cannot be {done} ({error.strerror or error})") from error
+
+
+def reading(path: Path) -> AbstractContextManager[Path]:
+    """The same as :func:`writing`, for a file that is read."""
+    return writing(path, "read")
 
 
 LOCK_FILE = ".lock"

@@ -131,10 +131,8 @@ def group_score(name: str, samples: SampleScores) -> GroupScore:
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """The unweighted mean over several models' scores on the same samples (personalised methods).
 
-    A value that is None for one of the models is None in the mean.
-
-    Raises:
-        ContractError: no scores, or the models saw other samples or classes.
+    A value that is None for one of the models is None in the mean. A ContractError where there are
+    no scores, or the models saw different samples or classes.
     """
     if not scores:
         raise ContractError("mean_scores needs the scores of at least one model, got none")

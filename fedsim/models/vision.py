@@ -169,10 +169,7 @@ def with_projection(model: nn.Module, width: int, where: str) -> None:
     Args:
         model: with modules ``features`` and ``head``, the latter linear.
         width: of what the head sees; the layer before has as many units as there are features.
-        where: what the model was given for, the beginning of the message.
-
-    Raises:
-        ConfigError: the model has no such modules.
+        where: the beginning of the ConfigError where the model has no such modules.
     """
     features, head = getattr(model, "features", None), getattr(model, "head", None)
     if not isinstance(features, nn.Module) or not isinstance(head, nn.Linear):

@@ -33,8 +33,7 @@ def load(model: nn.Module, spec: ModelSpec) -> None:
 def read(path: str) -> dict[str, Tensor]:
     """The tensors by name of a ``.safetensors`` file or of a state dict in a ``.pt``/``.pth``.
 
-    Raises:
-        ConfigError: the file is missing, damaged, or holds anything but named tensors.
+    A ConfigError where the file is missing, damaged, or holds anything but named tensors.
     """
     file = Path(path)
     if file.suffix not in (".safetensors", ".pt", ".pth"):

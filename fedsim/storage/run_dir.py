@@ -178,11 +178,8 @@ def cell(value: Any) -> str:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a path that is in use; what a run leaves that failed at its start does not count.
-
-    Raises:
-        ConfigError: it is a file or a directory that is not empty.
-    """
+    """Refuses a path in use by a ConfigError; the leftovers of a run that failed at its start do
+    not count."""
     if path.exists() and (not path.is_dir() or not all(map(_is_leftover, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
 
