@@ -372,5 +372,5 @@ def test_the_settings_are_written_down(tmp_path):
 
 def test_a_loss_matrix_without_a_decomposition_is_refused():
     for key, value in {"loss_matrix": True, "decompose_split": "test"}.items():
-        with pytest.raises(ConfigError, match=rf"evaluation.{key}: .*give evaluation.decompose_e"):
+        with pytest.raises(ConfigError, match=rf"evaluation.{key}: .*set evaluation.decompose_e"):
             fedsim.RunConfig(evaluation={key: value})
