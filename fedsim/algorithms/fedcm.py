@@ -29,13 +29,6 @@ from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 from fedsim.server.optimizers import Multiply
 
 
-def mix(gradients: list[Tensor], direction: list[Tensor], alpha: float) -> None:
-    """``g <- alpha g + (1 - alpha) Delta`` in place; nothing at alpha = 1."""
-    if alpha < 1:
-        torch._foreach_mul_(gradients, alpha)
-        torch._foreach_add_(gradients, direction, alpha=1 - alpha)
-
-
 def direction(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
     """Delta (P,), the mean over the cohort of each client's mean gradient."""
     lengths = np.array([u.extras["step_length"][0] for u in cohort.updates])
@@ -56,8 +49,11 @@ class MixedGradient(LocalRule):
         return env.split(env.received("direction"))
 
     def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
-        """Mixes the gradients with it."""
-        mix(env.grads(), s, self.alpha)
+        """``g <- alpha g + (1 - alpha) Delta``; nothing at alpha = 1."""
+        if self.alpha < 1:
+            gradients = env.grads()
+            torch._foreach_mul_(gradients, self.alpha)
+            torch._foreach_add_(gradients, s, alpha=1 - self.alpha)
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:
         """lr K_i, which :func:`direction` needs."""

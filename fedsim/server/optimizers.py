@@ -32,17 +32,13 @@ class Multiply:
 class HeavyBall:
     """``m <- beta m + Delta / unit``, ``w <- w + eta unit m``.
 
-    Args:
-        beta: server momentum.
-        eta: server learning rate.
-        nesterov: ``w <- w + eta unit (Delta / unit + beta m)`` instead.
-        unit: 1 (FedAvgM), or the clients' learning rate of the round (SlowMo, FedNova); where that
-            is 0 no client moves, and Delta / unit is taken as 0.
+    ``unit`` is 1 (FedAvgM), or the clients' learning rate of the round (SlowMo, FedNova); where
+    that is 0 no client moves, and Delta / unit is taken as 0.
     """
 
-    beta: float
-    eta: float
-    nesterov: bool = False
+    beta: float  # server momentum
+    eta: float  # server learning rate
+    nesterov: bool = False  # ``w <- w + eta unit (Delta / unit + beta m)`` instead
     unit: Literal["one", "lr"] = "one"
 
     def __call__(

@@ -80,7 +80,11 @@ def gather(folder: Path, convert: Convert) -> Raw:
             whose[key] = samples.where.partition(", user")[0]
             block = convert(samples) if samples.y else None
             if block is not None and len(block[1]):
-                blocks[key] = _alike(blocks, block, samples.where)
+                first = next(iter(blocks.values()), block)[0].shape[1:]
+                if block[0].shape[1:] != first:
+                    found = f"x of shape {block[0].shape[1:]}, before it was {first}"
+                    raise DataError(f"{samples.where}: {found}")
+                blocks[key] = block
     if not blocks:
         raise DataError(f"{folder}: the json files hold no samples")
     order = sorted(blocks)
@@ -178,16 +182,6 @@ def _checked(user: str, own: Any, where: str) -> Samples:
     if len(x) != len(y):
         raise DataError(f"{where}: x has {len(x)} samples, y has {len(y)}")
     return Samples(user, x, y, where)
-
-
-def _alike(
-    blocks: dict[tuple[int, str], tuple[Array, I64]], block: tuple[Array, I64], where: str
-) -> tuple[Array, I64]:
-    """``block``, if its samples have the shape of those before."""
-    first = next(iter(blocks.values()), block)[0].shape[1:]
-    if block[0].shape[1:] != first:
-        raise DataError(f"{where}: x of shape {block[0].shape[1:]}, before it was {first}")
-    return block
 
 
 def femnist(request: Request) -> Raw:

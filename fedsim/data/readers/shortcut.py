@@ -9,10 +9,7 @@ Coordinates run from -1 to 1 over the image. Pixels are sums, products, quotient
 of float64, which are exact to the last bit on every processor, so all machines draw the same bytes.
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,8 +125,7 @@ def _images(seed: int, part: str, size: int, site: I64, y: I64, mark: I64) -> Ar
     return render(eyes, kind, size, rng.generator(seed, f"shortcut.{part}.noise"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Eyes:
+class Eyes(NamedTuple):
     """What n eyes look like; every array has n rows."""
 
     centre: F64  # (n, 2) of the eye, x and y
@@ -143,10 +139,6 @@ class Eyes:
     lesion_at: F64  # (n, lesions, 2) from the eye's centre, in radii
     lesion_size: F64  # (n, lesions) radius of each lesion
     lesion_colour: F64  # (n, lesions, 3) grey levels at its centre; 0 where there is none
-
-    def rows(self, which: slice) -> Eyes:
-        """Some of the eyes."""
-        return Eyes(**{f.name: getattr(self, f.name)[which] for f in fields(self)})
 
 
 def draw_eyes(diseased: NDArray[np.bool_], generator: np.random.Generator) -> Eyes:
@@ -199,7 +191,7 @@ def render(eyes: Eyes, mark: I64, size: int, generator: np.random.Generator) -> 
     step = max(1, _PIXELS // size**2)
     for start in range(0, len(mark), step):
         some = slice(start, start + step)
-        image = _image(eyes.rows(some), mark[some], size)
+        image = _image(Eyes(*(a[some] for a in eyes)), mark[some], size)
         image += _NOISE * generator.standard_normal(image.shape)
         out[some] = np.clip(np.rint(image), 0, 255)
     return out
