@@ -1,7 +1,5 @@
 """Tables and figures from run directories: reads their CSV files and nothing else."""
 
-from __future__ import annotations
-
 import click
 
 

@@ -1,7 +1,5 @@
 """``python -m analysis COMMAND`` in a checkout, as ``fedsim COMMAND``."""
 
-from __future__ import annotations
-
 from .cli import main
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Accuracy by client, by group of test samples, and by class, after a run's last evaluation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes

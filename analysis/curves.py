@@ -1,7 +1,5 @@
 """Learning curves: a metric of rounds.csv by round, mean and 95 % interval over seeds."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tables as text: units, rows and captions from statistics, and Markdown, LaTeX or CSV of them."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence

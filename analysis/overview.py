@@ -1,7 +1,5 @@
 """What was run, in words and tables, and the glossary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import pandas as pd

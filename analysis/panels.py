@@ -1,7 +1,5 @@
 """What figures are made of: panels, method rows, facets by setting, legends and captions."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

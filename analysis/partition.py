@@ -1,7 +1,5 @@
 """Which client has which samples: heat map, bubbles and images, and the report's figures of it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The report: figures, tables and one self-contained HTML page from run directories."""
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 Only a few files are in memory at a time: a run is reduced to one value per key and column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple

@@ -4,8 +4,6 @@ The seven colours are those of Okabe and Ito (2008) that stand out on white pape
 make 28 distinct lines of them, one for each method that fedsim knows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How far the clients' updates agree: cosines, conflicts, gradient diversity, principal axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

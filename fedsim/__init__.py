@@ -4,8 +4,6 @@
 method and ``decompose`` the loss decomposition, both on NumPy arrays.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 from fedsim.version import __version__

@@ -1,7 +1,5 @@
 """``python -m fedsim`` is ``fedsim``."""
 
-from __future__ import annotations
-
 import sys
 
 from fedsim.cli import main

@@ -1,7 +1,5 @@
 """Server rules and the loss decomposition for other frameworks: NumPy in, NumPy out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ Every error is one line on stderr; notes follow, one line each, such as a checkp
 be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Any

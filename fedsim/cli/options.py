@@ -1,7 +1,5 @@
 """The options that commands share: which flag sets which key, and help in groups."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial

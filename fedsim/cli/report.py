@@ -1,7 +1,5 @@
 """The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location

@@ -3,8 +3,6 @@
 They still work; a warning says which name replaces them.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The layers of a configuration: flags over file over preset over defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

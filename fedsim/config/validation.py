@@ -1,7 +1,5 @@
 """Checks of single settings; each raises :class:`InvalidSetting`, one line that names the key."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from inspect import Parameter

@@ -4,8 +4,6 @@ A message is one line that says what was given, where it came from (flag, file a
 and what is allowed.
 """
 
-from __future__ import annotations
-
 import difflib
 import signal
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Files: atomic writes, the lock of a run directory, and users' files read with row numbers."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Functions that a user names as ``module:function``."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Loading a global vector is then one copy, reading the local one is free, and a c
 one subtraction, whatever the number of tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

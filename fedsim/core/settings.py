@@ -1,7 +1,5 @@
 """Settings that are refused by their key, and typed keyword parameters as settings."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping

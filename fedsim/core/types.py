@@ -4,8 +4,6 @@ Dimension letters: K clients, m clients in the cohort of a round, P trained para
 B float statistics (running means and variances), D = P + B, N images, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

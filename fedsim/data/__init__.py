@@ -1,7 +1,5 @@
 """Data sets: decoded samples, labels, parts, and how they are partitioned and transformed."""
 
-from __future__ import annotations
-
 from fedsim.data.dataset import DatasetInfo
 from fedsim.data.registry import catalogue, find, load, options
 

@@ -4,8 +4,6 @@ Policies and operations are torchvision's. Its ``v2.AutoAugment`` draws one pair
 whole batch, with strengths rounded to float32; here every sample draws its own.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence

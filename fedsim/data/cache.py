@@ -4,8 +4,6 @@ The folder is ``$FEDSIM_CACHE``, else ``~/.cache/fedsim``. What lies there can b
 time while no run uses it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

@@ -1,7 +1,5 @@
 """What a reader is asked for and returns, and the checked data set that is made of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Downloads into the cache, checked by md5; a run without a network learns what to get."""
 
-from __future__ import annotations
-
 import os
 import tarfile
 import zipfile

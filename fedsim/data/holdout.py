@@ -1,7 +1,5 @@
 """Holds out validation and test parts: common ones, per user, and per client."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

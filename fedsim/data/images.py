@@ -1,7 +1,5 @@
 """Image files and arrays to uint8 pixels, and from one size to another."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from pathlib import Path

@@ -4,8 +4,6 @@ The order of calls on ``numpy.random.RandomState`` is that of SSL-FL's and NIID-
 code, so that published splits can be drawn again.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

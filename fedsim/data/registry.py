@@ -7,8 +7,6 @@ configuration, ``--set NAME.option=value``, their check and the columns of summa
 the signature. A data set that lives elsewhere is named ``module:function``.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

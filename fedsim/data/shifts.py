@@ -4,8 +4,6 @@ Client k of K has strength s k/(K-1): client 0 keeps its images, the last client
 transforms are deterministic but for ``noise``, which is drawn for each client.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ Random numbers come from torch's global generators, which the caller seeds in a 
 them. Every sample has parameters of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Literal
 

@@ -4,8 +4,6 @@ An executor is stateless between calls: global vector, client states and round c
 updates and new states come out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar

@@ -5,8 +5,6 @@ Ray counts fractions of a GPU but enforces none of them, so each process limits 
 clients.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

@@ -4,8 +4,6 @@ The file defines ``make_executor``, see :class:`MakeExecutor`; and ``check_setti
 it refuses settings, with a ConfigError, before anything starts.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

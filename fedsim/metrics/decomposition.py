@@ -10,8 +10,6 @@ and ``Lq(w) = sum_j q_j L_j(w)``:
     global      = Lq(w) = local + shift + aggregation        for all p, q that sum to 1
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ These are the logits where each sample has one label. Where every token has a la
 (n, T, C) are too large to keep or to send, so the worker reduces each batch to scores per sample.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np

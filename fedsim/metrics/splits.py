@@ -1,7 +1,5 @@
 """The samples that models are evaluated on: a common part, or those that clients own."""
 
-from __future__ import annotations
-
 from typing import Literal, Protocol
 
 import numpy as np

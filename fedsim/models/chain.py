@@ -4,8 +4,6 @@ In such a model the outputs of a layer may change places if the next layer's inp
 nothing else changes: the condition for matching the channels of several models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any

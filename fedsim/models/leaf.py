@@ -5,8 +5,6 @@ zero. A size of pooling or convolution called "same" is the input's divided by t
 up, with the padding at the right and lower edge.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

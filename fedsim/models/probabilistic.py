@@ -3,8 +3,6 @@
 B samples, ``z_dim`` numbers of the representation, C classes.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ A worker that will load a given vector anyway should build without start weights
 (``dataclasses.replace(spec, pretrained=False, weights=None)``): nothing is read or downloaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 

@@ -4,8 +4,6 @@ Every one is a feature extractor and a linear head, for the methods that treat t
 B images, ``d`` features, C classes.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Start weights: ImageNet's by download, or any from a local file; never a silent random start."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Every value may be None where it is not available; the CSV cell is then empty. A
 0..1, losses are mean cross-entropies without regularisers, seconds and bytes are totals.
 """
 
-from __future__ import annotations
-
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields

@@ -3,8 +3,6 @@
 A StoreError where a file cannot be written, is missing or damaged.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

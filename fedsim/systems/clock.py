@@ -11,8 +11,6 @@ A client that would miss the deadline is left out (``drop``), or does the steps 
 every method; what a method sends beside the model counts in the seconds of the round.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Simulated time and communication costs of a round."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

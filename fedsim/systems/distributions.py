@@ -3,8 +3,6 @@
 ``lognormal(100, 0.5)`` has the median 100; the standard deviation of its logarithm is 0.5.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Reads traces: how fast and how available each client is, round by round."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Callbacks: code of the user's that follows a run and may end it, but never change its results."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ clients without test samples are excluded. For a decomposition every local model
 the model after aggregation are evaluated on the data of every owner, on the actors that hold them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The rows that a round adds to the tables, before they go to the run directory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Whether a run in a directory is finished, can be resumed, or belongs to other settings."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One round: :func:`run_round` names its steps in their order; what a step does stands below it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A configuration made concrete: data, partition, model, method and executor."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: they end a run between rounds or within one, never between two rows."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ incomplete run is resumed from its newest checkpoint; with another configuration
 checkpoint, its directory is archived under another name and the run starts again.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables of text for people: rich on a terminal, aligned columns in a pipe."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 

@@ -4,8 +4,6 @@ A file has the name of its preset; others of its kind, such as the same for two 
 a line ``--- # NAME``. A preset may start from another one with a line ``preset: NAME``.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import re

@@ -1,7 +1,5 @@
 """Starting Ray or joining a cluster, its machines, and the placement of a run on them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Calls on actors: handed out, waited for, timed out, and made again where they are lost."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -6,8 +6,6 @@ node holds one copy in shared memory. Client work is a pure function, so what a 
 or node takes with it is done again elsewhere, with the same bits.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence

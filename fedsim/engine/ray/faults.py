@@ -4,8 +4,6 @@ Actors are never restarted by Ray (``max_restarts=0``): there is one way in whic
 done again, the driver's, whatever was lost.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

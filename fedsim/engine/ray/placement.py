@@ -4,8 +4,6 @@ Pure functions of machines and fractions. Resources are counted as Ray does: in 
 a fraction of a GPU never spans GPUs.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence

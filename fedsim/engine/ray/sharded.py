@@ -6,8 +6,6 @@ of the step. Pieces are the driver's own (:func:`fedsim.server.linalg.cut`) and 
 same order, so the bits are those of the driver; what reaches it is one vector, not one per client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
