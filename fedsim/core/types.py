@@ -275,10 +275,7 @@ class ClassScore:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupScore:
-    """One group of an evaluation's samples; accuracy in 0..1.
-
-    Where every token has a label, loss and accuracy are means over the tokens that count.
-    """
+    """One group of an evaluation's samples; loss and accuracy as in :class:`Scores`."""
 
     group: str
     num_samples: int

@@ -14,8 +14,6 @@ from fedsim.core.errors import ConfigError
 from fedsim.models.leaf import SigmoidLinear
 from fedsim.models.vision import SplitModel
 
-_LAYERS = (nn.Linear, nn.Conv2d, SigmoidLinear)
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 _CHANNELWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Identity, nn.Dropout,
@@ -69,12 +67,12 @@ def chain(model: nn.Module, where: str = "the model") -> tuple[Link, ...]:
     pixels = flat = False
     for name, module in _in_order("", model):
         kind, fault = type(module), None
-        if kind in _LAYERS:
+        if kind in (nn.Linear, nn.Conv2d, SigmoidLinear):
             twice = id(module.weight) in used
             fault = "its weight comes twice" if twice else _join(links, name, module, pixels, flat)
             used.add(id(module.weight))
             pixels, flat = kind is nn.Conv2d, False
-        elif kind in _NORMS:
+        elif kind in (nn.BatchNorm1d, nn.BatchNorm2d):
             fault = _normalise(links, name, module)
         elif kind is nn.Flatten:
             flat = (module.start_dim, module.end_dim) == (1, -1)

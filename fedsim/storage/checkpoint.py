@@ -24,6 +24,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,11 +129,10 @@ def _sha256(value: object) -> str:
 
 
 def _files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
-    """The names of all files of a checkpoint."""
     return frozenset({record, *content["arrays"], *content["segments"]})
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of a run; at most one is being written at a time.
 
     Methods that write or wait raise a StoreError where a file cannot be written.
@@ -160,9 +160,6 @@ class Checkpoints:
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
         self._pool = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
-
-    def __enter__(self) -> Checkpoints:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Waits for the checkpoint that is being written, also after a second Ctrl-C."""
