@@ -60,7 +60,7 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
 
 
 class FlatModel:
-    """A model on a device whose parameters and float buffers are views of ``flat``: (D,) of ``dtype``.
+    """A model on a device whose parameters and float buffers are views of ``flat`` (D,).
 
     Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
     parameters that require gradients, with their slots, ``norms`` the BatchNorm modules. The model
