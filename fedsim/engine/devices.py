@@ -121,10 +121,6 @@ class Usage:
 def limit_memory(device: torch.device, fraction: float) -> None:
     """Keeps this process to its fraction of a GPU; does nothing on a CPU or with a whole GPU.
 
-    Args:
-        device: where the process trains.
-        fraction: of the GPU that Ray gave it; 1 or more is a GPU of its own.
-
     Raises:
         ConfigError: the fraction does not even hold a CUDA context.
     """
@@ -163,13 +159,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says: its type and text, or :func:`explain`.
-
-    Args:
-        error: the exception.
-        fraction: of the GPU that the process was given; 1 or more is a GPU of its own.
-        device: where the process trains.
-    """
+    """What an exception in a client's work says: its type and text, or :func:`explain`."""
     if device.type == "cuda" and is_out_of_memory(error):
         with contextlib.suppress(RuntimeError):  # where even the question fails
             free, total = torch.cuda.mem_get_info(device)

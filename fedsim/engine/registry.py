@@ -7,7 +7,6 @@ it refuses settings, with a ConfigError, before anything starts.
 import importlib
 import inspect
 import pkgutil
-from types import ModuleType
 from typing import Any, Protocol, cast
 
 import fedsim.engine
@@ -51,17 +50,19 @@ def names() -> tuple[str, ...]:
 
 
 def load(kind: str) -> MakeExecutor:
-    """The function that starts an executor.
-
-    Args:
-        kind: ``engine.kind``: a built-in name or ``module:function``.
+    """The function that starts an executor, by its built-in name or ``module:function``.
 
     Raises:
         ConfigError: there is none of that name.
     """
     if ":" in kind:
         return cast(MakeExecutor, resolve(kind, "engine.kind"))
-    return cast(MakeExecutor, _module(kind).make_executor)
+    if kind not in names():
+        raise ConfigError(
+            f"--engine {kind!r}: must be one of {', '.join(names())}, or module:function"
+            f"{nearest(kind, names())}"
+        )
+    return cast(MakeExecutor, importlib.import_module(f"fedsim.engine.{kind}").make_executor)
 
 
 def check(engine: EngineConfig) -> None:
@@ -73,12 +74,3 @@ def check(engine: EngineConfig) -> None:
     check_settings = getattr(inspect.getmodule(load(engine.kind)), "check_settings", None)
     if check_settings is not None:
         check_settings(engine)
-
-
-def _module(name: str) -> ModuleType:
-    if name not in names():
-        raise ConfigError(
-            f"--engine {name!r}: must be one of {', '.join(names())}, or module:function"
-            f"{nearest(name, names())}"
-        )
-    return importlib.import_module(f"fedsim.engine.{name}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import LocalEnv, LocalRule
+from fedsim.client import LocalEnv
 from fedsim.client.trainer import train_local
 from fedsim.core.errors import DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
@@ -152,14 +152,9 @@ class Worker:
     ) -> tuple[list[ClientUpdate], Array]:
         """Trains the clients one after the other: their updates, and beside them the deltas (k, D).
 
-        A probe leaves the model as it is; its deltas are (k, 0).
-
-        Args:
-            clients: whom to train, in this order.
-            params: (D,) the global vector.
-            downlink: what the server sent to everybody beside it.
-            states: by client what its rule kept, where it kept something.
-            ctx: the round.
+        The other arguments, such as ``params`` (D,), are those of
+        :class:`~fedsim.engine.base.Executor`. A probe leaves the model as it is; its deltas are
+        (k, 0).
 
         Raises:
             WorkerError: a client's work failed; the message names round and client.
@@ -207,7 +202,9 @@ class Worker:
             max_steps=part.max_steps if part else None,
         )
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
-        update = train_local(self._rule(ctx), env)
+        algorithm = self.spec.algorithm
+        rule = algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
+        update = train_local(rule, env)
         if ctx.probe:
             update = replace(update, state={})
             bad = _diverged(update, delta, self.flat.layout)
@@ -220,11 +217,6 @@ class Worker:
         update = replace(update, state=state)
         return replace(update, diverged=_diverged(update, delta, self.flat.layout))
 
-    def _rule(self, ctx: RoundContext) -> LocalRule:
-        """What clients do in this pass."""
-        algorithm = self.spec.algorithm
-        return algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
-
     def evaluate(
         self,
         params: Vector,
@@ -233,14 +225,9 @@ class Worker:
         reduction: Reduction[T],
         batches: tuple[int, int] | None = None,
     ) -> T:
-        """What is made of a model's outputs on a part.
+        """What is made of a model's outputs on a part; ``params`` (D,) and ``state`` are the model.
 
-        Args:
-            params: (D,) the global vector.
-            state: of the client that the model belongs to, or {}.
-            part: the samples.
-            reduction: what is wanted of the outputs.
-            batches: the first, and the one after the last; None for the whole part.
+        ``batches`` are the first, and the one after the last; None for the whole part.
 
         Raises:
             WorkerError: the evaluation failed.

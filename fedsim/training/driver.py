@@ -53,12 +53,7 @@ class TrainingLoop:
     """The training loop, with checkpointing: from a position to the end; only that changes.
 
     Args:
-        setup: what is run.
-        executor: does the clients' work.
-        store: the run directory.
-        checkpoints: of the run.
         environment: what env.json says beside what the executor says of itself.
-        callbacks: follow the run.
         begun: when the run began, on the clock of ``time.perf_counter``; later by the time in which
             it lay still.
         position: where the run stands. Nothing else should hold its state: models may be large.
@@ -137,13 +132,11 @@ class TrainingLoop:
     def _round(self, position: Position, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
         config, partition = self.setup.config, self.setup.partition
-        t = position.rounds
-        lr = lr_at(config, t)
         ctx = RoundContext(
-            round=t,
+            round=position.rounds,
             num_rounds=config.train.rounds,
             num_clients=partition.num_clients,
-            lr=lr,
+            lr=lr_at(config, position.rounds),
             seed=config.seed,
         )
         try:
@@ -189,11 +182,8 @@ class TrainingLoop:
     def _device(self, before: str) -> str:
         """The device of the clients, known after the first round that this process does.
 
-        Args:
-            before: that of the rounds before, empty where there were none.
-
         Raises:
-            ConfigError: it is another one than that.
+            ConfigError: it is another one than that of the rounds before, if there were any.
         """
         device = str(self.executor.environment.get("device", ""))
         mixed = self.setup.config.engine.allow_mixed_devices
@@ -307,7 +297,8 @@ def resume(
     begun = time.perf_counter()
     with files.lock(store.path):
         setup, start = start_of(prepare(config))
-        before = _env_json(store)
+        path = store.path / "env.json"
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         _check_trace(config, store, before)
         checkpoints, position = _restore(setup, store)
         if position is None:
@@ -354,18 +345,8 @@ def _environment(setup: Setup) -> dict[str, object]:
     return known
 
 
-def _env_json(store: RunStore) -> dict[str, Any]:
-    """What env.json says of a run that is resumed."""
-    path = store.path / "env.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
 def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:
-    """Refuses a ``clock.trace`` that is another one than the run began with.
-
-    Raises:
-        DataError: it has changed.
-    """
+    """Refuses a ``clock.trace`` that is another one than the run began with."""
     trace, began = config.clock.trace, before.get("trace_sha256")
     if trace is not None and began not in (None, files.sha256(Path(trace))):
         raise DataError(

@@ -48,12 +48,7 @@ class Evaluated:
 
 
 def is_due(every: int, ctx: RoundContext) -> bool:
-    """Whether what is asked for every so many rounds, and after the last one, falls due.
-
-    Args:
-        every: 0 for never.
-        ctx: the round.
-    """
+    """Whether what is due every so many rounds (0 for never), and after the last one, is due."""
     done = ctx.round + 1
     return every > 0 and (done % every == 0 or done == ctx.num_rounds)
 
@@ -313,13 +308,7 @@ def decompose(
 ) -> int:
     """Adds the round's row of decomposition.csv, and those of loss_matrix.csv where wanted.
 
-    Args:
-        setup: the run.
-        executor: evaluates the models.
-        before: the state that the clients started from.
-        after: the state after aggregation.
-        results: of the clients that count, sorted by id, at least one.
-        log: gets the rows; none where no client of these owns a sample of the part.
+    No row where no client of the results, sorted by id, owns a sample of the part.
 
     Returns:
         Bytes of the models that were evaluated.

@@ -24,9 +24,7 @@ LINES = 20
 
 def display(final_table: bool = True) -> Lines:
     """A bar where stdout is a terminal, plain lines elsewhere."""
-    if sys.stdout.isatty():
-        return Bar(final_table)
-    return Lines(final_table)
+    return Bar(final_table) if sys.stdout.isatty() else Lines(final_table)
 
 
 class Lines(Callback):
@@ -51,7 +49,8 @@ class Lines(Callback):
         self.done = round
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
-        self.accuracy = _last(row["test_accuracy"], self.accuracy)
+        if number(row["test_accuracy"]) != "-":
+            self.accuracy = row["test_accuracy"]
         self._report(row)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
@@ -80,8 +79,16 @@ class Lines(Callback):
         return sum(self.recent) / len(self.recent)
 
     def _introduce(self, info: RunInfo) -> None:
-        for line in introduction(info):
-            click.echo(line)
+        click.echo(
+            f"{info.algorithm} on {info.dataset}, {info.model} "
+            f"({info.num_parameters:,} parameters), seed {info.seed}"
+        )
+        click.echo(
+            f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
+            f"{info.engine}"
+        )
+        resuming = f"resuming {info.out} after round {info.done}"
+        click.echo(resuming if info.done else f"writing to {info.out}")
 
     def _report(self, row: Row) -> None:
         rounds = self.info.rounds if self.info else self.done
@@ -135,42 +142,20 @@ class Bar(Lines):
         )
 
 
-def introduction(info: RunInfo) -> tuple[str, ...]:
-    """Three lines: the experiment, the engine, the directory."""
-    place = f"writing to {info.out}"
-    if info.done:
-        place = f"resuming {info.out} after round {info.done}"
-    return (
-        f"{info.algorithm} on {info.dataset}, {info.model} ({info.num_parameters:,} parameters), "
-        f"seed {info.seed}",
-        f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
-        f"{info.engine}",
-        place,
-    )
-
-
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
     """Prints the final table of a finished run, from its row of summary.csv."""
-    show([{"result": name, "value": value} for name, value in result(path, summary)])
-
-
-def result(path: Path, summary: Mapping[str, object]) -> list[tuple[str, str]]:
-    """Name and value of each line of the final table."""
     best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
-    return [
-        ("final test accuracy", number(summary["final_test_accuracy"])),
-        ("best test accuracy", f"{best}{summary['best_by']} accuracy)"),
-        ("mean of last 10 rounds", number(summary["last10_test_accuracy"])),
-        ("rounds", str(summary["rounds"])),
-        ("seconds", f"{float(str(summary['total_seconds'])):.1f}"),
-        ("files", str(path)),
-    ]
+    lines = {
+        "final test accuracy": number(summary["final_test_accuracy"]),
+        "best test accuracy": f"{best}{summary['best_by']} accuracy)",
+        "mean of last 10 rounds": number(summary["last10_test_accuracy"]),
+        "rounds": str(summary["rounds"]),
+        "seconds": f"{float(str(summary['total_seconds'])):.1f}",
+        "files": str(path),
+    }
+    show([{"result": name, "value": value} for name, value in lines.items()])
 
 
 def number(value: object) -> str:
     """Four decimals, ``-`` for a value that is not available."""
     return f"{value:.4f}" if isinstance(value, float) and math.isfinite(value) else "-"
-
-
-def _last(value: object, before: object) -> object:
-    return value if isinstance(value, float) and math.isfinite(value) else before

@@ -64,11 +64,7 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
 def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement cannot change a result.
-
-    Args:
-        wanted: as given; what it leaves to the data is taken as :func:`filled_by_the_data` says.
-        found: the finished run's config.yaml, nested or dotted.
+    Placement cannot change a result. ``found`` is the finished run's config.yaml, nested or dotted.
     """
     free = {f"engine.{leaf}" for leaf in PLACEMENT}
     have = dict(_flat(found))
@@ -131,11 +127,7 @@ PATHS = (
 
 
 def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> RunConfig:
-    """The configuration of a run that was begun.
-
-    Args:
-        run: the run directory.
-        overrides: dotted keys that say where the work is done; values may be :class:`Setting`.
+    """The configuration of a run that was begun, with other settings of where the work is done.
 
     Raises:
         ConfigError: the directory holds no run, a key may not change, a path is not there.
@@ -146,7 +138,10 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
     written = experiments.read(file).settings
-    given = {key: _given(key, value) for key, value in (overrides or {}).items()}
+    given = {
+        key: value if isinstance(value, Setting) else Setting(value, key)
+        for key, value in (overrides or {}).items()
+    }
     for key in given:
         if key not in FREE:
             raise ConfigError(
@@ -174,12 +169,7 @@ def can_resume(wanted: RunConfig, run: Path) -> bool:
 
 def placement(config: RunConfig) -> dict[str, object]:
     """The settings of a configuration that may change when a run is resumed."""
-    engine = dict(config.engine)
-    return {f"engine.{leaf}": value for leaf, value in engine.items() if f"engine.{leaf}" in FREE}
-
-
-def _given(key: str, value: object) -> Setting:
-    return value if isinstance(value, Setting) else Setting(value, key)
+    return {f"engine.{leaf}": v for leaf, v in config.engine if f"engine.{leaf}" in FREE}
 
 
 def _check_paths(written: Settings) -> None:

@@ -207,13 +207,7 @@ def aggregate(
 ) -> Aggregated:
     """The Gram matrix of at least one update, the server's step, and the state after it.
 
-    Args:
-        setup: the run.
-        state: before the round.
-        cohort: the updates as the server sees them.
-        updates: the same, as the clients sent them.
-        participation: of the whole cohort.
-        ctx: the round.
+    ``cohort`` has the updates as the server sees them, ``updates`` as the clients sent them.
     """
     params = slice(0, setup.layout.num_params)
     k = cohort.gram(params)

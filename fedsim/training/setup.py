@@ -160,15 +160,11 @@ class Setup:
 
     Args:
         config: with what the data decided filled in.
-        dataset: all samples and their parts.
-        partition: which of them each client owns.
-        model: as data.
-        algorithm: the method.
+        partition: which samples each client owns.
         layout: of the model's vector.
         initial: (D,) the start vector.
         cohort_size: m.
         alpha: of the partition, None where it has none.
-        clock: the virtual one.
     """
 
     config: RunConfig
@@ -349,13 +345,8 @@ def needs_whole_updates(setup: Setup) -> str | None:
 
 
 def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
-    """The clock that section ``clock`` asks for.
-
-    Args:
-        config: of the run.
-        num_clients: K.
-        algorithm: says how often clients pass over their data, and what stays with them.
-        layout: of the model.
+    """The clock that section ``clock`` asks for; the algorithm says how often clients pass over
+    their data, and what of the model stays with them.
 
     Raises:
         ConfigError: a trait is given twice, or there is a deadline but nothing takes time.

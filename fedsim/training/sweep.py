@@ -101,10 +101,8 @@ def run_all(
 
     A run that fails is logged, and the others go on; the tables hold what finished.
 
-    Args:
-        runs: from :func:`expand`.
-        out: the sweep's directory; may hold finished runs.
-        start: runs one configuration into a directory, or resumes the run that is there.
+    ``out`` may hold finished runs. ``start`` runs one configuration into a directory, or resumes
+    the run that is there.
 
     Returns:
         The rows of aggregate.csv, and the names of the runs that failed. Where none finished there

@@ -14,10 +14,15 @@ def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
     """Prints rows that share their keys; the keys are the headings, numbers align right."""
     if not rows:
         return
-    if sys.stdout.isatty():
-        _rich(rows, title)
-    else:
+    if not sys.stdout.isatty():
         click.echo("\n".join(aligned(rows)))
+        return
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for key in rows[0]:
+        table.add_column(key, justify="right" if _numeric(rows, key) else "left")
+    for row in rows:
+        table.add_row(*map(Text, row.values()))
+    Console().print(table)
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -33,15 +38,6 @@ def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
-
-
-def _rich(rows: Sequence[Mapping[str, str]], title: str | None) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for key in rows[0]:
-        table.add_column(key, justify="right" if _numeric(rows, key) else "left")
-    for row in rows:
-        table.add_row(*map(Text, row.values()))
-    Console().print(table)
 
 
 def _numeric(rows: Sequence[Mapping[str, str]], key: str) -> bool:

@@ -69,7 +69,6 @@ class TrainCall:
         return float(sum(self.sizes[c] for c in self.clients if client in (None, c)))
 
     def __str__(self) -> str:
-        """Whose work it is."""
         alone = len(self.clients) == 1
         return f"client {self.clients[0]}" if alone else f"clients {list(self.clients)}"
 
@@ -120,7 +119,6 @@ class EvaluationCall:
         return float(sum(stop - start for start, stop in (t.batches for t in self.tasks)))
 
     def __str__(self) -> str:
-        """What it is."""
         return f"evaluation on the {' and the '.join({name(t.part): '' for t in self.tasks})} part"
 
 

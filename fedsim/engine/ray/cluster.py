@@ -186,13 +186,8 @@ def plan_for(
 ) -> Plan:
     """The placement on the given machines.
 
-    Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs.
-
-    Args:
-        engine: section ``engine`` of the configuration.
-        nodes: the machines.
-        num_clients: K.
-        model_bytes: size of the model's vector, for the memory that an actor needs.
+    Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs. The memory that it
+    needs follows from the size of the model's vector; images are shared by all of a machine.
 
     Raises:
         ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
@@ -200,7 +195,7 @@ def plan_for(
     gpus = engine.gpus_per_client
     if gpus is None:
         gpus = 0.5 if any(n.gpus >= 1 for n in nodes) else 0.0
-    needed = process_memory(model_bytes)
+    needed = PROCESS + MODEL_COPIES * model_bytes
     if engine.memory_per_client is not None:
         needed = math.ceil(engine.memory_per_client * GIB)
     share = Share(engine.cpus_per_client, gpus)
@@ -209,14 +204,6 @@ def plan_for(
     if gpus and len(types) > 1 and not engine.allow_mixed_devices:
         refuse_mixed(types)
     return plan
-
-
-def process_memory(model_bytes: int) -> int:
-    """An estimate of the bytes of memory that an actor takes for itself.
-
-    Images are not counted, since all actors of a machine share them.
-    """
-    return PROCESS + MODEL_COPIES * model_bytes
 
 
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:

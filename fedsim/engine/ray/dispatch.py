@@ -246,11 +246,8 @@ class Dispatcher:
             timeout = self._timeouts[work.call.method]
             answered, _ = ray.wait([work.question], timeout=0)
             if not answered:
-                silent, limit = (
-                    now - work.asked_at,
-                    min(MIN_TIMEOUT, timeout.seconds(work.call.size())),
-                )
-                if silent > limit:
+                silent = now - work.asked_at
+                if silent > min(MIN_TIMEOUT, timeout.seconds(work.call.size())):
                     text = f"its process has not answered for {silent:.0f} s"
                     late.append((work, Fault(error=text, lost=True, hung=True)))
                 continue

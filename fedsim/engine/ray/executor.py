@@ -8,7 +8,7 @@ or node takes with it is done again elsewhere, with the same bits.
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -43,12 +43,7 @@ REPLAN_INTERVAL = 10.0
 class RayExecutor:
     """See :class:`~fedsim.engine.base.Executor`. Actors are taken when they are first needed.
 
-    Args:
-        spec: what the workers are made of.
-        engine: section ``engine`` of the configuration.
-        update_bytes: size of one client's update.
-        session: where the actors come from; None for one of its own.
-        whole: the setting for which the driver needs whole deltas, so that it also sums them up.
+    The arguments are those of :class:`~fedsim.engine.registry.MakeExecutor`.
 
     Raises:
         ConfigError: the placement does not fit, there is no cluster at the address, or the updates
@@ -190,8 +185,9 @@ class RayExecutor:
         sizes = [num_batches(self._spec, part) for _, part in jobs]
         dealt = deal(sizes, max(1, len(self._pool.slots)))
         partial = OUTPUTS if reduction.join is None else reduction
-        tasks = [
-            [
+        calls = []
+        for position, own in enumerate(dealt):
+            tasks = [
                 Task(
                     model=jobs[job][0],
                     part=jobs[job][1],
@@ -200,13 +196,18 @@ class RayExecutor:
                 )
                 for job, batches in own
             ]
-            for own in dealt
-        ]
-        with self._room_for(len({id(params) for (params, _), _ in jobs})):
-            answers = self._answers(tasks)
+            calls.append(EvaluationCall(position=position, tasks=tuple(tasks)))
+        cache, models = self._dispatcher.sent, {id(params) for (params, _), _ in jobs}
+        usual, cache.room = cache.room, len(models) + 2  # so that none is sent to a node twice
+        try:
+            run = self._dispatcher.run(calls, "")
+            answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
+        finally:
+            cache.limit(usual)
         found: list[list[Any]] = [[] for _ in jobs]
-        for job, answer in zip((job for own in dealt for job, _ in own), answers, strict=True):
-            found[job].append(answer)
+        for position, own in enumerate(dealt):
+            for (job, _), answer in zip(own, answers[position], strict=True):
+                found[job].append(answer)
         return [
             self._whole(parts, part, reduction)
             for parts, (_, part) in zip(found, jobs, strict=True)
@@ -219,22 +220,6 @@ class RayExecutor:
         if reduction.join is not None:
             return reduction.join(parts)
         return reduction.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
-
-    @contextlib.contextmanager
-    def _room_for(self, models: int) -> Iterator[None]:
-        """So many models are objects at a time, so that none is sent to a node twice."""
-        usual, self._dispatcher.sent.room = self._dispatcher.sent.room, models + 2
-        try:
-            yield
-        finally:
-            self._dispatcher.sent.limit(usual)
-
-    def _answers(self, tasks: Sequence[Sequence[Task]]) -> list[Any]:
-        """The answers to the tasks of all calls, in their order."""
-        work = [EvaluationCall(position=i, tasks=tuple(own)) for i, own in enumerate(tasks)]
-        run = self._dispatcher.run(work, "")
-        found = {cast(EvaluationCall, call).position: answers for call, answers in run}
-        return [answer for i in range(len(work)) for answer in found[i]]
 
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""

@@ -57,8 +57,6 @@ class Plan:
     """A placement of client actors.
 
     Args:
-        nodes: the machines.
-        share: what each actor holds.
         memory: bytes that each actor needs.
         num_clients: K.
         slots: actors that can run at once, at most one per client.
@@ -112,12 +110,7 @@ def plan_placement(
 ) -> Plan:
     """One actor per client while they fit, otherwise as many as fit.
 
-    Args:
-        nodes: the machines.
-        share: what an actor holds.
-        memory: bytes of memory that an actor needs.
-        num_clients: K.
-        actors: ``auto``, ``per-client`` or a number.
+    An actor needs ``memory`` bytes; ``actors`` is ``auto``, ``per-client`` or a number.
 
     Raises:
         ConfigError: there is no machine; a share that no node has room for, or more actors than

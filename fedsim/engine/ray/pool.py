@@ -171,17 +171,13 @@ class Session:
     def _answering(self, calls: Mapping[Any, Any]) -> list[Any]:
         """The actors whose answer comes; the others are ended."""
         refs = list(calls.values())
-        answered = (
-            set(ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0]) if refs else set()
-        )
+        options = {"num_returns": len(refs), "timeout": ANSWER_TIMEOUT}
+        answered = set(ray.wait(refs, **options)[0]) if refs else set()
         alive = []
-        for actor, ref in calls.items():
-            try:
-                if ref in answered:
-                    ray.get(ref)
-                    alive.append(actor)
-            except RayError:  # it died while it was idle, so no work is lost
-                answered.discard(ref)
+        for actor in (actor for actor, ref in calls.items() if ref in answered):
+            with contextlib.suppress(RayError):  # it died while it was idle, so no work is lost
+                ray.get(calls[actor])
+                alive.append(actor)
         self.end(set(calls) - set(alive))
         return alive
 

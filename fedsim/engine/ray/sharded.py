@@ -29,13 +29,8 @@ MEMORY = 1 << 20
 
 
 def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[slice, ...]:
-    """The ranges that vectors are cut into, one per aggregator; none where the driver does it all.
-
-    Args:
-        size: entries of a vector.
-        shards: how many ranges are asked for; ``auto`` is one per node.
-        nodes: alive nodes.
-    """
+    """The ranges that vectors of ``size`` entries are cut into, one per aggregator; none where the
+    driver does it all. ``shards`` are asked for, ``auto`` is one per node that is alive."""
     wanted = min(nodes if shards == "auto" else shards, size // MIN_COLUMNS)
     if wanted < 2:
         return ()
@@ -45,11 +40,8 @@ def plan_shards(size: int, shards: Literal["auto"] | int, nodes: int) -> tuple[s
 
 
 def allowed_shards(setting: Literal["auto"] | int, whole: str | None) -> Literal["auto"] | int:
-    """The number of ranges to plan for with :func:`plan_shards`.
-
-    Args:
-        setting: ``engine.aggregation_shards``.
-        whole: the setting for which the driver needs whole updates, None where none does.
+    """The number of ranges to plan for with :func:`plan_shards`: one where the driver needs whole
+    updates, for the setting ``whole``.
 
     Raises:
         ConfigError: the setting spreads the updates that are needed whole.
