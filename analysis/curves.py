@@ -45,10 +45,7 @@ TITLE = "Accuracy and loss by round"
 def series(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
     """A metric by round and seed, at the rounds where all runs of the group have it.
 
-    Args:
-        group: the runs.
-        metric: a column of rounds.csv.
-        smooth: window of the moving mean in evaluated rounds, 1 for none.
+    ``smooth`` is the window of the moving mean in evaluated rounds, 1 for none.
 
     Returns:
         (rounds, seeds) indexed by round.
@@ -75,14 +72,9 @@ def figure(
     metrics: Sequence[str] = ("test_accuracy", "test_loss"),
     smooth: int = 1,
 ) -> Figure:
-    """Curves of all groups, one panel per metric.
+    """Curves of all groups, one panel per metric, a key of :data:`METRICS`.
 
     A line is the mean over seeds, the band its 95 % t interval (none for one seed).
-
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        metrics: keys of :data:`METRICS`.
-        smooth: window of the moving mean in evaluated rounds, 1 for none.
 
     Raises:
         AnalysisError: see :func:`series`.

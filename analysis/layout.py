@@ -163,13 +163,8 @@ def crossed(
 ) -> Table:  # fmt: skip
     """A table with one row per method and one column per column of the cells.
 
-    Args:
-        name: of the table.
-        title: of the table.
-        caption: of the table.
-        shown: the text of each cell.
-        heads: the heading of each column, in order.
-        rows: the title of each label, in order; None for all labels in the papers' order.
+    ``heads`` are the headings by column and ``rows`` the titles by label, both in order; None for
+    all labels in the papers' order.
     """
     texts = {(cell.row, cell.column): words for cell, words in shown.items()}
     labels = sorted({cell.row for cell in shown}, key=order)
@@ -207,11 +202,8 @@ def comparisons(
 ) -> str:
     """The caption's sentences on the comparisons: what, how, and which were not possible.
 
-    Args:
-        found: the cells of the table.
-        baseline: a label, or words for what the methods are compared with; None gives no sentence.
-        test: the paired test.
-        details: the table shows the differences.
+    ``baseline`` is a label, or words for what the methods are compared with; None gives no
+    sentence. With ``details`` the table shows the differences.
     """
     if baseline is None:
         return ""
@@ -260,8 +252,10 @@ def markdown(tables: Sequence[Table]) -> str:
 def _markdown(table: Table) -> str:
     dashes = ["---"] * table.words + ["---:"] * (len(table.head) - table.words)
     lines = [table.head, dashes, *table.rows]
-    body = "".join(f"| {' | '.join(_bars(cell) for cell in line)} |\n" for line in lines)
-    return f"### {table.title}\n\n{body}\n{_stars(table.caption)}\n"
+    cells = [[re.sub(r" \*$", r" \\*", cell.replace("|", r"\|")) for cell in row] for row in lines]
+    body = "".join(f"| {' | '.join(row)} |\n" for row in cells)
+    caption = re.sub(r"(?<!\*)\*(?!\*)", r"\\*", table.caption)
+    return f"### {table.title}\n\n{body}\n{caption}\n"
 
 
 def latex(tables: Sequence[Table]) -> str:
@@ -296,14 +290,6 @@ FORMATS: Mapping[str, Callable[[Sequence[Table]], str]] = {
     ".tex": latex,
 }
 """The function that formats tables for each file suffix."""
-
-
-def _bars(cell: str) -> str:
-    return re.sub(r" \*$", r" \\*", cell.replace("|", r"\|"))
-
-
-def _stars(caption: str) -> str:
-    return re.sub(r"(?<!\*)\*(?!\*)", r"\\*", caption)
 
 
 _LATEX = {

@@ -51,10 +51,7 @@ def curves(
 ) -> dict[str, pd.DataFrame]:
     """One column of :func:`analysis.series.aggregated` for a panel; groups without it are left out.
 
-    Args:
-        aggregates: by label, indexed by x.
-        column: of them.
-        factor: to the unit of the axis.
+    ``factor`` leads to the unit of the axis.
     """
     found = {
         label: band(series.complete(frame, column), factor)
@@ -85,10 +82,9 @@ def seed_note(counts: Iterable[float], band: str = "band") -> str:
     return f"Mean over {count} seeds, {band}: 95 % t interval"
 
 
-def panel_note(panels: Sequence[Panel], band: str = "band") -> str:
+def panel_note(panels: Sequence[Panel]) -> str:
     """:func:`seed_note` of all curves of the panels."""
-    every = (curve["n"].max() for panel in panels for curve in panel.curves.values())
-    return seed_note(every, band)
+    return seed_note(curve["n"].max() for panel in panels for curve in panel.curves.values())
 
 
 def grid(
@@ -99,11 +95,8 @@ def grid(
 ) -> Figure:
     """A figure of panels in rows of ``columns``, with one legend below all of them.
 
-    Args:
-        panels: in reading order.
-        columns: panels in a row.
-        note: above the legend: the meaning of line and band.
-        lines: by label; None for those of :func:`analysis.style.lines`.
+    ``note`` stands above the legend: the meaning of line and band. ``lines`` are by label; None for
+    those of :func:`analysis.style.lines`.
     """
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
@@ -190,13 +183,8 @@ def method_rows(
 ) -> tuple[Figure, list[Axes]]:
     """An empty figure with one panel per title and, in each, one row per method.
 
-    Call it, and draw on its axes, within :func:`analysis.style.look`.
-
-    Args:
-        titles: of the panels.
-        labels: of the groups; row i is at height i.
-        x: the horizontal axes.
-        columns: at most so many panels in a row.
+    Call it, and draw on its axes, within :func:`analysis.style.look`. Row i is at height i; there
+    are at most ``columns`` panels in a row.
     """
     columns = min(columns, len(titles))
     rows = math.ceil(len(titles) / columns)

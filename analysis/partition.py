@@ -131,10 +131,7 @@ def _fits(counts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> bool:
 def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     """Labels the axis with the clients' names, or with numbers if there are many.
 
-    Args:
-        axes: client i of ``counts`` is at x = i.
-        frame: of :func:`figure`.
-        counts: of :func:`matrix`.
+    Client i of ``counts``, the :func:`matrix` of ``frame``, is at x = i.
     """
     num_clients = counts.shape[1]
     named = "name" in frame.columns and bool(frame["name"].notna().all())
@@ -211,9 +208,7 @@ def spread(count: int, most: int) -> NDArray[np.int64]:
 def in_proportion(labels: NDArray[np.int64], most: int = IMAGES) -> NDArray[np.int64]:
     """Indices of at most ``most`` samples, sorted by class, each class in proportion to its share.
 
-    Args:
-        labels: (n,) classes of a client's samples.
-        most: upper limit.
+    ``labels`` are the (n,) classes of a client's samples.
     """
     by_class = np.argsort(labels, kind="stable")
     count = min(most, len(labels))
@@ -227,14 +222,9 @@ def figure_with_images(
     rows: Sequence[ImageRow],
     note: str,
 ) -> Figure:
-    """Bubbles of training samples by class and client, and rows of images below.
+    """Bubbles of training samples by class and client, and below, under ``note``, rows of images.
 
-    Args:
-        frame: columns client_id, label, train_samples, and ``name`` if clients have names.
-        title: of the figure.
-        class_names: by label.
-        rows: the clients whose images are shown.
-        note: title of the images.
+    ``frame`` is as in :func:`figure`, and ``class_names`` are by label.
     """
     counts = matrix(frame)
     upper = 1.7 + min(0.3 * max(3, len(counts)), 6)
@@ -297,17 +287,15 @@ def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
         for axes in line:
             axes.set_axis_off()
         for axes, image, label in zip(line, row.images, row.labels, strict=False):
-            _show(axes, image, label)
+            grey = image.shape[0] == 1
+            axes.imshow(
+                image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray" if grey else None,
+                vmin=0, vmax=255, interpolation="nearest",
+            )  # fmt: skip
+            axes.set_title(_short(label), fontsize=9, pad=2)
         line[0].text(
             -0.12, 0.5, row.title, transform=line[0].transAxes, ha="right", va="center", fontsize=10
         )
-
-
-def _show(axes: Axes, image: NDArray[np.uint8], label: str) -> None:
-    grey = image.shape[0] == 1
-    pixels = image[0] if grey else np.moveaxis(image, 0, -1)
-    axes.imshow(pixels, cmap="gray" if grey else None, vmin=0, vmax=255, interpolation="nearest")
-    axes.set_title(_short(label), fontsize=9, pad=2)
 
 
 def _short(name: str) -> str:

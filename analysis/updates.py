@@ -105,7 +105,6 @@ def _spectrum(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
 
 
 def _smooth(values: pd.DataFrame) -> pd.DataFrame:
-    """Aggregates moving means of each run over seeds."""
     window = max(1, values.index.unique("round").size // SMOOTH)
     smooth = values.groupby(level="seed", group_keys=False).rolling(window).mean()
     return stats.over_seeds(smooth.droplevel(0), ["round"])

@@ -64,6 +64,8 @@ def machine() -> list[tuple[str, str]]:
 
     import torch
 
+    affinity = hasattr(os, "sched_getaffinity")
+    usable = len(os.sched_getaffinity(0)) if affinity else os.cpu_count()
     count = torch.cuda.device_count()
     gpus = [torch.cuda.get_device_properties(i) for i in range(count)]
     return [
@@ -71,7 +73,7 @@ def machine() -> list[tuple[str, str]]:
         ("Python", f"{platform.python_version()} ({sys.executable})"),
         ("torch", f"{torch.__version__}, torchvision {version('torchvision')}"),
         ("Ray", version("ray")),
-        ("CPUs", f"{_usable_cpus()} usable of {os.cpu_count()}"),
+        ("CPUs", f"{usable} usable of {os.cpu_count()}"),
         ("memory", memory()),
         *((f"GPU {i}", f"{g.name}, {g.total_memory / 2**30:.0f} GiB") for i, g in enumerate(gpus)),
         *([] if gpus else [("GPUs", "none that torch can use")]),
@@ -137,9 +139,3 @@ def memory() -> str:
     lines = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
     free, total = (int(lines[key].split()[0]) / 2**20 for key in ("MemAvailable", "MemTotal"))
     return f"{free:.1f} of {total:.1f} GiB free"
-
-
-def _usable_cpus() -> int | None:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()

@@ -71,7 +71,7 @@ def _models() -> Rows:
 def _partitions() -> Rows:
     from fedsim.data.partitions import NAMES
 
-    return _described(NAMES)
+    return [{"name": name, "description": text} for name, text in NAMES.items()]
 
 
 def _presets() -> Rows:
@@ -86,10 +86,6 @@ def _presets() -> Rows:
         }
         for name in presets.names()
     ]
-
-
-def _described(names: Mapping[str, str]) -> Rows:
-    return [{"name": name, "description": text} for name, text in names.items()]
 
 
 KINDS: Mapping[str, Callable[[], Rows]] = {

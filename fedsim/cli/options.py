@@ -205,13 +205,10 @@ set_any_option = set_option(
 
 def preset_options(function: F) -> F:
     """``--preset`` and ``--config``."""
-    preset, config = (
-        "Start from a named experiment.",
-        "Read settings from a YAML file, such as a run's config.yaml.",
-    )
+    config = "Read settings from a YAML file, such as a run's config.yaml."
     option = partial(click.option, cls=GroupedOption, group="Files")
     function = option("-c", "--config", metavar="FILE", help=config)(function)
-    return option("--preset", metavar="NAME", help=preset)(function)
+    return option("--preset", metavar="NAME", help="Start from a named experiment.")(function)
 
 
 def out_option(text: str) -> Callable[[F], F]:

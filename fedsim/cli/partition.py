@@ -83,11 +83,7 @@ def partition(
 
 
 def check_output(out: str | None, plot: str | None) -> None:
-    """Refuses files that cannot be written, or would be overwritten.
-
-    Raises:
-        ConfigError: in one line.
-    """
+    """Raises a ConfigError for files that cannot be written, or would be overwritten."""
     if out:
         if Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"--out {out}: is not a directory")
@@ -138,14 +134,7 @@ def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
     """Draws samples by class and client, and example images of up to ten clients.
 
-    Features and text have no example images.
-
-    Args:
-        dataset: with the samples as clients see them.
-        split: which client owns which samples.
-        title: of the figure.
-        note: above the images.
-        file: checked by :func:`check_output`.
+    Features and text have no example images; ``note`` stands above the images.
     """
     import pandas as pd
 

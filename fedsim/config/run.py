@@ -90,18 +90,12 @@ class RunConfig(RunSettings):
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
         check_name("margin", self.margin, criterion.FORMS, "form of margin control")
-        if self.data.val_fraction + self.data.test_fraction >= 1:
-            raise InvalidSetting(
-                "data.val_fraction",
-                f"{self.data.val_fraction} given; with data.test_fraction="
-                f"{self.data.test_fraction} nothing is left for training",
-            )
-        if self.data.client_val_fraction + self.data.client_test_fraction >= 1:
-            raise InvalidSetting(
-                "data.client_test_fraction",
-                f"{self.data.client_test_fraction} given; with data.client_val_fraction="
-                f"{self.data.client_val_fraction} nothing is left for training",
-            )
+        fractions = [("val_fraction", "test_fraction")]
+        for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
+            given, other = getattr(self.data, key), getattr(self.data, beside)
+            if given + other >= 1:
+                reason = f"with data.{beside}={other} nothing is left for training"
+                raise InvalidSetting(f"data.{key}", f"{given} given; {reason}")
         for key in () if self.evaluation.decompose_every else OF_DECOMPOSITION:
             if getattr(self.evaluation, key) != EvaluationConfig.model_fields[key].default:
                 raise InvalidSetting(

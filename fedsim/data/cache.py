@@ -40,7 +40,10 @@ def workspace(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = tempfile.TemporaryDirectory(dir=folder, prefix=".")
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise DataError(
+            f"cache folder {folder}: cannot be written ({error}); set FEDSIM_CACHE to a folder "
+            "that can"
+        ) from error
     with temporary as name:
         yield Path(name)
 
@@ -97,9 +100,3 @@ def _pack(
             pass
         store.flush()
         os.replace(new, path)
-
-
-def _unwritable(folder: Path, error: OSError) -> DataError:
-    return DataError(
-        f"cache folder {folder}: cannot be written ({error}); set FEDSIM_CACHE to a folder that can"
-    )

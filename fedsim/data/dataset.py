@@ -155,8 +155,11 @@ def assemble(
     Arguments as in :func:`fedsim.data.load`.
     """
     images = raw.x.ndim == 4
-    if not images:
-        _check_for_images(raw, name, image_size, augment)
+    kind = "texts" if raw.vocabulary else "features"
+    if not images and image_size is not None:
+        raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
+    if not images and augment not in (None, "none"):
+        raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
     parts = _parts(raw, name, val_fraction, test_fraction, seed)
     x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
     clients = raw.clients
@@ -180,14 +183,6 @@ def assemble(
     )
     check(dataset, str(raw.source))
     return dataset
-
-
-def _check_for_images(raw: Raw, name: str, image_size: int | None, augment: str | None) -> None:
-    kind = "texts" if raw.vocabulary else "features"
-    if image_size is not None:
-        raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
-    if augment not in (None, "none"):
-        raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
 
 
 def _parts(raw: Raw, name: str, val_fraction: float, test_fraction: float, seed: int) -> Parts:
@@ -263,7 +258,9 @@ def _of_parts(d: Dataset) -> Rules:
     yield len(d.test) > 0, "the test part is empty"
     indices = all(p.dtype == np.int64 and p.ndim == 1 for p in parts)
     yield indices, "train, val and test have to be int64 index arrays"
-    yield _disjoint(parts, n), f"train, val and test have to be disjoint indices in 0..{n - 1}"
+    every = np.concatenate(parts)
+    disjoint = _within(every, 0, n) and len(np.unique(every)) == len(every)
+    yield disjoint, f"train, val and test have to be disjoint indices in 0..{n - 1}"
     yield d.site is None or d.site.shape == (n,), "site needs one value per sample"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
     inside = all(np.isin(group, d.test).all() for group in d.groups.values())
@@ -274,8 +271,3 @@ def _of_parts(d: Dataset) -> Rules:
 
 def _within(values: Array, low: int, end: int) -> bool:
     return values.size == 0 or bool(values.min() >= low and values.max() < end)
-
-
-def _disjoint(parts: tuple[I64, ...], n: int) -> bool:
-    everything = np.concatenate(parts)
-    return _within(everything, 0, n) and len(np.unique(everything)) == len(everything)

@@ -4,7 +4,6 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 
@@ -51,21 +50,32 @@ def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
 
 
 def unpacked(archive: Path, folder: str) -> Path:
-    """The files of ``archive`` (tar.gz), without its folders, in a folder of the cache.
+    """A folder of the cache with the files of an archive, unpacked beside it first: never half.
+
+    Of a tar.gz the files without their folders, of a zip files and folders.
 
     Raises:
         DataError: the archive is damaged, or the cache folder cannot be written.
     """
-    return _installed(archive, folder, _flat)
-
-
-def unzipped(archive: Path, folder: str) -> Path:
-    """The files and folders of ``archive`` (zip) in a folder of the cache.
-
-    Raises:
-        DataError: the archive is damaged, or the cache folder cannot be written.
-    """
-    return _installed(archive, folder, _whole)
+    target = cache_dir() / folder
+    if target.exists():
+        return target
+    with workspace(target.parent) as temporary:
+        files = temporary / "files"
+        try:
+            files.mkdir()
+            if archive.suffix == ".zip":
+                with zipfile.ZipFile(archive) as content:
+                    content.extractall(files)  # names that lead elsewhere lose what would
+            else:
+                _flat(archive, files)
+            os.replace(files, target)
+        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+            if not target.is_dir():  # else another process was faster
+                raise DataError(
+                    f"{archive}: cannot be unpacked ({one_line(error)}); delete it"
+                ) from error
+    return target
 
 
 def _flat(archive: Path, files: Path) -> None:
@@ -74,27 +84,3 @@ def _flat(archive: Path, files: Path) -> None:
             stream = tar.extractfile(member)
             if stream is not None:
                 (files / Path(member.name).name).write_bytes(stream.read())
-
-
-def _whole(archive: Path, files: Path) -> None:
-    with zipfile.ZipFile(archive) as content:
-        content.extractall(files)  # names that lead elsewhere lose what would
-
-
-def _installed(archive: Path, folder: str, unpack: Callable[[Path, Path], None]) -> Path:
-    """The folder of the cache, unpacked beside it first: never half of an archive."""
-    target = cache_dir() / folder
-    if target.exists():
-        return target
-    with workspace(target.parent) as temporary:
-        files = temporary / "files"
-        try:
-            files.mkdir()
-            unpack(archive, files)
-            os.replace(files, target)
-        except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-            if not target.is_dir():  # else another process was faster
-                raise DataError(
-                    f"{archive}: cannot be unpacked ({one_line(error)}); delete it"
-                ) from error
-    return target

@@ -1,6 +1,6 @@
 """Holds out validation and test parts: common ones, per user, and per client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,19 +123,17 @@ def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
 def held_out_by_user(y: I64, user: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
     """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
 
-    Args:
-        y: (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at.
-        user: (n,) the users' numbers.
-        fraction: in 0..1, both excluded.
-        seed: of the draw; a user's samples are drawn whatever other users have.
-        stream: purpose of the draw.
-        name: of the data set, for messages.
+    ``y`` holds (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at,
+    and ``user`` (n,) the users' numbers; the others are as in :func:`held_out`. A user's samples
+    are drawn whatever other users have.
 
     Raises:
         DataError: no user has enough samples to give one, or nothing is left.
     """
     label, parts = strata(y), []
-    for number, own in _by_user(user):
+    order = np.argsort(user, kind="stable")
+    numbers, starts = np.unique(user[order], return_index=True)
+    for number, own in zip(numbers.tolist(), np.split(order, starts)[1:], strict=True):
         draw = rng.generator(seed, stream, number)
         parts.append(own[stratified(label[own], round(fraction * len(own)), draw)])
     out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
@@ -145,13 +143,6 @@ def held_out_by_user(y: I64, user: I64, fraction: float, seed: int, stream: str,
             f"{fraction} of each user's"
         )
     return out
-
-
-def _by_user(user: I64) -> Iterator[tuple[int, I64]]:
-    """Each user's number and the positions of its samples."""
-    order = np.argsort(user, kind="stable")
-    numbers, starts = np.unique(user[order], return_index=True)
-    yield from zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)
 
 
 def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:

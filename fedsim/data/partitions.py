@@ -69,7 +69,11 @@ def make(
             fixes.
         DataError: more clients than samples, a minimum that is out of reach, a damaged file.
     """
-    partition = given_by_data(dataset, kind, file)
+    partition = None
+    if kind in ("by_site", "natural"):
+        partition = _by_site(dataset, kind)
+    elif kind == "files":
+        partition = _listed(dataset) if file is None else _read(dataset, file)
     if partition is None:
         if kind in BY_LABEL and dataset.per_token:
             drawn = [name for name in (*EQUAL, *UNEQUAL) if name not in BY_LABEL]
@@ -79,7 +83,12 @@ def make(
             )
         if num_clients is None:
             raise ConfigError(f"data.num_clients is missing; partition {kind!r} does not fix it")
-        _check_enough(dataset, num_clients, min_samples)
+        needed, n = num_clients * min_samples, len(dataset.train)
+        if needed > n:
+            raise DataError(
+                f"{num_clients} clients with data.min_samples {min_samples} need {needed} training "
+                f"samples, {dataset.name} has {n}"
+            )
         rng = np.random.RandomState(seed)
         labels = dataset.y[dataset.train]
         draw = Draw(
@@ -153,15 +162,6 @@ def write(partition: Partition, dataset: Dataset, path: Path) -> None:
             parts = (partition.train, partition.val, partition.test)
             own = position[np.concatenate([part[client] for part in parts if part])]
             out.writerows([client, i, *name] for i in own[own >= 0].tolist())
-
-
-def _check_enough(dataset: Dataset, num_clients: int, min_samples: int) -> None:
-    needed, n = num_clients * min_samples, len(dataset.train)
-    if needed > n:
-        raise DataError(
-            f"{num_clients} clients with data.min_samples {min_samples} need {needed} training "
-            f"samples, {dataset.name} has {n}"
-        )
 
 
 def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
@@ -335,20 +335,6 @@ UNEQUAL: Mapping[str, Callable[[Draw], list[I64]]] = {
 """The kinds that are drawn again until every client has ``min_samples``."""
 
 
-def given_by_data(dataset: Dataset, kind: str, file: Path | None) -> Partition | None:
-    """The partition of ``by_site``, ``natural`` or ``files``; None for the kinds that are drawn.
-
-    Raises:
-        ConfigError: the data set has no sites, users or lists.
-        DataError: a damaged file.
-    """
-    if kind in ("by_site", "natural"):
-        return _by_site(dataset, kind)
-    if kind == "files":
-        return _listed(dataset) if file is None else _read(dataset, file)
-    return None
-
-
 def _by_site(dataset: Dataset, kind: str) -> Partition:
     """A client per site with training samples; of users some may have none to test on."""
     natural = kind == "natural"
@@ -359,11 +345,10 @@ def _by_site(dataset: Dataset, kind: str) -> Partition:
         )
     site = dataset.site
     present = np.unique(site[dataset.train])
-    own = (
+    train, val, test = (
         of_sites(part, site, present, some=natural)
         for part in (dataset.train, dataset.val, dataset.test)
     )
-    train, val, test = own
     return Partition(
         train=train, names=tuple(dataset.site_names[s] for s in present), val=val, test=test
     )

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import F64, I64, Array, Dataset, Partition
+from fedsim.core.types import F64, I64, Dataset, Partition
 
 _PIXELS = 1 << 22
+"""Images are changed in batches of at most so many values, which bounds memory."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -131,11 +132,14 @@ def shifted(
             f"{dataset.x.shape[1]}"
         )
     owner = owners(dataset, partition, seed, test)
-    x = np.array(dataset.x)
+    x, step = np.array(dataset.x), max(1, _PIXELS // dataset.x[0].size)
     for client, s in enumerate(strengths(partition.num_clients, strength).tolist()):
         if s > 0:
             shift = Shift(client, s, rng.generator(seed, "shift.noise", client))
-            _change(x, np.flatnonzero(owner == client), KINDS[kind], shift)
+            which = np.flatnonzero(owner == client)
+            for start in range(0, len(which), step):
+                some = which[start : start + step]
+                x[some] = KINDS[kind](torch.from_numpy(x[some]), shift).numpy()
     return replace(dataset, x=x)
 
 
@@ -165,11 +169,3 @@ def _site_owners(dataset: Dataset, partition: Partition) -> I64:
             alone = own_sites[np.isin(own_sites, sites[clients == 1])]
             out[np.isin(dataset.site, alone)] = client
     return out
-
-
-def _change(x: Array, which: I64, change: Callable[[Tensor, Shift], Tensor], shift: Shift) -> None:
-    """Transforms some of the images in place, in batches that bound the memory of the floats."""
-    step = max(1, _PIXELS // (x.shape[1] * x.shape[2] * x.shape[3]))
-    for start in range(0, len(which), step):
-        some = which[start : start + step]
-        x[some] = change(torch.from_numpy(x[some]), shift).numpy()

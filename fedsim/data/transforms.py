@@ -85,11 +85,7 @@ def transforms(
 
 
 def check_augment(name: str) -> None:
-    """Refuses an unknown augmentation.
-
-    Raises:
-        ConfigError: ``name`` is no key of :data:`AUGMENTS`.
-    """
+    """Raises a ConfigError if ``name`` is no key of :data:`AUGMENTS`."""
     if name not in AUGMENTS:
         raise ConfigError(
             f"data.augment {name!r} is unknown{nearest(name, AUGMENTS)}; known: "

@@ -71,6 +71,8 @@ def _read(
             files.append(inside(root / part, name, where))
             if name not in labels:
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
+    stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
+    patient = np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
@@ -81,7 +83,7 @@ def _read(
         parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=_patients([*train, *test]) if request.name == "retina" else None,
+        patient=patient if request.name == "retina" else None,
         clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
     )
 
@@ -155,11 +157,6 @@ def _indices(
         owner |= listed
     clients = {name: [position[image] for image in listed] for name, listed in lists.items()}
     return {name: np.array(images, dtype=np.int64) for name, images in clients.items()} or None
-
-
-def _patients(names: list[str]) -> I64:
-    stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in names]
-    return np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
 
 
 DATASETS = tuple(

@@ -8,7 +8,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.files import find_folder, inside, read_lines
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
-from fedsim.data.download import fetch, unzipped
+from fedsim.data.download import fetch, unpacked
 from fedsim.data.images import decode, sides
 
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
@@ -48,7 +48,7 @@ def tiny_imagenet(request: Request) -> Raw:
 def _place(request: Request) -> Path:
     if request.folder is None:
         archive = fetch((URL,), MD5, "tiny_imagenet", f"{_ROOT}.zip")
-        return unzipped(archive, "tiny_imagenet/files") / _ROOT
+        return unpacked(archive, "tiny_imagenet/files") / _ROOT
     below = (_ROOT, f"{request.name}/{_ROOT}")
     return find_folder(request.folder, below, ("wnids.txt",), f"{_ROOT}/")
 

@@ -113,7 +113,7 @@ def test_a_damaged_archive_leaves_nothing_behind(tmp_path: Path, cache: Path):
     archive_of(make(tmp_path), archive)
     archive.write_bytes(archive.read_bytes()[:3000])
     with pytest.raises(DataError, match=r"t\.zip: cannot be unpacked"):
-        download.unzipped(archive, "tiny/files")
+        download.unpacked(archive, "tiny/files")
     assert list((cache / "tiny").iterdir()) == []
 
 
