@@ -115,8 +115,6 @@ class Worker:
     """A model on a device and the data; keeps nothing between tasks that could change a result.
 
     Args:
-        spec: what it is made of.
-        device: where it trains.
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
 
     ``progress`` is the client being trained (None in an evaluation) and when that began; None
@@ -258,11 +256,7 @@ class Worker:
 
     @contextmanager
     def _named(self, what: str, client: int | None = None) -> Iterator[None]:
-        """Shows the work in ``progress``; turns an exception into a WorkerError that names it.
-
-        Raises:
-            WorkerError: from the exception; errors of fedsim pass as they are.
-        """
+        """Shows the work in ``progress``; turns an exception into a WorkerError that names it."""
         self.progress = client, time.monotonic()
         try:
             yield

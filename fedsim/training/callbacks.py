@@ -21,16 +21,12 @@ class RunInfo:
 
     Args:
         out: the run directory.
-        algorithm: the method.
-        dataset: the data set.
-        model: the network.
         num_parameters: P, its trained parameters.
         num_clients: K.
         cohort_size: m.
         rounds: of the whole run.
         engine: one line on where the work is done.
         seed: of training.
-        config: all settings.
         done: rounds that were complete when the run was resumed, 0 for a new one.
     """
 

@@ -83,7 +83,7 @@ class TrainingLoop:
         self._write_environment()
         rows = partitions.table(setup.dataset, setup.partition)
         store.write_partition(PartitionRow(**row) for row in rows)
-        self.callbacks.start(self._info(self.position.rounds))
+        self.callbacks.start(self._info())
         with handled() as interrupts:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
@@ -180,14 +180,10 @@ class TrainingLoop:
         return every > 0 and (waited or rounds == self.setup.config.train.rounds)
 
     def _device(self, before: str) -> str:
-        """The device of the clients, known after the first round that this process does.
-
-        Raises:
-            ConfigError: it is another one than that of the rounds before, if there were any.
-        """
+        """The device of the clients, known after the first round that this process does; refuses
+        another one than that of the rounds before, if there were any."""
         device = str(self.executor.environment.get("device", ""))
-        mixed = self.setup.config.engine.allow_mixed_devices
-        if before and device != before and not mixed:
+        if before not in ("", device) and not self.setup.config.engine.allow_mixed_devices:
             raise ConfigError(
                 f"{self.store.path}: the clients now train on {device}, in the rounds before on "
                 f"{before}; the results would be those of neither"
@@ -203,7 +199,7 @@ class TrainingLoop:
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
 
-    def _info(self, done: int) -> RunInfo:
+    def _info(self) -> RunInfo:
         config, setup = self.setup.config, self.setup
         return RunInfo(
             out=self.store.path,
@@ -217,7 +213,7 @@ class TrainingLoop:
             engine=self.executor.description,
             seed=config.seed,
             config=config,
-            done=done,
+            done=self.position.rounds,
         )
 
 
@@ -275,13 +271,9 @@ def resume(
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
     Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
-    starts again in its directory. A finished run is returned as it is.
-
-    Args:
-        path: the run directory.
-        overrides: settings that say where the work is done, such as ``{"engine.kind": "serial"}``.
-        callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after.
+    starts again in its directory. A finished run is returned as it is. The ``overrides`` are
+    settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``
+    and ``session`` are those of :func:`run`.
 
     Raises:
         ConfigError: no run is there, another process has it, or its configuration was changed.

@@ -119,7 +119,6 @@ def _scores(
 def _common(
     executor: Executor, models: Mapping[int | None, Candidate], parts: Sequence[str]
 ) -> dict[str, Evaluated]:
-    """Every model on whole parts."""
     different = {m.owner: m for m in models.values()} if parts else {}
     found: dict[str, dict[int | None, Scores]] = {part: {} for part in parts}
     for some in batches(different):
@@ -202,7 +201,6 @@ def client_scores(setup: Setup, executor: Executor, state: ServerState) -> Clien
 def _own_scores(
     setup: Setup, executor: Executor, state: ServerState, split: Split
 ) -> dict[int, GroupScore]:
-    """Of each client that owns any samples of a part, on these."""
     owners = clients_with(setup.partition, split)
     if not owners:
         return {}
@@ -247,16 +245,8 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
     """The rows of classes.csv and evaluations.csv; their ``num_samples`` counts samples always."""
 
     def add(split: str, score: GroupScore, client: int | None = None) -> None:
-        row = EvaluationRow(
-            round=log.round,
-            client_id=client,
-            group=score.group if client is None else None,
-            split=split,
-            num_samples=score.num_samples,
-            loss=score.loss,
-            accuracy=score.accuracy,
-        )
-        log.add(row)
+        values = asdict(score) | {"group": score.group if client is None else None}
+        log.add(EvaluationRow(round=log.round, client_id=client, split=split, **values))
 
     for part, found in evaluated.items():
         for client, score in found.clients.items():

@@ -32,12 +32,10 @@ class Aggregated:
     """What the server made of a round's updates.
 
     Args:
-        state: after the round.
         costs: bytes and simulated seconds.
         clients: ids of the m clients that count; without any the rest is empty.
         gram: (m, m) Gram matrix of their updates over the parameters.
         axes: (m,) spectrum of ``gram``.
-        gradient_diversity: of the updates.
         update_norm: 2-norm of the step of the parameters.
         metrics: what the server rule reports of its step.
     """

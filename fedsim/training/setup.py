@@ -71,7 +71,6 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         raise ConfigError(
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
         )
-    split = c.partition_file if file is None else None
     dataset = data.load(
         c.name,
         Path(c.dir) if c.dir else None,
@@ -80,12 +79,11 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         val_fraction=c.val_fraction,
         test_fraction=c.test_fraction,
         seed=c.seed,
-        split=split,
+        split=c.partition_file if file is None else None,
         num_clients=c.num_clients,
         **config.hyperparameters.get(c.name, {}),
     )
-    by_data = "files" if file is not None else partitions.default_kind(dataset)
-    kind = c.partition or by_data
+    kind = c.partition or ("files" if file else partitions.default_kind(dataset))
     if kind == "natural" and not _generated(config):
         dataset = without_small_users(dataset, _fewest(config))
     return dataset, kind
@@ -115,11 +113,7 @@ def _client_file(config: RunConfig) -> Path | None:
 
 
 def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
-    """The clients' shares of the training part.
-
-    Raises:
-        ConfigError: an explicit number of clients other than the one that files or sites fix.
-    """
+    """The clients' shares of the training part."""
     c = config.data
     given = _generated(config) or "num_clients" in c.model_fields_set
     asked = given or kind not in FIXED_PARTITIONS
@@ -383,11 +377,7 @@ def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: 
 
 
 def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
-    """The passes over its data that a client's training makes, all phases together.
-
-    Raises:
-        ConfigError: they depend on more than the settings.
-    """
+    """The passes over its data that a client's training makes, all phases together."""
     t = config.train
     ctx = RoundContext(
         round=0, num_rounds=t.rounds, num_clients=num_clients, lr=t.lr, seed=config.seed

@@ -44,13 +44,16 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "last10_test_accuracy": last10(accuracy, len(rounds)),
         "total_seconds": seconds,
     }
-    settings: dict[str, Any] = {"server": config.server, "margin": config.margin}
-    settings |= {"margin_weight": config.margin_weight, "margin_threshold": config.margin_threshold}
-    row |= {key: value for key, value in settings.items() if value is not None}
+    optional = ("server", "margin", "margin_weight", "margin_threshold")
+    row |= {key: getattr(config, key) for key in optional if getattr(config, key) is not None}
     for method in config.methods:
         values = config.hyperparameters[method]
         row |= {f"{method}.{key}": value for key, value in values.items()}
-    return row | settings_of(config) | _costs(rounds) | _target(config, store, rounds)
+    row |= settings_of(config)
+    row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
+    totals = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
+    row |= {name: rounds[name].sum(min_count=1) for name in totals}
+    return row | _target(config, store, rounds)
 
 
 ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
@@ -58,13 +61,6 @@ ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
 """Keys that are columns under another name, or no part of the result."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
 """The last columns."""
-
-
-def _costs(rounds: pd.DataFrame) -> dict[str, Any]:
-    """Total simulated time and communication, and the last mean accuracy over clients."""
-    columns = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
-    totals = {name: rounds[name].sum(min_count=1) for name in columns}
-    return {"client_test_accuracy": rounds["client_test_accuracy"].iloc[-1]} | totals
 
 
 def _target(config: RunConfig, store: RunStore, rounds: pd.DataFrame) -> dict[str, Any]:

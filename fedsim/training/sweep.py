@@ -183,11 +183,7 @@ def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
 
 
 def _replaced(axis: Axis, overrides: Settings) -> bool:
-    """Whether a flag takes the place of the axis.
-
-    Raises:
-        ConfigError: a flag sets one key of a row of several.
-    """
+    """Whether a flag takes the place of the axis; refuses one that sets a key of its rows."""
     key = RENAMED.get(axis.name, axis.name)
     if key in overrides and all(set(p.settings) == {key} for p in axis.values):
         return True

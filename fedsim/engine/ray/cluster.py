@@ -75,10 +75,7 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
 def _keep_sigterm_handler() -> Iterator[None]:
     """Puts back the handler of SIGTERM that Ray replaces when it starts, where there was one.
 
-    Its own leaves Python with status 15.
-
-    Raises:
-        Interrupted: SIGTERM came while Ray started.
+    Its own leaves Python with status 15; that becomes :class:`Interrupted`.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -27,13 +27,10 @@ MEDIANS = 10.0
 
 
 class Timeout:
-    """How long work of one kind may take, learnt from what it took so far.
+    """How many seconds work of one kind may take, learnt from what it took so far.
 
     Without a given limit, work of size n may take ``max(60 s, 10 n median(seconds / size))``, and
     any time before the first work is :meth:`settled`.
-
-    Args:
-        given: seconds for work of any size, or None.
     """
 
     def __init__(self, given: float | None) -> None:
@@ -123,8 +120,6 @@ class Dispatcher:
     """Runs calls on the actors of a pool.
 
     Args:
-        pool: the actors.
-        engine: timeouts, and what becomes of clients that fail.
         wanted: see :data:`Wanted`.
         spec: what actors are built from, as an object; called again where that was lost.
     """
@@ -196,11 +191,7 @@ class Dispatcher:
             )
 
     def _failed(self, work: Work, fault: Fault, doing: str) -> list[Call]:
-        """What is to be done again of a failed call.
-
-        Raises:
-            FedsimError: nothing, and clients that fail end the run.
-        """
+        """What is to be done again of a failed call; raises what ends the run."""
         call = work.call
         node = self._pool.node(work.slot)
         if fault.objects:

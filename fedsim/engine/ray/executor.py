@@ -236,7 +236,6 @@ class RayExecutor:
                 self._session.close()
 
     def _wanted(self, waiting: Iterable[Call], at_work: int) -> set[int]:
-        """The slots that should have an actor, for what waits and what is at work."""
         homes = {call.home for call in waiting if call.home is not None}
         anywhere = sum(call.home is None for call in waiting)
         taken = homes | self._pool.slots

@@ -24,7 +24,6 @@ class Node:
 
     Args:
         cpus: number of CPUs; 0 on a head node that does no work.
-        gpus: number of GPUs.
         name: address or name, for the user.
         accelerator: type of the GPUs, "" where it is not known.
         memory: bytes for processes, infinite where it is not known.

@@ -220,7 +220,6 @@ class ActorPool:
     """The actors of a run by slot.
 
     Args:
-        session: where the actors come from.
         max_retries: how often a slot's actor may fail to start before the slot is given up.
         allow_mixed: whether actors may sit on devices of several kinds.
     """

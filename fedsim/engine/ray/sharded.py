@@ -170,7 +170,7 @@ class Sharded:
         aggregators: one per range.
         held: the updates by client id, in order; replaced where they are lost.
         again: takes note of what was lost, and trains those clients once more.
-        max_retries: how often that is done in one pass.
+        max_retries: how often that is done in one pass, before a WorkerError.
     """
 
     aggregators: Aggregators
@@ -196,11 +196,7 @@ class Sharded:
         )
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`fedsim.server.linalg.Columns.products`.
-
-        Raises:
-            WorkerError: aggregators or updates were lost again and again.
-        """
+        """See :meth:`fedsim.server.linalg.Columns.products`."""
         cuts = self.aggregators.ranges
         args = [(_pieces(ranges, own), None if vector is None else vector[own]) for own in cuts]
         found = {
@@ -213,11 +209,7 @@ class Sharded:
         return summed(pieces, partials, len(ranges), len(self.held))
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`fedsim.server.linalg.Columns.combine`.
-
-        Raises:
-            WorkerError: aggregators or updates were lost again and again.
-        """
+        """See :meth:`fedsim.server.linalg.Columns.combine`."""
         cuts = self.aggregators.ranges
         args = [(_pieces(ranges, own), weights) for own in cuts]
         for own, sums in zip(cuts, self._ask("combine", args), strict=True):
