@@ -84,6 +84,10 @@ class LocalEnv:
         """The model; ``model.features`` and ``model.head`` where it has them."""
         return self.flat.model
 
+    def anchors(self) -> list[Tensor]:
+        """The start values of the parameters in ``params``, as views of ``start``."""
+        return self.split(self.start)
+
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of a vector (D,) or (P,) that belong to the parameters in ``params``."""
         return [vector[slot.where].view(slot.shape) for slot in self.slots()]

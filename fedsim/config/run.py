@@ -68,7 +68,10 @@ class RunConfig(RunSettings):
             if isinstance(name, str):
                 if key != "data.name":
                     check_name(key, name, algorithms.names(), "algorithm", user_defined=True)
-                sections[name] = default_options(key, name) | dict(sections.get(name) or {})
+                own = sections.get(name) or {}
+                if isinstance(own, Mapping):  # else it is refused below
+                    own = default_options(key, name) | dict(own)
+                sections[name] = own
         checked = {}
         for name, section in sections.items():
             if name != data_name and data.find(name) is None:

@@ -4,11 +4,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from fedsim.storage.rows import ErrorRow, Row, TimingRow
-
-R = TypeVar("R", bound=Row)
 
 
 @dataclass
@@ -26,10 +23,6 @@ class RoundLog:
     def begin(self, table: type[Row]) -> None:
         """Has the table's file written, header alone, even if it gets no rows."""
         self.tables.setdefault(table.table, [])
-
-    def of(self, table: type[R]) -> list[R]:
-        """The rows of a table so far."""
-        return [row for row in self.tables.get(table.table, []) if isinstance(row, table)]
 
     def error(self, client_id: int | None, error: str, *, attempt: int, node: str = "") -> None:
         """Adds a row of errors.csv."""

@@ -120,8 +120,13 @@ def test_rows_refuse_a_misspelt_column():
         RoundRow(round=1, lr=0.1, cohort_size=1, dropped=0, train_los=0.5)
     row = ClientRow(round=1, client_id=2, status="ok", num_samples=3)
     assert (row["client_id"], row.client_id, row["train_loss"]) == (2, 2, None)
+    assert len(row) == len(ClientRow.columns())
     with pytest.raises(KeyError):
         row["clientid"]
+
+
+def test_a_callback_does_nothing_unless_it_overrides():
+    assert fedsim.Callback().on_round_end(1, {}) is None
 
 
 def test_every_column_is_described():

@@ -202,3 +202,8 @@ def test_bytes_on_the_way():
     assert wire_bytes(arrays) == 4 * (6 + 5 + 7)
     assert wire_bytes([np.zeros(3, np.int64), np.zeros(3, np.int8), np.zeros(3, bool)]) == 30
     assert wire_bytes([]) == 0
+
+
+@pytest.mark.parametrize("text", ["uniform(1, 2)", "lognormal(0.5, 2)", "choice(1, 2, 4)"])
+def test_a_distribution_is_written_as_it_was_read(text):
+    assert str(parse(text)) == text

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from fedsim.algorithms import Algorithm
 from fedsim.config import experiments
 from fedsim.config.resolve import from_flags, load_config, to_yaml
 from fedsim.config.run import RunConfig
@@ -330,3 +331,32 @@ def test_a_grid_of_another_shape_is_refused(text: str, wanted: str) -> None:
     with pytest.raises(ConfigError) as error:
         experiments.parse(text, "g")
     assert wanted in str(error.value)
+
+
+def ordered(low: float = 0.0, high: float = 1.0):
+    """A method whose two hyperparameters have to be in order."""
+    if low > high:
+        raise ConfigError(f"low {low} is above high {high}")
+    return Algorithm()
+
+
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [({"low": 2.0}, "ordered.low"), ({"low": 0.6, "high": 0.5}, "ordered")],
+)
+def test_the_value_that_a_method_refuses_alone_is_named(values, key):
+    method = f"{__name__}:ordered"
+    with pytest.raises(ConfigError, match=rf"{key}: low \S+ is above high"):
+        RunConfig(algorithm=method, **{method: values})
+
+
+@pytest.mark.parametrize("section", [{"train": 5}, {"scaffold": 5}])
+def test_a_section_that_is_no_section_is_refused(section):
+    (name,) = section
+    with pytest.raises(ConfigError, match=f"{name}"):
+        RunConfig(algorithm="scaffold", **section)
+
+
+def test_a_configuration_that_is_no_mapping_is_refused():
+    with pytest.raises(ConfigError, match="must be"):
+        RunConfig.model_validate(5)

@@ -13,6 +13,7 @@ from fedsim import data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import cache as packs
 from fedsim.data import partitions
+from fedsim.data.images import sides
 from fedsim.data.readers import medical
 
 
@@ -443,3 +444,9 @@ def test_missing_picture_and_not_a_text_file_are_refused(tmp_path: Path):
     (tmp_path / "labels.csv").write_bytes(b"filename,label\n\xff\xfe,1\n")
     with pytest.raises(DataError, match=r"labels\.csv: not a readable UTF-8"):
         data.load("folder", tmp_path)
+
+
+def test_the_sides_of_what_is_no_picture_are_refused(tmp_path: Path):
+    (tmp_path / "x.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"x\.png: truncated or not an image"):
+        sides(tmp_path / "x.png")
