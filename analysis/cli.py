@@ -144,7 +144,8 @@ def select_command(
     table = tables.choose(_summaries(dirs), by, within)
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
-        tables.chosen(table).to_csv(out, index=False, lineterminator="\n")
+        chosen = table.data[table.data[tables.CHOSEN]].drop(columns=tables.CHOSEN)
+        chosen.to_csv(out, index=False, lineterminator="\n")
         click.echo(f"wrote {out}")
 
 

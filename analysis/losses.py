@@ -41,7 +41,7 @@ ALPHA = "Dirichlet \N{GREEK SMALL LETTER ALPHA} (more heterogeneous \N{RIGHTWARD
 
 def by_round(facets: Facets) -> Drawing | Absent:
     """The terms and their sum by round, one row of panels per setting and split."""
-    rows: list[list[panels.Panel]] = []
+    shown: list[panels.Panel] = []
     kinds: list[tuple[str, str]] = []
     for setting, groups in facets.items():
         keys = ("split", "scope", "round")
@@ -54,7 +54,7 @@ def by_round(facets: Facets) -> Drawing | Absent:
         for kind in own:
             part = {label: parts[kind] for label, parts in found.items() if kind in parts}
             title = "; ".join(filter(None, (setting, ", ".join(kind) if len(own) > 1 else "")))
-            row = [
+            shown += [
                 panels.Panel(
                     label=label,
                     curves=panels.curves(part, column),
@@ -63,11 +63,9 @@ def by_round(facets: Facets) -> Drawing | Absent:
                 )
                 for column, label in COLUMNS.items()
             ]
-            rows.append(row)
-    if not rows:
+    if not shown:
         return Absent(TERMS, "no decomposition.csv; `fedsim run --decompose-every N` writes it")
-    flat = [panel for row in rows for panel in row]
-    seeds = panels.panel_note(flat)
+    seeds = panels.panel_note(shown)
     return Drawing(
         name="decomposition",
         title=TERMS,
@@ -81,7 +79,7 @@ def by_round(facets: Facets) -> Drawing | Absent:
             "model loses against the mean of the clients' models. Values are signed, the grey line "
             "marks zero: below it, averaging the models helps."
         ),
-        figure=panels.grid(flat, 2 if len(rows) == 1 else 4, seeds, facet_lines(facets)),
+        figure=panels.grid(shown, 2 if len(kinds) == 1 else 4, seeds, facet_lines(facets)),
     )
 
 
@@ -111,11 +109,7 @@ def variant(group: Group) -> str:
 
 
 def by_alpha(facets: Facets) -> Drawing | Absent:
-    """Fig. 2: one row of panels per setting, for the last round and the mean over all rounds.
-
-    Args:
-        facets: split by the settings other than alpha.
-    """
+    """Fig. 2: one row of panels per setting but alpha, for the last round and the mean of all."""
     shown = []
     used: list[tuple[str, str]] = []
     signed: list[tuple[str, pd.Series[float]]] = []
@@ -180,7 +174,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
 
 
 def _ambiguous(groups: Sequence[Group]) -> list[str]:
-    """The labels of the first groups that share variant and alpha; [] if there are none."""
+    """The labels of the first groups that share variant and alpha."""
     points: dict[tuple[str, str], list[str]] = {}
     for group in groups:
         point = variant(group), text(group.runs["alpha"].iloc[0])

@@ -36,14 +36,9 @@ def accuracies(
     """Final accuracies as in FedGH's Tables II, IV and V.
 
     If the clients own the test data there are two columns: Acc_l is the mean over clients of
-    the accuracy on their own, Acc_g that on the pooled data.
-
-    Args:
-        table: from :func:`analysis.runs.summaries`.
-        by: columns of it that distinguish the rows, see :func:`analysis.runs.group`.
-        columns: the column of it whose values become columns; None for those of
-            :data:`EXPERIMENT` in which the runs differ.
-        test: the paired test of a method against the same clients under their own server rule.
+    the accuracy on their own, Acc_g that on the pooled data. A method is tested against the same
+    clients under their own server rule. Without ``columns``, there is a column for each value of
+    the :data:`EXPERIMENT` columns in which the runs differ.
 
     Raises:
         AnalysisError: see :func:`analysis.runs.group`.
@@ -132,13 +127,12 @@ def differing(table: pd.DataFrame, columns: str | None = None) -> list[str]:
 
 def _head(row: pd.Series[float]) -> str:
     """``cifar10, alpha=0.1, 60 %``, without settings that the run does not have."""
-    return ", ".join(_part(str(column), value) for column, value in row.dropna().items())
-
-
-def _part(column: str, value: float) -> str:
-    if column == TARGET:
-        return f"{100 * value:g} %"
-    return text(value) if column == "dataset" else f"{column}={text(value)}"
+    shown = {column: f"{column}={text(value)}" for column, value in row.dropna().items()}
+    if "dataset" in shown:
+        shown["dataset"] = text(row["dataset"])
+    if TARGET in shown:
+        shown[TARGET] = f"{100 * row[TARGET]:g} %"
+    return ", ".join(shown.values())
 
 
 def _by_seed(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
@@ -198,9 +192,7 @@ def with_count(found: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, str]:
 
     The smallest mean of a column among the methods whose seeds all reached the target is bold.
 
-    Args:
-        found: the cells, over the seeds that reached the target.
-        seeds: how many seeds each method was run with.
+    The cells are over the seeds that reached the target; ``seeds`` is how many were run of each.
     """
     texts = {}
     for column in dict.fromkeys(cell.column for cell in found):

@@ -48,9 +48,7 @@ def _per_round(seconds: pd.Series[float]) -> pd.Series[float]:
     """Mean over a run's rounds, then over runs, by phase.
 
     A phase without a row took no time in that round: evaluation every fifth round counts a fifth.
-
-    Args:
-        seconds: indexed by (seed, phase, round).
+    ``seconds`` are indexed by (seed, phase, round).
     """
     rounds = seconds.unstack("phase").fillna(0.0)
     return rounds.groupby(level="seed").mean().mean()

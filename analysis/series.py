@@ -82,13 +82,9 @@ def values(
     ``key="round"`` on cosines.csv a mean over pairs; rows with an empty key are left out, so
     ``key="group"`` takes the group rows of evaluations.csv and ``key="client_id"`` the others.
 
-    Args:
-        groups: from :func:`analysis.runs.group`.
-        table: the file's name without ``.csv``.
-        columns: numeric columns of it.
-        key: column or columns that identify a value within a run; () for one value per run.
-        where: column and value of the rows to keep.
-        take: ``last`` keeps the rows of a run's last round in which any column has a value.
+    ``key`` names the column or columns that identify a value within a run, () for one value per
+    run; ``take="last"`` keeps the rows of a run's last round in which any column has a value. The
+    other arguments are those of :func:`each`; the columns are numeric.
 
     Returns:
         By label, indexed by (seed, *key); groups without any such value are not in it.

@@ -96,9 +96,7 @@ class Cell:
 def half_width(std: Floats, n: Floats) -> Floats:
     """Half-widths of 95 % t intervals, t(0.975, n - 1) s / sqrt(n); NaN for n below 2.
 
-    Args:
-        std: sample standard deviations (ddof 1), of any shape.
-        n: number of values behind each, of the same shape.
+    ``std`` is the sample standard deviation (ddof 1), of any shape, ``n`` of the same shape.
     """
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
@@ -109,9 +107,7 @@ def half_width(std: Floats, n: Floats) -> Floats:
 def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Mean, std, n and half-width of the 95 % interval by key; NaN values are excluded.
 
-    Args:
-        values: one row per seed and key, indexed by (seed, *keys).
-        keys: the names of those index levels.
+    ``values`` has one row per seed and key, indexed by (seed, *keys).
 
     Returns:
         Indexed by the keys in order, columns (name of the value, mean | std | n | half).
@@ -139,16 +135,11 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
-    """Compares two methods over their common seeds.
+    """Compares two methods over their common seeds; the values are indexed by seed.
 
     A test needs two common seeds and differences that vary; else p is not available. The interval
     of the difference is the t interval for both tests. The Wilcoxon test drops differences of zero;
     over n seeds its p value cannot be below 2 / 2^n.
-
-    Args:
-        values: of the method, indexed by seed.
-        baseline: of the baseline, indexed by seed.
-        test: the paired test.
     """
     ours, theirs = values.dropna().align(baseline.dropna(), join="inner")
     differences = (ours - theirs).to_numpy(float)
@@ -184,10 +175,8 @@ Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list[Cell]:
     """The statistics of a table, with p values corrected over all its comparisons.
 
-    Args:
-        values: all runs of the table.
-        baseline: label to compare with, see :func:`reference`; None for no comparison.
-        test: the paired test, over the seeds that both have.
+    ``baseline`` is the label to compare with, see :func:`reference`; None for no comparison. The
+    other arguments are those of :func:`compared`.
 
     Raises:
         AnalysisError: there is nothing to compare with the baseline.

@@ -60,13 +60,8 @@ def make(
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
-    Args:
-        name: one of :data:`NAMES`.
-        runs: from :func:`analysis.runs.summaries`.
-        by: columns of it that distinguish methods.
-        columns: a column of it whose values become columns.
-        baseline: label to compare with, see :func:`analysis.stats.reference`.
-        test: the paired test.
+    ``name`` is one of :data:`NAMES`; ``by`` are the columns of summary.csv that distinguish
+    methods, and the values of ``columns`` become columns of the table.
 
     Raises:
         AnalysisError: an option that the table does not have, or nothing to show.
@@ -255,13 +250,7 @@ def choose(table: pd.DataFrame, by: Sequence[str], within: Sequence[str]) -> Tab
     if not having:
         raise AnalysisError(f"no run has a value of {', '.join(by)} to choose")
     data = pd.concat([_candidates(name, groups, by) for name, groups in having.items()])
-    return selection(data)
-
-
-def selection(data: pd.DataFrame) -> Table:
-    """The candidates as a table: ``method``, the settings to choose, ``n``, then the numbers."""
-    columns = list(data.columns)
-    by = columns[columns.index("method") + 1 : columns.index("n")]
+    by = list(dict.fromkeys(by))
     rows = [_selection_row(record, by) for record in data.to_dict("records")]
     head = ["Method", *by, "Seeds", "Validation (%)", "95 % interval", "Test (%)", "95 % interval"]
     caption = (
@@ -271,14 +260,10 @@ def selection(data: pd.DataFrame) -> Table:
     )
     if data["n"].nunique() > 1:
         caption += " The values have different numbers of seeds."
-    return Table(name="selection", title=(
-            f"Choice of {', '.join(by)}"), caption=caption, head=[*head, ""], rows=rows,
-                 words=1 + len(by), data=data)  # fmt: skip
-
-
-def chosen(table: Table) -> pd.DataFrame:
-    """The rows of the chosen values, one per method."""
-    return table.data[table.data[CHOSEN]].drop(columns=CHOSEN)
+    return Table(
+        name="selection", title=f"Choice of {', '.join(by)}", caption=caption, head=[*head, ""],
+        rows=rows, words=1 + len(by), data=data,
+    )  # fmt: skip
 
 
 def _candidates(name: str, groups: Sequence[Group], by: Sequence[str]) -> pd.DataFrame:

@@ -40,10 +40,8 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
 def make_importable(*layers: Settings) -> None:
     """Prepends ``engine.working_dir`` and the current directory to sys.path.
 
-    ``module:function`` then finds the user's own modules however fedsim was started.
-
-    Args:
-        layers: where ``engine.working_dir`` may be given; a later layer wins.
+    ``module:function`` then finds the user's own modules however fedsim was started. Of the layers
+    of settings a later one wins.
 
     Raises:
         ConfigError: the folder is not there.

@@ -37,22 +37,18 @@ def current(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def notify(given: Iterable[str], sections: Collection[str]) -> None:
-    """Warns of renamed keys, once per process for each message.
+    """Warns of renamed keys among the dotted keys given, once per process for each message.
 
-    Args:
-        given: dotted keys of a configuration.
-        sections: methods and data sets whose options the configuration has. An older config.yaml
-            also contains options of unused data sets, which need no warning.
+    An older config.yaml also contains options of unused data sets, which need no warning: those
+    that are not among ``sections``, the methods and data sets in use.
     """
-    old = [key for key in given if key in RENAMED and not _unused(RENAMED[key], sections)]
+    old = []
+    for key in given:
+        section = RENAMED.get(key, "").rpartition(".")[0]
+        if key in RENAMED and (section in sections or data.find(section) is None):
+            old.append(f"{key} is now called {RENAMED[key]}")
     if old:
-        _log("; ".join(f"{key} is now called {RENAMED[key]}" for key in old))
-
-
-def _unused(key: str, sections: Collection[str]) -> bool:
-    """Whether ``key`` is an option of a data set that is not among the sections."""
-    section = key.rpartition(".")[0]
-    return section not in sections and data.find(section) is not None
+        _log("; ".join(old))
 
 
 @functools.cache

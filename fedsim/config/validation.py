@@ -53,13 +53,9 @@ def default_options(key: str, name: str) -> dict[str, Any]:
 
 
 def check_data_options(name: str, given: Any, used: object, folder: object) -> dict[str, Scalar]:
-    """The section of data set ``name``; empty where the configuration uses another one.
+    """The section of data set ``name``; empty where ``used``, the value of data.name, is another.
 
-    Args:
-        name: of the data set.
-        given: the section.
-        used: the value of data.name.
-        folder: the value of data.dir; with one, generated data are not drawn.
+    ``folder`` is the value of data.dir; with one, generated data are not drawn.
 
     Raises:
         InvalidSetting: no such option or value, or one that has no effect and not its default.

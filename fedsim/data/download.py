@@ -12,17 +12,10 @@ from fedsim.data.cache import cache_dir, workspace
 
 
 def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:
-    """A file of the cache, downloaded from the first of ``urls`` that serves it.
+    """The path of ``file`` in the cache, downloaded from the first of its mirrors that serves it.
 
-    Args:
-        urls: mirrors of one file.
-        md5: of the file.
-        folder: folder in the cache.
-        file: the file's name there.
-
-    Returns:
-        The path of the complete file. Every process downloads to a place of its own, and the
-        complete file takes its name at once, so that several may ask for it at the same time.
+    Every process downloads to a place of its own, and the complete file takes its name at once, so
+    that several may ask for it at the same time.
 
     Raises:
         DataError: no mirror could be reached, or the sum differs (says what to put where), or

@@ -14,11 +14,8 @@ from fedsim.core.types import I64, Dataset, Partition
 def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
     """The samples of each site in a part; empty unless every site has some there.
 
-    Args:
-        part: indices of samples.
-        site: (N,) of every sample.
-        sites: the sites, a client each, ascending.
-        some: one site with samples there is enough.
+    ``part`` are indices of samples, ``site`` is the (N,) site of every sample, and ``sites`` are
+    ascending. With ``some``, one site with samples there is enough.
     """
     order = part[np.argsort(site[part], kind="stable")]
     starts, stops = (np.searchsorted(site[order], sites, side) for side in ("left", "right"))
@@ -42,13 +39,7 @@ def hold_out(
     nor on the validation fraction. Patients are not kept together: a data set no longer holds them
     once its common parts are drawn.
 
-    Args:
-        dataset: of the samples' classes.
-        partition: whose ``train`` is taken from; its order stays.
-        val_fraction: ``data.client_val_fraction``.
-        test_fraction: ``data.client_test_fraction``.
-        min_samples: that every client must keep for training.
-        seed: of the draw.
+    The order of ``partition.train`` stays.
 
     Raises:
         DataError: a client would keep fewer than ``min_samples``.
@@ -107,12 +98,8 @@ def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
     """Positions of ``count`` random samples, of each class nearly its share.
 
     Every n/count-th sample of the shuffled samples in the order of their classes, from a random
-    first one on: a class of c samples gives c count/n of them, rounded down or up.
-
-    Args:
-        labels: (n,) classes.
-        count: how many; all where there are no more than that.
-        draw: consumed.
+    first one on: a class of c samples gives c count/n of them, rounded down or up. ``labels`` are
+    the (n,) classes; all samples are taken where there are no more than ``count``.
     """
     shuffled = draw.permutation(len(labels))
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

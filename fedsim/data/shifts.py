@@ -113,13 +113,8 @@ def shifted(
     training samples. With "clean" the common parts stay as they are, also where clients own some
     of their images.
 
-    Args:
-        dataset: its ``x`` is copied, once, and changed client by client.
-        partition: who owns what.
-        kind: ``none`` or a key of :data:`KINDS`.
-        strength: of the last client, in (0, 1].
-        seed: of the noise, and of the clients drawn for the common parts.
-        test: ``mixed`` or ``clean``.
+    ``kind`` is "none" or a key of :data:`KINDS`, ``strength`` that of the last client, in (0, 1].
+    The data set's ``x`` is copied, once, and changed client by client.
 
     Raises:
         ConfigError: a colour cast for images without colours.

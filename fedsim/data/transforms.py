@@ -21,11 +21,6 @@ _PAD = 4
 class Transforms:
     """A pipeline for images: ``train`` augments, ``test`` does not; both normalise.
 
-    Args:
-        pipeline: sizes, normalisation and the name of the augmentation.
-        device: of the computation and the result.
-        memory_format: of the result, as in ``torch.Tensor.to``.
-
     Raises:
         ConfigError: the pipeline names an unknown augmentation.
     """

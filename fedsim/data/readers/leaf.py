@@ -60,12 +60,7 @@ def gather(folder: Path, convert: Convert) -> Raw:
     Without train/ the samples of test/ are all there is: they count as training samples, of which
     a test part is drawn later, within each user's.
 
-    Args:
-        folder: with train/, test/, val/ or some of them.
-        convert: of a user's samples in one part; called once for each.
-
-    Returns:
-        Images, features or tokens, without class names.
+    ``convert`` is called once for each user's samples in one part; class names are not set.
 
     Raises:
         DataError: a malformed file; names file and user.

@@ -146,10 +146,7 @@ def draw_eyes(diseased: NDArray[np.bool_], generator: np.random.Generator) -> Ey
 
     A lesion is bright (exudate) or dark (haemorrhage). Of the diseased eyes 13 % have a single one,
     so that no model can be right about more than 93.5 % of as many healthy as diseased eyes.
-
-    Args:
-        diseased: (n,) the classes.
-        generator: consumed; the same draws for every n-th eye need the same n.
+    ``diseased`` (n,) are the classes; the same draws for every n-th eye need the same n.
     """
     n = len(diseased)
     direction = generator.standard_normal((n, _LESIONS, 2))
@@ -179,13 +176,9 @@ def draw_eyes(diseased: NDArray[np.bool_], generator: np.random.Generator) -> Ey
 
 
 def render(eyes: Eyes, mark: I64, size: int, generator: np.random.Generator) -> Array:
-    """Images (n, 3, size, size) uint8.
+    """Images (n, 3, size, size) uint8 of n eyes, with the pixels' noise drawn image by image.
 
-    Args:
-        eyes: n of them.
-        mark: (n,) index into :data:`MARKS`, -1 for none.
-        size: height and width in pixels.
-        generator: of the pixels' noise; consumed image by image.
+    ``mark`` (n,) is an index into :data:`MARKS`, -1 for none.
     """
     out = np.empty((len(mark), 3, size, size), dtype=np.uint8)
     step = max(1, _PIXELS // size**2)
