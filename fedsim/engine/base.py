@@ -22,7 +22,7 @@ Job = tuple[Model, Part]
 
 
 @dataclass(frozen=True)
-class Reduction(Generic[T]):
+class Measure(Generic[T]):
     """What an evaluation gives of a model's outputs, computed where the outputs are.
 
     Args:
@@ -49,11 +49,11 @@ def _scores(outputs: Outputs, run: Samples, part: Part, index: I64) -> Scores:
     return scores_of(outputs, run.dataset, index, groups)
 
 
-OUTPUTS = Reduction(_outputs, concatenated)
+OUTPUTS = Measure(_outputs, concatenated)
 """The outputs themselves, for every sample."""
-SAMPLES = Reduction(_samples, joined)
+SAMPLES = Measure(_samples, joined)
 """The scores of every sample."""
-SCORES = Reduction(_scores)
+SCORES = Measure(_scores)
 """The scores of all samples together."""
 
 
@@ -117,7 +117,7 @@ class Executor(Protocol):
         node while they are summed up are computed again.
         """
 
-    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+    def evaluate(self, jobs: Sequence[Job], measure: Measure[T]) -> list[T]:
         """What is made of each job's outputs for the samples of its part, in the part's order.
 
         Raises:

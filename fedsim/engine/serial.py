@@ -12,7 +12,7 @@ import torch
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import ClientUpdate, RoundContext, Vector, Vectors
-from fedsim.engine.base import Incident, Job, Reduction, T
+from fedsim.engine.base import Incident, Job, Measure, T
 from fedsim.engine.devices import device_name, torch_flags
 from fedsim.engine.worker import Worker, WorkerSpec, with_deltas
 
@@ -82,9 +82,9 @@ class SerialExecutor:
     def columns(self, *_: Any) -> None:
         """See :class:`~fedsim.engine.base.Executor`; the deltas are here."""
 
-    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+    def evaluate(self, jobs: Sequence[Job], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        return [self._worker.evaluate(*model, part, reduction) for model, part in jobs]
+        return [self._worker.evaluate(*model, part, measure) for model, part in jobs]
 
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""

@@ -38,7 +38,7 @@ from fedsim.core.types import (
 )
 from fedsim.data.transforms import transforms
 from fedsim.engine import devices
-from fedsim.engine.base import Reduction, T
+from fedsim.engine.base import Measure, T
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
 from fedsim.metrics.splits import count, indices, name
@@ -220,7 +220,7 @@ class Worker:
         params: Vector,
         state: Vectors,
         part: Part,
-        reduction: Reduction[T],
+        measure: Measure[T],
         batches: tuple[int, int] | None = None,
     ) -> T:
         """What is made of a model's outputs on a part; ``params`` (D,) and ``state`` are the model.
@@ -236,7 +236,7 @@ class Worker:
             index = index[batches[0] * size : batches[1] * size]
         with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
             outputs = self._outputs(params, state, torch.from_numpy(index).split(size))
-        return reduction.compute(outputs, self.spec, part, index)
+        return measure.compute(outputs, self.spec, part, index)
 
     def _outputs(self, params: Vector, state: Vectors, batches: Sequence[Tensor]) -> Outputs:
         """The logits of some samples; where every token has a label, each batch's scores."""

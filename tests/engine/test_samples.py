@@ -103,7 +103,7 @@ def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch
         return original(value)
 
     def watched(self, actor, send):
-        tasks.append({id(t.model[0]) for t in self.tasks if t.reduction == SAMPLES})
+        tasks.append({id(t.model[0]) for t in self.tasks if t.measure == SAMPLES})
         return begin(self, actor, send)
 
     monkeypatch.setattr(ray, "put", counting)

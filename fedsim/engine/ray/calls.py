@@ -12,7 +12,7 @@ import numpy as np
 import ray
 
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
-from fedsim.engine.base import Model, Reduction
+from fedsim.engine.base import Measure, Model
 from fedsim.engine.ray.sharded import Held
 from fedsim.engine.worker import with_deltas
 from fedsim.metrics.splits import name
@@ -79,7 +79,7 @@ class Task:
 
     model: Model
     part: Part
-    reduction: Reduction[Any]
+    measure: Measure[Any]
     batches: tuple[int, int]
 
 
@@ -102,7 +102,7 @@ class EvaluationCall:
         different = {id(task.model[0]): task.model[0] for task in self.tasks}
         number = {key: i for i, key in enumerate(different)}
         tasks = [
-            (number[id(t.model[0])], t.model[1], t.part, t.reduction, t.batches) for t in self.tasks
+            (number[id(t.model[0])], t.model[1], t.part, t.measure, t.batches) for t in self.tasks
         ]
         return [actor.evaluate.remote(tasks, *map(send, different.values()))]
 

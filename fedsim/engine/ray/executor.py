@@ -17,7 +17,7 @@ import ray
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
-from fedsim.engine.base import OUTPUTS, Incident, Job, Reduction, T
+from fedsim.engine.base import OUTPUTS, Incident, Job, Measure, T
 from fedsim.engine.ray.calls import Call, EvaluationCall, Task, TrainCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
@@ -173,25 +173,25 @@ class RayExecutor:
             for own in balanced(sizes, most)
         ]
 
-    def evaluate(self, jobs: Sequence[Job], reduction: Reduction[T]) -> list[T]:
+    def evaluate(self, jobs: Sequence[Job], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`.
 
         The batches of all jobs are dealt out in order, one call per actor, and a model goes only to
-        actors that have a part of it. A job that is cut, where the reduction needs it whole, comes
+        actors that have a part of it. A job that is cut, where the measure needs it whole, comes
         back as outputs.
         """
         if not jobs:
             return []
         sizes = [num_batches(self._spec, part) for _, part in jobs]
         dealt = deal(sizes, max(1, len(self._pool.slots)))
-        partial = OUTPUTS if reduction.join is None else reduction
+        partial = OUTPUTS if measure.join is None else measure
         calls = []
         for position, own in enumerate(dealt):
             tasks = [
                 Task(
                     model=jobs[job][0],
                     part=jobs[job][1],
-                    reduction=reduction if batches == (0, sizes[job]) else partial,
+                    measure=measure if batches == (0, sizes[job]) else partial,
                     batches=batches,
                 )
                 for job, batches in own
@@ -209,17 +209,16 @@ class RayExecutor:
             for (job, _), answer in zip(own, answers[position], strict=True):
                 found[job].append(answer)
         return [
-            self._whole(parts, part, reduction)
-            for parts, (_, part) in zip(found, jobs, strict=True)
+            self._whole(parts, part, measure) for parts, (_, part) in zip(found, jobs, strict=True)
         ]
 
-    def _whole(self, parts: list[Any], part: Part, reduction: Reduction[T]) -> T:
+    def _whole(self, parts: list[Any], part: Part, measure: Measure[T]) -> T:
         """The answer for a whole part, from those for runs of its batches."""
         if len(parts) == 1:
             return cast(T, parts[0])
-        if reduction.join is not None:
-            return reduction.join(parts)
-        return reduction.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
+        if measure.join is not None:
+            return measure.join(parts)
+        return measure.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
 
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""

@@ -27,7 +27,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError, WorkerError
 from fedsim.core.types import Part, Vector, Vectors
 from fedsim.engine import devices
-from fedsim.engine.base import Incident, Reduction
+from fedsim.engine.base import Incident, Measure
 from fedsim.engine.ray.cluster import connect, refuse_mixed
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.engine.ray.placement import Share
@@ -110,14 +110,14 @@ class ClientActor:
 
     def evaluate(
         self,
-        tasks: Sequence[tuple[int, Vectors, Part, Reduction[Any], tuple[int, int]]],
+        tasks: Sequence[tuple[int, Vectors, Part, Measure[Any], tuple[int, int]]],
         *params: Vector,
     ) -> list[Any]:
         """See :meth:`Worker.evaluate`, for each task: which of ``params`` and what state make the
         model, the part, what is wanted of the outputs, and for which batches."""
         return [
-            self._worker.evaluate(params[i], state, part, reduction, batches)
-            for i, state, part, reduction, batches in tasks
+            self._worker.evaluate(params[i], state, part, measure, batches)
+            for i, state, part, measure, batches in tasks
         ]
 
 

@@ -63,7 +63,7 @@ def test_a_call_sends_each_vector_once():
         ((vectors[1], {}), part, (0, 2)),
         ((vectors[0], own), "test", (1, 3)),
     )
-    asked = tuple(Task(model=m, part=p, reduction=SAMPLES, batches=b) for m, p, b in jobs)
+    asked = tuple(Task(model=m, part=p, measure=SAMPLES, batches=b) for m, p, b in jobs)
     sent, actor = [], Actor()
 
     def send(value):

@@ -137,7 +137,7 @@ def train(*clients, attempt=1):
 
 
 def evaluation(attempt=1):
-    task = Task(model=(None, {}), part="test", reduction=SCORES, batches=(0, 4))
+    task = Task(model=(None, {}), part="test", measure=SCORES, batches=(0, 4))
     return EvaluationCall(position=0, tasks=(task,), attempt=attempt)
 
 
