@@ -141,9 +141,7 @@ def by_group(facets: Facets) -> Drawing | Absent:
 
 def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour: str) -> None:
     means = frame["mean"].reindex(names)
-    axes.plot(
-        [means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2, zorder=1,
-    )  # fmt: skip
+    axes.plot([means.min(), means.max()], [row, row], color="#BBBBBB", linewidth=1.2, zorder=1)
     for index, name in enumerate(names):
         if name in frame.index:
             half = frame["half"][name]

@@ -61,8 +61,7 @@ def figure(frame: pd.DataFrame) -> Figure:
     The colour scales with the square root of the count, so that small counts stay visible; the
     counts are printed if the cells are wide enough.
 
-    Args:
-        frame: columns client_id, label, train_samples, and ``name`` if clients have names.
+    ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names.
     """
     counts = matrix(frame)
     num_classes, num_clients = counts.shape
@@ -187,13 +186,7 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """Some images of one client.
-
-    Args:
-        title: of the row.
-        images: (n, channels, H, W) uint8, one channel or three.
-        labels: n names of classes.
-    """
+    """Some images of one client, (n, channels, H, W) uint8 of one channel or three, and classes."""
 
     title: str
     images: NDArray[np.uint8]

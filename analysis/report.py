@@ -58,13 +58,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Written:
-    """The result of :func:`write`.
-
-    Attributes:
-        page: the HTML file.
-        unfinished: runs that were left out.
-        absent: figures that were left out.
-    """
+    """The HTML file of :func:`write`, and the runs and figures that were left out."""
 
     page: Path
     unfinished: Sequence[Path]
@@ -81,13 +75,8 @@ def write(
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
-    Args:
-        dirs: run directories or folders above them.
-        out: a new or empty folder, or one with an earlier report, whose files are replaced.
-        by: columns of summary.csv that distinguish the groups; settings among them become panels.
-        baseline: label of the group that the others are compared with.
-        title: of the page.
-        descriptions: a line on each method and setting.
+    ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
+    columns ``by`` of summary.csv distinguish the groups; settings among them become panels.
 
     Raises:
         AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``

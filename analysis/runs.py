@@ -50,12 +50,7 @@ class Group:
 
 
 def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.DataFrame:
-    """Reads a CSV file that must have these columns; an empty field is NaN.
-
-    Args:
-        path: the file.
-        numbers: required columns, of numbers or empty fields.
-        texts: further required columns, read as text.
+    """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN.
 
     Raises:
         AnalysisError: the file or a column is missing, or a field is no number (its line is named).

@@ -196,11 +196,8 @@ def compared(
 ) -> list[Cell]:
     """The statistics of a table whose labels are compared with other labels of their column.
 
-    Args:
-        values: all runs of the table.
-        other: maps a label and all labels of its column to the one it is compared with; itself
-            or None for no comparison.
-        test: the paired test, over the seeds that both have.
+    ``other`` maps a label and all labels of its column to the one it is compared with; itself or
+    None for no comparison. The paired test is over the seeds that both have.
     """
     found = []
     for column, series in values.items():

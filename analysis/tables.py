@@ -226,10 +226,8 @@ def choose(table: pd.DataFrame, by: Sequence[str], within: Sequence[str]) -> Tab
     A run's validation accuracy is the last one in its rounds.csv. Of equal means the first is
     chosen. Methods without the setting are left out.
 
-    Args:
-        table: from :func:`analysis.runs.summaries`.
-        by: columns of it whose combination is chosen.
-        within: columns of it; one choice for each combination of their values.
+    The columns ``by`` of summary.csv are chosen together, once for each combination of the values
+    of ``within``.
 
     Returns:
         One row per value; the last column of its data is ``chosen``.

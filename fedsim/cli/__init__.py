@@ -64,16 +64,11 @@ class Commands(click.Group):
         """Runs the command of a context; fedsim's and the system's errors become one line."""
         try:
             return super().invoke(ctx)
-        except FedsimError as error:
+        except (FedsimError, OSError) as error:
             show_traceback(ctx, error)
-            show_error(str(error))
+            show_error(str(error) if isinstance(error, FedsimError) else os_error_text(error))
             show_notes(error)
-            ctx.exit(error.exit_status)
-        except OSError as error:
-            show_traceback(ctx, error)
-            show_error(os_error_text(error))
-            show_notes(error)
-            ctx.exit(1)
+            ctx.exit(error.exit_status if isinstance(error, FedsimError) else 1)
 
 
 @click.group(

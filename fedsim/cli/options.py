@@ -140,12 +140,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
 
 
 class SettingsCommand(GroupedCommand):
-    """A command with flags for settings; making them takes imports, which other help avoids.
-
-    Args:
-        flags: by heading of the help.
-        show_defaults: whether the help names the keys' defaults.
-    """
+    """A command with flags for settings, by heading; making them takes imports."""
 
     def __init__(
         self,

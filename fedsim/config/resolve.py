@@ -20,10 +20,8 @@ def load_config(
 ) -> RunConfig:
     """The configuration of one run.
 
-    Args:
-        preset: a name of ``fedsim list presets``; takes the place of the file's own ``preset``.
-        file: a YAML file without a grid.
-        overrides: the flags, see :func:`from_flags`.
+    ``preset`` takes the place of the own ``preset`` of ``file``, a YAML file without a grid;
+    ``overrides`` are the flags, see :func:`from_flags`.
 
     Raises:
         ConfigError: a setting cannot be used; one line that says what, where, and what is allowed.
@@ -75,9 +73,8 @@ def resolve(*layers: Settings) -> RunConfig:
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:
     """The settings on a command line.
 
-    Args:
-        flags: by dotted key the flag and its value, None where the flag is absent.
-        sets: of ``--set``, each ``key=value``; ``null`` is None.
+    ``flags`` are by dotted key the flag and its value, None where the flag is absent; ``sets`` are
+    of ``--set``, each ``key=value``; ``null`` is None.
 
     Raises:
         ConfigError: a text without ``=``, or a key that is given twice.

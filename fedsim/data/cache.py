@@ -53,12 +53,8 @@ def packed(
 ) -> Array:
     """(N, 3, size, size) uint8 of image files, memory mapped and read-only.
 
-    Args:
-        name: of the data set; the pack's name begins with it.
-        files: the images; the pack is made anew when the list, a file's size or its time of
-            change differs.
-        size: height and width in pixels.
-        decode: one file to (3, size, size) uint8.
+    The pack, whose name begins with ``name``, is made anew when the list of files, a file's size or
+    its time of change differs. ``decode`` turns one file into (3, size, size) uint8.
 
     Raises:
         DataError: a file cannot be decoded, or the cache folder cannot be written.
@@ -96,7 +92,6 @@ def _pack(
         def fill(i: int) -> None:
             store[i] = decode(files[i], size)
 
-        for _ in pool.map(fill, range(len(files))):
-            pass
+        list(pool.map(fill, range(len(files))))
         store.flush()
         os.replace(new, path)

@@ -23,12 +23,9 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 @dataclass(frozen=True)
 class Shift:
-    """The transform of one client's images.
+    """The transform of one client's images, of a strength in 0..1.
 
-    Args:
-        client: its id, which determines the hue of ``colour``.
-        strength: in 0..1.
-        noise: consumed by ``noise``, image by image.
+    The client's id determines the hue of ``colour``; ``noise`` is consumed image by image.
     """
 
     client: int

@@ -41,9 +41,7 @@ def names() -> tuple[str, ...]:
 def load(name: str, origin: str = "preset") -> Experiment:
     """The preset of that name, or of that former name, with a notice.
 
-    Args:
-        name: of the preset.
-        origin: where the name was given, for messages.
+    ``origin`` says where the name was given, for messages.
 
     Raises:
         ConfigError: there is none; names the nearest.
