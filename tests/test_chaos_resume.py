@@ -224,7 +224,7 @@ def test_a_sweep_goes_on(number, sandbox, undisturbed):
     if number == signal.SIGINT:
         interrupt(process, number)
         _, err = wait_for_exit(process, 130)
-        assert err == "interrupted; the runs are in sweep, the same command goes on\n"
+        assert err == "interrupted; the runs are in sweep, the same command continues\n"
     else:
         process.kill()
         process.communicate()
