@@ -247,8 +247,13 @@ def choose(table: pd.DataFrame, by: Sequence[str], within: Sequence[str]) -> Tab
     }
     if not having:
         raise AnalysisError(f"no run has a value of {', '.join(by)} to choose")
-    data = pd.concat([_candidates(name, groups, by) for name, groups in having.items()])
-    by = list(dict.fromkeys(by))
+    return selection(pd.concat([_candidates(name, g, by) for name, g in having.items()]))
+
+
+def selection(data: pd.DataFrame) -> Table:
+    """The candidates as a table: ``method``, the settings to choose, ``n``, then the numbers."""
+    columns = list(data.columns)
+    by = columns[columns.index("method") + 1 : columns.index("n")]
     rows = [_selection_row(record, by) for record in data.to_dict("records")]
     head = ["Method", *by, "Seeds", "Validation (%)", "95 % interval", "Test (%)", "95 % interval"]
     caption = (
