@@ -57,6 +57,7 @@ def test_actors_that_fall_silent(method, moment, shared_ray, orders, undisturbed
     assert store.read("errors")["error"].str.contains("has not answered").all()
 
 
+@pytest.mark.slow
 def test_a_client_that_hangs_is_taken_from_its_actor(shared_ray, orders, undisturbed, tmp_path):
     watcher = Orders(orders, {2: ("train", "hang")})
     store = fedsim.run(
@@ -158,6 +159,7 @@ def test_an_actor_that_cannot_be_built_ends_the_run_with_the_cause(shared_ray, o
         )
 
 
+@pytest.mark.slow
 def test_actors_that_die_while_they_start_are_not_tried_for_ever(shared_ray, orders, tmp_path):
     settings = config("fedavg", "kills_its_actor", max_retries=1)
     with pytest.raises(WorkerError, match="no client actor comes up: its process died"):

@@ -185,6 +185,7 @@ def test_runs_without_optional_tables(tmp_path: Path) -> None:
     assert "One run each." in found.text
 
 
+@pytest.mark.slow
 def test_settings_become_columns_and_panels(tmp_path: Path) -> None:
     for alpha in (0.1, 10.0):
         for seed in (0, 1):
@@ -207,6 +208,7 @@ def test_one_method_by_its_settings_alone(tmp_path: Path) -> None:
     assert final["label"].tolist() == ["alpha=0.1", "alpha=10"]
 
 
+@pytest.mark.slow
 def test_unfinished_runs_are_named(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "runs")
     (gone,) = (tmp_path / "runs").glob("fedavg*-1")
