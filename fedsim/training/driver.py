@@ -142,8 +142,7 @@ class TrainingLoop:
         try:
             return run_round(self.setup, self.executor, position.state, ctx, log)
         except Exception as error:
-            for i in self.executor.incidents():
-                log.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
+            log.incidents(self.executor.incidents())
             try:
                 self.store.append("errors", log.tables.get("errors", []))
             except StoreError as another:

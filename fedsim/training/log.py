@@ -1,10 +1,11 @@
 """The rows that a round adds to the tables, before they go to the run directory."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fedsim.engine.base import Incident
 from fedsim.storage.rows import ErrorRow, Row, TimingRow
 
 
@@ -30,6 +31,11 @@ class RoundLog:
             round=self.round, client_id=client_id, attempt=attempt, node=node, error=error
         )
         self.add(row)
+
+    def incidents(self, found: Iterable[Incident]) -> None:
+        """Adds a row of errors.csv for each piece of work that an executor lost."""
+        for i in found:
+            self.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, int]]:

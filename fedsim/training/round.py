@@ -96,8 +96,7 @@ def run_round(
     evaluate.add_rows(scores or {}, clients, log)
     add_rows(setup, participation, updates, found, log)
     log.add(round_row(ctx, participation, updates, found, evaluate.columns(scores or {}, clients)))
-    for i in executor.incidents():
-        log.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
+    log.incidents(executor.incidents())
     return after
 
 
