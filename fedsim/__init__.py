@@ -1,7 +1,8 @@
 """fedsim: federated learning under data heterogeneity, simulated on Ray.
 
-``run`` runs an experiment, ``resume`` resumes one; ``aggregate`` is the server step of any
-method and ``decompose`` the loss decomposition, both on NumPy arrays.
+``run`` runs an experiment, ``resume`` resumes one, ``RunStore`` reads the results of one;
+``aggregate`` is the server step of any method and ``decompose`` the loss decomposition, both on
+NumPy arrays.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -11,16 +12,27 @@ from fedsim.version import __version__
 if TYPE_CHECKING:
     from fedsim.api import aggregate, decompose
     from fedsim.config.run import RunConfig
+    from fedsim.storage.run_dir import RunStore
     from fedsim.training.callbacks import Callback
     from fedsim.training.driver import resume, run
 
-__all__ = ["Callback", "RunConfig", "__version__", "aggregate", "decompose", "resume", "run"]
+__all__ = [
+    "Callback",
+    "RunConfig",
+    "RunStore",
+    "__version__",
+    "aggregate",
+    "decompose",
+    "resume",
+    "run",
+]
 
 _HOME = {
     "Callback": "fedsim.training.callbacks",
     "aggregate": "fedsim.api",
     "decompose": "fedsim.api",
     "RunConfig": "fedsim.config.resolve",
+    "RunStore": "fedsim.storage.run_dir",
     "resume": "fedsim.training.driver",
     "run": "fedsim.training.driver",
 }

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -38,18 +39,60 @@ DIAGNOSTIC = ("timings", "errors")
 """Tables without results: a run resumes even if they lost rows."""
 
 
+@dataclass(frozen=True, repr=False)
 class RunStore:
-    """A run directory; a StoreError where one of its files cannot be written or read.
+    """The results of a run, finished or not, as its directory has them; nothing here writes.
+
+    Args:
+        path: the run directory.
+    """
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended: summary.csv is its last file."""
+        return (self.path / "summary.csv").exists()
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """rounds.csv: a row per round that is complete."""
+        return self.read("rounds")
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """clients.csv: a row per round and client of its cohort."""
+        return self.read("clients")
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The row of summary.csv; a StoreError where the run has not ended."""
+        return {str(key): value for key, value in self.read("summary").iloc[0].items()}
+
+    def read(self, table: str) -> pd.DataFrame:
+        """A table of the run as a data frame; a StoreError where there is none of this name."""
+        path = self.path / f"{table}.csv"
+        if not path.is_file():
+            found = sorted(p.stem for p in self.path.glob("*.csv"))
+            raise StoreError(
+                f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
+            )
+        # as a whole: read in pieces, a column of numbers and names would have two types
+        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+
+
+class RunWriter(RunStore):
+    """A run directory that is written; a StoreError where one of its files cannot be.
 
     Args:
         path: an existing directory; :meth:`create` makes a new one.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
     @classmethod
-    def create(cls, path: Path) -> RunStore:
+    def create(cls, path: Path) -> RunWriter:
         """Makes the directory; a ConfigError where it exists and is not empty."""
         check_free(path)
         try:
@@ -57,11 +100,6 @@ class RunStore:
         except OSError as error:
             raise StoreError(f"--out {path}: cannot be created ({error.strerror})") from error
         return cls(path)
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended: summary.csv is its last file."""
-        return (self.path / "summary.csv").exists()
 
     def write(self, name: str, text: str) -> None:
         """Writes a text file, as a whole or not at all."""
@@ -141,22 +179,6 @@ class RunStore:
         data = io.BytesIO()
         np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
         files.write(self.path / "loss_matrix.npz", data.getvalue())
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The row of summary.csv; a StoreError where the run has not ended."""
-        return {str(key): value for key, value in self.read("summary").iloc[0].items()}
-
-    def read(self, table: str) -> pd.DataFrame:
-        """A table of the run as a data frame; a StoreError where there is none of this name."""
-        path = self.path / f"{table}.csv"
-        if not path.is_file():
-            found = sorted(p.stem for p in self.path.glob("*.csv"))
-            raise StoreError(
-                f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
-            )
-        # as a whole: read in pieces, a column of numbers and names would have two types
-        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:

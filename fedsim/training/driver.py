@@ -29,6 +29,7 @@ from fedsim.storage.checkpoint import (
 from fedsim.storage.rows import PartitionRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
+    RunWriter,
     check_free,
     default_path,
     environment,
@@ -62,7 +63,7 @@ class TrainingLoop:
 
     setup: Setup
     executor: Executor
-    store: RunStore
+    store: RunWriter
     checkpoints: Checkpoints
     environment: Mapping[str, object]
     callbacks: Callbacks
@@ -93,7 +94,7 @@ class TrainingLoop:
             summary = summarise(setup, store, self._seconds())
             store.write_summary(summary)
         self.callbacks.end(summary)
-        return store
+        return RunStore(store.path)
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
@@ -222,7 +223,7 @@ def run(
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
 ) -> RunStore:
-    """Runs an experiment and returns its run directory.
+    """Runs an experiment and returns its results, which are also in its run directory.
 
     Ctrl-C, SIGTERM and errors leave a checkpoint of the last complete round.
 
@@ -242,7 +243,7 @@ def run(
     begun = time.perf_counter()
     setup, start = start_of(prepare(config))
     with closing(make_executor(setup, session)) as executor:
-        store = RunStore.create(path)
+        store = RunWriter.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
@@ -281,10 +282,10 @@ def resume(
             damaged, nothing has been changed.
         Interrupted: the process was told to end.
     """
-    store = RunStore(Path(path))
+    store = RunWriter(Path(path))
     config = configuration(store.path, overrides)
     if store.finished:
-        return store
+        return RunStore(store.path)
     begun = time.perf_counter()
     with files.lock(store.path):
         setup, start = start_of(prepare(config))
@@ -315,7 +316,7 @@ def resume(
             return loop.run()
 
 
-def _restore(setup: Setup, store: RunStore) -> tuple[Checkpoints, Position | None]:
+def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:
     """The run's checkpoints, and the newest that is whole."""
     engine = setup.config.engine
     return restore(

@@ -15,7 +15,7 @@ from fedsim.engine.base import SAMPLES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.scores import SampleScores
 from fedsim.metrics.splits import count, counts, drawn, indices
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunWriter
 from fedsim.training import driver as runs
 from fedsim.training.setup import prepare
 from tests.decomposing import SPREADS, TERMS, config, mean_loss, merged, rounds, terms
@@ -323,7 +323,7 @@ def test_losses_that_are_not_finite_name_the_round(tmp_path, monkeypatch):
 
 def test_the_loss_matrix_reads_back_as_it_was_written(tmp_path):
     """Client ids and names alike in one column, rounds of different clients."""
-    store = RunStore(tmp_path)
+    store = RunWriter(tmp_path)
     rows = [
         {"round": r, "model": model, "owner": owner, "loss": r + i + j / 8}
         for r, models in ((2, ("0", "7", "after")), (5, ("1", "after:1")))
@@ -344,7 +344,7 @@ def test_the_loss_matrix_reads_back_as_it_was_written(tmp_path):
 
 def test_a_large_loss_matrix_is_read_without_a_warning(tmp_path):
     """In pieces, as pandas would read it, the last ones have client ids alone."""
-    store, clients = RunStore(tmp_path), range(400)
+    store, clients = RunWriter(tmp_path), range(400)
     models = ["after", *map(str, clients)]
     store.append(
         "loss_matrix",

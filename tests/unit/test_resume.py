@@ -44,7 +44,7 @@ from fedsim.engine.serial import SerialExecutor
 from fedsim.storage import client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunStore, RunWriter
 from fedsim.training import driver, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
@@ -591,10 +591,10 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
             raise StoreError("lengths: cannot be read")
         return lengths(self)
 
-    put, lengths = ClientStateStore.put, RunStore.table_sizes
+    put, lengths = ClientStateStore.put, RunWriter.table_sizes
     cases = [
         (ClientStateStore, "put", out_of_memory, MemoryError),
-        (RunStore, "table_sizes", unreadable, StoreError),
+        (RunWriter, "table_sizes", unreadable, StoreError),
     ]
     for owner, name, failing, error in cases:
         run, count = tmp_path / name, []
@@ -639,7 +639,7 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
 
 
 def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch):
-    real = RunStore.append
+    real = RunWriter.append
 
     def append(self, table, rows):
         rows = list(rows)
@@ -650,7 +650,7 @@ def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch)
         real(self, table, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", append)
+        patch.setattr(RunWriter, "append", append)
         with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
             fedsim.run(config("fedbn"), tmp_path / "run")
     assert records(tmp_path / "run")[-1] == "round-000002.json"
@@ -672,7 +672,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, told):
 
 
 def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monkeypatch):
-    real = RunStore.append
+    real = RunWriter.append
 
     def append(self, table, rows):
         rows = list(rows)
@@ -682,7 +682,7 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
 
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", append)
+        patch.setattr(RunWriter, "append", append)
         watcher = Stopper(0)
         with pytest.raises(Interrupted) as caught:
             fedsim.run(config("fedbn"), tmp_path / "run", [watcher])
@@ -874,7 +874,7 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
     args = ["sweep", "g.yaml", "--out", "s", "--engine", "serial", "--rounds", "4"]
     args += ["--clients", "8", "--sample-rate", "0.375"]
     wanted = CliRunner().invoke(main, [*args[:3], "t", *args[4:]])
-    real = RunStore.append
+    real = RunWriter.append
 
     def append(self, table, rows):
         rows = list(rows)
@@ -883,7 +883,7 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
         real(self, table, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(RunStore, "append", append)
+        patch.setattr(RunWriter, "append", append)
         first = CliRunner().invoke(main, args)
     assert first.exit_code == 143
     assert first.stderr == "interrupted; the runs are in s, the same command continues\n"

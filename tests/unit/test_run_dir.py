@@ -23,7 +23,7 @@ from fedsim.core.types import Layout, Slot
 from fedsim.storage import run_dir as module
 from fedsim.storage.rows import TABLES
 from fedsim.storage.run_dir import (
-    RunStore,
+    RunWriter,
     cell,
     check_free,
     default_path,
@@ -72,9 +72,9 @@ def test_columns_that_came_later():
 
 def test_a_new_directory_and_an_empty_one_are_taken(tmp_path):
     new = tmp_path / "a" / "b"
-    assert RunStore.create(new).path == new
+    assert RunWriter.create(new).path == new
     assert new.is_dir()
-    assert RunStore.create(new).path == new
+    assert RunWriter.create(new).path == new
 
 
 def test_what_holds_something_is_refused_and_left(tmp_path):
@@ -82,7 +82,7 @@ def test_what_holds_something_is_refused_and_left(tmp_path):
     (tmp_path / "full" / ".hidden").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for name in ("full", "file"):
-        for refuse in (check_free, RunStore.create):
+        for refuse in (check_free, RunWriter.create):
             with pytest.raises(ConfigError, match=rf"--out .*{name}: exists and is not an empty"):
                 refuse(tmp_path / name)
     assert (tmp_path / "full" / ".hidden").read_text() == "mine"
@@ -93,7 +93,7 @@ def test_what_a_start_leaves_that_failed_right_away_is_no_obstacle(tmp_path):
     with files.lock(tmp_path):
         pass
     (tmp_path / "checkpoints").mkdir()
-    assert RunStore.create(tmp_path).path == tmp_path
+    assert RunWriter.create(tmp_path).path == tmp_path
     (tmp_path / "checkpoints" / "round-000001.json").write_text("")
     with pytest.raises(ConfigError, match="exists and is not an empty"):
         check_free(tmp_path)
@@ -174,12 +174,12 @@ def test_what_cannot_be_removed_or_measured_is_named(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.unlink", fails)
         with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be written \(Input/output er"):
-            RunStore(tmp_path).remove_unfinished()
+            RunWriter(tmp_path).remove_unfinished()
 
     monkeypatch.setattr("pathlib.Path.exists", lambda self: True)
     monkeypatch.setattr("pathlib.Path.stat", fails)
     with pytest.raises(StoreError, match=rf"{tmp_path}: cannot be read \(Input/output error\)"):
-        RunStore(tmp_path).table_sizes()
+        RunWriter(tmp_path).table_sizes()
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
     text = "round,phase,seconds,bytes\n1,a,0.5,0\n2,a,0."
     (tmp_path / "timings.csv").write_text(text)
     (tmp_path / "errors.csv").write_text("round,cli")
-    RunStore(tmp_path).truncate_tables({"timings.csv": length, "errors.csv": 50} if length else {})
+    RunWriter(tmp_path).truncate_tables({"timings.csv": length, "errors.csv": 50} if length else {})
     if length == 99:
         left = "round,phase,seconds,bytes\n1,a,0.5,0\n"
     assert not (tmp_path / "errors.csv").exists()
@@ -200,17 +200,17 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
 def test_a_path_below_a_file_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(StoreError, match=r"--out .*file/run: cannot be created \(Not a directory"):
-        RunStore.create(tmp_path / "file" / "run")
+        RunWriter.create(tmp_path / "file" / "run")
 
 
 def test_a_table_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "timings.csv").mkdir()
     with pytest.raises(StoreError, match=r"timings\.csv: cannot be written \(Is a directory\)"):
-        RunStore(tmp_path).append("timings", [row("timings", {"round": 1})])
+        RunWriter(tmp_path).append("timings", [row("timings", {"round": 1})])
 
 
 def test_the_bytes_of_a_table(tmp_path):
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     rows = [
         {"round": 1, "client_id": 0, "status": "ok", "num_samples": 3, "num_steps": np.int64(2)},
         {"update_norm": 0.1 + 0.2, "train_loss": float("nan"), "round": np.int32(1)},
@@ -230,12 +230,12 @@ def test_the_bytes_of_a_table(tmp_path):
 
 
 def test_an_empty_table_has_its_header(tmp_path):
-    RunStore(tmp_path).append("errors", [])
+    RunWriter(tmp_path).append("errors", [])
     assert (tmp_path / "errors.csv").read_bytes() == b"round,client_id,attempt,node,error\n"
 
 
 def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
-    run, text = RunStore(tmp_path), 'RuntimeError: "a", b\nc'
+    run, text = RunWriter(tmp_path), 'RuntimeError: "a", b\nc'
     run.append(
         "errors",
         [row("errors", {"round": 1, "client_id": 2, "attempt": 1, "node": "", "error": text})],
@@ -272,7 +272,7 @@ def test_cells(value, text):
 def test_numbers_read_back_as_they_were(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=500) * 10.0 ** rng.integers(-30, 30, 500)
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     run.append("classes", [row("classes", {"round": i, "recall": v}) for i, v in enumerate(values)])
     with (tmp_path / "classes.csv").open() as file:
         written = [float(line.split(",")[3]) for line in list(file)[1:]]
@@ -285,7 +285,7 @@ def test_numbers_read_back_as_they_were(tmp_path):
 
 def test_only_an_empty_cell_is_not_available(tmp_path):
     names = ["NA", "None", "null", "nan", "N/A", ""]
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     run.append(
         "partition",
         [row("partition", {"client_id": i, "name": name}) for i, name in enumerate(names)],
@@ -297,16 +297,16 @@ def test_only_an_empty_cell_is_not_available(tmp_path):
 
 
 def test_rows_are_on_disk_when_append_returns(tmp_path):
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     for n in (1, 2, 3):
         run.append(
             "timings", [row("timings", {"round": n, "phase": "total", "seconds": 0.5, "bytes": 0})]
         )
-        assert len(RunStore(tmp_path).read("timings")) == n
+        assert len(RunWriter(tmp_path).read("timings")) == n
 
 
 def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     with pytest.raises(StoreError, match=r"rounds\.csv does not exist; the run has no tables"):
         run.read("rounds")
     run.append("timings", [])
@@ -316,7 +316,7 @@ def test_a_missing_table_is_named_with_those_that_are_there(tmp_path):
 
 
 def test_tables_are_data_frames(tmp_path):
-    run = RunStore(tmp_path)
+    run = RunWriter(tmp_path)
     run.append(
         "timings", [row("timings", {"round": 1, "phase": "train", "seconds": 0.25, "bytes": 8})]
     )
@@ -328,12 +328,12 @@ def test_tables_are_data_frames(tmp_path):
 
 
 def test_summary_has_the_columns_of_its_row(tmp_path):
-    RunStore(tmp_path).write_summary({"run_id": "x", "alpha": None, "fedld.keep": 0.8})
+    RunWriter(tmp_path).write_summary({"run_id": "x", "alpha": None, "fedld.keep": 0.8})
     assert (tmp_path / "summary.csv").read_bytes() == b"run_id,alpha,fedld.keep\nx,,0.8\n"
 
 
 def test_text_files_have_unix_line_ends_and_utf8(tmp_path):
-    RunStore(tmp_path).write("config.yaml", "a: 1\nname: \u00e9\n")
+    RunWriter(tmp_path).write("config.yaml", "a: 1\nname: \u00e9\n")
     assert (tmp_path / "config.yaml").read_bytes() == b"a: 1\nname: \xc3\xa9\n"
 
 
@@ -346,7 +346,7 @@ def test_the_model_is_saved_under_its_tensors_names(tmp_path):
         )
     )
     vector = np.arange(9, dtype=np.float32)
-    RunStore(tmp_path).save_model(vector, layout)
+    RunWriter(tmp_path).save_model(vector, layout)
     saved = load_file(tmp_path / "model.safetensors")
     assert {name: (t.shape, t.dtype) for name, t in saved.items()} == {
         "w": ((2, 3), np.float32), "b": ((), np.float32), "v": ((2,), np.float32)
@@ -362,7 +362,7 @@ def test_the_same_model_is_saved_as_the_same_bytes(tmp_path):
     )
     written = []
     for name in ("one", "two"):
-        run = RunStore.create(tmp_path / name)
+        run = RunWriter.create(tmp_path / name)
         run.save_model(np.arange(6, dtype=np.float32), layout)
         written.append((run.path / "model.safetensors").read_bytes())
     assert written[0] == written[1]

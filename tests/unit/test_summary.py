@@ -9,7 +9,7 @@ import pytest
 
 from fedsim.config.run import RunConfig
 from fedsim.storage.rows import RoundRow, TimingRow
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunWriter
 from fedsim.training.summary import last10, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
@@ -30,7 +30,7 @@ def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
     Round t took t seconds; ``costs`` are further columns of all rounds.
     """
     val = [None] * len(test) if val is None else val
-    store = RunStore.create(tmp_path / "run-7")
+    store = RunWriter.create(tmp_path / "run-7")
     store.append(
         "rounds",
         [
