@@ -1,0 +1,111 @@
+"""Hooks of mkdocs: the pages of commands and configuration keys, and a check of every page."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import Literal, get_args, get_origin
+
+import click
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from pydantic.fields import FieldInfo
+
+from fedsim.cli import main
+from fedsim.cli.options import FLAGS
+from fedsim.config import sections
+
+logger = logging.getLogger("mkdocs.hooks.fedsim")
+EXTERNAL = re.compile(
+    r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
+)
+ROLE = re.compile(r":(?:class|func|meth|mod|data):(<code[^>]*>)~?")
+"""How Sphinx marks a name in a docstring, once it is HTML."""
+CLI = """# Command line
+
+What `fedsim --help` and `fedsim COMMAND --help` print. The exit status is 0 when all is done, 1
+when a run failed, 2 for usage, configuration or data that are refused before the start, and 130 or
+143 after Ctrl-C or SIGTERM. An error is one line; `--verbose` or `FEDSIM_DEBUG=1` shows the
+traceback, too.
+"""
+KEYS = """# Configuration keys
+
+The same keys serve in YAML files, in `--set KEY=VALUE` and as arguments of `fedsim.RunConfig`
+(`train={"rounds": 20}`), and `config.yaml` of a run lists them all. Flags win over a file, a file
+over a preset, a preset over these defaults. An unknown key is refused, with the nearest one that
+exists. A method's hyperparameters and a data set's options stand under its name: `fedprox.mu`,
+`shortcut.correlation`; [Methods](../METHODS.md) has those of the methods, `fedsim list datasets`
+those of the data sets.
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made from the commands and from :mod:`fedsim.config.sections`."""
+    files.append(File.generated(config, "reference/cli.md", content=commands()))
+    files.append(File.generated(config, "reference/config.md", content=keys()))
+    return files
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Takes Sphinx's roles out of what docstrings say."""
+    return ROLE.sub(r"\1", html)
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
+    """Warns of what a page would load from another server; --strict makes that an error."""
+    for tag in EXTERNAL.findall(output):
+        logger.warning("%s loads %s", page.file.src_uri, tag)
+    return output
+
+
+def commands() -> str:
+    """The page of all commands: their help, as a terminal shows it."""
+    group = click.Context(main, info_name="fedsim", max_content_width=96, terminal_width=96)
+    lines = [CLI, "```text", main.get_help(group), "```"]
+    for name in main.list_commands(group):
+        command = main.get_command(group, name)
+        if command is not None:
+            ctx = command.make_context(name, [], group, resilient_parsing=True)
+            lines += ["", f"## fedsim {name}", "", "```text", ctx.get_help(), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def keys() -> str:
+    """The page of all keys, a table for each section."""
+    flags = {flag.key: flag.names[-1] for group in FLAGS.values() for flag in group}
+    lines = [KEYS]
+    of_run = {k: f for k, f in sections.fields().items() if "." not in k}
+    lines += ["## Run", "", *table(of_run, flags)]
+    for name in sections.SECTIONS:
+        section = type(sections.RunSettings.model_fields[name].default)
+        text = (section.__doc__ or "").partition(":")[2].partition("\n\n")[0].strip()
+        lines += ["", f"## {name}", "", text[:1].upper() + text[1:], ""]
+        lines += table({f"{name}.{k}": f for k, f in section.model_fields.items()}, flags)
+    return "\n".join(lines) + "\n"
+
+
+def table(found: dict[str, FieldInfo], flags: dict[str, str]) -> list[str]:
+    """Keys with their flags, defaults, allowed values and descriptions."""
+    lines = ["| Key | Default | Meaning |", "| --- | --- | --- |"]
+    for key, field in found.items():
+        flag = f"<br>`{flags[key].partition('/')[0]}`" if key in flags else ""
+        default = "unset" if field.default is None else json.dumps(field.default).strip('"')
+        text = " ".join((field.description or "").split()) + allowed(field)
+        lines.append(f"| `{key}`{flag} | {default} | {text.replace('|', '&#124;')} |")
+    return lines
+
+
+def allowed(field: FieldInfo) -> str:
+    """The names or the range that a field takes, where it has such."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    names = [name for kind in kinds if get_origin(kind) is Literal for name in get_args(kind)]
+    bounds = [
+        f"{sign} {getattr(bound, name):g}"
+        for bound in field.metadata
+        for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
+        if hasattr(bound, name)
+    ]
+    said = ", ".join(f"`{name}`" for name in names) or ", ".join(bounds)
+    return f" ({said})" if said else ""
