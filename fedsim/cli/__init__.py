@@ -18,6 +18,7 @@ from fedsim.cli.partition import partition
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
+from fedsim.cli.runs import runs
 from fedsim.cli.sweep import sweep
 from fedsim.core.errors import FedsimError
 from fedsim.version import __version__
@@ -29,6 +30,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
   fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
+  fedsim runs                                  what is there, and how far it is
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
 
@@ -86,5 +88,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (run, resume, sweep, listing, partition, doctor, *COMMANDS):
+for command in (run, resume, sweep, runs, listing, partition, doctor, *COMMANDS):
     main.add_command(command)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.options import verbose_option
+from fedsim.cli.options import format_option, verbose_option
 
 if TYPE_CHECKING:
     from fedsim.data import DatasetInfo
@@ -99,14 +99,7 @@ KINDS: Mapping[str, Callable[[], Rows]] = {
 
 @click.command("list")
 @click.argument("kind", type=click.Choice(list(KINDS)), metavar="|".join(KINDS))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "json"]),
-    default="table",
-    show_default=True,
-    help="A table to read, or JSON for programs.",
-)
+@format_option
 @verbose_option
 def listing(kind: str, form: str) -> None:
     """List the names that an experiment can use.

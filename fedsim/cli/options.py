@@ -211,6 +211,18 @@ def out_option(text: str) -> Callable[[F], F]:
     return click.option("--out", cls=GroupedOption, group="Files", metavar="DIR", help=text)
 
 
+def format_option(function: F) -> F:
+    """``--format table|json``, parameter ``form``."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        help="A table to read, or JSON for programs.",
+    )(function)
+
+
 def verbose_option(function: F) -> F:
     """``--verbose``: tracebacks."""
     return click.option(

@@ -92,6 +92,8 @@ def reading(path: Path) -> AbstractContextManager[Path]:
 
 LOCK_FILE = ".lock"
 """The file that a run locks. It says which process holds the lock, and stays, empty, afterwards."""
+LOCK_WAIT = 0.2
+"""Seconds to wait for a lock: longer than :func:`lock_holder` ever holds one."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 """Error numbers of file systems without locks."""
 
@@ -109,7 +111,7 @@ def lock(folder: Path) -> Iterator[None]:
     path = folder / LOCK_FILE
     held = FileLock(
         path,
-        timeout=0,
+        timeout=LOCK_WAIT,
         fallback_to_soft=False,
         preserve_lock_file=True,
         on_acquired=_write_holder,
@@ -131,6 +133,53 @@ def lock(folder: Path) -> Iterator[None]:
             with suppress(OSError):  # the directory was renamed, or Windows keeps the file locked
                 os.truncate(path, 0)
             held.release()
+
+
+class LockHolder(NamedTuple):
+    """A process that locked a run directory and has not released it in order.
+
+    Args:
+        process: its number and machine.
+        held: whether it still holds the lock; else it was killed, or this file system does not
+            show the locks of other machines.
+        elsewhere: whether it is a process of another machine.
+    """
+
+    process: str
+    held: bool
+    elsewhere: bool
+
+
+def lock_holder(folder: Path) -> LockHolder | None:
+    """Who holds the lock of a run directory, or was killed while it did; None: nobody.
+
+    Only a lock that somebody left is tried, shared and for an instant, so that no run is disturbed.
+    """
+    try:
+        with (folder / LOCK_FILE).open("rb") as file:
+            process = file.read(200).decode(errors="replace").strip()
+            if not process:
+                return None
+            elsewhere = not process.endswith(f" on {platform.node()}")
+            return LockHolder(process, not _can_share(file.fileno()), elsewhere)
+    except PermissionError:  # Windows lets nobody read what is locked
+        return LockHolder("a process", held=os.name == "nt", elsewhere=False)
+    except OSError:
+        return None
+
+
+def _can_share(descriptor: int) -> bool:
+    """Whether an open file is free for a shared lock, which is given back at once."""
+    if os.name == "nt":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in NO_LOCKS
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return True
 
 
 def _write_holder(descriptor: int) -> None:
