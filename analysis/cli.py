@@ -6,9 +6,10 @@ from pathlib import Path
 import click
 import pandas as pd
 
-from . import AnalysisError, curves, layout, partition, report, style, tables
+from . import AnalysisError, curves, layout, partition, report, selection, style, tables
 from .overview import Descriptions
 from .runs import find, group, summaries
+from .scores import SCORES, TAKES
 from .stats import TESTS, Test
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -41,9 +42,10 @@ def main() -> None:
 @figure_option
 @by_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice(list(curves.METRICS)),
-    default=("test_accuracy", "test_loss"), show_default="test_accuracy, test_loss",
-    help="Column of rounds.csv, one panel each; may be given several times.",
+    "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),
+    metavar="NAME", default=("accuracy", "loss"), show_default="accuracy, loss",
+    help="A score of the test part (accuracy, balanced_accuracy, macro_f1, auc, loss) or a column "
+    f"of rounds.csv ({', '.join(curves.METRICS)}); may be given several times.",
 )  # fmt: skip
 @click.option(
     "--smooth", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
@@ -54,7 +56,8 @@ def curves_command(
 ) -> None:
     """Learning curves per method: mean and 95 % interval over seeds."""
     groups = group(_summaries(dirs), by)
-    style.save(curves.figure(groups, metrics, smooth), out)
+    columns = [f"test_{name}" if name in SCORES else name for name in metrics]
+    style.save(curves.figure(groups, columns, smooth), out)
     click.echo(f"wrote {out}")
 
 
@@ -75,9 +78,19 @@ main.add_command(heatmap_command, "partition")
 @click.option("--out", type=FILE, help="File to write: .md, .csv or .tex; else Markdown is shown.")
 @by_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice(tables.NAMES),
-    default=tuple(tables.METRICS), show_default=", ".join(tables.METRICS),
-    help="What the table shows; one table each, may be given several times.",
+    "--metric", "metrics", multiple=True, metavar="NAME", default=("accuracy",),
+    type=click.Choice((*tables.NAMES, *tables.ALIASES)), show_default="accuracy",
+    help="What the table shows; may be given several times. A score of the test part: accuracy, "
+    "balanced_accuracy, macro_f1, auc or loss; scores: all of them after the last round; pairs: "
+    "methods with and without another server rule; target: rounds and time to the target accuracy; "
+    "groups: accuracy by group of test images; decomposition: terms of the loss. final, best and "
+    "last10 are accuracy at that round.",
+)  # fmt: skip
+@click.option(
+    "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), default=tuple(TAKES),
+    show_default="all three",
+    help="Rounds of a score: the last, the best (chosen by accuracy on the validation part where "
+    "there is one), or the mean of the last ten; one table each.",
 )  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
@@ -87,12 +100,22 @@ main.add_command(heatmap_command, "partition")
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
-    columns: str | None, baseline: str | None, test: Test,
+    takes: Sequence[str], columns: str | None, baseline: str | None, test: Test,
 ) -> None:  # fmt: skip
-    """Accuracies or loss terms per method, with intervals and paired tests."""
+    """Scores or loss terms per method, with intervals and paired tests.
+
+    A number after ± is the half-width of the 95 % confidence interval of the mean over seeds. Bold
+    is the best mean, where it differs significantly from each of the others. A dagger marks methods
+    with a collapsed run, whose final model predicts one class only or has at most the balanced
+    accuracy of chance.
+    """
     _check(out, list(layout.FORMATS))
     runs = _summaries(dirs)
-    made = [t for name in metrics for t in tables.make(name, runs, by, columns, baseline, test)]
+    made = [
+        table
+        for name in metrics
+        for table in tables.make(name, runs, by, columns, baseline, test, takes)
+    ]
     for metric in metrics:
         for run in tables.runs_without(metric, runs, by):
             click.echo(f"left out {run}: no rows in {tables.FILES[metric]}.csv", err=True)
@@ -135,16 +158,20 @@ def report_command(
     "--within", multiple=True, default=("algorithm",), show_default="algorithm", metavar="COLUMN",
     help="Column of summary.csv: one choice for each of its values; may be given several times.",
 )  # fmt: skip
+@click.option(
+    "--metric", type=click.Choice(list(selection.METRICS)), default="val_accuracy",
+    show_default=True, help="Column of rounds.csv to choose by; of val_loss the lowest.",
+)  # fmt: skip
 @click.option("--out", type=FILE, help="CSV file for the chosen values.")
 def select_command(
-    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], out: Path | None
+    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str, out: Path | None
 ) -> None:
-    """Choose a hyperparameter by the mean validation accuracy over seeds."""
+    """Choose a hyperparameter by the validation part: the best mean over seeds."""
     _check(out, [".csv"])
-    table = tables.choose(_summaries(dirs), by, within)
+    table = selection.choose(_summaries(dirs), by, within, metric)
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
-        chosen = table.data[table.data[tables.CHOSEN]].drop(columns=tables.CHOSEN)
+        chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
         chosen.to_csv(out, index=False, lineterminator="\n")
         click.echo(f"wrote {out}")
 

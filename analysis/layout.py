@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -13,6 +14,8 @@ from .stats import SIGNIFICANT, TESTS, Cell, Comparison, Estimate, Test
 
 NONE = "n/a"
 """Shown if a number is not available."""
+COLLAPSE = "\N{DAGGER}"
+"""Sign of a method with a run whose final model has collapsed."""
 EMPTY = "\N{EN DASH}"
 """Shown in a cell that has no value, such as the comparison of the baseline."""
 
@@ -38,10 +41,13 @@ class Unit:
         shown = round(self.factor * value, self.digits) + 0.0
         return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
 
-    def spread(self, estimate: Estimate) -> str:
-        """``84.00 ± 4.00``, mean and standard deviation; only the mean for one seed."""
-        mean = self.number(estimate.mean)
-        return mean if math.isnan(estimate.std) else f"{mean} ± {self.number(estimate.std)}"
+    def spread(self, estimate: Estimate, sign: str = "") -> str:
+        """``84.00 ± 9.94``, mean and half-width of its 95 % interval; only the mean for one seed.
+
+        ``sign="+"`` also marks positive means.
+        """
+        mean = self.number(estimate.mean, sign)
+        return mean if math.isnan(estimate.half) else f"{mean} ± {self.number(estimate.half)}"
 
     def interval(self, estimate: Estimate, sign: str = "") -> str:
         """``[74.06, 93.94]``, the 95 % interval."""
@@ -57,6 +63,7 @@ class Unit:
 
 PERCENT = Unit(factor=100, digits=2, name="%", of_differences="points")
 PLAIN = Unit()
+NATS = Unit(name="nats", of_differences="nats")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +89,6 @@ class Table:
     data: pd.DataFrame
 
 
-def best(texts: Mapping[str, str]) -> set[str]:
-    """The keys of the largest shown numbers, ties included; empty for fewer than two numbers."""
-    numbers = {key: float(text) for key, text in texts.items() if text != NONE}
-    if len(numbers) < 2:
-        return set()
-    return {key for key, number in numbers.items() if number == max(numbers.values())}
-
-
 def p_value(p: float) -> str:
     """``0.0123``, ``<0.0001`` or ``n/a``."""
     if math.isnan(p):
@@ -97,34 +96,36 @@ def p_value(p: float) -> str:
     return "<0.0001" if p < 1e-4 else f"{p:.4f}"
 
 
-def emphasised(found: Sequence[Cell], unit: Unit) -> dict[Cell, str]:
-    """Mean and standard deviation of each cell, the best mean in bold.
+def spread(cell: Cell, unit: Unit) -> str:
+    """``**84.00** ± 9.94``: the mean and its interval, with the signs of :func:`signs`."""
+    mean, plus, rest = unit.spread(cell.estimate).partition(" ± ")
+    bold = f"**{mean}**" if cell.leads else mean
+    return bold + COLLAPSE * bool(cell.collapsed) + plus + rest
 
-    Ranked are the cells of one column whose runs share the data and the schedule.
+
+def interval_head(found: Sequence[Cell]) -> str:
+    """What ± means, for the heading of a column; empty if no cell has an interval."""
+    return " ± 95 % CI" * any(cell.estimate.n > 1 for cell in found)
+
+
+def detailed(
+    name: str, title: str, caption: str, found: Sequence[Cell], unit: Unit, what: str
+) -> Table:
+    """A table with one row per cell: estimate, interval, and the comparison with the baseline.
+
+    ``what`` heads the column of estimates.
     """
-    rivals: dict[tuple[str, str], list[Cell]] = {}
-    for cell in found:
-        rivals.setdefault((cell.column, conditions(cell.row)), []).append(cell)
-    shown = {}
-    for cells in rivals.values():
-        leading = best({cell.row: unit.number(cell.estimate.mean) for cell in cells})
-        for cell in cells:
-            mean, plus, rest = unit.spread(cell.estimate).partition(" ± ")
-            shown[cell] = f"**{mean}**{plus}{rest}" if cell.row in leading else mean + plus + rest
-    return shown
-
-
-def detailed(name: str, title: str, caption: str, found: Sequence[Cell], unit: Unit) -> Table:
-    """A table with one row per cell: estimate, interval, and the comparison with the baseline."""
-    bold = emphasised(found, unit)
     columns = any(cell.column for cell in found)
     compared = any(cell.comparison for cell in found)
-    head = ["Method", *["Group"] * columns, "Seeds", unit.head("Accuracy"), "95 % interval"]
-    head += [unit.head("Difference", True), "95 % interval", "p", "p (Holm)"] * compared
+    ci = interval_head(found)
+    head = ["Method", *["Group"] * columns, "Seeds", unit.head(what) + ci]
+    head += [unit.head("Std", True)]
+    head += [unit.head("Difference", True) + ci, "p", "p (Holm)"] * compared
     rows = []
     for cell in found:
-        row = [style.title(cell.row), *[cell.column] * columns, str(cell.estimate.n), bold[cell]]
-        rows.append([*row, unit.interval(cell.estimate), *_comparison(cell, unit) * compared])
+        row = [style.title(cell.row), *[cell.column] * columns, str(cell.estimate.n)]
+        row += [spread(cell, unit), unit.number(cell.estimate.std)]
+        rows.append([*row, *_comparison(cell, unit) * compared])
     return Table(
         name=name,
         title=title,
@@ -138,23 +139,33 @@ def detailed(name: str, title: str, caption: str, found: Sequence[Cell], unit: U
 
 def _comparison(cell: Cell, unit: Unit) -> list[str]:
     if cell.comparison is None:
-        return [EMPTY] * 4
-    difference = cell.comparison.difference
+        return [EMPTY] * 3
     p, adjusted = p_value(cell.comparison.p), p_value(cell.adjusted) + cell.mark
-    return [unit.number(difference.mean, "+"), unit.interval(difference, "+"), p, adjusted]
+    return [unit.spread(cell.comparison.difference, "+"), p, adjusted]
 
 
 def with_seeds(found: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
-    """:func:`emphasised` cells with their stars, and a sentence on the number of seeds.
+    """:func:`spread` of the cells with their stars, and a sentence on the number of seeds.
 
     If the numbers of seeds differ, each cell shows its own.
     """
-    bold = emphasised(found, unit)
     seeds = {cell.estimate.n for cell in found}
     if len(seeds) == 1:
-        return {cell: bold[cell] + cell.mark for cell in found}, f" Seeds: {max(seeds)} each."
-    shown = {cell: f"{bold[cell]} (n={cell.estimate.n}){cell.mark}" for cell in found}
+        shown = {cell: spread(cell, unit) + cell.mark for cell in found}
+        return shown, f" Seeds: {max(seeds)} each."
+    shown = {cell: f"{spread(cell, unit)} (n={cell.estimate.n}){cell.mark}" for cell in found}
     return shown, " n: the number of seeds."
+
+
+def crossed_heads(found: Iterable[Cell], heads: Mapping[str, str]) -> dict[str, str]:
+    """The headings by column, with what ± means in it: ``alpha=0.5 (± 95 % CI)``."""
+    found = list(found)
+    shown = {}
+    for column, head in heads.items():
+        ci = interval_head([cell for cell in found if cell.column == column]).strip()
+        ci = f"({ci})" if ci and not head.endswith(")") else ci
+        shown[column] = f"{head} {ci}".strip()
+    return shown
 
 
 def crossed(
@@ -193,8 +204,55 @@ def data(found: Sequence[Cell]) -> pd.DataFrame:
         row |= {"low": own.low, "high": own.high, "pairs": other.difference.n}
         row |= {"difference": other.difference.mean, "difference_low": other.difference.low}
         row |= {"difference_high": other.difference.high, "p": other.p, "p_holm": cell.adjusted}
+        row |= {"leads": cell.leads, "collapsed": cell.collapsed}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+INTERVAL = (
+    "±: half-width of the 95 % confidence interval of the mean over the seeds, by Student's t."
+)
+
+
+def signs(found: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
+    """The caption's sentences on ±, on what is bold, and on the collapsed runs."""
+    said = INTERVAL * any(cell.estimate.n > 1 for cell in found)
+    groups = Counter((cell.column, conditions(cell.row)) for cell in found)
+    if max(groups.values(), default=0) > 1:
+        where = " of a column" if len({cell.column for cell in found}) > 1 else ""
+        where += " for each setting of data and rounds" * (
+            len({conditions(cell.row) for cell in found}) > 1
+        )
+        said += (
+            f" Bold: the {'lowest' if lowest else 'highest'} mean{where}, where it differs from "
+            f"each of the others at level {SIGNIFICANT:g} (two-sided {TESTS[test]} over common "
+            "seeds, Holm-corrected over these comparisons)"
+        )
+        if any(cell.leads for cell in found):
+            said += "."
+        else:
+            several = any(cell.estimate.n > 1 for cell in found)
+            said += "; none does here." if several else "; a test needs two seeds."
+    return (said + _collapses(found)).strip()
+
+
+def _collapses(found: Sequence[Cell]) -> str:
+    """A sentence on the runs whose final model has collapsed."""
+    runs: dict[str, dict[str, Cell]] = {}
+    for cell in (cell for cell in found if cell.collapsed):
+        count = f"({cell.collapsed} of {cell.estimate.n})"
+        runs.setdefault(f"{style.title(cell.row)} {count}", {})[cell.column] = cell
+    if not runs:
+        return ""
+    every = len({cell.column for cell in found})
+    texts = [
+        text if len(columns) == every else f"{text} in {', '.join(columns)}"
+        for text, columns in runs.items()
+    ]
+    return (
+        f" {COLLAPSE} Collapsed, and never bold: final models that predict one class only or whose "
+        f"balanced accuracy is at most that of chance; runs: {'; '.join(texts)}."
+    )
 
 
 def comparisons(
@@ -294,7 +352,8 @@ FORMATS: Mapping[str, Callable[[Sequence[Table]], str]] = {
 
 _LATEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "±": r"$\pm$", "λ": r"$\lambda$", "<": "$<$", ">": "$>$", EMPTY: "--",
+    "±": r"$\pm$", "λ": r"$\lambda$", "<": "$<$", ">": "$>$",
+    COLLAPSE: r"$^{\dagger}$", EMPTY: "--",
 } | {sign: rf"\{sign}" for sign in "&%$#_{}"}  # fmt: skip
 
 

@@ -6,13 +6,27 @@ There is one column per experiment: the settings of :data:`EXPERIMENT` in which 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from . import AnalysisError, style
-from .layout import EMPTY, PERCENT, Table, Unit, best, comparisons, crossed, with_seeds
+from .layout import (
+    EMPTY,
+    INTERVAL,
+    PERCENT,
+    Table,
+    Unit,
+    comparisons,
+    crossed,
+    crossed_heads,
+    signs,
+    spread,
+    with_seeds,
+)  # fmt: skip
 from .runs import Group, group, known, order, text
-from .stats import Cell, Test, cells, compared
+from .scores import completed, counts
+from .stats import SIGNIFICANT, TESTS, Cell, Test, cells, compared, ranked, ranking
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
 """Columns of summary.csv that define an experiment, the outermost first."""
@@ -44,6 +58,8 @@ def accuracies(
         AnalysisError: see :func:`analysis.runs.group`.
     """
     values: dict[str, dict[str, pd.Series[float]]] = {}
+    collapsed: dict[tuple[str, str], int] = {}
+    table = completed(table, ())
     for title, groups in experiments(table, by, differing(table, columns)).items():
         local, pooled = (
             {label: own for label, own in _by_seed(groups, column).items() if own.notna().any()}
@@ -54,12 +70,13 @@ def accuracies(
             values[f"{title} Acc_g".strip()] = pooled
         else:
             values[title] = pooled
-    found = compared(values, base, test)
+        columns_of = (f"{title} Acc_l".strip(), f"{title} Acc_g".strip(), title)
+        collapsed |= {(head, row): n for row, n in counts(groups).items() for head in columns_of}
+    found = ranked(compared(values, base, test), values, test, collapsed=collapsed)
     shown, seeds = with_seeds(found, PERCENT)
     caption = (
-        "Accuracy in per cent, after the last round. Mean ± standard deviation over the seeds, the "
-        "best mean of a column in bold. A row that begins with + is the method above it with its "
-        "updates aggregated as that one does."
+        f"Accuracy in per cent, after the last round. {signs(found, test)} A row that begins with "
+        "+ is the method above it with its updates aggregated as that one does."
     )
     if any(title.endswith("Acc_l") for title in values):
         caption += (
@@ -71,7 +88,7 @@ def accuracies(
     heads = {title: title or PERCENT.head("Accuracy") for title in values}
     rows = titles({cell.row for cell in found})
     title = "Final test accuracy (%), with and without another server rule"
-    return crossed("pairs", title, caption + seeds, shown, heads, rows)
+    return crossed("pairs", title, caption + seeds, shown, crossed_heads(found, heads), rows)
 
 
 def experiments(
@@ -169,17 +186,25 @@ def reached(
         for column, unit in MEASURES.items():
             values = _by_seed(groups, column)
             if any(series.notna().any() for series in values.values()):
-                found += cells({f"{title}: {unit}": values})
+                whole = {row: own for row, own in values.items() if own.notna().all()}
+                place = ranking(whole, lowest=True)
+                leader = place.leader if place is not None and place.differs else None
+                found += [
+                    replace(cell, leads=cell.row == leader)
+                    for cell in cells({f"{title}: {unit}": values})
+                ]
                 seeds += [len(series) for series in values.values()]
     shown = with_count(found, seeds)
     caption = (
         "Rounds, seconds of wall time and, where the runs have a clock, simulated seconds until "
         "the test accuracy first reaches the target in the column's heading, in a round with an "
-        "evaluation. Mean ± standard deviation over the seeds that reached it; (2 of 3): so many "
-        "seeds did, and the others would have taken longer. In bold the smallest mean of a column "
-        "among the methods whose seeds all did."
+        f"evaluation. {INTERVAL} It is over the seeds that reached the target; (2 of 3): so many "
+        "did, and the others would have taken longer. Bold: the smallest mean of a column among "
+        "the methods whose seeds all did, where it differs from each of the others at level "
+        f"{SIGNIFICANT:g} (two-sided {TESTS['t']} over common seeds, Holm-corrected over these "
+        "comparisons)."
     )
-    heads = {cell.column: cell.column for cell in shown}
+    heads = crossed_heads(shown, {cell.column: cell.column for cell in shown})
     made = crossed(
         "target", "Rounds and time to the target accuracy", caption, shown, heads,
         titles({cell.row for cell in shown}),
@@ -188,20 +213,12 @@ def reached(
 
 
 def with_count(found: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, str]:
-    """Each cell as mean and standard deviation, with the number of seeds where some failed.
-
-    The smallest mean of a column among the methods whose seeds all reached the target is bold.
+    """Each cell as mean and interval, with the number of seeds where some failed.
 
     The cells are over the seeds that reached the target; ``seeds`` is how many were run of each.
     """
     texts = {}
-    for column in dict.fromkeys(cell.column for cell in found):
-        own = {c: n for c, n in zip(found, seeds, strict=True) if c.column == column}
-        whole = {c.row: ONE.number(-c.estimate.mean) for c, n in own.items() if c.estimate.n == n}
-        leading = best(whole)
-        for cell, count in own.items():
-            n = cell.estimate.n
-            mean, plus, rest = (ONE.spread(cell.estimate) if n else EMPTY).partition(" ± ")
-            text = (f"**{mean}**" if cell.row in leading else mean) + plus + rest
-            texts[cell] = text + f" ({n} of {count})" * (n < count)
+    for cell, count in zip(found, seeds, strict=True):
+        n = cell.estimate.n
+        texts[cell] = (spread(cell, ONE) if n else EMPTY) + f" ({n} of {count})" * (n < count)
     return texts

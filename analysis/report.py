@@ -4,6 +4,7 @@ import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -28,6 +29,7 @@ from . import (
 from .overview import Descriptions
 from .panels import Absent, Drawing, facets, settings_by
 from .runs import Group, find, group, summaries
+from .scores import SCORES, TAKES, completed
 
 PAGE = "report.html"
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
@@ -72,6 +74,7 @@ def write(
     baseline: str | None = None,
     title: str | None = None,
     descriptions: Descriptions | None = None,
+    metrics: Sequence[str] = ("accuracy",),
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
@@ -84,10 +87,10 @@ def write(
     """
     _check(out)
     finished, unfinished = find(dirs)
-    runs = summaries(finished)
+    runs = completed(summaries(finished), [name for name in SCORES if name != "loss"])
     groups = group(runs, by)
     settings = settings_by(by, groups)
-    made = list(_tables(runs, groups, by, settings, baseline))
+    made = list(_tables(runs, groups, by, settings, baseline, metrics))
     for folder in (out, out / "figures", out / "tables"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
@@ -151,17 +154,18 @@ def _drawings(
 
 def _tables(
     runs: pd.DataFrame, groups: Sequence[Group], by: Sequence[str], settings: Sequence[str],
-    baseline: str | None,
+    baseline: str | None, metrics: Sequence[str],
 ) -> Iterator[layout.Table]:  # fmt: skip
-    """All tables of accuracies and loss terms that the runs have data for.
+    """All tables of scores and loss terms that the runs have data for.
 
     If the groups differ in one setting, there are also tables with a column per value of it.
     """
     crossed = len(settings) == 1 and set(by) != set(settings)
-    for metric in tables.METRICS:
+    yield tables.all_scores(groups, baseline)
+    for metric, take in product(metrics, TAKES):
         if crossed:
-            yield tables.crossed_accuracy(runs, by, settings[0], metric, baseline)
-        yield tables.accuracy(groups, metric, baseline)
+            yield tables.crossed_score(runs, by, settings[0], metric, take, baseline)
+        yield tables.scored(groups, metric, take, baseline)
     labels = [one.label for one in groups]
     if any(pairs.base(label, labels) for label in labels):
         yield pairs.accuracies(runs, by)

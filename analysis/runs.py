@@ -24,6 +24,7 @@ them. Methods may differ in the others, such as a learning rate tuned for each."
 _OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
 _IRRELEVANT = (
     *("final_", "last10_", "best_test_", "best_val_", "client_test_", "downlink_", "uplink_"),
+    *("client_accuracy_", "collapsed"),
     *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
     *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
     *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
@@ -49,8 +50,12 @@ class Group:
     runs: pd.DataFrame
 
 
-def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.DataFrame:
+def read(
+    path: Path, numbers: Sequence[str], texts: Sequence[str] = (), optional: Sequence[str] = ()
+) -> pd.DataFrame:
     """Reads a CSV file that must have these columns, of numbers and text; an empty field is NaN.
+
+    ``optional`` columns are numbers where the file has them.
 
     Raises:
         AnalysisError: the file or a column is missing, or a field is no number (its line is named).
@@ -72,7 +77,8 @@ def read(path: Path, numbers: Sequence[str], texts: Sequence[str] = ()) -> pd.Da
         raise AnalysisError(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}"
         )
-    for column in (c for c in numbers if not pd.api.types.is_numeric_dtype(frame[c])):
+    there = [*numbers, *(column for column in optional if column in frame.columns)]
+    for column in (c for c in there if not pd.api.types.is_numeric_dtype(frame[c])):
         values = pd.to_numeric(frame[column], errors="coerce")
         bad = values.isna() & frame[column].notna()
         if bad.any():
@@ -123,8 +129,13 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
 
 
 def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
-    """A row of summary.csv with the options of its data set under their present names."""
+    """A row of summary.csv with the options of its data set under their present names.
+
+    The number of rounds of a run that stops without progress is an outcome: it is left out.
+    """
     found = {}
+    if not pd.isna(row.get("train.patience")):
+        row = row | {"rounds": None}
     for column, value in row.items():
         new = _RENAMED.get(column, column)
         if new == column or new.startswith(f"{row.get('dataset')}."):

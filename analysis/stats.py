@@ -12,7 +12,7 @@ import pandas as pd
 from scipy import stats
 
 from . import AnalysisError
-from .runs import METHOD
+from .runs import METHOD, conditions
 
 LEVEL = 0.95
 """Coverage of every interval."""
@@ -79,6 +79,8 @@ class Cell:
         estimate: over the seeds.
         comparison: with the baseline; None for the baseline itself.
         adjusted: the p value after Holm's correction over the table; NaN if not available.
+        leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
+        collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
     """
 
     row: str
@@ -86,6 +88,8 @@ class Cell:
     estimate: Estimate
     comparison: Comparison | None = None
     adjusted: float = math.nan
+    leads: bool = False
+    collapsed: int = 0
 
     @property
     def mark(self) -> str:
@@ -211,6 +215,72 @@ def compared(
             )
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
     return [replace(cell, adjusted=p) for cell, p in zip(found, adjusted, strict=True)]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The best of several methods, and its paired tests against each of the others.
+
+    Args:
+        leader: the label with the best mean.
+        adjusted: by label of the others: the p value after Holm's correction over them; NaN if not
+            available.
+    """
+
+    leader: str
+    adjusted: Mapping[str, float]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the leader differs significantly from every other method."""
+        return bool(self.adjusted) and all(p < SIGNIFICANT for p in self.adjusted.values())
+
+
+def ranking(
+    values: Mapping[str, pd.Series[float]], test: Test = "t", *, lowest: bool = False
+) -> Ranking | None:
+    """Ranks methods by their mean over seeds; None without any value.
+
+    ``values`` are by label, indexed by seed. With ``lowest`` small values are better. Of equal
+    means the first leads.
+    """
+    means = {label: own.mean() for label, own in values.items() if own.notna().any()}
+    if not means:
+        return None
+    leader = (min if lowest else max)(means, key=lambda label: means[label])
+    others = [label for label in means if label != leader]
+    adjusted = holm([paired(values[leader], values[label], test).p for label in others])
+    return Ranking(leader, dict(zip(others, adjusted, strict=True)))
+
+
+def ranked(
+    found: Sequence[Cell],
+    values: Values,
+    test: Test = "t",
+    *,
+    lowest: bool = False,
+    collapsed: Mapping[tuple[str, str], int] | None = None,
+) -> list[Cell]:
+    """The cells, with what :attr:`Cell.leads` and :attr:`Cell.collapsed` say.
+
+    The methods of a column are ranked among those with the same settings of data and schedule. A
+    method with a collapsed run never leads. ``collapsed`` counts them by column and label.
+    """
+    rivals: dict[tuple[str, str], dict[str, pd.Series[float]]] = {}
+    for column, series in values.items():
+        for label, own in series.items():
+            rivals.setdefault((column, conditions(label)), {})[label] = own
+    places = {key: ranking(series, test, lowest=lowest) for key, series in rivals.items()}
+    leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.differs}
+    fallen = {key: count for key, count in (collapsed or {}).items() if count}
+    return [
+        replace(
+            cell,
+            leads=(cell.column, cell.row) in leading - fallen.keys(),
+            collapsed=fallen.get((cell.column, cell.row), 0),
+        )
+        for cell in found
+    ]
 
 
 def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:

@@ -24,8 +24,16 @@ import pandas as pd
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from analysis import layout, pairs, report, tables  # noqa: E402
-from analysis.layout import PERCENT, PLAIN, Table, crossed, detailed, with_seeds  # noqa: E402
+from analysis import layout, pairs, report, selection  # noqa: E402
+from analysis.layout import (  # noqa: E402
+    PERCENT,
+    PLAIN,
+    Table,
+    crossed,
+    crossed_heads,
+    detailed,
+    with_seeds,
+)
 from analysis.runs import find, summaries  # noqa: E402
 from analysis.stats import Cell, Comparison, Estimate  # noqa: E402
 from analysis.tables import TERMS, with_interval  # noqa: E402
@@ -67,7 +75,7 @@ def make(sweeps: Path) -> None:
     for study in PAIRS:
         write(study, layout.csv([pairs.accuracies(summaries(find([sweeps / study])[0]))]))
     runs = summaries(find([sweeps / "lambda_small"])[0])
-    write("lambda_small", layout.csv([tables.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
+    write("lambda_small", layout.csv([selection.choose(runs, ["fedld.margin_weight"], ["alpha"])]))
 
 
 def write(study: str, tables: str) -> None:
@@ -81,7 +89,7 @@ def table(study: str, name: str) -> list[str]:
     texts = {"column": str, "fedld.margin_weight": str}
     frame = pd.read_csv(HERE / study / "tables.csv", dtype=texts)
     rows = frame[frame["table"] == name]
-    text = layout.markdown([tables.selection(rows) if name == "selection" else shown(name, rows)])
+    text = layout.markdown([selection.selection(rows) if name == "selection" else shown(name, rows)])
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
@@ -93,15 +101,18 @@ def shown(name: str, rows: pd.DataFrame) -> Table:
         return crossed(name, "", "", {c: with_interval(c) for c in found}, TERMS)
     if name == "target":
         texts = pairs.with_count(found, rows["seeds"].astype(int).tolist())
-        return crossed(name, "", "", texts, heads, pairs.titles({c.row for c in found}))
+        titles = pairs.titles({c.row for c in found})
+        return crossed(name, "", "", texts, crossed_heads(found, heads), titles)
     if name == "pairs":
         titles = pairs.titles({c.row for c in found})
         heads = {column: column or PERCENT.head("Accuracy") for column in heads}
-        return crossed(name, "", "", with_seeds(found, PERCENT)[0], heads, titles)
-    if "_by_" in name:
+    elif "_by_" in name:
+        titles = None
         heads = {column: f"{name.partition('_by_')[2]}={column}" for column in heads}
-        return crossed(name, "", "", with_seeds(found, PERCENT)[0], heads)
-    return detailed(name, "", "", found, PERCENT)
+    else:
+        return detailed(name, "", "", found, PERCENT, "Accuracy")
+    texts = with_seeds(found, PERCENT)[0]
+    return crossed(name, "", "", texts, crossed_heads(found, heads), titles)
 
 
 def cell(row: dict[str, float]) -> Cell:
@@ -118,6 +129,8 @@ def cell(row: dict[str, float]) -> Cell:
         estimate=own,
         comparison=other,
         adjusted=row["p_holm"],
+        leads=bool(row.get("leads", False)),
+        collapsed=int(row.get("collapsed", 0)),
     )
 
 

@@ -71,9 +71,9 @@ COMMANDS = [
     AnalysisCommand(name, help=text)
     for name, text in {
         "report": "All tables and figures of the runs, and one HTML page that shows them.",
-        "table": "Accuracies or loss terms per method, with intervals and paired tests.",
+        "table": "Scores or loss terms per method, with intervals and paired tests.",
         "curves": "Learning curves per method: mean and 95 % interval over seeds.",
-        "select": "Choose a hyperparameter by the mean validation accuracy over seeds.",
+        "select": "Choose a hyperparameter by the validation part: the best mean over seeds.",
         "heatmap": "Training samples by client and class, from a partition.csv.",
     }.items()
 ]

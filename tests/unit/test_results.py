@@ -36,7 +36,7 @@ def test_another_number_in_a_file_is_another_page(tmp_path, monkeypatch):
     (tmp_path / "lambda_small").mkdir()
     frame.to_csv(tmp_path / "lambda_small" / "tables.csv", index=False)
     monkeypatch.setattr(make, "HERE", tmp_path)
-    assert any("57.10 ± 2.47" in line for line in make.table("lambda_small", "selection"))
+    assert any("57.10 ± 2.97" in line for line in make.table("lambda_small", "selection"))
 
 
 def test_every_picture_and_file_that_is_named_is_there():

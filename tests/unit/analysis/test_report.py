@@ -25,7 +25,7 @@ FIGURES = [
 ]  # fmt: skip
 TABLES = [
     "accuracy_best", "accuracy_final", "accuracy_last10", "decomposition_last_train_population",
-    "decomposition_mean_train_population", "groups", "groups_of_runs", "settings",
+    "decomposition_mean_train_population", "groups", "groups_of_runs", "scores", "settings",
 ]  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from run_files import groups_of, rows, run_of
 
 from analysis import layout, tables
 from analysis.cli import main
-from analysis.layout import EMPTY, PERCENT, PLAIN, best, p_value
+from analysis.layout import EMPTY, PERCENT, PLAIN, p_value
 from analysis.runs import find, summaries
 from analysis.stats import cells, reference
 
@@ -35,14 +35,13 @@ def invoke(*arguments: object) -> Result:
 
 
 def test_table_against_a_baseline_by_hand(runs: Path) -> None:
-    got = tables.accuracy(groups_of(runs), "final", "fedavg")
+    got = tables.scored(groups_of(runs), "accuracy", "final", "fedavg")
     # differences 0.10 0.11 0.09: mean 0.10, s = 0.01, half = 4.302653 * 0.01 / sqrt(3) = 0.0248414,
     # t = 0.1 / (0.01 / sqrt 3) = 17.32, p(2 degrees) = 0.003317; the only test, so Holm's is equal
     assert got.rows == [
-        ["FedAvg", "3", "74.00 ± 4.58", "[62.62, 85.38]", EMPTY, EMPTY, EMPTY, EMPTY],
-        ["FedLD", "3", "84.00 ± 4.00", "[74.06, 93.94]",
-         "+10.00", "[+7.52, +12.48]", "0.0033", "0.0033 *"],
-        ["my_own", "1", "**84.02**", "n/a", "+14.02", "n/a", "n/a", "n/a"],
+        ["FedAvg", "3", "74.00 ± 11.38", "4.58", EMPTY, EMPTY, EMPTY],
+        ["FedLD", "3", "84.00 ± 9.94", "4.00", "+10.00 ± 2.48", "0.0033", "0.0033 *"],
+        ["my_own", "1", "84.02", "n/a", "+14.02", "n/a", "n/a"],
     ]  # fmt: skip
     assert "over the 1 comparison of" in got.caption
     assert "p is not available where there is only one common seed: my_own." in got.caption
@@ -55,19 +54,19 @@ def test_table_against_a_baseline_by_hand(runs: Path) -> None:
 
 
 def test_metrics_are_never_mixed(runs: Path) -> None:
-    shown = {metric: tables.accuracy(groups_of(runs), metric) for metric in tables.METRICS}
+    shown = {take: tables.scored(groups_of(runs), "accuracy", take) for take in tables.TAKES}
     means = {metric: one.rows[1][2] for metric, one in shown.items()}
     # best 0.9 for all; mean of the two rounds (0.9 + 0.84) / 2
     assert means == {
-        "final": "84.00 ± 4.00",
-        "best": "**90.00** ± 0.00",
-        "last10": "**87.00** ± 2.00",
+        "final": "84.00 ± 9.94",
+        "best": "90.00 ± 0.00",
+        "last10": "87.00 ± 4.97",
     }
     assert [one.head for one in shown.values()] == [
-        ["Method", "Seeds", "Accuracy (%)", "95 % interval"]
+        ["Method", "Seeds", "Accuracy (%) ± 95 % CI", "Std (points)"]
     ] * 3
     assert len({one.title for one in shown.values()}) == 3
-    assert "chosen on the test part itself" in shown["best"].caption
+    assert "chosen by accuracy on the test part itself" in shown["best"].caption
 
 
 def test_holm_is_over_the_whole_table() -> None:
@@ -111,14 +110,10 @@ def test_a_difference_over_fewer_seeds_says_so(tmp_path: Path) -> None:
         run_of(tmp_path, "fedld", seed, [0.7 + 0.1 * seed])
     for seed in range(2):
         run_of(tmp_path, "fedavg", seed, [0.6])
-    caption = tables.accuracy(groups_of(tmp_path), "final", "fedavg").caption
+    caption = tables.scored(groups_of(tmp_path), "accuracy", "final", "fedavg").caption
     assert "Seeds in common where they are not all: FedLD 2 of 3." in caption
-    assert "in common" not in tables.accuracy(groups_of(tmp_path), "final", "fedld").caption
-
-
-def test_best_is_by_what_is_shown_with_ties() -> None:
-    assert best({"a": "84.00", "b": "84.00", "c": "9.00"}) == {"a", "b"}
-    assert best({"a": "84.00", "b": "n/a"}) == set()
+    other = tables.scored(groups_of(tmp_path), "accuracy", "final", "fedld").caption
+    assert "in common where" not in other
 
 
 def test_numbers() -> None:
@@ -127,26 +122,26 @@ def test_numbers() -> None:
     assert [p_value(p) for p in (0.5, 0.00009, float("nan"))] == ["0.5000", "<0.0001", "n/a"]
 
 
-def test_best_is_sought_under_equal_conditions(runs: Path) -> None:
-    for seed in (0, 1):
-        run_of(runs, "fedld", seed, [0.1, 0.2], alpha=0.1)
-        run_of(runs, "fedavg", seed, [0.1, 0.1], alpha=0.1)
-    got = tables.accuracy(groups_of(runs, "algorithm", "alpha"), "final")
+def test_best_is_sought_under_equal_conditions(tmp_path: Path) -> None:
+    for alpha, gain in ((0.1, 0.0), (0.5, 0.3)):
+        for seed in (0, 1, 2):
+            run_of(tmp_path, "fedld", seed, [0.2 + gain + seed / 1000], alpha=alpha)
+            run_of(tmp_path, "fedavg", seed, [0.1 + gain - seed / 500], alpha=alpha)
+    got = tables.scored(groups_of(tmp_path, "algorithm", "alpha"), "accuracy", "final")
     bold = {row[0] for row in got.rows if row[2].startswith("**")}
-    assert bold == {"FedLD, alpha=0.1", "my_own, alpha=0.5"}
+    assert bold == {"FedLD, alpha=0.1", "FedLD, alpha=0.5"}
+    assert "Bold: the highest mean for each setting of data and rounds, where" in got.caption
 
 
 def test_methods_by_a_setting(runs: Path) -> None:
     for seed in (0, 1):
         run_of(runs, "fedld", seed, [0.1, 0.2 + seed / 10], alpha=10.0)
-    got = tables.crossed_accuracy(
-        summaries(find([runs])[0]), ["algorithm"], "alpha", "final", "fedavg"
-    )
-    assert got.head == ["Method", "alpha=0.5", "alpha=10"]
+    (got,) = tables.make("final", summaries(find([runs])[0]), ["algorithm"], "alpha", "fedavg")
+    assert got.head == ["Method", "alpha=0.5 (± 95 % CI)", "alpha=10 (± 95 % CI)"]
     assert got.rows == [
-        ["FedAvg", "74.00 ± 4.58 (n=3)", EMPTY],
-        ["FedLD", "84.00 ± 4.00 (n=3) *", "25.00 ± 7.07 (n=2)"],
-        ["my_own", "**84.02** (n=1)", EMPTY],
+        ["FedAvg", "74.00 ± 11.38 (n=3)", EMPTY],
+        ["FedLD", "84.00 ± 9.94 (n=3) *", "25.00 ± 63.53 (n=2)"],
+        ["my_own", "84.02 (n=1)", EMPTY],
     ]
     assert got.data["column"].tolist() == ["0.5"] * 3 + ["10"]
 
@@ -166,11 +161,11 @@ def test_groups_of_images(runs: Path) -> None:
         ["FedAvg", "conflicting", "3"], ["FedLD", "conflicting", "3"],
     ]  # fmt: skip
     assert [row[3] for row in got.rows] == [
-        "**89.00** ± 1.00", "**89.00** ± 1.00", "30.00 ± 0.00", "**52.00** ± 2.00",
+        "89.00 ± 2.48", "89.00 ± 2.48", "30.00 ± 0.00", "**52.00** ± 4.97",
     ]  # fmt: skip
     assert "the same difference for every seed: FedLD (aligned)" in got.caption
     # 0.20 0.22 0.24: t = 0.22 / (0.02 / sqrt 3) = 19.05, p(2 degrees) = 0.002743
-    assert got.rows[3][5:] == ["+22.00", "[+17.03, +26.97]", "0.0027", "0.0027 *"]
+    assert got.rows[3][5:] == ["+22.00 ± 4.97", "0.0027", "0.0027 *"]
     result = invoke("table", runs, "--metric", "groups")
     assert "left out" in result.stderr
     assert "my_own-0: no rows in evaluations.csv" in result.stderr
@@ -196,12 +191,12 @@ def test_terms_of_the_loss(runs: Path) -> None:
 
 
 def test_files(runs: Path, tmp_path: Path) -> None:
-    made = [tables.accuracy(groups_of(runs), metric, "fedavg") for metric in tables.METRICS]
+    made = tables.make("accuracy", summaries(find([runs])[0]), baseline="fedavg")
     latex = layout.latex(made)
     assert latex.count(r"\toprule") == 3
-    assert r"FedLD & 3 & 84.00 $\pm$ 4.00 & [74.06, 93.94] & +10.00 &" in latex
+    assert r"FedLD & 3 & 84.00 $\pm$ 9.94 & 4.00 & +10.00 $\pm$ 2.48 &" in latex
     assert r"0.0033 & 0.0033$^{*}$ \\" in latex
-    assert r"my\_own & 1 & \textbf{84.02}" in latex
+    assert r"my\_own & 1 & 84.02" in latex
     assert r"Accuracy (\%)" in latex
     said = dataclasses.replace(made[0], rows=[["`train.lr`", "weight λ", "1", "2", "3"]])
     assert r"\texttt{train.lr} & weight $\lambda$ &" in layout.latex([said])
@@ -224,7 +219,7 @@ def test_files(runs: Path, tmp_path: Path) -> None:
         (("--columns", "colour"), "no column colour to group by"),
         (
             ("--columns", "alpha", "--metric", "groups"),
-            "goes with final, best, last10, pairs, target",
+            "goes with accuracy, balanced_accuracy, macro_f1, auc, loss, pairs, target",
         ),
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
         (("--metric", "decomposition"), "evaluation.decompose_every above 0"),

@@ -1,0 +1,142 @@
+"""Scores of the test part by run: final, best and last ten, and whether the final model collapsed.
+
+Accuracies are in summary.csv in every version. What older versions left out of it is computed from
+rounds.csv and classes.csv, as the present version does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from .layout import NATS, PERCENT, Unit
+from .runs import Group, read
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score of the test part.
+
+    Args:
+        title: in a heading, such as ``balanced accuracy``.
+        unit: how it is shown.
+        lowest: whether small values are better.
+    """
+
+    title: str
+    unit: Unit = PERCENT
+    lowest: bool = False
+
+
+SCORES: Mapping[str, Score] = {
+    "accuracy": Score("accuracy"),
+    "balanced_accuracy": Score("balanced accuracy"),
+    "macro_f1": Score("macro-F1"),
+    "auc": Score("AUC"),
+    "loss": Score("loss", NATS, lowest=True),
+}
+"""By name; the columns of rounds.csv are ``test_<name>`` and ``val_<name>``."""
+TAKES: Mapping[str, str] = {
+    "final": "Final test {}", "best": "Best test {}", "last10": "Test {} of the last 10 rounds",
+}  # fmt: skip
+"""The rounds that a score is taken from, and the title of its table."""
+COLLAPSED = "collapsed"
+"""Column of summary.csv: whether the final model predicts one class only, or its balanced accuracy
+is at most that of chance."""
+TOLERANCE = 1e-9
+"""A balanced accuracy above chance by less than this differs by rounding alone."""
+
+
+def column(score: str, take: str) -> str:
+    """The column of summary.csv (and of :func:`completed`): ``final_test_auc``."""
+    return f"{take}_test_{score}"
+
+
+def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
+    """The runs with columns for these scores, and :data:`COLLAPSED`, wherever they come from.
+
+    Args:
+        runs: from :func:`analysis.runs.summaries`.
+        names: keys of :data:`SCORES`.
+
+    Raises:
+        AnalysisError: a rounds.csv or classes.csv is unreadable.
+    """
+    found: dict[str, list[object]] = {}
+    for run in runs.to_dict("records"):
+        row = {COLLAPSED: run.get(COLLAPSED)}
+        if _empty(row[COLLAPSED]):
+            row[COLLAPSED] = collapsed(Path(run["path"]))
+        wanted = {column(name, take): (name, take) for name in names for take in TAKES}
+        row |= {key: run.get(key) for key in wanted}
+        if any(_empty(row[key]) for key in wanted):
+            known = _from_rounds(Path(run["path"]), names, run.get("best_round"))
+            row |= {key: known[of] for key, of in wanted.items() if _empty(row[key])}
+        for key, value in row.items():
+            found.setdefault(key, []).append(value)
+    more = pd.DataFrame(found, index=runs.index).astype(
+        {key: float for key in found if key != COLLAPSED}
+    )
+    return runs.drop(columns=more.columns, errors="ignore").join(more)
+
+
+def _empty(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _from_rounds(
+    run: Path, names: Collection[str], best: float | None
+) -> dict[tuple[str, str], float]:
+    """The scores of a run by name and take, from its rounds.csv; NaN if not available.
+
+    ``best`` is the best round.
+    """
+    columns = [f"test_{name}" for name in ("accuracy", *names)]
+    rounds = read(run / "rounds.csv", ("round",), optional=columns).set_index("round")
+    found: dict[tuple[str, str], float] = {}
+    for name in names:
+        if f"test_{name}" not in rounds:
+            found |= {(name, take): math.nan for take in TAKES}
+            continue
+        values = rounds[f"test_{name}"].astype(float)
+        tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
+        final = values[tested].iloc[-1:]
+        found[name, "final"] = float(final.iloc[0]) if len(final) else math.nan
+        found[name, "best"] = math.nan if best is None else float(values.get(best, math.nan))
+        found[name, "last10"] = float(values[values.index > values.index.max() - 10].mean())
+    return found
+
+
+def collapsed(run: Path) -> bool | None:
+    """Whether the final model of a run has collapsed, from its classes.csv; None if unknown.
+
+    A model that predicts one class only has a recall of 1 there and 0 elsewhere, so that its mean
+    recall over the classes with test samples is that of chance.
+    """
+    file = run / "classes.csv"
+    if not file.is_file():
+        return None
+    frame = read(file, numbers=("round", "support", "recall"))
+    last = frame[(frame["round"] == frame["round"].max()) & (frame["support"] > 0)]
+    if not len(last):
+        return None
+    return bool(last["recall"].mean() <= 1 / len(last) + TOLERANCE)
+
+
+def counts(groups: Sequence[Group]) -> dict[str, int]:
+    """The number of collapsed runs of each group, by label."""
+    return {
+        one.label: sum(not _empty(value) and bool(value) for value in one.runs[COLLAPSED])
+        for one in groups
+        if COLLAPSED in one.runs
+    }
+
+
+def by_seed(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
+    """A score's value per seed, by label; ``groups`` are of :func:`completed` runs."""
+    key = column(score, take)
+    return {one.label: one.runs.set_index("seed")[key].astype(float) for one in groups}

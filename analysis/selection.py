@@ -1,0 +1,135 @@
+"""The choice of a hyperparameter by the validation part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from . import AnalysisError, scores, series, style
+from .layout import COLLAPSE, INTERVAL, Table
+from .runs import Group, expanded, group, label_of, text
+from .scores import SCORES, completed
+from .stats import Estimate, estimate
+
+CHOSEN = "chosen"
+"""Column of a selection: whether the value is chosen."""
+METRICS: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
+"""Columns of rounds.csv to choose by, and the score that each is on the test part."""
+
+
+def choose(
+    table: pd.DataFrame, by: Sequence[str], within: Sequence[str], metric: str = "val_accuracy"
+) -> Table:
+    """The value with the best mean on the validation part, for each of the methods.
+
+    A run's validation score is the last one in its rounds.csv. Of equal means the first is
+    chosen. Methods without the setting are left out.
+
+    The columns ``by`` of summary.csv are chosen together, once for each combination of the values
+    of ``within``. ``metric`` is one of :data:`METRICS`.
+
+    Returns:
+        One row per value; the last column of its data is ``chosen``.
+
+    Raises:
+        AnalysisError: a run without the metric, no run with the setting, or see
+            :func:`analysis.runs.group`.
+    """
+    table = completed(table, [METRICS[metric]])
+    methods: dict[str, list[Group]] = {}
+    columns = [column for column in expanded(table, within) if column not in by]
+    for one in group(table, (*columns, *by)):
+        methods.setdefault(label_of(one.runs[columns].iloc[0]), []).append(one)
+    having = {
+        name: groups
+        for name, groups in methods.items()
+        if not all(one.runs[list(by)].isna().all(axis=None) for one in groups)
+    }
+    if not having:
+        raise AnalysisError(f"no run has a value of {', '.join(by)} to choose")
+    return selection(pd.concat([_candidates(name, g, by, metric) for name, g in having.items()]))
+
+
+def selection(data: pd.DataFrame) -> Table:
+    """The candidates as a table: ``method``, the settings to choose, ``n``, then the numbers."""
+    columns = list(data.columns)
+    by = columns[columns.index("method") + 1 : columns.index("n")]
+    metric = str(data["metric"].iloc[0]) if "metric" in data else "val_accuracy"
+    score = SCORES[METRICS[metric]]
+    rows = [_row(record, by) for record in data.to_dict("records")]
+    ci = " ± 95 % CI" * bool((data["n"] > 1).any())
+    head = ["Method", *by, "Seeds"]
+    head += [score.unit.head(f"{part} {score.title}") + ci for part in ("Validation", "Test")]
+    caption = (
+        f"Chosen by the {'lowest' if score.lowest else 'highest'} mean validation {score.title} "
+        f"over the seeds, at the last round that has one; test {score.title}, after the last "
+        f"round, was not looked at. {INTERVAL * bool(ci)}"
+    ).strip()
+    if data["n"].nunique() > 1:
+        caption += " The values have different numbers of seeds."
+    if "collapsed" in data and data["collapsed"].any():
+        caption += (
+            f" {COLLAPSE} Collapsed in at least one run: the final model predicts one class only "
+            "or its balanced accuracy is at most that of chance."
+        )
+    return Table(
+        name="selection", title=f"Choice of {', '.join(by)}", caption=caption, head=[*head, ""],
+        rows=rows, words=1 + len(by), data=data,
+    )  # fmt: skip
+
+
+def _candidates(name: str, groups: Sequence[Group], by: Sequence[str], metric: str) -> pd.DataFrame:
+    score = SCORES[METRICS[metric]]
+    collapsed = scores.counts(groups)
+    rows = []
+    for one in groups:
+        row = {"method": name} | {column: text(one.runs[column].iloc[0]) for column in by}
+        tested = one.runs[scores.column(METRICS[metric], "final")]
+        found = estimate(tested.astype(float).tolist())
+        rows.append(row | {"n": len(one.runs)} | _numbers("val", _validation(one, metric)))
+        rows[-1] |= _numbers("test", found)
+        rows[-1] |= {"metric": metric, "collapsed": collapsed.get(one.label, 0)}
+    data = pd.DataFrame(rows)
+    means = data["val_mean"]
+    return data.assign(chosen=data.index == (means.idxmin() if score.lowest else means.idxmax()))
+
+
+def _validation(one: Group, metric: str) -> Estimate:
+    found = series.values([one], "rounds", [metric], (), take="last").get(one.label)
+    seeds = set() if found is None else set(found.index.unique("seed"))
+    without = one.runs[~one.runs["seed"].isin(seeds)]
+    if found is None or len(without):
+        raise AnalysisError(
+            f"{Path(without['path'].iloc[0]) / 'rounds.csv'}: no {metric}; a choice needs a "
+            "validation part (data.val_fraction above 0)"
+            + "; earlier versions recorded val_accuracy and val_loss alone"
+            * (metric not in ("val_accuracy", "val_loss"))
+        )
+    return estimate(found[metric].tolist())
+
+
+def _numbers(part: str, found: Estimate) -> dict[str, float]:
+    low, high = f"{part}_low", f"{part}_high"
+    return {f"{part}_mean": found.mean, f"{part}_std": found.std, low: found.low, high: found.high}
+
+
+def _row(record: Mapping[Any, Any], by: Sequence[str]) -> list[str]:
+    unit = SCORES[METRICS[record.get("metric", "val_accuracy")]].unit
+    cells = [style.title(record["method"]), *(record[column] for column in by), str(record["n"])]
+    for part in ("val", "test"):
+        mean, half = record[f"{part}_mean"], record[f"{part}_high"] - record[f"{part}_mean"]
+        found = Estimate(mean=mean, std=record[f"{part}_std"], n=record["n"], half=half)
+        cells.append(unit.spread(found) + f" {COLLAPSE}" * (part == "test" and _fallen(record)))
+    if not record[CHOSEN]:
+        return [*cells, ""]
+    return [
+        *(f"**{cell}**" if 0 < place <= len(by) else cell for place, cell in enumerate(cells)),
+        CHOSEN,
+    ]
+
+
+def _fallen(record: Mapping[Any, Any]) -> bool:
+    return bool(record.get("collapsed", 0))

@@ -1,0 +1,237 @@
+"""Scores beside accuracy, what is bold, and collapsed models."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from run_files import groups_of, rows, run_of
+
+from analysis import layout, scores, tables
+from analysis.cli import main
+from analysis.runs import find, summaries
+from analysis.stats import ranking
+
+CLASSES = "round,label,support,recall,precision"
+MAJORITY = ("2,0,60,1.0,0.6", "2,1,30,0.0,0.0", "2,2,10,0.0,0.0")
+"""The rows of a model that predicts class 0 alone."""
+FAIR = ("2,0,60,0.5,0.6", "2,1,30,0.5,0.5", "2,2,10,0.5,0.2")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def scored_run(
+    root: Path, algorithm: str, seed: int, balanced: list[float | None], classes: tuple[str, ...]
+) -> Path:
+    """A run whose accuracy is 0.6 throughout, with these balanced accuracies per round."""
+    folder = run_of(root, algorithm, seed, [0.6] * len(balanced))
+    frame = pd.read_csv(folder / "rounds.csv")
+    loss = [None if value is None else 1 - value for value in balanced]
+    frame = frame.assign(test_balanced_accuracy=balanced, test_loss=loss)
+    frame.to_csv(folder / "rounds.csv", index=False)
+    rows(folder, "classes", CLASSES, "1,0,60,0,0", "1,1,30,0,0", "1,2,10,0,0", *classes)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """FedAvg predicts one class in two of three seeds; FedLD does not, at the same accuracy."""
+    for seed in (0, 1, 2):
+        one_class = seed < 2
+        balanced = 1 / 3 if one_class else 0.4
+        classes = MAJORITY if one_class else FAIR
+        scored_run(tmp_path, "fedavg", seed, [0.3, balanced], classes)
+        scored_run(tmp_path, "fedld", seed, [0.5, 0.6 + seed / 100], FAIR)
+    return tmp_path
+
+
+def of(runs: Path, names: tuple[str, ...]) -> pd.DataFrame:
+    return scores.completed(summaries(find([runs])[0]), names)
+
+
+def test_older_runs_get_their_scores_from_rounds_csv(runs: Path) -> None:
+    got = of(runs, ("balanced_accuracy", "loss", "auc"))
+    own = got[(got["algorithm"] == "fedld") & (got["seed"] == 1)].iloc[0]
+    # the best round is 1 (summary.csv); the mean of two rounds 0.5 and 0.61
+    assert own["final_test_balanced_accuracy"] == pytest.approx(0.61)
+    assert own["best_test_balanced_accuracy"] == pytest.approx(0.5)
+    assert own["last10_test_balanced_accuracy"] == pytest.approx(0.555)
+    assert own["final_test_loss"] == pytest.approx(0.39)
+    assert math.isnan(own["final_test_auc"])
+
+
+def test_the_final_score_is_of_the_last_evaluated_round(tmp_path: Path) -> None:
+    folder = scored_run(tmp_path, "fedavg", 0, [0.25, 0.5, None], FAIR)
+    frame = pd.read_csv(folder / "rounds.csv").assign(test_accuracy=[0.1, 0.2, None])
+    frame.to_csv(folder / "rounds.csv", index=False)
+    got = of(tmp_path, ("balanced_accuracy",)).iloc[0]
+    assert got["final_test_balanced_accuracy"] == 0.5
+    assert got["last10_test_balanced_accuracy"] == 0.375
+
+
+def test_what_summary_csv_has_is_taken_from_it(runs: Path) -> None:
+    (folder,) = runs.glob("fedld-1")
+    frame = pd.read_csv(folder / "summary.csv").assign(final_test_macro_f1=0.25, collapsed=True)
+    frame.to_csv(folder / "summary.csv", index=False)
+    got = of(runs, ("macro_f1",)).set_index("path").loc[str(folder)]
+    assert got["final_test_macro_f1"] == 0.25
+    assert got["collapsed"]
+
+
+@pytest.mark.parametrize(
+    ("classes", "collapsed"),
+    [
+        (MAJORITY, True),
+        (FAIR, False),
+        # better than chance in one class, and worse in another: 0.9 + 0 + 0.1 <= 1
+        (("2,0,60,0.9,0.6", "2,1,30,0,0", "2,2,10,0.1,1"), True),
+        # the third class has no test samples: chance is 1/2
+        (("2,0,60,0.9,0.6", "2,1,30,0.05,0.1", "2,2,0,,0"), True),
+        (("2,0,60,0.9,0.6", "2,1,30,0.2,0.3", "2,2,0,,0"), False),
+        # personalised models that predict one class each, with the rounding of a mean of thirds
+        (("2,0,60,0.3333333333333333,0.6", "2,1,30,0.33333333333333337,0.3", "2,2,9,0.3333333,0"),
+         True),
+    ],
+)  # fmt: skip
+def test_a_collapsed_model(tmp_path: Path, classes: tuple[str, ...], collapsed: bool) -> None:
+    folder = scored_run(tmp_path, "fedavg", 0, [0.5, 0.5], classes)
+    assert scores.collapsed(folder) is collapsed
+    assert of(tmp_path, ())["collapsed"].tolist() == [collapsed]
+
+
+def test_without_classes_csv_it_is_unknown(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, "fedavg", 0, [0.5])
+    assert scores.collapsed(folder) is None
+    rows(folder, "classes", CLASSES)
+    assert scores.collapsed(folder) is None
+    assert scores.counts(groups_of(tmp_path)) == {}
+    assert tables.make("final", summaries([folder]))[0].rows[0][2] == "50.00"
+
+
+def test_a_table_says_what_collapsed(runs: Path, tmp_path: Path) -> None:
+    shown = invoke("table", runs, "--metric", "balanced_accuracy", "--at", "final")
+    assert shown.exit_code == 0, shown.output
+    # 1/3 1/3 0.4 and 0.60 0.61 0.62: differences 0.2667 0.2767 0.22, t = 14.6, p = 0.0047
+    assert "| FedAvg | 3 | 35.56† ± 9.56 | 3.85 |" in shown.stdout
+    assert "| FedLD | 3 | **61.00** ± 2.48 | 1.00 |" in shown.stdout
+    assert "whose balanced accuracy is at most that of chance; runs: FedAvg (2 of 3)." in (
+        shown.stdout
+    )
+    file = tmp_path / "t.tex"
+    assert invoke("table", runs, "--metric", "balanced_accuracy", "--out", file).exit_code == 0
+    assert r"FedAvg & 3 & 35.56$^{\dagger}$ $\pm$ 9.56 &" in file.read_text()
+
+
+def test_a_collapsed_method_is_never_bold(runs: Path) -> None:
+    for folder in runs.glob("fedld-*"):
+        rows(folder, "classes", CLASSES, *MAJORITY)
+    (got,) = tables.make("balanced_accuracy", summaries(find([runs])[0]), takes=["final"])
+    assert [row[2] for row in got.rows] == ["35.56† ± 9.56", "61.00† ± 2.48"]
+    assert got.data["leads"].tolist() == [False, False]
+    assert got.data["collapsed"].tolist() == [2, 3]
+
+
+def test_bold_needs_a_significant_difference_from_every_other(tmp_path: Path) -> None:
+    values = {
+        "far": (0.10, 0.11, 0.12, 0.10), "near": (0.50, 0.45, 0.52, 0.44),
+        "top": (0.51, 0.47, 0.51, 0.47),
+    }  # fmt: skip
+    for name, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies):
+            run_of(tmp_path, name, seed, [accuracy])
+    table = summaries(find([tmp_path])[0])
+    (three,) = tables.make("final", table)
+    assert not any("**" in cell for row in three.rows for cell in row)
+    assert "none does here" in three.caption
+    (two,) = tables.make("final", table[table["algorithm"] != "near"])
+    assert two.rows[1][2].startswith("**49.00**")
+    assert "level 0.05 (two-sided paired t test over common seeds, Holm-corrected" in two.caption
+    # the smallest p value of a signed-rank test over four seeds is 2 / 2^4
+    (ranks,) = tables.make("final", table[table["algorithm"] != "near"], test="wilcoxon")
+    assert not any("**" in cell for row in ranks.rows for cell in row)
+    assert "two-sided Wilcoxon signed-rank test over common seeds" in ranks.caption
+
+
+def test_ranking_corrects_over_the_others() -> None:
+    def series(*values: float) -> pd.Series[float]:
+        return pd.Series(dict(enumerate(values)))
+
+    found = ranking(
+        {"a": series(0.1, 0.2, 0.3), "b": series(0.5, 0.61, 0.7), "c": series(0.2, 0.2, 0.35)}
+    )
+    assert found is not None
+    assert found.leader == "b"
+    # differences 0.4 0.41 0.4: p 0.0000683; 0.3 0.41 0.35: p 0.0080; the smaller one times 2
+    assert found.adjusted == pytest.approx({"a": 2 * 0.0000683, "c": 0.0080}, rel=0.01)
+    assert found.differs
+    assert ranking({"a": series(math.nan)}) is None
+    alone = ranking({"a": series(0.1, 0.2)})
+    assert alone is not None
+    assert not alone.differs
+
+
+def test_of_a_loss_the_lowest_is_best(runs: Path) -> None:
+    (got,) = tables.make("loss", summaries(find([runs])[0]), takes=["final"])
+    assert got.head[2] == "Loss (nats) ± 95 % CI"
+    assert got.rows[1][2] == "**0.3900** ± 0.0248"
+    assert "Bold: the lowest mean, where" in got.caption
+
+
+def test_one_seed_has_no_interval_and_nothing_bold(tmp_path: Path) -> None:
+    for name, accuracy in (("fedavg", 0.5), ("fedld", 0.6)):
+        run_of(tmp_path, name, 0, [accuracy])
+    (got,) = tables.make("final", summaries(find([tmp_path])[0]))
+    assert got.head == ["Method", "Seeds", "Accuracy (%)", "Std (points)"]
+    assert got.rows[1] == ["FedLD", "1", "60.00", "n/a"]
+    assert "±" not in got.caption
+    assert "a test needs two seeds" in got.caption
+
+
+def test_all_scores_side_by_side(runs: Path) -> None:
+    result = invoke("table", runs, "--metric", "scores")
+    assert result.exit_code == 0, result.output
+    assert "| Method | Accuracy (%) ± 95 % CI | Balanced accuracy (%) ± 95 % CI |\n" in (
+        result.stdout
+    )
+    assert "| FedLD | 60.00 ± 0.00 | **61.00** ± 2.48 |" in result.stdout
+    assert result.stdout.count("FedAvg (2 of 3)") == 1
+
+
+def test_earlier_names_are_tables_of_accuracy(runs: Path) -> None:
+    every = invoke("table", runs).stdout
+    assert every == invoke("table", runs, "--metric", "accuracy").stdout
+    parts = [invoke("table", runs, "--metric", name).stdout for name in scores.TAKES]
+    assert every == "\n".join(parts)
+
+
+def test_a_score_that_no_run_has(runs: Path) -> None:
+    result = invoke("table", runs, "--metric", "auc")
+    assert result.exit_code == 2
+    assert result.stderr == "Error: in no run rounds.csv has test_auc\n"
+
+
+def test_a_field_that_is_no_number_is_named(runs: Path) -> None:
+    file = next(runs.glob("fedld-1")) / "rounds.csv"
+    file.write_text(file.read_text().replace("0.61", "high"))
+    result = invoke("table", runs, "--metric", "balanced_accuracy")
+    assert result.exit_code == 2
+    assert "rounds.csv, line 3: test_balanced_accuracy is 'high', not a number" in result.stderr
+
+
+def test_runs_that_stop_early_differ_in_their_rounds(tmp_path: Path) -> None:
+    for seed, count in enumerate((2, 3)):
+        run_of(tmp_path, "fedavg", seed, [0.5] * count, **{"train.patience": 5})
+    assert [len(one.runs) for one in groups_of(tmp_path)] == [2]
+
+
+def test_markdown_and_csv_have_the_signs(runs: Path) -> None:
+    made = tables.make("balanced_accuracy", summaries(find([runs])[0]), takes=["final"])
+    assert "| 35.56† ± 9.56 |" in layout.markdown(made)
+    lines = layout.csv(made).splitlines()
+    assert lines[0].endswith("p,p_holm,leads,collapsed")
+    assert [line.rsplit(",", 2)[1:] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
