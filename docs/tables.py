@@ -14,8 +14,22 @@ The CSV tables of a run directory and their columns, made from `fedsim/storage/r
 `python docs/tables.py`. An empty cell means "not available". Accuracies lie in 0..1; losses are
 mean cross-entropies without regularisers; where every token has a label, losses and accuracies are
 means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte
-for byte, whenever one configuration runs on one kind of device. `summary.csv` has one row:
-settings, final, best and last-10 accuracy, totals.
+for byte, whenever one configuration runs on one kind of device.
+
+`summary.csv` has one row: settings, final, best and last-10 accuracy, totals, and then
+
+- `final_test_M`, `best_test_M`, `last10_test_M` for M in `balanced_accuracy`, `macro_f1` and `auc`:
+  after the last evaluation, in `best_round`, and the mean over evaluated rounds among the last ten
+- `client_accuracy_std`, `client_accuracy_p10`, `client_accuracy_worst`: standard deviation (divided
+  by n), 10th percentile (linear between clients) and minimum of the clients' accuracies in the last
+  evaluation of `evaluations.csv` on the test part, else on the clients' own test parts
+- `collapsed`: True where the final balanced accuracy is at most that of chance, 1 / (classes with
+  test samples), as with a model that predicts one class for everything; else False; empty where
+  every token has a label or fewer than two classes have test samples
+
+`aggregate.csv` of a sweep has a row per configuration: `n` seeds; `_mean`, `_std` (divided by
+n - 1) and `_ci95` (half-width of the 95 % interval, t distribution) of each of these numbers;
+`collapsed` is the number of runs that did.
 """
 
 

@@ -70,7 +70,6 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
     from fedsim.training import driver, resume, signals
     from fedsim.training import sweep as sweeps
     from fedsim.training.progress import display
-    from fedsim.training.tables import show
 
     missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
@@ -102,8 +101,8 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     if len(failed) < len(runs):
-        show(_rows(table))
-        click.echo(f"+- is the 95 % interval; files: {folder}/summary.csv, {folder}/aggregate.csv")
+        _show(table)
+        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
             f"{len(failed)} of {len(runs)} runs failed; the same command tries them again: "
@@ -111,14 +110,38 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
         )
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, str]]:
-    """The final table: mean and interval of each accuracy, in percent."""
+COLUMNS = {
+    "final %": "final_test_accuracy",
+    "best %": "best_test_accuracy",
+    "last10 %": "last10_test_accuracy",
+    "final balanced %": "final_test_balanced_accuracy",
+}
+"""Of the final table: the metric of aggregate.csv; one that no run has is left out."""
+
+
+def _show(table: pd.DataFrame) -> None:
+    """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did."""
+    from fedsim.training.tables import show
+
+    click.echo(
+        "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
+        "seeds)"
+    )
+    known = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
+    collapsed = table["collapsed"].fillna(0)
     rows = []
-    for _, line in table.iterrows():
+    for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
         row = {"configuration": str(line["configuration"]), "n": str(line["n"])}
-        for metric in ("final", "best", "last10"):
-            mean, half = (line[f"{metric}_test_accuracy_{part}"] for part in ("mean", "ci95"))
+        for head, column in known.items():
+            mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             interval = f" +- {100 * half:.2f}" if half == half else ""
-            row[f"{metric} %"] = f"{100 * mean:.2f}{interval}"
+            row[head] = f"{100 * mean:.2f}{interval}" if mean == mean else "-"
+        if collapsed.any():
+            row["collapsed"] = f"{count} of {line['n']}" if count else "-"
         rows.append(row)
-    return rows
+    show(rows)
+    if collapsed.any():
+        click.echo(
+            "collapsed: runs whose final model is no better than chance: its balanced accuracy is "
+            "at most 1 / classes, as where it predicts one class for all test samples"
+        )

@@ -271,6 +271,7 @@ class ClassScore:
     support: int
     recall: float | None
     precision: float
+    auc: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -289,6 +290,10 @@ class Scores:
 
     Where every token has a label, loss and accuracy are means over the tokens that count, what
     follows them is None, and there are no ``classes``.
+
+    Args:
+        confusion: (n, 3) label, prediction, count > 0 of the pairs that occur, sorted; not part of
+            comparisons.
     """
 
     num_samples: int
@@ -299,3 +304,4 @@ class Scores:
     auc: float | None = None
     classes: tuple[ClassScore, ...] = ()
     groups: tuple[GroupScore, ...] = ()
+    confusion: I64 | None = field(default=None, compare=False)

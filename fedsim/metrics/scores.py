@@ -60,12 +60,13 @@ def score(
     groups: Mapping[str, I64] | None = None,
     never_right: Sequence[int] = (),
 ) -> Scores:
-    """Loss, accuracies, macro-F1, AUC and the classes' recall and precision of one model.
+    """Loss, accuracies, macro-F1, AUC, the classes' scores and the confusion of one model.
 
     The loss is the mean cross-entropy, its sum correctly rounded; the prediction is the lowest of
     the classes with the largest logit; balanced accuracy (mean recall) and macro-F1 run over the
     classes with support. AUC: mean over classes of class against rest by softmax probability
-    (two classes: class 1), ties counted half; None if a class has no sample.
+    (two classes: class 1), ties counted half; None if a class has no sample. A class has an AUC of
+    its own, against the rest, where both have samples.
 
     Args:
         logits: (N, C) float32, N >= 1.
@@ -87,22 +88,28 @@ def score(
     support = np.bincount(labels, minlength=num_classes)
     claimed = np.bincount(predicted, minlength=num_classes)
     seen = support > 0
+    aucs = [_class_auc(chances, labels, label) for label in range(num_classes)]
     return Scores(
         num_samples=num_samples,
         loss=math.fsum(losses.tolist()) / num_samples,
         accuracy=int(hits.sum()) / num_samples,
         balanced_accuracy=_mean((hits[seen] / support[seen]).tolist()),
         macro_f1=_mean((2 * hits[seen] / (support[seen] + claimed[seen])).tolist()),
-        auc=_macro_auc(chances, labels) if seen.all() and num_classes > 1 else None,
+        auc=_macro_auc(aucs),
         classes=tuple(
             ClassScore(
-                label=label, support=s, recall=h / s if s else None, precision=h / c if c else 0.0
+                label=label,
+                support=s,
+                recall=h / s if s else None,
+                precision=h / c if c else 0.0,
+                auc=aucs[label],
             )
             for label, (s, h, c) in enumerate(
                 zip(support.tolist(), hits.tolist(), claimed.tolist(), strict=True)
             )
         ),
         groups=_groups(_single(losses, right), groups or {}),
+        confusion=_confusion(labels, predicted, np.ones(num_samples, dtype=np.int64)),
     )
 
 
@@ -131,8 +138,8 @@ def group_score(name: str, samples: SampleScores) -> GroupScore:
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """The unweighted mean over several models' scores on the same samples (personalised methods).
 
-    A value that is None for one of the models is None in the mean. A ContractError where there are
-    no scores, or the models saw different samples or classes.
+    A value that is None for one of the models is None in the mean; the confusion is the sum. A
+    ContractError where there are no scores, or the models saw different samples or classes.
     """
     if not scores:
         raise ContractError("mean_scores needs the scores of at least one model, got none")
@@ -147,13 +154,14 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
         scores[0],
         **_means(scores, *whole),
         classes=tuple(
-            replace(rows[0], **_means(rows, "recall", "precision"))
+            replace(rows[0], **_means(rows, "recall", "precision", "auc"))
             for rows in zip(*(s.classes for s in scores), strict=True)
         ),
         groups=tuple(
             replace(rows[0], **_means(rows, "loss", "accuracy"))
             for rows in zip(*(s.groups for s in scores), strict=True)
         ),
+        confusion=_summed([s.confusion for s in scores if s.confusion is not None]),
     )
 
 
@@ -216,9 +224,33 @@ def _check(logits: Array, labels: I64) -> None:
         )
 
 
-def _macro_auc(p: F64, labels: I64) -> float:
-    classes = range(1, 2) if p.shape[1] == 2 else range(p.shape[1])
-    return _mean([auc(p[:, label], labels == label) for label in classes])
+def _class_auc(p: F64, labels: I64, label: int) -> float | None:
+    """The AUC of a class against the rest; None where one of them has no sample."""
+    positive = labels == label
+    return auc(p[:, label], positive) if positive.any() and not positive.all() else None
+
+
+def _macro_auc(classes: Sequence[float | None]) -> float | None:
+    """The mean over the classes; that of class 1 where there are two."""
+    wanted = classes[1:] if len(classes) == 2 else classes
+    known = [value for value in wanted if value is not None]
+    return _mean(known) if len(known) == len(wanted) else None
+
+
+def _confusion(labels: I64, predicted: I64, count: I64) -> I64:
+    """(n, 3) label, prediction and summed count of the pairs that occur, sorted."""
+    width = 1 + int(predicted.max())
+    pairs, position = np.unique(labels * width + predicted, return_inverse=True)
+    total = np.zeros(len(pairs), dtype=np.int64)
+    np.add.at(total, position, count)
+    return np.stack([pairs // width, pairs % width, total], axis=1)
+
+
+def _summed(confusions: Sequence[I64]) -> I64 | None:
+    """The sum of confusions (n, 3); None where there are none."""
+    if len(confusions) < 2:
+        return confusions[0] if confusions else None
+    return _confusion(*np.concatenate(confusions).T)
 
 
 def _mean(values: list[float]) -> float:

@@ -105,6 +105,11 @@ class RoundRow(RowOfRound, table="rounds"):
     simulated_seconds: Annotated[float | None, "of the round on the virtual clock"] = None
     downlink_bytes: Annotated[int | None, "from the server to the cohort"] = None
     uplink_bytes: Annotated[int | None, "from the cohort to the server"] = None
+    val_balanced_accuracy: Annotated[
+        float | None, "on the validation part, as test_balanced_accuracy"
+    ] = None
+    val_macro_f1: Annotated[float | None, "on the validation part, as test_macro_f1"] = None
+    val_auc: Annotated[float | None, "on the validation part, as test_auc"] = None
 
 
 class ClientRow(RowOfRound, table="clients"):
@@ -126,6 +131,21 @@ class ClassRow(RowOfRound, table="classes"):
     support: Annotated[int, "test samples of the class"]
     recall: Annotated[float | None, "empty without support"]
     precision: Annotated[float | None, "0 without predictions"]
+    auc: Annotated[
+        float | None, "of the class against the rest; empty where one of them has no samples"
+    ] = None
+
+
+class ConfusionRow(RowOfRound, table="confusion"):
+    """A row per evaluated round, class and predicted class, where there are any, on the test part.
+
+    The counts of personalised methods are summed over the clients' models. Not written where every
+    token has a label.
+    """
+
+    label: Annotated[int, "the class index"]
+    prediction: Annotated[int, "index of the predicted class"]
+    count: Annotated[int, "test samples of the class with this prediction, at least 1"]
 
 
 class EvaluationRow(RowOfRound, table="evaluations"):

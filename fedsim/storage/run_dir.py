@@ -122,12 +122,27 @@ class RunWriter(RunStore):
             )
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
-        """Appends rows to a table; the first call also writes the header."""
+        """Appends rows to a table; the first call also writes the header.
+
+        A table that an earlier version began keeps its columns: later versions add columns at the
+        end only.
+
+        Raises:
+            StoreError: the table has columns that are not the first of today's.
+        """
+        columns = TABLES[table].columns()
         with (
             files.writing(self.path / f"{table}.csv") as path,
-            path.open("a", encoding="utf-8", newline="") as file,
+            path.open("a+", encoding="utf-8", newline="") as file,
         ):
-            file.write(_csv(TABLES[table].columns(), rows, header=file.tell() == 0))
+            file.seek(0)
+            header = file.readline().removesuffix("\n")
+            begun = tuple(header.split(",")) if file.tell() else columns
+            if begun != columns[: len(begun)]:
+                raise StoreError(
+                    f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
+                )
+            file.write(_csv(begun, rows, header=not file.tell()))
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""

@@ -22,7 +22,13 @@ from fedsim.metrics.scores import SampleScores, group_score, mean_scores
 from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import ClassRow, DecompositionRow, EvaluationRow, LossMatrixRow
+from fedsim.storage.rows import (
+    ClassRow,
+    ConfusionRow,
+    DecompositionRow,
+    EvaluationRow,
+    LossMatrixRow,
+)
 from fedsim.training.log import RoundLog
 from fedsim.training.setup import Setup
 
@@ -221,15 +227,15 @@ def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[s
 
     ``client_test_accuracy`` is the unweighted mean over the clients' own test parts; clients
     without one are excluded. Where every token has a label, loss and accuracy are those of tokens,
-    and the other test columns are empty.
+    and the other columns are empty.
     """
-    row: dict[str, float | None] = {}
-    for part, found in evaluated.items():
-        row |= {f"{part}_loss": found.whole.loss, f"{part}_accuracy": found.whole.accuracy}
+    metrics = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "auc")
+    row: dict[str, float | None] = {
+        f"{part}_{metric}": getattr(found.whole, metric)
+        for part, found in evaluated.items()
+        for metric in metrics
+    }
     if "test" in evaluated:
-        whole = evaluated["test"].whole
-        row["test_balanced_accuracy"] = whole.balanced_accuracy
-        row["test_macro_f1"], row["test_auc"] = whole.macro_f1, whole.auc
         row["client_test_accuracy"] = evaluated["test"].client_accuracy
     if clients.get("test"):
         row["client_test_accuracy"] = mean_accuracy(clients["test"].values())
@@ -242,7 +248,8 @@ def mean_accuracy(scores: Collection[GroupScore]) -> float:
 
 
 def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: RoundLog) -> None:
-    """The rows of classes.csv and evaluations.csv; their ``num_samples`` counts samples always."""
+    """The rows of classes.csv, confusion.csv and evaluations.csv, whose ``num_samples`` counts
+    samples always."""
 
     def add(split: str, score: GroupScore, client: int | None = None) -> None:
         values = asdict(score) | {"group": score.group if client is None else None}
@@ -255,6 +262,8 @@ def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: Rou
         whole = evaluated["test"].whole
         log.begin(ClassRow)
         log.add(*(ClassRow(round=log.round, **asdict(c)) for c in whole.classes))
+        for label, prediction, count in () if whole.confusion is None else whole.confusion.tolist():
+            log.add(ConfusionRow(round=log.round, label=label, prediction=prediction, count=count))
         for score in whole.groups:
             add("test", score)
     for part, own in clients.items():

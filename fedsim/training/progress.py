@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import sys
@@ -15,11 +16,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 from fedsim.storage.rows import Row
+from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
+from fedsim.training.collapse import final_predictions
 from fedsim.training.tables import show
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
+METRICS = {
+    "final balanced accuracy": "final_test_balanced_accuracy",
+    "final macro-F1": "final_test_macro_f1",
+    "final AUC": "final_test_auc",
+}
+"""Further lines of the final table, where summary.csv has a value."""
 
 
 def display(final_table: bool = True) -> Lines:
@@ -36,7 +45,7 @@ class Lines(Callback):
         self.done = 0
         self.failed = 0
         self.recent: deque[float] = deque(maxlen=10)
-        self.accuracy: object = None
+        self.evaluated: tuple[int, str] | None = None
 
     def on_run_start(self, info: RunInfo) -> None:
         """Says what is run, and where its files go."""
@@ -49,8 +58,8 @@ class Lines(Callback):
         self.done = round
         self.failed += row["dropped"]
         self.recent.append(rows["timings"][-1]["seconds"])  # of phase total
-        if number(row["test_accuracy"]) != "-":
-            self.accuracy = row["test_accuracy"]
+        if row["test_accuracy"] is not None:
+            self.evaluated = round, number(row["test_accuracy"])
         self._report(row)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
@@ -73,6 +82,13 @@ class Lines(Callback):
 
     def close(self) -> None:
         """Nothing to give back."""
+
+    def accuracy(self) -> str:
+        """Test accuracy of the newest evaluation, and its round where that is an earlier one."""
+        if self.evaluated is None:
+            return "-"
+        round, value = self.evaluated
+        return value if round == self.done else f"{value} (round {round})"
 
     def pace(self) -> float:
         """Seconds per round, mean of the last ten."""
@@ -97,7 +113,7 @@ class Lines(Callback):
         failed = f"  clients failed {self.failed}" if self.failed else ""
         width = len(str(rounds))
         click.echo(
-            f"round {self.done:>{width}}/{rounds}  test accuracy {number(self.accuracy)}  "
+            f"round {self.done:>{width}}/{rounds}  test accuracy {self.accuracy()}  "
             f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )
 
@@ -109,7 +125,7 @@ class Bar(Lines):
         super().__init__(final_table)
         self.bar = Progress(
             TextColumn("round"),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             TextColumn("test acc {task.fields[accuracy]}  loss {task.fields[loss]}"),
             TextColumn("{task.fields[pace]} s/round{task.fields[failed]}"),
@@ -135,7 +151,7 @@ class Bar(Lines):
         self.bar.update(
             self.task,
             completed=self.done,
-            accuracy=number(self.accuracy),
+            accuracy=self.accuracy(),
             loss=number(row["train_loss"]),
             pace=f"{self.pace():.2f}",
             failed=f"  {self.failed} failed" if self.failed else "",
@@ -143,17 +159,27 @@ class Bar(Lines):
 
 
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
-    """Prints the final table of a finished run, from its row of summary.csv."""
+    """Prints the final table of a finished run, from its row of summary.csv, and a line where its
+    model collapsed."""
     best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     lines = {
         "final test accuracy": number(summary["final_test_accuracy"]),
         "best test accuracy": f"{best}{summary['best_by']} accuracy)",
         "mean of last 10 rounds": number(summary["last10_test_accuracy"]),
+    }
+    for name, column in METRICS.items():
+        if (value := number(summary.get(column))) != "-":
+            lines[name] = value
+    lines |= {
         "rounds": str(summary["rounds"]),
         "seconds": f"{float(str(summary['total_seconds'])):.1f}",
         "files": str(path),
     }
     show([{"result": name, "value": value} for name, value in lines.items()])
+    final = final_predictions(RunStore(path))
+    if final is not None and final.collapsed:
+        environment = json.loads((path / "env.json").read_text(encoding="utf-8"))
+        click.echo(final.describe(environment["classes"]))
 
 
 def number(value: object) -> str:

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
 from fedsim.storage.run_dir import RunStore
+from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup
+
+METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+"""Of the test part; each has a final, a best and a last-10 column."""
+CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
+"""How the clients' accuracies spread."""
 
 
 def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     """The summary of a finished run from its rounds.csv.
 
-    ``best`` is chosen on the validation part where there is one, else on the test part, the
-    earliest on ties; ``last10`` is the mean over evaluated rounds among the last ten. The last
-    columns are no settings: what the run took, and when it reached the target accuracy (seconds of
-    this machine, and of the virtual clock).
+    ``best`` is the round with the best accuracy on the validation part where there is one, else on
+    the test part, the earliest on ties; ``last10`` is the mean over evaluated rounds among the last
+    ten. The columns after the settings are what the run took, when it reached the target accuracy
+    (seconds of this machine, and of the virtual clock), the other metrics, and how the clients'
+    accuracies spread.
     """
     config = setup.config
     rounds = store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
     best_by = "val" if tested["val_accuracy"].notna().any() else "test"
-    accuracy, best = tested["test_accuracy"], None
+    best = None
     if len(tested):  # a callback may stop a run before its first evaluation
         best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
+    scores = {metric: _scores(tested[f"test_{metric}"], best, len(rounds)) for metric in METRICS}
+    accuracy = scores.pop("accuracy")
     row: dict[str, Any] = {
         "run_id": store.path.resolve().name,
         "algorithm": config.algorithm,
@@ -37,11 +47,11 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "alpha": setup.alpha,
         "seed": config.seed,
         "rounds": len(rounds),
-        "final_test_accuracy": None if best is None else accuracy.iloc[-1],
-        "best_test_accuracy": None if best is None else accuracy.iloc[best],
-        "best_round": None if best is None else accuracy.index[best],
+        "final_test_accuracy": accuracy["final"],
+        "best_test_accuracy": accuracy["best"],
+        "best_round": None if best is None else tested.index[best],
         "best_by": best_by,
-        "last10_test_accuracy": last10(accuracy, len(rounds)),
+        "last10_test_accuracy": accuracy["last10"],
         "total_seconds": seconds,
     }
     optional = ("server", "margin", "margin_weight", "margin_threshold")
@@ -53,14 +63,45 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
     totals = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
     row |= {name: rounds[name].sum(min_count=1) for name in totals}
-    return row | _target(config, store, rounds)
+    row |= _target(config, store, rounds)
+    for metric, values in scores.items():
+        row |= {f"{name}_test_{metric}": value for name, value in values.items()}
+    final = final_predictions(store)
+    return row | _clients(store) | {"collapsed": None if final is None else final.collapsed}
 
 
 ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
 ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
 """Keys that are columns under another name, or no part of the result."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
-"""The last columns."""
+
+
+def _scores(values: pd.Series[float], best: int | None, rounds: int) -> dict[str, float | None]:
+    """Final, best and last-10 value of a metric, by round where it was evaluated."""
+    return {
+        "final": None if best is None else values.iloc[-1],
+        "best": None if best is None else values.iloc[best],
+        "last10": last10(values, rounds),
+    }
+
+
+def _clients(store: RunStore) -> dict[str, float | None]:
+    """Standard deviation (of the population), 10th percentile and minimum over the clients.
+
+    Of the accuracies in the last evaluation of evaluations.csv on the test part; where the clients
+    are not evaluated on it, on their own test parts. None without either.
+    """
+    row: dict[str, float | None] = dict.fromkeys(CLIENT_COLUMNS)
+    if not (store.path / "evaluations.csv").is_file():
+        return row
+    table = store.read("evaluations").dropna(subset=["client_id"])
+    for split in ("test", "own_test"):
+        rows = table[table["split"] == split]
+        if len(rows):
+            last = rows["accuracy"][rows["round"] == rows["round"].max()].to_numpy()
+            found = (last.std(), np.percentile(last, 10), last.min())
+            return dict(zip(CLIENT_COLUMNS, map(float, found), strict=True))
+    return row
 
 
 def _target(config: RunConfig, store: RunStore, rounds: pd.DataFrame) -> dict[str, Any]:
@@ -91,6 +132,6 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in ELSEWHERE}
 
 
-def last10(accuracy: pd.Series[float], rounds: int) -> float:
+def last10(values: pd.Series[float], rounds: int) -> float:
     """The mean over the evaluated rounds among the last ten."""
-    return float(accuracy[accuracy.index > rounds - 10].mean())
+    return float(values[values.index > rounds - 10].mean())

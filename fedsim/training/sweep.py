@@ -23,9 +23,12 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.training.resume import archive, can_resume, is_complete
+from fedsim.training.summary import CLIENT_COLUMNS, METRICS
 
 logger = logging.getLogger("fedsim")
-METRICS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
+WHEN = ("final", "best", "last10")
+AVERAGED = (*(f"{when}_test_{metric}" for metric in METRICS for when in WHEN), *CLIENT_COLUMNS)
+"""Columns of summary.csv whose mean over the seeds is in aggregate.csv."""
 SHARED = ("address", "working_dir")
 """Keys of section engine that belong to the one Ray of a sweep."""
 
@@ -154,9 +157,11 @@ def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
 
 
 def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:
-    """Per configuration without its seed: n, and mean, std (ddof 1), 95 % t-interval of accuracies.
+    """Per configuration without its seed: n, and mean, std (ddof 1), 95 % t-interval of metrics.
 
     ``_ci95`` is the half width of the interval; std and interval are empty for a single run.
+    ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`. Columns that
+    a run of an earlier version does not have are empty.
     """
     groups = {run.name: run.group for run in runs}
     rows = []
@@ -165,11 +170,13 @@ def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
         row["n"] = len(frame)
-        for metric in METRICS:
-            for name, value in spread(frame[metric].to_numpy(dtype=float)).items():
+        known = frame.reindex(columns=[*AVERAGED, "collapsed"])
+        for metric in AVERAGED:
+            for name, value in spread(known[metric].to_numpy(dtype=float)).items():
                 row[f"{metric}_{name}"] = value
+        row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype({"collapsed": "Int64"})
 
 
 def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:

@@ -340,16 +340,18 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     first = fedsim(*command)
     assert first.exit_code == 0, first.output
     assert (tmp_path / "s" / names[3] / "summary.csv").exists()
-    table = first.stdout.splitlines()[-4:]
-    assert table[0].split() == ["configuration", "n", "final", "%", "best", "%", "last10", "%"]
-    assert table[1].startswith("algorithm=fedavg")
+    table = first.stdout.splitlines()[-5:]
+    assert "mean +- half-width of its 95 % interval" in table[0]
+    columns = ["configuration", "n", "final %", "best %", "last10 %", "final balanced %"]
+    assert re.split(" {2,}", table[1]) == columns
+    assert re.fullmatch(r"algorithm=fedavg +2( +\d+\.\d\d \+- \d+\.\d\d){4}", table[2])
     (tmp_path / "s" / names[3] / "summary.csv").unlink()
     second = fedsim(*command)
     assert second.exit_code == 0, second.output
     assert second.stdout.count("finished before") == 3
     assert f"[4/4] {names[3]}: resumed after an interruption" in second.stdout
     assert not list((tmp_path / "s").glob("*interrupted*"))
-    assert second.stdout.splitlines()[-4:] == table
+    assert second.stdout.splitlines()[-5:] == table
     other = fedsim(*command, "--set", "train.lr=0.5")
     assert other.exit_code == 2
     assert "another train.lr (0.01, wanted 0.5)" in other.stderr

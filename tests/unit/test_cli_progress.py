@@ -50,17 +50,42 @@ def test_lines_are_at_most_about_twenty(capsys: pytest.CaptureFixture[str]) -> N
         "50 clients, 5 per round, 100 rounds; serial",
         "writing to out",
     ]
-    # every 100 / 20 = 5 rounds; round 10 has no accuracy of its own: that of round 9 is shown
+    # every 100 / 20 = 5 rounds; round 10 has no accuracy of its own: that of round 9 is named so
     rounds = [line for line in lines if line.startswith("round ")]
     assert len(rounds) == 20
-    wanted = (
-        "round  10/100  test accuracy 0.5000  train loss 0.1000  0.25 s/round  clients failed 1"
-    )
-    assert rounds[1] == wanted
+    seconds = "0.25 s/round  clients failed 1"
+    assert [rounds[0], rounds[1]] == [
+        f"round   5/100  test accuracy 0.5000  train loss 0.2000  {seconds}",
+        f"round  10/100  test accuracy 0.5000 (round 9)  train loss 0.1000  {seconds}",
+    ]
     assert lines[-6].split() == ["final", "test", "accuracy", "0.5000"]
     assert lines[-5].endswith("0.7500 (round 7, chosen by test accuracy)")
     assert lines[-1].split() == ["files", "out"]
+    assert "balanced" not in out, "what summary.csv does not have is left out"
     assert err == ""
+
+
+def test_the_result_shows_the_other_metrics_and_a_collapse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = {"balanced_accuracy": 0.5, "macro_f1": 0.25, "auc": 0.875}
+    summary = SUMMARY | {f"final_test_{name}": value for name, value in metrics.items()}
+    progress.show_result(tmp_path, summary)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[4:7]] == [
+        ["final", "balanced", "accuracy", "0.5000"],
+        ["final", "macro-F1", "0.2500"],
+        ["final", "AUC", "0.8750"],
+    ]
+    assert lines[-1].startswith("files"), "nothing is said of a collapse"
+    classes = "round,label,support,recall,precision\n1,0,30,1.0,0.75\n1,1,10,0.0,0.0\n"
+    (tmp_path / "classes.csv").write_text(classes)
+    (tmp_path / "env.json").write_text('{"classes": ["no DR", "DR"]}')
+    progress.show_result(tmp_path, summary)
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "class 0 (no DR) is predicted for all 40 test samples after the last round; balanced "
+        "accuracy is that of chance, 0.5000 (2 classes)"
+    )
 
 
 def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
@@ -74,6 +99,7 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     out, err = capsys.readouterr()
     assert "round" not in out.replace("per round", "").replace("100 rounds", "")
     assert "12/100" in err
+    assert "test acc 0.5000 (round 11)  loss 0.0833" in err
     assert "1 failed" in err
     assert watcher.interrupted() == (
         "interrupted after 12 of 100 rounds; resume with: fedsim resume out"

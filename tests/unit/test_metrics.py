@@ -10,7 +10,7 @@ import pytest
 from sklearn import metrics
 
 from fedsim.core.errors import ContractError, DivergedError
-from fedsim.core.types import ClassScore, GroupScore
+from fedsim.core.types import ClassScore, GroupScore, Scores
 from fedsim.metrics.scores import (
     SampleScores,
     auc,
@@ -35,6 +35,9 @@ def test_three_classes_by_hand() -> None:
     # class 0: support 2, hit 1, claimed 1 -> recall 1/2, precision 1, F1 = 2*1/(2+1) = 2/3
     # class 1: support 2, hit 1, claimed 2 -> recall 1/2, precision 1/2, F1 = 2*1/(2+2) = 1/2
     # class 2: support 0 -> recall None, precision 0/1 = 0; AUC None
+    # AUC of class 0 by its probability, samples 0 and 2 positive: e^2/(e^2+2) above both 1/(e+2)
+    # and 1/(e^3+2), 1/(e+2) ties and wins: (1 + 1 + 1/2 + 1)/4; of class 1, samples 1 and 3
+    # positive: e/(e+2) wins and ties, 1/(e^3+2) loses twice (1/(e^2+2) is larger): (1 + 1/2)/4
     got = score(logits_of((2, 0, 0), (0, 1, 0), (0, 1, 0), (0, 0, 3)), labels_of(0, 1, 0, 1))
     # losses: -log(e^2/(e^2+2)), -log(e/(e+2)), -log(1/(e+2)), -log(1/(e^3+2))
     e = math.e
@@ -46,10 +49,12 @@ def test_three_classes_by_hand() -> None:
     assert got.macro_f1 == pytest.approx((2 / 3 + 1 / 2) / 2, rel=1e-15)
     assert got.auc is None
     assert got.classes == (
-        ClassScore(label=0, support=2, recall=0.5, precision=1.0),
-        ClassScore(label=1, support=2, recall=0.5, precision=0.5),
+        ClassScore(label=0, support=2, recall=0.5, precision=1.0, auc=0.875),
+        ClassScore(label=1, support=2, recall=0.5, precision=0.5, auc=0.375),
         ClassScore(label=2, support=0, recall=None, precision=0.0),
     )  # fmt: skip
+    assert got.confusion is not None
+    assert got.confusion.tolist() == [[0, 0, 1], [0, 1, 1], [1, 1, 1], [1, 2, 1]]
 
 
 def test_ties_go_to_the_lowest_class_and_count_half_in_the_auc() -> None:
@@ -98,6 +103,57 @@ def test_agrees_with_scikit_learn(num_classes: int, coarse: bool) -> None:
     assert [c.support for c in got.classes] == support.tolist()
     assert [c.recall for c in got.classes] == pytest.approx(recall.tolist(), rel=1e-14)
     assert [c.precision for c in got.classes] == pytest.approx(precision.tolist(), rel=1e-14)
+    one_vs_rest = [metrics.roc_auc_score(labels == c, p[:, c]) for c in range(num_classes)]
+    assert [c.auc for c in got.classes] == pytest.approx(one_vs_rest, rel=1e-12)
+    assert dense(got, num_classes).tolist() == metrics.confusion_matrix(labels, predicted).tolist()
+
+
+def dense(got: Scores, num_classes: int) -> np.ndarray:
+    """The confusion as a matrix: row label, column prediction."""
+    assert got.confusion is not None
+    matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
+    label, prediction, count = got.confusion.T
+    matrix[label, prediction] = count
+    assert len(got.confusion) == np.count_nonzero(matrix), "only pairs that occur, each once"
+    return matrix
+
+
+def test_a_class_has_an_auc_where_another_one_is_absent() -> None:
+    rng = np.random.default_rng(5)
+    logits, labels = rng.normal(size=(80, 4)).astype(np.float32), rng.integers(3, size=80)
+    got = score(logits, labels)
+    p = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    wanted = [metrics.roc_auc_score(labels == c, p[:, c]) for c in range(3)]
+    assert [c.auc for c in got.classes[:3]] == pytest.approx(wanted, rel=1e-12)
+    assert (got.classes[3].auc, got.auc) == (None, None)
+
+
+def test_recall_and_precision_follow_from_the_confusion() -> None:
+    rng = np.random.default_rng(6)
+    logits, labels = rng.normal(size=(200, 6)).astype(np.float32), rng.integers(5, size=200)
+    logits[:, 3] = -9  # is never predicted
+    got = score(logits, labels)
+    matrix = dense(got, 6)
+    assert matrix.sum(axis=1).tolist() == [c.support for c in got.classes]
+    for c in got.classes:
+        claimed = matrix[:, c.label].sum()
+        assert c.recall == (matrix[c.label, c.label] / c.support if c.support else None)
+        assert c.precision == (matrix[c.label, c.label] / claimed if claimed else 0.0)
+
+
+def test_confusions_of_several_models_are_summed() -> None:
+    rng = np.random.default_rng(7)
+    labels = rng.integers(5, size=60)
+    models = [score(rng.normal(size=(60, 5)).astype(np.float32), labels) for _ in range(4)]
+    got = mean_scores(models)
+    assert dense(got, 5).tolist() == sum(dense(m, 5) for m in models).tolist()
+    assert [c.auc for c in got.classes] == pytest.approx(
+        np.mean([[c.auc for c in m.classes] for m in models], axis=0).tolist(), rel=1e-14
+    )
+    # means over models of recall: the summed hits by the summed support
+    hits = np.diag(dense(got, 5)) / dense(got, 5).sum(axis=1)
+    assert [c.recall for c in got.classes] == pytest.approx(hits.tolist(), rel=1e-14)
 
 
 def test_loss_and_accuracies_do_not_depend_on_the_order_of_samples() -> None:
@@ -157,9 +213,11 @@ def test_mean_over_models_by_hand() -> None:
     b = score(logits_of((0, 1), (0, 3)), labels_of(0, 1))
     got = mean_scores([a, b])
     assert got.classes == (
-        ClassScore(label=0, support=1, recall=0.5, precision=0.25),
-        ClassScore(label=1, support=1, recall=0.5, precision=0.25),
+        ClassScore(label=0, support=1, recall=0.5, precision=0.25, auc=0.75),
+        ClassScore(label=1, support=1, recall=0.5, precision=0.25, auc=0.75),
     )
+    assert got.confusion is not None
+    assert got.confusion.tolist() == [[0, 0, 1], [0, 1, 1], [1, 0, 1], [1, 1, 1]]
     assert (got.num_samples, got.accuracy, got.balanced_accuracy) == (2, 0.5, 0.5)
     assert got.macro_f1 == pytest.approx(1 / 3, rel=1e-15)
     # a: log(1+1/e), log(1+e); b: log(1+e), log(1+e^-3)

@@ -204,10 +204,18 @@ def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path):
     shutil.unpack_archive(ROOT / "tests" / "data" / "checkpoint_format_1.zip", run)
     wanted = fedsim.run(resume.configuration(run), tmp_path / "wanted")
     watcher = Stopper(0)
+    columns = {table: list(RunStore(run).read(table)) for table in ("rounds", "classes")}
     driver.resume(run, callbacks=[watcher])
     assert watcher.rounds == [3, 4]
     for table in ("rounds", "clients", "classes", "partition"):
-        pd.testing.assert_frame_equal(RunStore(run).read(table), wanted.read(table), rtol=1e-6)
+        got, through = RunStore(run).read(table), wanted.read(table)
+        assert list(got) == columns.get(table, list(through)), "it keeps the columns it began with"
+        pd.testing.assert_frame_equal(got, through[list(got)], rtol=1e-6)
+    confusion = wanted.read("confusion")  # a table that fedsim 0.1.0 did not have
+    later = confusion[confusion["round"] > 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(RunStore(run).read("confusion"), later)
+    assert "val_auc" not in columns["rounds"]
+    assert RunStore(run).summary["final_test_auc"] == RunStore(run).read("rounds")["test_auc"][3]
     models = [load_file(path / "model.safetensors") for path in (run, wanted.path)]
     for name, tensor in models[0].items():  # another processor may have done the first rounds
         np.testing.assert_allclose(tensor, models[1][name], rtol=1e-5, atol=1e-7)

@@ -44,6 +44,7 @@ PUBLISHED = {
     "test_accuracy,test_balanced_accuracy,test_macro_f1,test_auc,conflict_ratio,update_norm",
     "clients": "round,client_id,status,num_samples,num_steps,train_loss,update_norm",
     "classes": "round,label,support,recall,precision",
+    "confusion": "round,label,prediction,count",
     "evaluations": "round,client_id,group,split,num_samples,loss,accuracy",
     "decomposition": "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss",
     "loss_matrix": "round,model,owner,loss",
@@ -64,10 +65,29 @@ def test_columns_are_the_published_ones_and_more_only_at_the_end(table):
 def test_columns_that_came_later():
     rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
     rounds += ",simulated_seconds,downlink_bytes,uplink_bytes"
+    rounds += ",val_balanced_accuracy,val_macro_f1,val_auc"
     assert ",".join(TABLES["rounds"].columns()) == f"{PUBLISHED['rounds']},{rounds}"
     spreads = "shift_spread,aggregation_spread"
     assert ",".join(TABLES["decomposition"].columns()) == f"{PUBLISHED['decomposition']},{spreads}"
+    assert ",".join(TABLES["classes"].columns()) == f"{PUBLISHED['classes']},auc"
     assert set(PUBLISHED) == set(TABLES)
+
+
+def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path):
+    run = RunWriter(tmp_path)
+    began = f"{PUBLISHED['classes']}\n1,0,3,0.5,0.25\n"
+    (tmp_path / "classes.csv").write_text(began)
+    more = {"round": 2, "label": 0, "support": 3, "recall": 1.0, "precision": 0.5, "auc": 0.75}
+    run.append("classes", [row("classes", more)])
+    assert (tmp_path / "classes.csv").read_text() == f"{began}2,0,3,1.0,0.5\n"
+
+
+@pytest.mark.parametrize("header", ["", "round,label,recall", f"{PUBLISHED['classes']},auc,more"])
+def test_a_table_with_other_columns_is_left_alone(header, tmp_path):
+    (tmp_path / "classes.csv").write_text(f"{header}\n")
+    with pytest.raises(StoreError, match=r"classes\.csv, line 1: the header is .*expected 'round,"):
+        RunWriter(tmp_path).append("classes", [row("classes", {"round": 1})])
+    assert (tmp_path / "classes.csv").read_text() == f"{header}\n"
 
 
 def test_a_new_directory_and_an_empty_one_are_taken(tmp_path):

@@ -10,12 +10,19 @@ import pytest
 from fedsim.config.run import RunConfig
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
+from fedsim.training.collapse import final_predictions
 from fedsim.training.summary import last10, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
 LAST = [
     *("client_test_accuracy", "simulated_seconds", "downlink_bytes", "uplink_bytes"),
     *("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target"),
+    *(
+        f"{when}_test_{metric}"
+        for metric in ("balanced_accuracy", "macro_f1", "auc")
+        for when in ("final", "best", "last10")
+    ),
+    *("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst", "collapsed"),
 ]
 COLUMNS = [
     *("run_id", "algorithm", "dataset", "model", "num_clients", "sample_rate", "alpha", "seed"),
@@ -24,13 +31,16 @@ COLUMNS = [
 ]
 
 
-def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
+def summary(tmp_path, test, val=None, alpha=0.5, costs=None, tables=None, f1=None, **config):
     """The summary of a run whose rounds have these accuracies; None where not evaluated.
 
-    Round t took t seconds; ``costs`` are further columns of all rounds.
+    Round t took t seconds; ``costs`` are further columns of all rounds, ``tables`` further tables.
     """
     val = [None] * len(test) if val is None else val
+    f1 = [None] * len(test) if f1 is None else f1
     store = RunWriter.create(tmp_path / "run-7")
+    for name, text in (tables or {}).items():
+        store.write(name, text)
     store.append(
         "rounds",
         [
@@ -41,9 +51,10 @@ def summary(tmp_path, test, val=None, alpha=0.5, costs=None, **config):
                 dropped=0,
                 test_accuracy=a,
                 val_accuracy=v,
+                test_macro_f1=f,
                 **(costs or {}),
             )
-            for t, (a, v) in enumerate(zip(test, val, strict=True), start=1)
+            for t, (a, v, f) in enumerate(zip(test, val, f1, strict=True), start=1)
         ],
     )
     phases = [("train", 1000.0), ("total", 1.0)]
@@ -158,17 +169,100 @@ def test_when_the_target_was_first_reached(tmp_path):
     wanted = {"evaluation": {"target_accuracy": 0.6}}
     costs = {"simulated_seconds": 1.5}
     row, _ = summary(tmp_path / "a", [None, 0.5, None, 0.6, 0.9], costs=costs, **wanted)
-    assert [row[key] for key in LAST[4:]] == [0.6, 4, 10.0, 6.0]
+    assert [row[key] for key in LAST[4:8]] == [0.6, 4, 10.0, 6.0]
     assert "evaluation.target_accuracy" not in row
 
 
 def test_a_target_that_was_not_reached_and_one_without_a_clock(tmp_path):
     row, _ = summary(tmp_path / "a", [0.5, 0.59], evaluation={"target_accuracy": 0.6})
-    assert [row[key] for key in LAST[4:]] == [0.6, None, None, None]
+    assert [row[key] for key in LAST[4:8]] == [0.6, None, None, None]
     _, store = summary(tmp_path / "b", [0.7, 0.5], evaluation={"target_accuracy": 0.6})
     (found,) = store.read("summary")[LAST[4:]].to_dict("records")
     assert [found[key] for key in LAST[4:7]] == [0.6, 1, 1.0]
     assert pd.isna(found["simulated_seconds_to_target"])
+
+
+def test_other_metrics_are_those_of_the_same_rounds(tmp_path):
+    # the best round is 3 by validation accuracy, whatever the other metrics are
+    row, _ = summary(
+        tmp_path, [None, 0.9, 0.4, 0.5], val=[None, 0.1, 0.8, 0.3], f1=[None, 0.7, 0.2, 0.6]
+    )
+    assert [row[f"{when}_test_macro_f1"] for when in ("final", "best")] == [0.6, 0.2]
+    assert row["last10_test_macro_f1"] == pytest.approx((0.7 + 0.2 + 0.6) / 3)
+    assert pd.isna(row["final_test_auc"])
+    assert row["collapsed"] is None
+
+
+EVALUATIONS = "round,client_id,group,split,num_samples,loss,accuracy\n"
+
+
+def test_the_spread_of_the_clients_is_that_of_their_last_evaluation(tmp_path):
+    rows = ["1,0,,test,9,1.0,0.0", "4,0,,val,9,1.0,0.0", "4,,group a,test,9,1.0,0.0"]
+    accuracies = [0.1, 0.3, 0.4, 0.8, 0.9]
+    rows += [f"3,{c},,test,9,1.0,{a}" for c, a in enumerate(accuracies)]
+    rows += ["4,0,,own_test,9,1.0,0.7"]
+    table = EVALUATIONS + "\n".join(rows) + "\n"
+    row, _ = summary(tmp_path, [0.1] * 4, tables={"evaluations.csv": table})
+    # mean 0.5, deviations 0.4 0.2 0.1 0.3 0.4: std sqrt(0.46 / 5); the percentile lies 0.4 of the
+    # way from the first to the second
+    assert [row[key] for key in LAST[-4:-1]] == pytest.approx([(0.46 / 5) ** 0.5, 0.18, 0.1])
+
+
+def test_the_spread_is_that_of_the_clients_own_test_parts_where_those_are_evaluated(tmp_path):
+    rows = "2,0,,own_test,9,1.0,0.25\n2,5,,own_test,9,1.0,0.75\n2,5,,own_train,9,1.0,0.0\n"
+    tables = {"evaluations.csv": EVALUATIONS + rows}
+    row, _ = summary(tmp_path, [0.1, 0.2], tables=tables)
+    assert [row[key] for key in LAST[-4:-1]] == pytest.approx([0.25, 0.3, 0.25])
+
+
+def classes(*rows):
+    """classes.csv of an old run: label, support, recall and precision after the first round."""
+    header = "round,label,support,recall,precision\n"
+    return {"classes.csv": header + "".join(f"1,{','.join(map(str, row))}\n" for row in rows)}
+
+
+@pytest.mark.parametrize(
+    ("rows", "collapsed", "words"),
+    [
+        # one class alone is predicted
+        (
+            [(0, 60, 1.0, 0.6), (1, 30, 0.0, 0.0), (2, 10, 0.0, 0.0), (3, 0, "", 0.0)], True,
+            "class 0 (a) is predicted for all 100 test samples after the last round; balanced "
+            "accuracy is that of chance, 0.3333 (3 classes)",
+        ),
+        # one that no test sample has
+        (
+            [(0, 60, 0.0, 0.0), (1, 40, 0.0, 0.0), (2, 0, "", 0.0)], True,
+            "balanced accuracy 0.0000 after the last round is at most that of chance, 0.5000 "
+            "(2 classes)",
+        ),
+        # class 0 is always right, but also class 1 is predicted, for samples of class 2
+        ([(0, 60, 1.0, 0.75), (1, 30, 0.0, 0.0), (2, 10, 0.0, 0.0)], True, "balanced accuracy 0.3"),
+        # hits of a random model below chance
+        ([(0, 50, 0.5, 0.5), (1, 50, 0.48, 0.49)], True, "balanced accuracy 0.4900 after"),
+        # the majority class nearly always
+        ([(0, 60, 1.0, 0.61), (1, 40, 0.05, 1.0)], False, None),
+        # a mean over three models, rounded
+        ([(0, 1, 1 / 3, 0.3), (1, 1, 1 / 3 + 1e-16, 0.3), (2, 1, 1 / 3, 0.3)], True, "balanced"),
+        # one class in the test part, where chance is 1; text with a label per token
+        ([(0, 60, 1.0, 1.0), (1, 0, "", 0.0)], None, None),
+        ([], None, None),
+    ],
+)  # fmt: skip
+def test_collapse_is_balanced_accuracy_at_most_that_of_chance(tmp_path, rows, collapsed, words):
+    row, store = summary(tmp_path, [0.6], tables=classes(*rows))
+    assert row["collapsed"] is collapsed
+    if words is not None:
+        assert final_predictions(store).describe(["a", "b", "c"]).startswith(words)
+    elif collapsed is None:
+        assert final_predictions(store) is None
+
+
+def test_a_collapse_is_that_of_the_last_evaluation(tmp_path):
+    begun = classes((0, 60, 1.0, 0.6), (1, 40, 0.0, 0.0))["classes.csv"]
+    table = begun + "2,0,60,0.9,0.9\n2,1,40,0.8,0.9\n"
+    row, _ = summary(tmp_path, [0.6, 0.8], tables={"classes.csv": table})
+    assert row["collapsed"] is False
 
 
 def test_a_clock_is_a_setting(tmp_path):

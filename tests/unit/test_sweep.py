@@ -53,7 +53,8 @@ def fake_run(config: RunConfig, folder: Path) -> None:
     row = {
         "run_id": folder.name, "algorithm": config.algorithm, "dataset": "digits", "alpha": 0.5,
         "seed": config.seed, "final_test_accuracy": accuracy, "best_test_accuracy": accuracy + 0.1,
-        "last10_test_accuracy": accuracy - 0.1,
+        "last10_test_accuracy": accuracy - 0.1, "final_test_auc": accuracy + 0.2,
+        "client_accuracy_worst": 0.25, "collapsed": config.algorithm == "fedavg",
     }  # fmt: skip
     own = config.hyperparameters[config.algorithm]
     row |= {f"{config.algorithm}.{key}": value for key, value in own.items()}
@@ -144,6 +145,32 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path, lines: Lin
     assert row["final_test_accuracy_ci95"] == pytest.approx(0.024841377, abs=1e-8)
     assert row["best_test_accuracy_mean"] == pytest.approx(0.61, abs=1e-12)
     assert row["last10_test_accuracy_mean"] == pytest.approx(0.41, abs=1e-12)
+    assert row["final_test_auc_mean"] == pytest.approx(0.71, abs=1e-12)
+    assert row[["client_accuracy_worst_mean", "client_accuracy_worst_ci95"]].tolist() == [0.25, 0]
+    assert pd.isna(row["final_test_macro_f1_mean"])
+    assert table["collapsed"].tolist() == [3, 0]
+    assert list(table)[4] == "n"
+    assert [name.removesuffix("_mean") for name in list(table)[5::3]] == [
+        *(
+            f"{when}_test_{metric}"
+            for metric in ("accuracy", "balanced_accuracy", "macro_f1", "auc")
+            for when in ("final", "best", "last10")
+        ),
+        *("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst", "collapsed"),
+    ]
+
+
+def test_runs_of_an_earlier_version_have_no_other_metrics(tmp_path: Path) -> None:
+    def start(config: RunConfig, folder: Path) -> None:
+        fake_run(config, folder)
+        if config.seed == 0:
+            known = pd.read_csv(folder / "summary.csv")
+            later = ["final_test_auc", "client_accuracy_worst", "collapsed"]
+            known.drop(columns=later).to_csv(folder / "summary.csv", index=False)
+
+    table, _ = sweep.run_all(runs_of(GRID), tmp_path, start)
+    assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
+    assert table[["final_test_auc_mean", "collapsed"]].isna().all(axis=None)
 
 
 def test_the_table_of_configurations_has_the_order_of_the_grid(tmp_path: Path) -> None:

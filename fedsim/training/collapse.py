@@ -1,0 +1,78 @@
+"""Collapse: final predictions that are no better than chance, most often one class for everything.
+
+Accuracy does not show it where classes are imbalanced: predicting the majority class alone can
+reach any accuracy, while its balanced accuracy is that of chance, 1 / (classes with support).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedsim.storage.run_dir import RunStore
+
+TOLERANCE = 1e-9
+"""Of the comparison with chance: means over classes and models are rounded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalPredictions:
+    """What the last evaluation of a run says of its predictions on the test part.
+
+    Args:
+        num_samples: test samples.
+        num_classes: classes with test samples, at least 2.
+        balanced_accuracy: mean recall of these classes.
+        only_class: the class that is predicted for every sample, by all models where clients have
+            their own; None where there is none with test samples.
+    """
+
+    num_samples: int
+    num_classes: int
+    balanced_accuracy: float
+    only_class: int | None
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether balanced accuracy is at most that of chance, as with a single predicted class."""
+        return self.balanced_accuracy <= 1 / self.num_classes + TOLERANCE
+
+    def describe(self, names: Sequence[str] = ()) -> str:
+        """One line for a run that collapsed; ``names`` are those of the classes."""
+        chance = f"{1 / self.num_classes:.4f} ({self.num_classes} classes)"
+        if self.only_class is None:
+            return (
+                f"balanced accuracy {self.balanced_accuracy:.4f} after the last round is at most "
+                f"that of chance, {chance}"
+            )
+        label = name = str(self.only_class)
+        if self.only_class < len(names) and names[self.only_class] != label:
+            name = f"{label} ({names[self.only_class]})"
+        return (
+            f"class {name} is predicted for all {self.num_samples} test samples after the last "
+            f"round; balanced accuracy is that of chance, {chance}"
+        )
+
+
+def final_predictions(store: RunStore) -> FinalPredictions | None:
+    """From the last evaluation in classes.csv.
+
+    None where there is none, where every token has a label, or where fewer than two classes have
+    test samples.
+    """
+    if not (store.path / "classes.csv").is_file():
+        return None
+    table = store.read("classes")
+    last = table[(table["round"] == table["round"].max()) & (table["support"] > 0)]
+    if len(last) < 2:
+        return None
+    total = int(last["support"].sum())
+    # with recall 1, precision is support / (predictions of the class): all samples are predicted so
+    share = last["support"] / total
+    only = last["label"][(last["recall"] == 1) & (last["precision"] <= share + TOLERANCE)]
+    return FinalPredictions(
+        num_samples=total,
+        num_classes=len(last),
+        balanced_accuracy=float(last["recall"].mean()),
+        only_class=None if only.empty else int(only.iloc[0]),
+    )
