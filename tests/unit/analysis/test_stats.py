@@ -68,6 +68,30 @@ def test_wilcoxon_by_hand() -> None:
     assert stats.paired(OURS, THEIRS, "wilcoxon").p == pytest.approx(want)
 
 
+@pytest.mark.parametrize("total", [359, 10_000, 7, 3.0e6])
+def test_wilcoxon_of_accuracies_is_that_of_the_counts(total: float) -> None:
+    ours = np.array([254, 300, 284, 297, 307, 295, 268, 329])
+    theirs = np.array([253, 301, 283, 297, 305, 292, 267, 328])
+    # differences 1 -1 1 0 2 3 1 1: five ties of size 1, one of them negative, one zero dropped;
+    # the negative one has rank 3 of 28, and 2 (1 + 5) of the 2^7 signs give a sum of at most 3
+    assert stats.paired(pd.Series(ours), pd.Series(theirs), "wilcoxon").p == 0.09375
+    accuracies = pd.Series(ours / total), pd.Series(theirs / total)
+    assert stats.paired(*accuracies, "wilcoxon").p == 0.09375
+
+
+def test_levels_group_what_rounding_parts_and_keep_the_rest_apart() -> None:
+    noise = 1e-16
+    found = stats.signed_levels(np.array([0.1, -0.1 - noise, noise, 0.1 + 1e-9, 0.3]), 1e-12)
+    assert found.tolist() == [1.0, -1.0, 0.0, 2.0, 3.0]
+
+
+def test_differences_of_rounding_alone_have_no_p() -> None:
+    ours = pd.Series([1.0, 1.0 + 9e-13, 1.0 - 9e-13])
+    theirs = pd.Series([1.0, 1.0, 1.0])
+    got = stats.paired(ours, theirs, "wilcoxon")
+    assert math.isnan(got.p) and got.reason == "the same difference for every seed"
+
+
 @pytest.mark.parametrize("test", ["t", "wilcoxon"])
 @pytest.mark.parametrize(
     ("ours", "theirs", "n", "reason"),
