@@ -71,6 +71,7 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
     from fedsim.training import sweep as sweeps
     from fedsim.training.progress import display
 
+    sweeps.check_out(runs, folder)
     missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
     session = None

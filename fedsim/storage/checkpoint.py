@@ -113,7 +113,7 @@ def decode_record(text: bytes) -> dict[str, Any]:
     try:
         record = json.loads(text)
         content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError("it is damaged") from error
     if not isinstance(content, dict) or _sha256(content) != digest:
         raise ValueError("its checksum is wrong")

@@ -26,7 +26,7 @@ import pandas as pd
 from safetensors.numpy import save
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, StoreError
+from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Layout, Vector
 from fedsim.storage.rows import TABLES, PartitionRow, Row
@@ -69,19 +69,28 @@ class RunStore:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The row of summary.csv; a StoreError where the run has not ended."""
-        return {str(key): value for key, value in self.read("summary").iloc[0].items()}
+        """The row of summary.csv; a StoreError where the run has not ended, or the file no row."""
+        rows = self.read("summary")
+        if rows.empty:
+            raise StoreError(f"{self.path / 'summary.csv'}: has no row below its header")
+        return {str(key): value for key, value in rows.iloc[0].items()}
 
     def read(self, table: str) -> pd.DataFrame:
-        """A table of the run as a data frame; a StoreError where there is none of this name."""
+        """A table of the run as a data frame.
+
+        Raises:
+            StoreError: there is none of this name, or it is damaged.
+        """
         path = self.path / f"{table}.csv"
         if not path.is_file():
             found = sorted(p.stem for p in self.path.glob("*.csv"))
             raise StoreError(
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
-        # as a whole: read in pieces, a column of numbers and names would have two types
-        return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+        try:  # as a whole: read in pieces, a column of numbers and names would have two types
+            return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+        except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
+            raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
 
 
 class RunWriter(RunStore):
@@ -104,6 +113,24 @@ class RunWriter(RunStore):
     def write(self, name: str, text: str) -> None:
         """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
+
+    def read_environment(self) -> dict[str, Any]:
+        """What env.json says, {} where there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        path = self.path / "env.json"
+        if not path.exists():
+            return {}
+        advice = "restore it, or remove it to go on without what it says of the run's beginning"
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
+        if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
+            raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
+        return found
 
     def write_partition(self, rows: Iterable[PartitionRow]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
@@ -215,10 +242,22 @@ def cell(value: Any) -> str:
 
 
 def check_free(path: Path) -> None:
-    """Refuses a path in use by a ConfigError; the leftovers of a run that failed at its start do
-    not count."""
+    """Refuses a path in use, or inside a run directory, by a ConfigError; the leftovers of a run
+    that failed at its start do not count."""
     if path.exists() and (not path.is_dir() or not all(map(_is_leftover, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
+    check_outside_runs(path)
+
+
+def check_outside_runs(path: Path) -> None:
+    """Refuses a path inside a run directory by a ConfigError.
+
+    A config.yaml alone makes no run directory of a folder above: it may be one of the user's own.
+    """
+    for folder in path.absolute().parents:
+        signs = ("env.json", "rounds.csv", files.LOCK_FILE)
+        if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):
+            raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
 
 
 def _is_leftover(path: Path) -> bool:

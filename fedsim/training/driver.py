@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -276,7 +275,8 @@ def resume(
     and ``session`` are those of :func:`run`.
 
     Raises:
-        ConfigError: no run is there, another process has it, or its configuration was changed.
+        ConfigError: no run is there, another process has it, its configuration was changed, or
+            config.yaml or env.json is damaged.
         DataError: the data cannot be read, or have changed.
         DivergedError, WorkerError, StoreError: the run failed; if all its checkpoints are
             damaged, nothing has been changed.
@@ -288,9 +288,8 @@ def resume(
         return RunStore(store.path)
     begun = time.perf_counter()
     with files.lock(store.path):
+        before = store.read_environment()
         setup, start = start_of(prepare(config))
-        path = store.path / "env.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         _check_trace(config, store, before)
         checkpoints, position = _restore(setup, store)
         if position is None:

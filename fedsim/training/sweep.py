@@ -5,9 +5,10 @@ incomplete run is resumed from its newest checkpoint; with another configuration
 checkpoint, its directory is archived under another name and the run starts again.
 """
 
+import csv
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
+from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.resume import archive, can_resume, is_complete
 from fedsim.training.summary import CLIENT_COLUMNS, METRICS
 
@@ -83,8 +86,8 @@ def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
         layers = [value.settings for value in values]
         config = resolve(experiment.settings, *layers, overrides)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
-        group = [part for axis, part in zip(grid, parts, strict=True) if axis.name != "seed"]
-        runs.append(SweepRun(",".join(parts) or "run", ",".join(group), config))
+        name = ",".join(parts)
+        runs.append(SweepRun(name or "run", group_of(name), config))
     names = [run.name for run in runs]
     for name in names:
         if names.count(name) > 1:
@@ -93,6 +96,57 @@ def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
         if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
             raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
     return runs
+
+
+def check_out(runs: list[SweepRun], out: Path) -> None:
+    """Refuses a directory in which the sweep would overwrite what is not its own.
+
+    Its own are tables whose rows are runs of the grid, or runs that lie in ``out``: the grid may
+    have changed since, and a flag such as ``--seed 0`` changes the names.
+
+    Raises:
+        ConfigError: ``out`` is no directory, a run, live or not, or inside one, or its summary.csv
+            or aggregate.csv is not that of a sweep there.
+        StoreError: it cannot be read.
+    """
+    check_outside_runs(out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is not a directory")
+    for name in ("config.yaml", "rounds.csv", "env.json"):
+        if (out / name).exists():
+            raise ConfigError(
+                f"--out {out}: is a run directory (it holds {name}); a sweep needs its own"
+            )
+    if (out / files.LOCK_FILE).exists():
+        with files.lock(out):  # refused where a run that has just begun holds it
+            pass
+    names = {run.name for run in runs} | {file.parent.name for file in out.glob("*/config.yaml")}
+    groups = {group_of(name) for name in names}
+    for name, column, known in (
+        ("summary.csv", "run", names),
+        ("aggregate.csv", "configuration", groups),
+    ):
+        with files.reading(out / name) as path:
+            if path.exists() and not _lists_only(path, column, known):
+                raise ConfigError(
+                    f"{path}: is not the table of a sweep in this directory, and would be "
+                    "overwritten; give another --out or move it away"
+                )
+
+
+def group_of(name: str) -> str:
+    """The name of a run without its seed."""
+    return ",".join(part for part in name.split(",") if not part.startswith("seed="))
+
+
+def _lists_only(path: Path, column: str, known: Set[str]) -> bool:
+    """Whether the first column of a CSV file has this name, and no other values than these."""
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            cells = [row[0] for row in csv.reader(file) if row]
+    except (UnicodeDecodeError, csv.Error):
+        return False
+    return cells[:1] == [column] and set(cells[1:]) <= known
 
 
 def run_all(
@@ -112,9 +166,11 @@ def run_all(
         are no rows and no tables.
 
     Raises:
-        ConfigError: a finished run in ``out`` has another configuration.
-        OSError: the tables cannot be written.
+        ConfigError: a finished run in ``out`` has another configuration, or ``out`` is not the
+            sweep's, see :func:`check_out`.
+        StoreError: the tables cannot be written.
     """
+    check_out(runs, out)
     for run in runs:
         is_complete(run.config, out / run.name)  # refuses what is not the wanted run, before any
     out.mkdir(parents=True, exist_ok=True)
@@ -138,10 +194,14 @@ def run_all(
     if not finished:
         return pd.DataFrame(), failed
     summary = summarise(finished, out)
-    summary.to_csv(out / "summary.csv", index=False, lineterminator="\n")
+    _write(summary, out / "summary.csv")
     table = aggregate(summary, finished)
-    table.to_csv(out / "aggregate.csv", index=False, lineterminator="\n")
+    _write(table, out / "aggregate.csv")
     return table, failed
+
+
+def _write(table: pd.DataFrame, path: Path) -> None:
+    files.write(path, table.to_csv(index=False, lineterminator="\n").encode())
 
 
 def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import re
@@ -790,6 +791,38 @@ def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path)
     with files.lock(run):
         done = CliRunner().invoke(main, ["resume", str(run)])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+
+
+DAMAGED = [b"{", b"", b"[]", b"3", b'{"resumed": 3}', b"\xff\xfe"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [*itertools.product(["env.json", "config.yaml"], DAMAGED), ("env.json", b"[" * 100_000)],
+    ids=lambda value: repr(value[:12]),
+)
+def test_a_damaged_file_is_refused_and_named(name, content, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    whole = (run / name).read_bytes()
+    (run / name).write_bytes(content)
+    before = contents(run)
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{run / name}" in done.stderr
+    assert contents(run) == before
+    assert (run / name).read_bytes() == content
+    (run / name).write_bytes(whole)
+    assert CliRunner().invoke(main, ["resume", str(run)]).exit_code == 0
+    assert contents(run) == undisturbed["fedbn"]
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n", "a\n1,2,3\n1\n2,3,4,5\n"])
+def test_a_damaged_summary_is_named(content, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    (run / "summary.csv").write_text(content)
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert str(run / "summary.csv") in done.stderr
 
 
 def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path, monkeypatch):

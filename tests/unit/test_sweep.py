@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from fedsim.cli import main
 from fedsim.config import experiments
 from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
@@ -389,3 +392,120 @@ def test_a_sweep_without_dirichlet_has_no_alpha(tmp_path: Path) -> None:
     table, _ = sweep.run_all(runs, tmp_path, without_alpha)
     assert table["alpha"].isna().all()
     assert pd.read_csv(tmp_path / "summary.csv")["alpha"].isna().all()
+
+
+# directories that are not the sweep's
+
+
+def tree(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below a folder: when it was changed, and its content."""
+    files_there = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    names = [str(path.relative_to(folder)) for path in files_there]
+    changed = [(path.stat().st_mtime_ns, path.read_bytes()) for path in files_there]
+    return dict(zip(names, changed, strict=True))
+
+
+def finished_run(folder: Path) -> None:
+    fake_run(RunConfig(algorithm="fedavg"), folder)
+    (folder / "env.json").write_text("{}")
+    (folder / "rounds.csv").write_text("round\n1\n")
+
+
+def summary_of_another_project(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "summary.csv").write_text("patient,age\n1,71\n")
+
+
+def summary_of_runs_elsewhere(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "summary.csv").write_text("run,accuracy\nalgorithm=moon,0.9\n")
+
+
+def summary_that_is_no_text(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "summary.csv").write_bytes(b"\xff\xfe\x00")
+
+
+def foreign_aggregate(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "aggregate.csv").write_text("configuration,n\nalgorithm=moon,3\n")
+
+
+def run_without_tables(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "config.yaml").write_text("algorithm: fedavg\n")
+
+
+def a_file(folder: Path) -> None:
+    folder.write_text("notes")
+
+
+FOREIGN = {
+    finished_run: "is a run directory (it holds config.yaml)",
+    run_without_tables: "is a run directory (it holds config.yaml)",
+    summary_of_another_project: "summary.csv: is not the table of a sweep in this directory",
+    summary_of_runs_elsewhere: "summary.csv: is not the table of a sweep in this directory",
+    summary_that_is_no_text: "summary.csv: is not the table of a sweep in this directory",
+    foreign_aggregate: "aggregate.csv: is not the table of a sweep in this directory",
+    a_file: "is not a directory",
+}
+
+
+@pytest.mark.parametrize("make", FOREIGN)
+def test_a_directory_of_something_else_is_refused_and_left(
+    make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    out, file = tmp_path / "out", tmp_path / "grid.yaml"
+    make(out)
+    file.write_text("engine: {kind: serial}\n" + GRID)
+    before = tree(tmp_path)
+    done = CliRunner().invoke(main, ["sweep", str(file), "--out", str(out)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert FOREIGN[make] in done.stderr
+    assert tree(tmp_path) == before
+    with pytest.raises(ConfigError):
+        sweep.run_all(runs_of(GRID), out, fake_run)
+    assert tree(tmp_path) == before
+
+
+def test_a_run_that_has_just_begun_holds_its_directory(tmp_path: Path) -> None:
+    with files.lock(tmp_path), pytest.raises(ConfigError, match="another live run holds"):
+        sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [files.LOCK_FILE]
+
+
+@pytest.mark.parametrize("below", ["sweep", "checkpoints", "a/b/c"])
+def test_nothing_begins_inside_a_run_directory(below: str, tmp_path: Path) -> None:
+    run, file = tmp_path / "run", tmp_path / "grid.yaml"
+    finished_run(run)
+    file.write_text("engine: {kind: serial}\n" + GRID)
+    before = tree(tmp_path)
+    quick = ["run", "--engine", "serial", "--rounds", "1", "--clients", "5", "--sample-rate", "1"]
+    for command in (["sweep", str(file)], quick):
+        done = CliRunner().invoke(main, [*command, "--out", str(run / below)])
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert f"lies inside the run directory {run}" in done.stderr
+        assert tree(tmp_path) == before
+
+
+def test_a_configuration_of_the_users_own_above_does_not_matter(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("algorithm: fedavg\n")
+    _, failed = sweep.run_all(runs_of(GRID), tmp_path / "runs" / "mine", fake_run)
+    assert failed == []
+
+
+@pytest.mark.parametrize("first", ["seed=0", "algorithm=fedavg"])
+def test_a_sweep_goes_on_in_its_directory_with_another_grid(first: str, tmp_path: Path) -> None:
+    sweep.run_all(runs_of(GRID, first), tmp_path, fake_run)  # the axis leaves the runs' names
+    table, failed = sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+    assert (table["n"].tolist(), failed) == ([3, 3], [])
+
+
+def test_a_run_that_was_deleted_is_done_again(tmp_path: Path) -> None:
+    runs = runs_of(GRID)
+    sweep.run_all(runs, tmp_path, fake_run)
+    before = (tmp_path / "summary.csv").read_bytes(), (tmp_path / "aggregate.csv").read_bytes()
+    shutil.rmtree(tmp_path / runs[0].name)
+    sweep.run_all(runs, tmp_path, fake_run)
+    after = (tmp_path / "summary.csv").read_bytes(), (tmp_path / "aggregate.csv").read_bytes()
+    assert after == before
