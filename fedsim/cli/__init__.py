@@ -19,6 +19,7 @@ from fedsim.cli.report import COMMANDS
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.runs import runs
+from fedsim.cli.show import compare, show
 from fedsim.cli.sweep import sweep
 from fedsim.core.errors import FedsimError
 from fedsim.version import __version__
@@ -88,5 +89,5 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (run, resume, sweep, runs, listing, partition, doctor, *COMMANDS):
+for command in (run, resume, sweep, runs, show, compare, listing, partition, doctor, *COMMANDS):
     main.add_command(command)

@@ -7,6 +7,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import click
 
+from fedsim.cli.names import files, folders, key_or_value, named, value_of
+
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
 
@@ -78,6 +80,7 @@ class Flag:
             is_flag=switch,
             metavar=None if switch else self.metavar or _metavar(field.annotation),
             help=text,
+            shell_complete=None if switch else value_of(self.key, field.annotation),
         )
 
 
@@ -172,6 +175,8 @@ class SettingsCommand(GroupedCommand):
             ConfigError: a ``--set`` that is not key=value, or a key given twice.
         """
         rest = super().parse_args(ctx, args)
+        if ctx.resilient_parsing:  # a shell asks what could follow
+            return rest
         from fedsim.config.resolve import from_flags
 
         flags = [flag for group in self.flags.values() for flag in group]
@@ -190,6 +195,7 @@ def set_option(group: str, text: str) -> Callable[[F], F]:
         metavar="KEY=VALUE",
         multiple=True,
         help=text,
+        shell_complete=key_or_value,
     )
 
 
@@ -202,13 +208,25 @@ def preset_options(function: F) -> F:
     """``--preset`` and ``--config``."""
     config = "Read settings from a YAML file, such as a run's config.yaml."
     option = partial(click.option, cls=GroupedOption, group="Files")
-    function = option("-c", "--config", metavar="FILE", help=config)(function)
-    return option("--preset", metavar="NAME", help="Start from a named experiment.")(function)
+    function = option("-c", "--config", metavar="FILE", help=config, shell_complete=files)(function)
+    return option(
+        "--preset",
+        metavar="NAME",
+        help="Start from a named experiment.",
+        shell_complete=named("presets"),
+    )(function)
 
 
 def out_option(text: str) -> Callable[[F], F]:
     """``--out DIR``."""
-    return click.option("--out", cls=GroupedOption, group="Files", metavar="DIR", help=text)
+    return click.option(
+        "--out",
+        cls=GroupedOption,
+        group="Files",
+        metavar="DIR",
+        help=text,
+        shell_complete=folders,
+    )
 
 
 def format_option(function: F) -> F:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import interruptible, make_importable
+from fedsim.cli.names import folders
 from fedsim.cli.options import FLAGS, SettingsCommand, set_option, verbose_option
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not i
 
 
 @click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
-@click.argument("directory", metavar="DIR")
+@click.argument("directory", metavar="DIR", shell_complete=folders)
 @set_option("Engine", "Another key of section engine: engine.memory_per_client=4. Repeatable.")
 @verbose_option
 @click.pass_context

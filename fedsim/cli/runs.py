@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from fedsim.cli.names import folders
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.errors import ConfigError
 
@@ -18,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folders", nargs=-1, metavar="[DIR]...")
+@click.argument("directories", nargs=-1, metavar="[DIR]...", shell_complete=folders)
 @format_option
 @verbose_option
-def runs(folders: tuple[str, ...], form: str) -> None:
+def runs(directories: tuple[str, ...], form: str) -> None:
     """List the runs and sweeps below folders, runs/ by default.
 
     Of each run: the rounds done, whether it is finished, running or interrupted, its final and best
@@ -36,10 +37,10 @@ def runs(folders: tuple[str, ...], form: str) -> None:
     from fedsim.storage import status
     from fedsim.training.tables import show
 
-    for folder in folders:
+    for folder in directories:
         if not Path(folder).is_dir():
             raise ConfigError(f"DIR {folder}: there is no such folder")
-    chosen = [Path(folder) for folder in folders or ("runs",)]
+    chosen = [Path(folder) for folder in directories or ("runs",)]
     found = {s.path: s for folder in chosen if folder.is_dir() for s in status.find(folder)}
     if form == "json":
         click.echo(json.dumps([_values(each) for each in found.values()], indent=2))

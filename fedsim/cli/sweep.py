@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import make_importable, show_notes, show_traceback
+from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     GroupedOption,
     SettingsCommand,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=SettingsCommand)
-@click.argument("experiment", metavar="FILE|PRESET")
+@click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @set_any_option
 @out_option("Directory of the sweep; runs/sweep-NAME by default.")
 @click.option(

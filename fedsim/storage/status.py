@@ -111,7 +111,7 @@ def _find(folder: Path) -> Iterator[RunStatus | SweepStatus]:
         runs = [run for run in own if not ARCHIVED.search(run.path.name)]
         yield SweepStatus(path=folder, state=_state(runs, "aggregate.csv" in names), runs=runs)
         yield from (replace(run, sweep=folder) for run in own)
-        below = [found for found in below if found not in own]
+        below = [b for b in below if isinstance(b, SweepStatus) or b.path.parent != folder]
     yield from below
 
 
@@ -209,7 +209,7 @@ def rounds(path: Path) -> list[dict[str, str]]:
     return table(file) if file.exists() else []
 
 
-def best_row(rows: Sequence[dict[str, str]]) -> dict[str, str] | None:
+def best_row(rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
     """The round by which a run is judged, as summary.csv has it: of the evaluated rounds the one
     with the best validation accuracy or, without a validation part, test accuracy."""
     tested = [row for row in rows if row.get("test_accuracy")]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from click.testing import CliRunner
@@ -24,10 +25,22 @@ from fedsim.storage.run_dir import RunWriter
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def write_run(path, accuracies=(0.25, 0.75, 0.5), *, end=False, rounds=5, val=(), **settings):
+def write_run(
+    path,
+    accuracies=(0.25, 0.75, 0.5),
+    *,
+    end=False,
+    rounds=5,
+    val=(),
+    train=MappingProxyType({}),
+    **settings,
+):
     """A run directory with these test accuracies, None in rounds without evaluation."""
     store = RunWriter.create(path)
-    store.write("config.yaml", to_yaml(RunConfig(train={"rounds": rounds}, **settings)))
+    config = RunConfig(train={"rounds": rounds} | train, **settings)
+    kind = config.data.partition or "dirichlet"
+    config = config.resolved(num_clients=config.data.num_clients, partition=kind, model="cnn")
+    store.write("config.yaml", to_yaml(config))
     store.write("env.json", "{}")
     pairs = zip(accuracies, val or [None] * len(accuracies), strict=True)
     for number, (test, validation) in enumerate(pairs, 1):
