@@ -17,6 +17,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Layout, Vector
+from fedsim.storage import status
 from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
@@ -56,6 +58,37 @@ class RunStore:
     def finished(self) -> bool:
         """Whether the run has ended: summary.csv is its last file."""
         return (self.path / "summary.csv").exists()
+
+    def __repr__(self) -> str:
+        found = self._described()
+        return f"RunStore({str(self.path)!r}: " + ", ".join(map(" ".join, found.items())) + ")"
+
+    def _repr_html_(self) -> str:
+        """A table for notebooks."""
+        rows = {"run": str(self.path), **self._described()}
+        cells = "".join(
+            f"<tr><th style='text-align:left'>{escape(key)}</th>"
+            f"<td style='text-align:left'>{escape(value)}</td></tr>"
+            for key, value in rows.items()
+        )
+        return f"<table>{cells}</table>"
+
+    def _described(self) -> dict[str, str]:
+        """What a reader wants to know first; never an error."""
+        run = status.read(self.path)
+        rounds = f"{run.rounds_done} of {run.rounds}"
+        found = {
+            "method": run.algorithm,
+            "data": run.dataset,
+            "seed": run.seed,
+            "state": run.state,
+            "problem": run.problem,
+            "rounds": rounds if run.rounds is not None else run.rounds_done,
+        }
+        for name in ("final", "best"):
+            value = getattr(run, f"{name}_test_accuracy")
+            found[f"{name} test accuracy"] = None if value is None else f"{value:.4f}"
+        return {key: str(value) for key, value in found.items() if value is not None}
 
     @property
     def rounds(self) -> pd.DataFrame:
