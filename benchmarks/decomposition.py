@@ -59,7 +59,8 @@ def measure(pairs: int) -> Iterator[tuple[str, Turns]]:
     kinds: tuple[Kind, ...] = ("serial", "ray")
     for kind, (case, evaluation) in product(kinds, CASES.items()):
         with tempfile.TemporaryDirectory(prefix="fedsim-benchmark-") as folder:
-            store = driver.run(config(kind, pairs, **evaluation), Path(folder) / "run")
+            settings = config(kind, pairs, **evaluation)
+            store = driver.run(settings, Path(folder) / "run", progress=False)
             timings = store.read("timings")
         yield f"{kind}, {case}", turns_of(timings)
 

@@ -139,7 +139,7 @@ def compare(
     with ExitStack() as stack:
         turns.bares = [stack.enter_context(b) for b in bare_loops(config, method, device, tf32)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsim-benchmark-"))
-        store = fedsim.run(config, Path(folder) / "run", [turns])
+        store = fedsim.run(config, Path(folder) / "run", [turns], progress=False)
         timings = store.read("timings")
     timed = timings[timings["round"].isin(turns.timed)]
     phases = timed.groupby("phase", sort=False)["seconds"].median()

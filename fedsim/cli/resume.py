@@ -51,4 +51,4 @@ def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
 
     shown = display()
     with interruptible(ctx, shown):
-        driver.resume(store.path, flags, [shown])
+        driver.resume(store.path, flags, [shown], progress=False)

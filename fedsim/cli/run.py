@@ -51,4 +51,4 @@ def run(
 
     shown = display()
     with interruptible(ctx, shown):
-        driver.run(settings, Path(out) if out else None, [shown])
+        driver.run(settings, Path(out) if out else None, [shown], progress=False)

@@ -82,9 +82,9 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
         ray = session if config.engine.kind == "ray" else None
         try:
             if resume.can_resume(config, out):
-                driver.resume(out, resume.placement(config), [shown], ray)
+                driver.resume(out, resume.placement(config), [shown], ray, progress=False)
             else:
-                driver.run(config, out, [shown], ray)
+                driver.run(config, out, [shown], ray, progress=False)
         except FedsimError as error:
             show_traceback(ctx, error)
             raise

@@ -65,6 +65,9 @@ class Callback:
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """After the last round, with the row of summary.csv."""
 
+    def close(self) -> None:
+        """When the run is over in whatever way, also after an error: gives back what was opened."""
+
 
 @dataclass(frozen=True)
 class Callbacks:
@@ -86,6 +89,10 @@ class Callbacks:
         """See :meth:`Callback.on_run_end`."""
         given = MappingProxyType(dict(summary))
         self._call("on_run_end", lambda callback: callback.on_run_end(given))
+
+    def close(self) -> None:
+        """See :meth:`Callback.close`."""
+        self._call("close", lambda callback: callback.close())
 
     def _call(self, hook: str, call: Callable[[Callback], object]) -> list[object]:
         answers = []

@@ -221,6 +221,7 @@ def run(
     out: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
+    progress: bool | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its results, which are also in its run directory.
 
@@ -231,6 +232,7 @@ def run(
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
         callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
         session: Ray and its warm actors, shared with the runs before and after.
+        progress: whether the progress is shown; None: in terminals and notebooks.
 
     Raises:
         ConfigError, DataError: the run cannot start.
@@ -241,7 +243,8 @@ def run(
     check_free(path)
     begun = time.perf_counter()
     setup, start = start_of(prepare(config))
-    with closing(make_executor(setup, session)) as executor:
+    followers = _followers(callbacks, progress)
+    with closing(make_executor(setup, session)) as executor, closing(followers):
         store = RunWriter.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
@@ -253,7 +256,7 @@ def run(
                     store=store,
                     checkpoints=checkpoints,
                     environment=_environment(setup),
-                    callbacks=Callbacks(callbacks),
+                    callbacks=followers,
                     begun=begun,
                     position=Position(rounds=0, state=start),
                 )
@@ -266,13 +269,14 @@ def resume(
     overrides: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
     session: Session | None = None,
+    progress: bool | None = None,
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
     Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
     starts again in its directory. A finished run is returned as it is. The ``overrides`` are
-    settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``
-    and ``session`` are those of :func:`run`.
+    settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``,
+    ``session`` and ``progress`` are those of :func:`run`.
 
     Raises:
         ConfigError: no run is there, another process has it, its configuration was changed, or
@@ -297,7 +301,8 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        with checkpoints, closing(make_executor(setup, session)) as executor:
+        followers = _followers(callbacks, progress)
+        with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             loop = TrainingLoop(
@@ -306,13 +311,22 @@ def resume(
                 store=store,
                 checkpoints=checkpoints,
                 environment=_environment(setup) | {"after_round": position.rounds},
-                callbacks=Callbacks(callbacks),
+                callbacks=followers,
                 begun=begun - position.seconds,
                 position=position,
                 before=before,
             )
             del start, position
             return loop.run()
+
+
+def _followers(callbacks: Sequence[Callback], progress: bool | None) -> Callbacks:
+    """The callbacks, after what shows the progress."""
+    if progress is False:
+        return Callbacks(callbacks)
+    from fedsim.training.progress import displays
+
+    return Callbacks((*displays(progress), *callbacks))
 
 
 def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:

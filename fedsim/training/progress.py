@@ -1,14 +1,18 @@
-"""The display of a running experiment: a bar on a terminal, plain lines in a pipe."""
+"""The display of a running experiment: a bar on a terminal or in a notebook, lines in a pipe."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import shlex
 import sys
+import time
 from collections import deque
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -23,6 +27,8 @@ from fedsim.training.tables import show
 
 LINES = 20
 """About so many lines of progress are printed in a pipe."""
+PAUSE = 0.2
+"""Seconds between two updates of a notebook."""
 METRICS = {
     "final balanced accuracy": "final_test_balanced_accuracy",
     "final macro-F1": "final_test_macro_f1",
@@ -33,7 +39,29 @@ METRICS = {
 
 def display(final_table: bool = True) -> Lines:
     """A bar where stdout is a terminal, plain lines elsewhere."""
-    return Bar(final_table) if sys.stdout.isatty() else Lines(final_table)
+    return Bar(final_table) if _is_terminal() else Lines(final_table)
+
+
+def displays(wanted: bool | None) -> list[Callback]:
+    """What shows the progress of a run that is started from Python.
+
+    Args:
+        wanted: None: only where somebody looks, in a notebook or a terminal.
+    """
+    if wanted is not False and in_notebook():
+        return [Notebook()]
+    return [display(final_table=False)] if wanted or (wanted is None and _is_terminal()) else []
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython and ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 class Lines(Callback):
@@ -155,6 +183,48 @@ class Bar(Lines):
             loss=number(row["train_loss"]),
             pace=f"{self.pace():.2f}",
             failed=f"  {self.failed} failed" if self.failed else "",
+        )
+
+
+class Notebook(Lines):
+    """A progress bar under the cell of a notebook, replaced in place."""
+
+    def __init__(self) -> None:
+        super().__init__(final_table=False)
+        self.output = importlib.import_module("IPython.display")
+        self.cell: Any = None
+        self.line = ""
+        self.drawn = -math.inf
+
+    def close(self) -> None:
+        """Shows where the run stands."""
+        self._draw()
+
+    def _introduce(self, _: RunInfo) -> None:
+        self.cell = self.output.display(self._html(), display_id=True)
+
+    def _report(self, row: Row) -> None:
+        failed = f", clients failed {self.failed}" if self.failed else ""
+        self.line = (
+            f"test accuracy {self.accuracy()}, train loss {number(row.get('train_loss'))}, "
+            f"{self.pace():.2f} s/round{failed}"
+        )
+        if time.monotonic() - self.drawn > PAUSE:
+            self._draw()
+
+    def _draw(self) -> None:
+        if self.cell is not None:
+            self.cell.update(self._html())
+            self.drawn = time.monotonic()
+
+    def _html(self) -> Any:
+        info = self.info
+        if info is None:
+            return self.output.HTML("")
+        what = f"{info.algorithm} on {info.dataset}, {info.model}, seed {info.seed}: {info.out}"
+        return self.output.HTML(
+            f"<div>{escape(what)}</div><div><progress value='{self.done}' max='{info.rounds}'>"
+            f"</progress> round {self.done}/{info.rounds} {escape(self.line)}</div>"
         )
 
 

@@ -9,6 +9,7 @@ from methods import config, results
 
 import fedsim
 from fedsim.storage.rows import TABLES, ClientRow, RoundRow
+from fedsim.training import driver
 
 pytestmark = pytest.mark.integration
 
@@ -133,3 +134,31 @@ def test_every_column_is_described():
     for table in TABLES.values():
         assert list(table.describe()) == list(table.columns())
         assert all(text for text in table.describe().values())
+
+
+@pytest.mark.integration
+def test_callbacks_are_closed_at_the_end_and_after_an_error(tmp_path, monkeypatch):
+    class Closed(fedsim.Callback):
+        closed = 0
+
+        def close(self):
+            self.closed += 1
+
+    callback = Closed()
+    fedsim.run(config("fedavg", train={"rounds": 1}), tmp_path / "run", callbacks=[callback])
+    assert callback.closed == 1
+    monkeypatch.setattr(driver, "run_round", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fedsim.run(config("fedavg"), tmp_path / "failed", callbacks=[callback])
+    assert callback.closed == 2
+
+
+@pytest.mark.integration
+def test_progress_is_shown_on_request_and_silent_in_a_pipe(tmp_path, capsys):
+    settings = config("fedavg", train={"rounds": 1})
+    fedsim.run(settings, tmp_path / "silent")
+    assert capsys.readouterr() == ("", "")
+    fedsim.run(settings, tmp_path / "shown", progress=True)
+    out = capsys.readouterr().out
+    assert out.count("round 1/1  test accuracy") == 1
+    assert "files" not in out, "the result is returned"

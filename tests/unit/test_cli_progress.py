@@ -145,3 +145,80 @@ def test_brackets_survive_on_a_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     tables.show([{"columns": "images[, sites]"}])
     assert "images[, sites]" in capsys.readouterr().out
+
+
+class Cell:
+    """Stands for ``IPython.display``: what was shown, and what it was replaced by."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+
+    HTML = staticmethod(str)
+
+    def display(self, html: str, display_id: bool) -> Cell:
+        assert display_id
+        self.shown.append(html)
+        return self
+
+    def update(self, html: str) -> None:
+        self.shown.append(html)
+
+
+class Kernel:
+    """Stands for the module IPython in the kernel of a notebook, or in a terminal."""
+
+    def __init__(self, kernel: object) -> None:
+        self.kernel = kernel
+
+    def get_ipython(self) -> Kernel:
+        return self
+
+
+@pytest.fixture
+def notebook(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    cell = Cell()
+    monkeypatch.setitem(sys.modules, "IPython", Kernel(object()))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython.display", cell)  # type: ignore[arg-type]
+    return cell
+
+
+def test_a_notebook_has_one_bar_that_is_replaced(
+    notebook: Cell, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (watcher,) = progress.displays(None)
+    assert isinstance(watcher, progress.Notebook)
+    monkeypatch.setattr(progress, "PAUSE", -1)
+    watch(watcher, 3)
+    assert "<progress value='0' max='100'></progress> round 0/100" in notebook.shown[0]
+    assert "fedld on digits, cnn, seed 3: out" in notebook.shown[0]
+    wanted = "test accuracy 0.5000, train loss 0.3333, 0.25 s/round</div>"
+    assert f"<progress value='3' max='100'></progress> round 3/100 {wanted}" in notebook.shown[3]
+    assert len(notebook.shown) == 4
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_is_updated_now_and_then_and_at_the_end(
+    notebook: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = progress.Notebook()
+    monkeypatch.setattr(progress, "PAUSE", 1e9)
+    watch(watcher, 100)
+    assert len(notebook.shown) == 2, "the bar, and its first round"
+    watcher.close()
+    assert "round 100/100" in notebook.shown[-1]
+
+
+def test_python_shows_progress_where_somebody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert progress.displays(None) == []
+    assert progress.displays(False) == []
+    (lines,) = progress.displays(True)
+    assert type(lines) is progress.Lines
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    (bar,) = progress.displays(None)
+    assert isinstance(bar, progress.Bar)
+    assert not bar.final_table
+    monkeypatch.setitem(sys.modules, "IPython", Kernel(None))  # type: ignore[arg-type]
+    assert not progress.in_notebook(), "IPython in a terminal"
+    monkeypatch.setattr(sys, "stdout", None)
+    assert progress.displays(None) == []
