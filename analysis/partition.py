@@ -55,13 +55,14 @@ def matrix(frame: pd.DataFrame) -> pd.DataFrame:
     ).astype(int)
 
 
-def figure(frame: pd.DataFrame) -> Figure:
+def figure(frame: pd.DataFrame, class_names: Sequence[str] = ()) -> Figure:
     """Heat map of training samples by class and client, with each client's total above.
 
     The colour scales with the square root of the count, so that small counts stay visible; the
     counts are printed if the cells are wide enough.
 
-    ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names.
+    ``frame`` has columns client_id, label, train_samples, and ``name`` if clients have names;
+    ``class_names`` are by label, none: the labels' numbers.
     """
     counts = matrix(frame)
     num_classes, num_clients = counts.shape
@@ -72,7 +73,7 @@ def figure(frame: pd.DataFrame) -> Figure:
             gridspec_kw={"hspace": 0.0},
         )  # fmt: skip
         _totals(top, counts)
-        _cells(fig, middle, counts)
+        _cells(fig, middle, counts, class_names)
         middle.set_xlabel("Client")
         ticks(middle, frame, counts)
         total = int(counts.to_numpy().sum())
@@ -95,7 +96,7 @@ def _totals(axes: Axes, counts: pd.DataFrame) -> None:
     axes.tick_params(bottom=False, labelbottom=False)
 
 
-def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
+def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[str]) -> None:
     values = counts.to_numpy()
     num_classes, num_clients = values.shape
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, values.max()))
@@ -105,7 +106,8 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame) -> None:
     )  # fmt: skip
     axes.set_ylabel("Class")
     step = steps(num_classes)
-    axes.set_yticks(np.arange(0, num_classes, step), [str(c) for c in counts.index[::step]])
+    shown = [_short(class_names[c]) if class_names else str(c) for c in counts.index[::step]]
+    axes.set_yticks(np.arange(0, num_classes, step), shown)
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.tick_params(length=0)

@@ -110,6 +110,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         Flag("train.sample_rate", ("--sample-rate",), "RATE"),
         Flag("data.partition", ("--partition",)),
         Flag("data.alpha", ("--alpha",), "A"),
+        Flag("data.group", ("--group",), "none|patient"),
         Flag("data.feature_shift", ("--feature-shift",), "KIND"),
         Flag("data.feature_strength", ("--feature-strength",), "S"),
         Flag("data.correlation", ("--correlation",), "RHO"),

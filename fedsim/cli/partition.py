@@ -27,6 +27,8 @@ PICTURES = (".png", ".pdf", ".svg")
 """Suffixes of ``--plot FILE``."""
 FILES = ("partition.csv", "split.csv", "partition.png")
 """The files of ``--out DIR``."""
+LONG = 16
+"""Longer names of classes are cut in the table's heading."""
 MAX_PIXELS = 128
 """Larger images are shown at this size."""
 
@@ -57,7 +59,7 @@ def partition(
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
-    from fedsim.data import holdout
+    from fedsim.data import holdout, patients
     from fedsim.training import setup
     from fedsim.training.tables import show
 
@@ -69,6 +71,9 @@ def partition(
         f"{dataset.num_classes} classes on {split.num_clients} clients"
     )
     click.echo(title)
+    group = patients.grouping(dataset, kind, settings.data.group)
+    if said := patients.described(dataset, split, group):
+        click.echo(said)
     if excluded := holdout.num_left_out(dataset):
         click.echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
@@ -101,33 +106,50 @@ def check_output(out: str | None, plot: str | None) -> None:
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
-    """One row per client, then the sums: training samples by class (not of text) and in all."""
+    """One row per client, then the sums: training samples by class and in all.
+
+    Of text with a label per token there are no columns of classes.
+    """
     import numpy as np
 
-    labels = [] if dataset.vocabulary else list(range(dataset.num_classes))
+    heads = (
+        [] if dataset.per_token else [class_head(dataset, c) for c in range(dataset.num_classes)]
+    )
     rows = []
     for client, own in enumerate([*split.train, np.concatenate(split.train)]):
         last = client == split.num_clients
         row = {"client": "all" if last else str(client)}
         if split.names:
             row["name"] = "" if last else split.names[client]
-        counts = np.bincount(dataset.y[own], minlength=dataset.num_classes) if labels else ()
-        row |= {f"class {label}": str(counts[label]) for label in labels}
+        counts = np.bincount(dataset.y[own], minlength=dataset.num_classes) if heads else ()
+        row |= {head: str(count) for head, count in zip(heads, counts, strict=True)}
         rows.append(row | {"samples": str(len(own))})
     return rows
+
+
+def class_head(dataset: Dataset, label: int) -> str:
+    """The heading of a class: its index and name, or ``class 3`` where that is its name."""
+    name = dataset.class_names[label]
+    if name == str(label):
+        return f"class {label}"
+    name = name if name.isprintable() and name.strip() else repr(name)
+    return f"{label} {name if len(name) <= LONG else name[: LONG - 3] + '...'}"
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
     """Writes the table, the figure and the split for ``data.partition_file``."""
     import pandas as pd
 
-    from fedsim.data import partitions
+    from fedsim.core import files
+    from fedsim.data import partitions, splits
+    from fedsim.storage.run_dir import split_text
 
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(partitions.table(dataset, split))
     frame.to_csv(folder / "partition.csv", index=False, lineterminator="\n")
-    partitions.write(split, dataset, folder / "split.csv")
-    figure = analysis("partition").figure(frame)
+    files.write(folder / "split.csv", split_text(splits.columns(dataset, split)).encode())
+    names = () if dataset.per_token else dataset.class_names
+    figure = analysis("partition").figure(frame, names)
     figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
 
 
@@ -152,6 +174,6 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
         labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
         rows.append(drawing.ImageRow(f"{name}\n{len(own):,} samples", images, labels))
     frame = pd.DataFrame(partitions.table(dataset, split))
-    classes = ("text",) if dataset.vocabulary else dataset.class_names  # the table's label is -1
+    classes = ("text",) if dataset.per_token else dataset.class_names  # the table's label is -1
     figure = drawing.figure_with_images(frame, title, classes, rows, note)
     analysis("style").save(figure, file)

@@ -33,7 +33,7 @@ def load_config(
     if preset is not None:
         name, origin = preset, "--preset"
     base = {} if name is None else presets.load(name, origin).settings
-    return resolve(base, written.settings, overrides or {})
+    return resolve(base, experiments.of_its_version(written.settings), overrides or {})
 
 
 def resolve(*layers: Settings) -> RunConfig:

@@ -130,9 +130,11 @@ class RunConfig(RunSettings):
         info = data.find(self.data.name)
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
-    def resolved(self, *, num_clients: int, partition: str, model: str) -> RunConfig:
+    def resolved(
+        self, *, num_clients: int, partition: str, model: str, group: str = "none"
+    ) -> RunConfig:
         """This configuration with what the data set decided filled in, for ``config.yaml``."""
-        data = {"num_clients": num_clients, "partition": partition}
+        data = {"num_clients": num_clients, "partition": partition, "group": group}
         return self.model_copy(
             update={
                 "data": self.data.model_copy(update=data),

@@ -44,6 +44,10 @@ RENAMED: Mapping[str, str] = {
 """Keys of earlier versions, which go on working, and what they are called now."""
 
 
+ADDED: Mapping[str, Scalar] = {"data.group": "none"}
+"""Keys that runs of earlier versions did not write, and the values that repeat these runs."""
+
+
 class Section(BaseModel):
     """A frozen group of settings; unknown keys, NaN and truth values for numbers are refused."""
 
@@ -96,7 +100,10 @@ class DataConfig(Section):
     partition: str | None = None
     """How samples are dealt to clients; unset: the data set's own default."""
     partition_file: str | None = None
-    """Folder with the split (split_1), or a CSV file client,index."""
+    """Folder with the split (split_1), or a CSV file: a run's split.csv, or client,index."""
+    group: Literal["none", "patient"] | None = None
+    """patient: all samples of a patient go to one client and to one part; unset: so where patients
+    are known, but for client lists."""
     num_clients: int = Field(50, ge=1)
     """Number of clients K; where files, sites or users fix it, another number is an error."""
     alpha: float = Field(0.5, gt=0)

@@ -146,6 +146,10 @@ class Dataset:
         vocabulary: the number of different tokens, 0 for images and features.
         never_right: classes that count as wrong wherever they are predicted (padding, unknown).
         sites_are_users: the sites are people: their partition is called ``natural``.
+        patient: (N,) int64 index into ``patient_names`` of whose a sample is, or None where that is
+            not known. Patients at different sites are different ones, whatever their names.
+        patient_names: names of the patients.
+        files: the file of each sample, relative to the folder of the data, where it has one.
     """
 
     name: str
@@ -163,6 +167,9 @@ class Dataset:
     vocabulary: int = 0
     never_right: tuple[int, ...] = ()
     sites_are_users: bool = False
+    patient: I64 | None = None
+    patient_names: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

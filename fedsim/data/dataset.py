@@ -1,6 +1,6 @@
 """What a reader is asked for and returns, and the checked data set that is made of it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import I64, Array, Dataset, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
+from fedsim.data.patients import numbered
 from fedsim.data.transforms import check_augment
 
 TRAIN, VAL, TEST = 0, 1, 2
@@ -67,7 +68,6 @@ class Raw:
         size: the model's image size where ``x`` is stored at another one and fitted on the
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
-        patient: (N,) int64 number of the patient, or None where unknown.
         sites_are_users: the sites are people, of whom each has training samples of its own where
             a part is drawn.
     """
@@ -82,8 +82,10 @@ class Raw:
     size: int | None = None
     augment: str = "none"
     patient: I64 | None = None
+    patient_names: tuple[str, ...] = ()
     site: I64 | None = None
     site_names: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     clients: Mapping[str, I64] | None = None
     groups: Mapping[str, I64] = field(default_factory=dict)
     vocabulary: int = 0
@@ -93,7 +95,7 @@ class Raw:
 
 _AS_READ = (
     *("y", "class_names", "site", "site_names", "groups"),
-    *("vocabulary", "never_right", "sites_are_users"),
+    *("vocabulary", "never_right", "sites_are_users", "patient", "patient_names", "files"),
 )
 """Fields that a data set has as they were read."""
 Reader = Callable[..., Raw]
@@ -119,6 +121,7 @@ class DatasetInfo:
         generated: whether its samples are drawn for ``data.num_clients`` sites or users where
             no ``data.dir`` is given; its options are those of the draw.
         client_folders: whether ``data.partition_file`` may name a folder of client lists.
+        patients: whether its files may say whose the samples are.
     """
 
     name: str
@@ -133,6 +136,7 @@ class DatasetInfo:
     needs_folder: bool = False
     generated: bool = False
     client_folders: bool = False
+    patients: bool = False
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:
@@ -149,18 +153,26 @@ def assemble(
     val_fraction: float,
     test_fraction: float,
     seed: int,
+    group: str | None = None,
 ) -> Dataset:
     """Draws the parts that the files do not give, settles the image size and checks everything.
 
     Arguments as in :func:`fedsim.data.load`.
     """
+    if not len(raw.y):
+        raise DataError(f"{raw.source}: data set {name}: there are no samples")
     images = raw.x.ndim == 4
     kind = "texts" if raw.vocabulary else "features"
     if not images and image_size is not None:
         raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
     if not images and augment not in (None, "none"):
         raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
-    parts = _parts(raw, name, val_fraction, test_fraction, seed)
+    if group is None:
+        group = "none" if raw.clients is not None else "patient"
+    patient = raw.patient
+    if group == "patient" and patient is not None:
+        patient = numbered(patient, raw.site)
+    parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
     x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
     clients = raw.clients
     if clients is not None:
@@ -185,24 +197,28 @@ def assemble(
     return dataset
 
 
-def _parts(raw: Raw, name: str, val_fraction: float, test_fraction: float, seed: int) -> Parts:
+def _parts(
+    raw: Raw, patient: I64 | None, name: str, val_fraction: float, test_fraction: float, seed: int
+) -> Parts:
     """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not."""
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
     for part, fraction in ((TEST, test_fraction), (VAL, val_fraction)):
         if fraction > 0 and not (parts == part).any():
             train = np.flatnonzero(parts == TRAIN)
             stream = "split.test" if part == TEST else "split.val"
-            parts[train[_drawn(raw, train, fraction, seed, stream, name)]] = part
+            parts[train[_drawn(raw, patient, train, fraction, seed, stream, name)]] = part
     return parts
 
 
-def _drawn(raw: Raw, train: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
+def _drawn(
+    raw: Raw, patient: I64 | None, train: I64, fraction: float, seed: int, stream: str, name: str
+) -> I64:
     """Positions in ``train`` of a random part: within users, else by class, site and patient."""
     if raw.sites_are_users and raw.site is not None:
         return held_out_by_user(raw.y[train], raw.site[train], fraction, seed, stream, name)
-    patient = None if raw.patient is None else raw.patient[train]
     stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
-    return held_out(stratum[train], patient, fraction, seed, stream, name)
+    members = None if patient is None else patient[train]
+    return held_out(stratum[train], members, fraction, seed, stream, name)
 
 
 def check(dataset: Dataset, source: str) -> None:
@@ -245,6 +261,8 @@ def _of_samples(d: Dataset) -> Rules:
     shaped = y.dtype == np.int64 and (y.shape == x.shape[:1] or per_token)
     yield shaped, f"y is {y.dtype} {y.shape}, needed is int64 {shapes}"
     yield d.num_classes >= 2, f"classes are {d.class_names}, needed are at least two"
+    twice = _given_twice(d.class_names)
+    yield not twice, f"the class name {twice} is given twice"
     last = d.num_classes - 1
     yield _within(y, -1 if per_token else 0, last + 1), f"labels outside the classes 0..{last}"
     yield not per_token or bool((y >= 0).any(axis=1).all()), "a sample without any label"
@@ -261,12 +279,28 @@ def _of_parts(d: Dataset) -> Rules:
     every = np.concatenate(parts)
     disjoint = _within(every, 0, n) and len(np.unique(every)) == len(every)
     yield disjoint, f"train, val and test have to be disjoint indices in 0..{n - 1}"
-    yield d.site is None or d.site.shape == (n,), "site needs one value per sample"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
+    twice = _given_twice(d.site_names)
+    yield not twice, f"the site name {twice} is given twice"
+    for what, codes, names in (
+        ("site", d.site, d.site_names),
+        ("patient", d.patient, d.patient_names),
+    ):
+        shaped = codes is None or (codes.shape == (n,) and codes.dtype == np.int64)
+        yield shaped, f"{what} needs one int64 value per sample"
+        known = codes is None or not names or _within(codes, 0, len(names))
+        yield known, f"{what} is outside the {len(names)} names of {what}s"
+    yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
     inside = all(np.isin(group, d.test).all() for group in d.groups.values())
     yield inside, "groups name samples outside the test part"
     empty = [name for name, group in d.groups.items() if not len(group)]
     yield not empty, f"groups without samples: {empty}"
+
+
+def _given_twice(names: Sequence[str]) -> str:
+    """The first name that is there before, quoted; empty where all differ."""
+    seen: set[str] = set()
+    return next((repr(name) for name in names if name in seen or seen.add(name)), "")
 
 
 def _within(values: Array, low: int, end: int) -> bool:

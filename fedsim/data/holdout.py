@@ -9,6 +9,7 @@ import numpy as np
 from fedsim.core import rng
 from fedsim.core.errors import DataError
 from fedsim.core.types import I64, Dataset, Partition
+from fedsim.data import patients
 
 
 def of_sites(part: I64, site: I64, sites: I64, *, some: bool = False) -> tuple[I64, ...]:
@@ -31,24 +32,26 @@ def hold_out(
     test_fraction: float = 0.0,
     min_samples: int = 1,
     seed: int = 0,
+    group: str = "none",
 ) -> Partition:
     """Moves some of each client's training samples to its own validation and test parts.
 
     A fraction above 0 is rounded to the nearest number of samples, but to 1 at least; one of 0
     leaves that part as it is. The test samples depend neither on the order of a client's samples
-    nor on the validation fraction. Patients are not kept together: a data set no longer holds them
-    once its common parts are drawn.
+    nor on the validation fraction. With ``group`` "patient" whole patients are held out, whose
+    samples come near to that number.
 
     The order of ``partition.train`` stays.
 
     Raises:
-        DataError: a client would keep fewer than ``min_samples``.
+        DataError: a client would keep fewer than ``min_samples``, or has too few patients.
     """
     kept = partition
-    for part, fraction in (("test", test_fraction), ("val", val_fraction)):
-        if fraction > 0:
-            counts = [num_held_out(len(own), fraction) for own in partition.train]
-            kept = _without(kept, dataset, part, counts, seed)
+    patient = patients.of(dataset) if group == "patient" else None
+    drawn = [(p, f) for p, f in (("test", test_fraction), ("val", val_fraction)) if f > 0]
+    for left, (part, fraction) in zip((len(drawn), 1), drawn, strict=False):
+        counts = [num_held_out(len(own), fraction) for own in partition.train]
+        kept = _without(kept, dataset, part, counts, seed, patient, left)
     for client, own in enumerate(kept.train):
         if len(own) < min_samples:
             raise DataError(
@@ -75,14 +78,34 @@ def fewest_samples(min_samples: int, val_fraction: float, test_fraction: float) 
 
 
 def _without(
-    partition: Partition, dataset: Dataset, part: str, counts: Sequence[int], seed: int
+    partition: Partition,
+    dataset: Dataset,
+    part: str,
+    counts: Sequence[int],
+    seed: int,
+    patient: I64 | None,
+    spare: int,
 ) -> Partition:
-    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``."""
+    """The partition with ``counts`` samples of the clients moved from ``train`` to ``part``.
+
+    With ``patient`` (N,) whole patients are moved, and ``spare`` of a client's stay.
+    """
     train, held, label = [], [], strata(dataset.y)
     for client, (own, count) in enumerate(zip(partition.train, counts, strict=True)):
         ordered = np.sort(own)
         draw = rng.generator(seed, f"own.{part}", client)
-        out = np.isin(own, ordered[stratified(label[ordered], count, draw)])
+        if patient is None:
+            chosen = stratified(label[ordered], count, draw)
+        else:
+            most = len(np.unique(patient[own])) - spare
+            if most < 1:
+                raise DataError(
+                    f"{dataset.name}: client {client} has too few patients for a {part} part of "
+                    f"its own (data.client_{part}_fraction, data.group patient); take fewer "
+                    "clients, no such part, or --group none"
+                )
+            chosen = patients.held_out(label[ordered], patient[ordered], count, most, draw)
+        out = np.isin(own, ordered[chosen])
         train.append(own[~out])
         held.append(own[out])
     parts: dict[str, Any] = {"train": tuple(train), part: tuple(held)}

@@ -70,6 +70,7 @@ def load(
     seed: int = 0,
     split: str | None = None,
     num_clients: int = 50,
+    group: str | None = None,
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -92,6 +93,8 @@ def load(
         split: the folder of client lists, for data sets that have such folders (retina:
             ``split_1``, ``split_2``, ...).
         num_clients: sites or users of generated data, of which each becomes a client.
+        group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
+            None: by site and name, but for data sets with client lists.
         given: the data set's own options, see :func:`options`.
 
     Raises:
@@ -116,7 +119,7 @@ def load(
         num_clients=num_clients,
         val_fraction=val_fraction,
     )
-    return assemble(info.read(request, **values), name, **parts)
+    return assemble(info.read(request, **values), name, group=group, **parts)
 
 
 def reader(name: str) -> Callable[..., Any]:

@@ -100,10 +100,11 @@ class WorkerSpec:
     clock: Clock = field(default_factory=Clock)
 
     def to_send(self) -> WorkerSpec:
-        """What has to travel: without the images where nodes read them."""
-        if self.local_images is None:
-            return self
-        return replace(self, dataset=replace(self.dataset, x=self.dataset.x[:0]))
+        """What has to travel: without names, and without the images where nodes read them."""
+        bare = replace(self.dataset, patient=None, patient_names=(), files=())
+        if self.local_images is not None:
+            bare = replace(bare, x=bare.x[:0])
+        return replace(self, dataset=bare)
 
 
 def array_sha256(array: Array) -> str:

@@ -59,6 +59,28 @@ class PartitionRow(Row, table="partition"):
     name: Annotated[str | None, "of the client's site, user or file, where it has one"] = None
 
 
+class SplitRow(Row, table="split"):
+    """A row per sample in a part, clients first; `data.partition_file` reads it.
+
+    A client's training samples stand in the order in which it has them. The columns from file on
+    are there where they are known, and ``name`` where it does not follow from the clients' sites.
+    """
+
+    sample: Annotated[int, "its index in the data set, from 0"]
+    part: Annotated[
+        str, "train, val or test: a common part; own_val or own_test: a client's, out of train"
+    ]
+    client_id: Annotated[
+        int | None,
+        "whose training or own sample; of a common part whose site's or user's, empty for nobody's",
+    ]
+    label: Annotated[int, "the class index; -1 for text with a label per token"]
+    file: Annotated[str | None, "relative to the folder of the data"] = None
+    patient: Annotated[str | None, "whose sample"] = None
+    site: Annotated[str | None, "or user"] = None
+    name: Annotated[str | None, "of the client's file or user"] = None
+
+
 class RowOfRound(Row):
     """A row of a table that grows with the rounds."""
 
@@ -223,6 +245,6 @@ class ErrorRow(RowOfRound, table="errors"):
     error: Annotated[str, "the cause"]
 
 
-_ROWS: tuple[type[Row], ...] = (PartitionRow, *RowOfRound.__subclasses__())
+_ROWS: tuple[type[Row], ...] = (PartitionRow, SplitRow, *RowOfRound.__subclasses__())
 TABLES: Mapping[str, type[Row]] = {row.table: row for row in _ROWS}
 """Every table of a run directory but summary.csv, whose columns depend on the settings."""

@@ -29,12 +29,12 @@ from safetensors.numpy import save
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.layout import named_tensors
-from fedsim.core.types import Layout, Vector
+from fedsim.core.types import Array, Layout, Vector
 from fedsim.storage import status
 from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
-GROWING = tuple(table for table in TABLES if table != "partition")
+GROWING = tuple(table for table in TABLES if table not in ("partition", "split"))
 """The tables to which rounds add rows."""
 
 DIAGNOSTIC = ("timings", "errors")
@@ -165,17 +165,30 @@ class RunWriter(RunStore):
             raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
         return found
 
-    def write_partition(self, rows: Iterable[PartitionRow]) -> None:
+    def write_partition(
+        self, rows: Iterable[PartitionRow], before: Iterable[PartitionRow] = ()
+    ) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
+
+        Args:
+            rows: of the table.
+            before: what earlier versions wrote for the same partition, which stays where it is.
 
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
-        path = self.path / "partition.csv"
-        text = _csv(PartitionRow.columns(), rows, header=True)
+        texts = [_csv(PartitionRow.columns(), table, header=True) for table in (rows, before)]
+        self._write_once("partition.csv", *texts)
+
+    def write_split(self, columns: Mapping[str, Array]) -> None:
+        """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
+        self._write_once("split.csv", split_text(columns))
+
+    def _write_once(self, name: str, text: str, *others: str) -> None:
+        path = self.path / name
         if not path.exists():
-            self.write(path.name, text)
-        elif path.read_bytes() != text.encode():
+            self.write(name, text)
+        elif path.read_bytes() not in [t.encode() for t in (text, *others)]:
             raise DataError(
                 f"{path}: the data now give another partition; they have changed since the run "
                 "began, which cannot go on with them"
@@ -254,6 +267,11 @@ class RunWriter(RunStore):
         data = io.BytesIO()
         np.savez(data, **arrays)  # NumPy 2.1 would take allow_pickle for the name of an array
         files.write(self.path / "loss_matrix.npz", data.getvalue())
+
+
+def split_text(columns: Mapping[str, Array]) -> str:
+    """The text of split.csv."""
+    return pd.DataFrame(columns).to_csv(index=False, lineterminator="\n")
 
 
 def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:

@@ -27,6 +27,7 @@ class RunInfo:
         rounds: of the whole run.
         engine: one line on where the work is done.
         seed: of training.
+        notes: further lines on the data, for people.
         done: rounds that were complete when the run was resumed, 0 for a new one.
     """
 
@@ -41,6 +42,7 @@ class RunInfo:
     engine: str
     seed: int
     config: RunConfig
+    notes: tuple[str, ...] = ()
     done: int = 0
 
 

@@ -15,7 +15,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, Interrupted, StoreError
 from fedsim.core.types import RoundContext
-from fedsim.data import partitions
+from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -81,8 +81,7 @@ class TrainingLoop:
         """
         store, setup = self.store, self.setup
         self._write_environment()
-        rows = partitions.table(setup.dataset, setup.partition)
-        store.write_partition(PartitionRow(**row) for row in rows)
+        self._write_split()
         self.callbacks.start(self._info())
         with handled() as interrupts:
             self._rounds(interrupts)
@@ -195,6 +194,16 @@ class TrainingLoop:
             found = {**self.before, "resumed": [*self.before.get("resumed", []), found]}
         self.store.write("env.json", to_json(found))
 
+    def _write_split(self) -> None:
+        """Who owns what, in partition.csv and split.csv."""
+        dataset, partition = self.setup.dataset, self.setup.partition
+        # text with one label per sample had the label -1 in earlier versions
+        tables = [partitions.table(dataset, partition)]
+        if dataset.vocabulary and self.before is not None:
+            tables.append(partitions.table(dataset, partition, by_label=False))
+        self.store.write_partition(*([PartitionRow(**row) for row in rows] for rows in tables))
+        self.store.write_split(splits.columns(dataset, partition))
+
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
 
@@ -212,6 +221,7 @@ class TrainingLoop:
             engine=self.executor.description,
             seed=config.seed,
             config=config,
+            notes=_notes(setup),
             done=self.position.rounds,
         )
 
@@ -343,11 +353,20 @@ def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | No
 def _environment(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     known = environment() | {"classes": list(setup.dataset.class_names)}
+    if setup.dataset.site is not None and not setup.dataset.sites_are_users:
+        known["sites"] = list(setup.dataset.site_names)
     if setup.model.weights is not None:
         known["weights_sha256"] = files.sha256(Path(setup.model.weights))
     if setup.config.clock.trace is not None:
         known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
     return known
+
+
+def _notes(setup: Setup) -> tuple[str, ...]:
+    """What a run says of its data before it begins."""
+    group = setup.config.data.group or "none"
+    line = patients.described(setup.dataset, setup.partition, group)
+    return () if line is None else (line,)
 
 
 def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:

@@ -131,6 +131,8 @@ class Lines(Callback):
             f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
             f"{info.engine}"
         )
+        for note in info.notes:
+            click.echo(note)
         resuming = f"resuming {info.out} after round {info.done}"
         click.echo(resuming if info.done else f"writing to {info.out}")
 

@@ -12,6 +12,7 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve, to_yaml
 from fedsim.config.run import FIXED_PARTITIONS, RunConfig
+from fedsim.config.sections import ADDED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.storage import checkpoint
@@ -40,7 +41,7 @@ def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one of them cannot be used any more.
     """
-    given = (experiments.setting(key, value, key) for key, value in settings.items())
+    given = (experiments.setting(key, value, key) for key, value in {**ADDED, **settings}.items())
     return decisive(resolve(dict(given)))
 
 
@@ -70,8 +71,9 @@ def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
     have = dict(_flat(found))
     want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | filled_by_the_data(wanted, have)
     for key, value in want.items():
-        if key not in free and have.get(key) != value:
-            return f"{key} ({have.get(key)!r}, wanted {value!r})"
+        found_there = have.get(key, ADDED.get(key))
+        if key not in free and found_there != value:
+            return f"{key} ({found_there!r}, wanted {value!r})"
     return None
 
 
@@ -91,6 +93,11 @@ def filled_by_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, 
         filled["data.partition"] = kind if users and kind in FIXED_PARTITIONS else own
     if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:
         filled["data.num_clients"] = have.get("data.num_clients")
+    if wanted.data.group is None:
+        own = wanted.data.client_val_fraction or wanted.data.client_test_fraction
+        drawn = kind not in FIXED_PARTITIONS or (own and kind != "files")
+        may = "patient" if drawn and (info is None or info.patients) else "none"
+        filled["data.group"] = have.get("data.group", may)
     return filled
 
 
@@ -137,7 +144,7 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
         hint = "; a sweep is resumed by the 'fedsim sweep' command that began it"
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
-    written = experiments.read(file).settings
+    written = experiments.of_its_version(experiments.read(file).settings)
     given = {
         key: value if isinstance(value, Setting) else Setting(value, key)
         for key, value in (overrides or {}).items()

@@ -28,7 +28,7 @@ from fedsim.core.types import (
     Training,
     Vector,
 )
-from fedsim.data import partitions
+from fedsim.data import partitions, patients, splits
 from fedsim.data.holdout import fewest_samples, hold_out, without_small_users
 from fedsim.data.shifts import shifted
 from fedsim.engine import registry as executors
@@ -46,8 +46,8 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     Raises:
         ConfigError, DataError: something does not fit; the message names key and file.
     """
-    dataset, kind = _dataset(config)
-    partition = _partition(config, dataset, kind)
+    dataset, kind, listed = _dataset(config)
+    partition = _partition(config, dataset, kind, listed)
     return _shifted(config, dataset, partition), partition, kind
 
 
@@ -60,8 +60,8 @@ def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Datas
     return shifted(dataset, partition, *shift)
 
 
-def _dataset(config: RunConfig) -> tuple[Dataset, str]:
-    """The data set and the kind of partition, by default the data set's own.
+def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
+    """The data set, the kind of partition, by default the data set's own, and that of a file.
 
     Users with too few samples are in no part of it, where each user is to be a client.
     """
@@ -71,6 +71,8 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         raise ConfigError(
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
         )
+    named = c.partition or ("files" if file else None)
+    kept = None if named is None else "none" if named == "files" else "patient"
     dataset = data.load(
         c.name,
         Path(c.dir) if c.dir else None,
@@ -81,12 +83,16 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str]:
         seed=c.seed,
         split=c.partition_file if file is None else None,
         num_clients=c.num_clients,
+        group=c.group or kept,
         **config.hyperparameters.get(c.name, {}),
     )
-    kind = c.partition or ("files" if file else partitions.default_kind(dataset))
+    kind = named or partitions.default_kind(dataset)
     if kind == "natural" and not _generated(config):
         dataset = without_small_users(dataset, _fewest(config))
-    return dataset, kind
+    if file is None:
+        return dataset, kind, None
+    dataset, listed = splits.read(dataset, file)
+    return dataset, kind, listed
 
 
 def _generated(config: RunConfig) -> bool:
@@ -112,12 +118,15 @@ def _client_file(config: RunConfig) -> Path | None:
     return Path(name) if name and name.lower().endswith(".csv") else None
 
 
-def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
+def _partition(
+    config: RunConfig, dataset: Dataset, kind: str, listed: Partition | None
+) -> Partition:
     """The clients' shares of the training part."""
     c = config.data
     given = _generated(config) or "num_clients" in c.model_fields_set
     asked = given or kind not in FIXED_PARTITIONS
     fewest = _fewest(config)
+    group = patients.grouping(dataset, kind, c.group)
     try:
         partition = partitions.make(
             dataset,
@@ -126,7 +135,9 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
             alpha=c.alpha,
             min_samples=fewest if asked else c.min_samples,
             seed=c.seed,
-            file=_client_file(config),
+            listed=listed,
+            group=group,
+            min_patients=1 + (c.client_val_fraction > 0) + (c.client_test_fraction > 0),
             shards_per_client=c.shards_per_client,
             prior=c.prior,
             order=c.order,
@@ -138,13 +149,15 @@ def _partition(config: RunConfig, dataset: Dataset, kind: str) -> Partition:
             f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
             "parts)"
         ) from error
+    given = listed or Partition(train=())  # parts that a file gives are not drawn again
     return hold_out(
         dataset,
         partition,
-        val_fraction=c.client_val_fraction,
-        test_fraction=c.client_test_fraction,
+        val_fraction=0.0 if given.val else c.client_val_fraction,
+        test_fraction=0.0 if given.test else c.client_test_fraction,
         min_samples=c.min_samples,
         seed=c.seed,
+        group=group,
     )
 
 
@@ -269,7 +282,12 @@ def prepare(config: RunConfig) -> Setup:
             f"each; data set {dataset.name} has a label for every token"
         )
     return Setup(
-        config=config.resolved(num_clients=partition.num_clients, partition=kind, model=model.name),
+        config=config.resolved(
+            num_clients=partition.num_clients,
+            partition=kind,
+            group=patients.grouping(dataset, kind, config.data.group),
+            model=model.name,
+        ),
         dataset=dataset,
         partition=partition,
         model=model,

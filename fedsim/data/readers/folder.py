@@ -43,7 +43,7 @@ def folder(request: Request) -> Raw:
     classes, y = _classes(root / "classes.txt", rows)
     files = _files(root, rows)
     sites, site = _coded(rows, "site")
-    _, patient = _coded(rows, "patient")
+    patients, patient = _coded(rows, "patient")
     parts = _parts(rows)
     if parts is not None and patient is not None:
         _check_patients(rows, parts)
@@ -58,8 +58,10 @@ def folder(request: Request) -> Raw:
         parts=parts,
         size=size,
         patient=patient,
+        patient_names=patients,
         site=site,
         site_names=sites,
+        files=tuple(file.relative_to(root).as_posix() for file in files),
     )
 
 
@@ -148,9 +150,9 @@ def _parts(rows: list[TableRow]) -> Parts | None:
 
 
 def _check_patients(rows: list[TableRow], parts: Parts) -> None:
-    first: dict[str, int] = {}
+    first: dict[tuple[str, str], int] = {}
     for i, row in enumerate(rows):
-        j = first.setdefault(row.values["patient"], i)
+        j = first.setdefault((row.values.get("site", ""), row.values["patient"]), i)
         if parts[i] != parts[j]:
             raise DataError(
                 f"{row.where}: patient {row.values['patient']!r} is in part "
@@ -167,5 +169,6 @@ DATASETS = (
         channels=3,
         source="a folder with labels.csv (filename,label[,site][,patient][,split]) and the images",
         needs_folder=True,
+        patients=True,
     ),
 )

@@ -222,6 +222,7 @@ def celeba(request: Request) -> Raw:
         mean=(0.0,) * 3,
         std=(1 / 255,) * 3,
         size=size,
+        files=tuple(file.relative_to(folder).as_posix() for file in files),
     )
 
 

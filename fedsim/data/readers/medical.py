@@ -72,7 +72,8 @@ def _read(
             if name not in labels:
                 raise DataError(f"{where}: {name!r} has no label in {root}/labels.csv")
     stems = [re.sub(r"_(left|right)$", "", Path(name).stem) for name in (*train, *test)]
-    patient = np.unique(np.array(stems), return_inverse=True)[1].astype(np.int64)
+    people, patient = np.unique(np.array(stems), return_inverse=True)
+    known = request.name == "retina"
     return Raw(
         source=root,
         x=packed(request.name, files, sizes[1], decoder),
@@ -83,7 +84,9 @@ def _read(
         parts=parts_of(len(train), 0, len(test)),
         size=sizes[0],
         augment=request.name,
-        patient=patient if request.name == "retina" else None,
+        patient=patient.astype(np.int64) if known else None,
+        patient_names=tuple(map(str, people)) if known else (),
+        files=tuple(file.relative_to(root).as_posix() for file in files),
         clients=_indices(_clients(root, request.split), [*train], listing, root / "train"),
     )
 
@@ -172,6 +175,7 @@ DATASETS = tuple(
         "train.csv, test.csv, *_clients/",
         needs_folder=True,
         client_folders=True,
+        patients=read is retina,
     )
     for read, folder, num_classes, title in (
         (retina, "Retina", 2, "diabetic retinopathy, normal or diseased"),

@@ -55,12 +55,14 @@ def with_sites(request: Request) -> Raw:
     x = check_images(arrays["images"], len(y), f"{path}, images")
     site = patient = None
     site_names: tuple[str, ...] = ()
+    patient_names: tuple[str, ...] = ()
     if "sites" in arrays:
         site_names = _names(arrays, "sites", "site_names", path)
         site = check_labels(arrays["sites"], len(site_names), f"{path}, sites")
         _check_length(site, y, f"{path}, sites")
     if "patients" in arrays:
-        patient = np.unique(arrays["patients"], return_inverse=True)[1].astype(np.int64)
+        names, codes = np.unique(arrays["patients"], return_inverse=True)
+        patient_names, patient = tuple(map(str, names)), codes.astype(np.int64)
         _check_length(patient, y, f"{path}, patients")
     half = (0.5,) * x.shape[1]
     return Raw(
@@ -71,6 +73,7 @@ def with_sites(request: Request) -> Raw:
         mean=half,
         std=half,
         patient=patient,
+        patient_names=patient_names,
         site=site,
         site_names=site_names,
     )
@@ -118,6 +121,7 @@ DATASETS = (
         read=with_sites,
         source=_SOURCE,
         needs_folder=True,
+        patients=True,
     ),
     DatasetInfo(
         name="covid_cxr",
@@ -128,5 +132,6 @@ DATASETS = (
         default_partition="by_site",
         source=_SOURCE,
         needs_folder=True,
+        patients=True,
     ),
 )

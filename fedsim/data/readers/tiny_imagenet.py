@@ -42,6 +42,7 @@ def tiny_imagenet(request: Request) -> Raw:
         std=_STD,
         parts=parts_of(len(train), 0, len(test)),
         size=size,
+        files=tuple(file.relative_to(root).as_posix() for file in files),
     )
 
 

@@ -1,0 +1,197 @@
+"""Patients: whole patients are dealt to clients and held out, and what became of them is said.
+
+A patient is known by site and name: patient 1 of one hospital is not patient 1 of another. One with
+samples of several classes counts with the most frequent of them (ties: the lowest).
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import I64, Dataset, Partition
+from fedsim.data.draws import Draw
+from fedsim.data.splits import rows
+
+
+def numbered(patient: I64, site: I64 | None) -> I64:
+    """(N,) the number of each sample's patient, known by (site, patient)."""
+    if site is None:
+        return patient
+    pairs = np.stack([site, patient], axis=1)
+    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def of(dataset: Dataset) -> I64 | None:
+    """(N,) the number of each sample's patient, None where patients are not known."""
+    return None if dataset.patient is None else numbered(dataset.patient, dataset.site)
+
+
+def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
+    """``data.group``: what is wanted, else patient where patients are known, but for lists.
+
+    Raises:
+        ConfigError: patients are to be kept together, and are not known.
+    """
+    if wanted == "patient" and dataset.patient is None:
+        raise ConfigError(
+            f"data.group 'patient': {dataset.name} does not say whose the samples are; allowed: none"
+        )
+    known = dataset.patient is not None and kind != "files"
+    return wanted or ("patient" if known else "none")
+
+
+def whole(
+    rule: Callable[[Draw], list[I64]], patient: I64, *, by_label: bool
+) -> Callable[[Draw], list[I64]]:
+    """The rule of a partition, with whole patients in place of samples.
+
+    The rule says how many samples (of each class, if it looks at labels) every client is to have.
+    Class by class, from the largest patient to the smallest, in random order among equals, each
+    patient goes to the client that lacks most; what a client got too much of one class it gets
+    less of the next. Where all patients have one sample each client gets as many as by the rule.
+
+    Args:
+        rule: deals samples.
+        patient: (n,) the patients of the samples that are dealt.
+        by_label: whether the rule depends on labels.
+    """
+    member = np.unique(patient, return_inverse=True)[1].reshape(-1)
+    size = np.bincount(member)
+    of_patient = np.split(np.argsort(member, kind="stable"), np.cumsum(size)[:-1])
+
+    def dealt(draw: Draw) -> list[I64]:
+        label = most_frequent(draw.labels, member)
+        target = np.stack(
+            [np.bincount(label[member[own]], minlength=label.max() + 1)
+             for own in rule(replace(draw, labels=label[member]))]
+        )  # fmt: skip
+        if not by_label:
+            label, target = np.zeros_like(label), target.sum(axis=1, keepdims=True)
+        owner = _assigned(target, label, size, draw.rng)
+        return [
+            np.concatenate([np.empty(0, np.int64), *(of_patient[p] for p in np.flatnonzero(mine))])
+            for mine in owner == np.arange(draw.num_clients)[:, None]
+        ]
+
+    return dealt
+
+
+def most_frequent(labels: I64, member: I64) -> I64:
+    """(P,) the most frequent label of each patient, the lowest of several.
+
+    ``labels`` and ``member`` are (n,), the latter in 0..P-1.
+    """
+    pairs, counts = np.unique(np.stack([member, labels], axis=1), axis=0, return_counts=True)
+    order = np.lexsort((pairs[:, 1], -counts, pairs[:, 0]))
+    _, first = np.unique(pairs[order, 0], return_index=True)
+    return pairs[order[first], 1]
+
+
+def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) -> I64:
+    """(P,) the client of each patient.
+
+    Args:
+        target: (K, C) samples of each class that the clients are to have.
+        label: (P,) the patients' classes.
+        size: (P,) their samples.
+        rng: settles the order of equals.
+    """
+    owner = np.empty(len(label), dtype=np.int64)
+    lacking = np.zeros(len(target), dtype=np.int64)
+    for c in np.unique(label).tolist():
+        patients = rng.permutation(np.flatnonzero(label == c))
+        patients = patients[np.argsort(-size[patients], kind="stable")]
+        lacking += target[:, c]
+        open_to = np.flatnonzero(target[:, c] if target[:, c].any() else np.ones(len(target)))
+        ranks = rng.permutation(len(open_to)).tolist()
+        waiting = [
+            (-int(lacking[k]), rank, k) for k, rank in zip(open_to.tolist(), ranks, strict=True)
+        ]
+        heapq.heapify(waiting)
+        for p in patients.tolist():
+            surplus, rank, k = waiting[0]
+            owner[p] = k
+            heapq.heapreplace(waiting, (surplus + int(size[p]), rank, k))
+        for surplus, _, k in waiting:
+            lacking[k] = -surplus
+    return owner
+
+
+def held_out(labels: I64, patient: I64, count: int, most: int, draw: np.random.Generator) -> I64:
+    """Positions of whole patients with about ``count`` samples, of each class nearly its share.
+
+    Class by class the patients are visited in random order, and each is taken whole if that brings
+    the number of samples nearer to the class's share; what is missing or too much is carried over
+    to the next class. At least one patient is taken, the smallest one at need.
+
+    Args:
+        labels: (n,) of a client's samples.
+        patient: (n,) their patients.
+        count: samples wanted.
+        most: patients that may be taken, >= 1.
+        draw: settles the order.
+    """
+    member = np.unique(patient, return_inverse=True)[1].reshape(-1)
+    size, label = np.bincount(member), most_frequent(labels, member)
+    order = draw.permutation(len(size))
+    taken: list[int] = []
+    missing = 0.0
+    for c in draw.permutation(np.unique(label)).tolist():
+        patients = order[label[order] == c]
+        missing += count * size[patients].sum() / len(labels)
+        for p in patients.tolist():
+            if 2 * missing > size[p] and len(taken) < most:
+                taken.append(p)
+                missing -= size[p]
+    chosen = taken or [min(order.tolist(), key=lambda p: size[p])]
+    return np.flatnonzero(np.isin(member, chosen))
+
+
+def described(dataset: Dataset, partition: Partition, group: str) -> str | None:
+    """Whether patients are kept together, in a line; None where patients are not known."""
+    patient = of(dataset)
+    if patient is None:
+        return None
+    found = rows(dataset, partition)
+    of_row, owned = patient[found.sample], found.client >= 0
+    total = len(np.unique(of_row[owned]))
+    split = len(_in_several(of_row[owned], found.client[owned]))
+    if split:
+        text = f"patients are split over clients (data.group={group}): {split} of {total}"
+    else:
+        text = f"{total} patients, each with one client"
+    both = len(_in_several(of_row, found.part))
+    return text + (f"; {both} have samples in several parts" if both else "")
+
+
+def check(dataset: Dataset, partition: Partition) -> None:
+    """Refuses client lists that give a patient to several clients.
+
+    Raises:
+        DataError: names a patient and two of its clients.
+    """
+    patient = of(dataset)
+    if patient is None:
+        return
+    found = rows(dataset, partition)
+    owned = found.client >= 0
+    twice = _in_several(patient[found.sample[owned]], found.client[owned])
+    if len(twice):
+        own = np.flatnonzero(owned & (patient[found.sample] == twice[0]))
+        code = int(dataset.patient[found.sample[own[0]]]) if dataset.patient is not None else 0
+        name = dataset.patient_names[code] if dataset.patient_names else code
+        first, second = np.unique(found.client[own])[:2].tolist()
+        raise DataError(
+            f"data.group 'patient': the client lists of {dataset.name} give patient {name} to "
+            f"clients {first} and {second}; allowed for them: none"
+        )
+
+
+def _in_several(number: I64, value: I64) -> I64:
+    """The numbers that occur with more than one value, both (n,)."""
+    pairs = np.unique(np.stack([number, value], axis=1), axis=0)
+    numbers, times = np.unique(pairs[:, 0], return_counts=True)
+    return numbers[times > 1]

@@ -1,0 +1,276 @@
+"""Split files: which sample is in which part, and whose it is.
+
+A run's split.csv has a row per sample, ``sample,part,client_id,label`` and what else is known; it
+gives back the parts and the clients. The older form ``client,index[,name]`` lists the clients'
+samples alone.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.files import read_lines, read_table, whole_number
+from fedsim.core.types import I64, Array, Dataset, Partition
+
+PARTS = ("train", "val", "test", "own_val", "own_test")
+TRAIN, VAL, TEST, OWN_VAL, OWN_TEST = range(len(PARTS))
+_NEEDED = ("sample", "part", "client_id")
+
+
+class Rows(NamedTuple):
+    """Three arrays (n,): samples, their parts (indices of ``PARTS``), their clients (-1: none)."""
+
+    sample: I64
+    part: I64
+    client: I64
+
+
+def rows(dataset: Dataset, partition: Partition) -> Rows:
+    """A row for every sample that is in a part.
+
+    First the clients, one after the other, with their training samples in the order in which the
+    partition has them, then their own validation and test samples; then training samples of no
+    client, and the common validation and test parts. A sample of these that also is a client's own
+    (of its site or user) has that client.
+    """
+    n = len(dataset.y)
+    owner = np.full(n, -1, dtype=np.int64)
+    in_train = np.zeros(n, dtype=bool)
+    in_train[dataset.train] = True
+    pieces: list[tuple[I64, int, int]] = []
+    for client in range(partition.num_clients):
+        parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
+        for own, part in parts:
+            if own:
+                owner[own[client]] = client
+                pieces.append((own[client][in_train[own[client]]], part, client))
+    pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
+    sizes = [len(samples) for samples, _, _ in pieces]
+    common = np.concatenate([dataset.val, dataset.test])
+    return Rows(
+        np.concatenate([*(samples for samples, _, _ in pieces), common]),
+        np.concatenate(
+            [
+                np.repeat([part for _, part, _ in pieces], sizes),
+                np.repeat([VAL, TEST], [len(dataset.val), len(dataset.test)]),
+            ]
+        ),
+        np.concatenate([np.repeat([client for *_, client in pieces], sizes), owner[common]]),
+    )
+
+
+def columns(dataset: Dataset, partition: Partition) -> dict[str, Array]:
+    """The columns of split.csv, (n,) each, in the order of :func:`rows`.
+
+    The last one, ``name``, is there where the clients' names do not follow from their sites.
+    """
+    sample, part, client = rows(dataset, partition)
+    label = np.full(len(sample), -1) if dataset.per_token else dataset.y[sample]
+    nobody = client < 0
+    found: dict[str, Array] = {
+        "sample": sample,
+        "part": np.array(PARTS, dtype=object)[part],
+        "client_id": _texts(client, nobody),
+        "label": label,
+    }
+    if dataset.files:
+        found["file"] = np.array(dataset.files, dtype=object)[sample]
+    if dataset.patient is not None:
+        patient = dataset.patient[sample]
+        names = np.array(dataset.patient_names, dtype=object)
+        found["patient"] = names[patient] if len(names) else patient
+    if dataset.site is not None:
+        found["site"] = np.array(dataset.site_names, dtype=object)[dataset.site[sample]]
+    if partition.names != _sites_of(dataset, partition):
+        names = np.array(partition.names or [""] * partition.num_clients, dtype=object)
+        found["name"] = np.where(nobody, "", names[client])
+    return found
+
+
+def _texts(client: I64, nobody: Array) -> Array:
+    return np.where(nobody, "", client.astype(str).astype(object))
+
+
+def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
+    """The site of each client where every client has one of its own, else nothing."""
+    if dataset.site is None:
+        return ()
+    sites = [np.unique(dataset.site[own]) for own in partition.train]
+    if any(len(own) != 1 for own in sites) or len(np.unique(sites)) < len(sites):
+        return ()
+    return tuple(dataset.site_names[own[0]] for own in sites)
+
+
+def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
+    """The data set with the parts of a split file, and the clients in it.
+
+    Raises:
+        DataError: the file is missing or damaged, or belongs to other data; names file and row.
+    """
+    (_, header), *_ = read_lines(file)
+    if "sample" in [name.strip().lower() for name in header.split(",")]:
+        return _read_split(dataset, file)
+    return dataset, _read_clients(dataset, file)
+
+
+def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
+    table = _table(file)
+    sample = _numbers(table["sample"], file, "sample")
+    where = np.flatnonzero((sample < 0) | (sample >= len(dataset.y)))
+    if len(where):
+        raise DataError(
+            f"{_row(file, where)}: sample {sample[where[0]]} is not in {dataset.name}, which has "
+            f"0..{len(dataset.y) - 1}"
+        )
+    first = np.unique(sample, return_index=True)[1]
+    if len(first) < len(sample):
+        where = np.setdiff1d(np.arange(len(sample)), first)
+        raise DataError(f"{_row(file, where)}: sample {sample[where[0]]} is given twice")
+    part = pd.Index(PARTS).get_indexer(table["part"])
+    where = np.flatnonzero(part < 0)
+    if len(where):
+        raise DataError(
+            f"{_row(file, where)}: part {table['part'].iloc[where[0]]!r} is unknown; known: "
+            f"{', '.join(PARTS)}"
+        )
+    nobody = (table["client_id"] == "").to_numpy()
+    client = _numbers(table["client_id"].where(~nobody, "-1"), file, "client_id")
+    where = np.flatnonzero((client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST))))
+    if len(where):
+        raise DataError(f"{_row(file, where)}: a sample of {PARTS[part[where[0]]]} needs a client")
+    _check_the_same_data(dataset, table, sample, file)
+    return _assembled(dataset, table, Rows(sample, part, client), file)
+
+
+def _table(file: Path) -> pd.DataFrame:
+    """The file's cells as stripped texts."""
+    try:
+        table = pd.read_csv(
+            file, dtype=str, keep_default_na=False, na_values=[], encoding="utf-8-sig",
+            skip_blank_lines=False, skipinitialspace=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: not a CSV table ({one_line(error)})") from error
+    table.columns = [str(name).strip().lower() for name in table.columns]
+    missing = [name for name in _NEEDED if name not in table.columns]
+    if missing or table.columns.has_duplicates:
+        raise DataError(
+            f"{file}: the header is {','.join(table.columns)}, needed are the columns "
+            f"{', '.join(_NEEDED)}, each once"
+        )
+    if not isinstance(table.index, pd.RangeIndex):
+        raise DataError(f"{file}, row 2: more values than the header has")
+    if table.empty:
+        raise DataError(f"{file}: no rows below the header")
+    short = np.flatnonzero(table.isna().any(axis=1))
+    if len(short):
+        raise DataError(f"{_row(file, short)}: fewer values than the header has")
+    return table.apply(lambda column: column.str.strip())
+
+
+def _row(file: Path, where: Array) -> str:
+    """The first row, as it is numbered in an editor."""
+    return f"{file}, row {int(where[0]) + 2}"
+
+
+def _numbers(texts: pd.Series, file: Path, what: str) -> I64:
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+    where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
+    if len(where):
+        raise DataError(
+            f"{_row(file, where)}: {what} {texts.iloc[where[0]]!r} is not a whole number"
+        )
+    return values.astype(np.int64)
+
+
+def _check_the_same_data(dataset: Dataset, table: pd.DataFrame, sample: I64, file: Path) -> None:
+    """Refuses labels, files and patients that are not those of the data set."""
+    known: dict[str, Array] = {}
+    if not dataset.per_token:
+        known["label"] = dataset.y.astype(str)
+    if dataset.files:
+        known["file"] = np.array(dataset.files, dtype=object)
+    for name, values in known.items():
+        if name not in table.columns:
+            continue
+        texts = table[name].to_numpy(dtype=object)
+        where = np.flatnonzero((texts != values[sample]) & (texts != ""))
+        if len(where):
+            raise DataError(
+                f"{_row(file, where)}: {name} {texts[where[0]]!r} of sample {sample[where[0]]}, "
+                f"{dataset.name} has {str(values[sample[where[0]]])!r} there: the split belongs "
+                "to other data"
+            )
+
+
+def _assembled(
+    dataset: Dataset, table: pd.DataFrame, found: Rows, file: Path
+) -> tuple[Dataset, Partition]:
+    sample, part, client = found
+    num_clients = int(client.max()) + 1
+
+    def of_clients(*parts: int) -> tuple[I64, ...]:
+        mine = np.flatnonzero(np.isin(part, parts) & (client >= 0))
+        mine = mine[np.argsort(client[mine], kind="stable")]
+        cuts = np.searchsorted(client[mine], np.arange(1, num_clients))
+        return tuple(np.split(sample[mine], cuts)) if len(mine) else ()
+
+    train = of_clients(TRAIN)
+    if not train:
+        raise DataError(f"{file}: no training sample has a client")
+    empty = [k for k, own in enumerate(train) if not len(own)]
+    if empty:
+        raise DataError(
+            f"{file}: client {empty[0]} has no training samples; clients are numbered 0, 1, ..."
+        )
+    if not (part == TEST).any():
+        raise DataError(f"{file}: no sample is in the part test")
+    changed = replace(
+        dataset,
+        train=np.sort(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))]),
+        val=sample[part == VAL],
+        test=sample[part == TEST],
+    )
+    partition = Partition(
+        train=train, val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)
+    )
+    names: tuple[str, ...] = _sites_of(changed, partition)
+    if "name" in table.columns:
+        first = np.unique(client, return_index=True)[1][-num_clients:]
+        names = tuple(table["name"].iloc[first])
+        names = names if any(names) else ()
+    return changed, replace(partition, names=names)
+
+
+def _read_clients(dataset: Dataset, file: Path) -> Partition:
+    """Reads client,index[,name]; clients in the order of their numbers, else of their names."""
+    owner: dict[int, str] = {}
+    members: dict[str, list[int]] = {}
+    names: dict[str, str] = {}
+    for row in read_table(file, required=("client", "index")):
+        index = whole_number(row.values["index"], f"{row.where}: index")
+        client = row.values["client"]
+        if not 0 <= index < len(dataset.train):
+            raise DataError(
+                f"{row.where}: index {index} is outside the training part of {dataset.name}, "
+                f"0..{len(dataset.train) - 1}"
+            )
+        if index in owner:
+            raise DataError(
+                f"{row.where}: index {index} is given twice, to client {owner[index]} and to "
+                f"client {client}"
+            )
+        owner[index] = client
+        members.setdefault(client, []).append(index)
+        names[client] = row.values.get("name") or client
+    numbered = all(client.isdecimal() for client in members)
+    clients = sorted(members, key=int) if numbered else sorted(members)
+    labels = tuple(names[client] for client in clients)
+    plain = labels == tuple(map(str, range(len(labels))))
+    return Partition(
+        train=tuple(dataset.train[members[c]] for c in clients), names=() if plain else labels
+    )
