@@ -29,6 +29,10 @@ FILES = ("partition.csv", "split.csv", "partition.png")
 """The files of ``--out DIR``."""
 LONG = 16
 """Longer names of classes are cut in the table's heading."""
+CLASSES_OF_TEXT = 20
+"""Samples of text are counted by class in the table where there are at most so many."""
+SITES = 12
+"""So many sites are listed with their numbers of training samples."""
 MAX_PIXELS = 128
 """Larger images are shown at this size."""
 
@@ -74,6 +78,8 @@ def partition(
     group = patients.grouping(dataset, kind, settings.data.group)
     if said := patients.described(dataset, split, group):
         click.echo(said)
+    if sites := site_line(dataset):
+        click.echo(sites)
     if excluded := holdout.num_left_out(dataset):
         click.echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
     show(class_table(dataset, split))
@@ -108,13 +114,12 @@ def check_output(out: str | None, plot: str | None) -> None:
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
     """One row per client, then the sums: training samples by class and in all.
 
-    Of text with a label per token there are no columns of classes.
+    Of text there are columns for up to :data:`CLASSES_OF_TEXT` classes.
     """
     import numpy as np
 
-    heads = (
-        [] if dataset.per_token else [class_head(dataset, c) for c in range(dataset.num_classes)]
-    )
+    shown = not dataset.vocabulary or dataset.num_classes <= CLASSES_OF_TEXT
+    heads = [class_head(dataset, c) for c in range(dataset.num_classes)] if shown else []
     rows = []
     for client, own in enumerate([*split.train, np.concatenate(split.train)]):
         last = client == split.num_clients
@@ -129,11 +134,27 @@ def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:
 
 def class_head(dataset: Dataset, label: int) -> str:
     """The heading of a class: its index and name, or ``class 3`` where that is its name."""
-    name = dataset.class_names[label]
+    name = class_names(dataset)[label]
     if name == str(label):
         return f"class {label}"
-    name = name if name.isprintable() and name.strip() else repr(name)
     return f"{label} {name if len(name) <= LONG else name[: LONG - 3] + '...'}"
+
+
+def class_names(dataset: Dataset) -> list[str]:
+    """The names of the classes, quoted where they cannot be seen (a line end, a space)."""
+    return [n if n.isprintable() and n.strip() else repr(n) for n in dataset.class_names]
+
+
+def site_line(dataset: Dataset) -> str:
+    """The training samples of each site; empty without sites, and where these are users."""
+    import numpy as np
+
+    if dataset.site is None or dataset.sites_are_users:
+        return ""
+    counts = np.bincount(dataset.site[dataset.train], minlength=len(dataset.site_names)).tolist()
+    found = [f"{name} {n}" for name, n in zip(dataset.site_names, counts, strict=True)]
+    more = f", and {len(found) - SITES} more" if len(found) > SITES else ""
+    return f"{len(found)} sites: {', '.join(found[:SITES])}{more}"
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
@@ -148,7 +169,7 @@ def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
     frame = pd.DataFrame(partitions.table(dataset, split))
     frame.to_csv(folder / "partition.csv", index=False, lineterminator="\n")
     files.write(folder / "split.csv", split_text(splits.columns(dataset, split)).encode())
-    names = () if dataset.per_token else dataset.class_names
+    names = () if dataset.per_token else class_names(dataset)
     figure = analysis("partition").figure(frame, names)
     figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
 
@@ -171,9 +192,9 @@ def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file
         shown = own[drawing.in_proportion(dataset.y[own])]
         images = resize(dataset.x[shown], min(MAX_PIXELS, dataset.x.shape[-1]))
         name = split.names[client] if split.names else f"Client {client}"
-        labels = [dataset.class_names[label] for label in dataset.y[shown].tolist()]
+        labels = [class_names(dataset)[label] for label in dataset.y[shown].tolist()]
         rows.append(drawing.ImageRow(f"{name}\n{len(own):,} samples", images, labels))
     frame = pd.DataFrame(partitions.table(dataset, split))
-    classes = ("text",) if dataset.per_token else dataset.class_names  # the table's label is -1
+    classes = ["text"] if dataset.per_token else class_names(dataset)  # the table's label is -1
     figure = drawing.figure_with_images(frame, title, classes, rows, note)
     analysis("style").save(figure, file)

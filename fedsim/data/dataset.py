@@ -1,5 +1,6 @@
 """What a reader is asked for and returns, and the checked data set that is made of it."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,7 +154,7 @@ def assemble(
     val_fraction: float,
     test_fraction: float,
     seed: int,
-    group: str | None = None,
+    group: str = "none",
 ) -> Dataset:
     """Draws the parts that the files do not give, settles the image size and checks everything.
 
@@ -167,9 +168,9 @@ def assemble(
         raise ConfigError(f"data.image_size {image_size}: {name} has {kind}, no images")
     if not images and augment not in (None, "none"):
         raise ConfigError(f"data.augment {augment!r}: {name} has {kind}, no images")
-    if group is None:
-        group = "none" if raw.clients is not None else "patient"
     patient = raw.patient
+    if group == "auto":
+        group = "none" if raw.clients is not None else "patient"
     if group == "patient" and patient is not None:
         patient = numbered(patient, raw.site)
     parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
@@ -298,9 +299,9 @@ def _of_parts(d: Dataset) -> Rules:
 
 
 def _given_twice(names: Sequence[str]) -> str:
-    """The first name that is there before, quoted; empty where all differ."""
-    seen: set[str] = set()
-    return next((repr(name) for name in names if name in seen or seen.add(name)), "")
+    """The most frequent name, quoted; empty where all differ."""
+    (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
+    return repr(name) if times > 1 else ""
 
 
 def _within(values: Array, low: int, end: int) -> bool:

@@ -117,9 +117,10 @@ def redrawn(
         best = max(best, sizes, key=lambda s: min(s, default=-1))
     reached = sorted(best)
     smallest = "" if len(reached) <= 20 else " for its smallest clients"
-    whole = patient is not None
-    patients = f" of {len(np.unique(patient))} patients" if whole else ""
-    least = f" and {min_patients} patients (data.group patient)" if whole else ""
+    whole, patients, least = patient is not None, "", ""
+    if patient is not None:
+        patients = f" of {len(np.unique(patient))} patients"
+        least = f" and {min_patients} patients (data.group patient)"
     raise DataError(
         f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
         f"samples{patients}: none of {MAX_TRIES} draws gives every client data.min_samples "

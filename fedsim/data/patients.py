@@ -37,7 +37,7 @@ def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
     """
     if wanted == "patient" and dataset.patient is None:
         raise ConfigError(
-            f"data.group 'patient': {dataset.name} does not say whose the samples are; allowed: none"
+            f"data.group 'patient': {dataset.name} says not whose its samples are; allowed: none"
         )
     known = dataset.patient is not None and kind != "files"
     return wanted or ("patient" if known else "none")

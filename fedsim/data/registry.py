@@ -70,7 +70,7 @@ def load(
     seed: int = 0,
     split: str | None = None,
     num_clients: int = 50,
-    group: str | None = None,
+    group: str = "none",
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -94,7 +94,7 @@ def load(
             ``split_1``, ``split_2``, ...).
         num_clients: sites or users of generated data, of which each becomes a client.
         group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
-            None: by site and name, but for data sets with client lists.
+            ``auto``: by site and name, but for data sets with client lists.
         given: the data set's own options, see :func:`options`.
 
     Raises:

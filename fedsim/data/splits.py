@@ -5,6 +5,8 @@ gives back the parts and the clients. The older form ``client,index[,name]`` lis
 samples alone.
 """
 
+import csv
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -130,46 +132,50 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     if len(first) < len(sample):
         where = np.setdiff1d(np.arange(len(sample)), first)
         raise DataError(f"{_row(file, where)}: sample {sample[where[0]]} is given twice")
-    part = pd.Index(PARTS).get_indexer(table["part"])
+    part = pd.Index(PARTS).get_indexer(pd.Index(table["part"]))
     where = np.flatnonzero(part < 0)
     if len(where):
         raise DataError(
-            f"{_row(file, where)}: part {table['part'].iloc[where[0]]!r} is unknown; known: "
+            f"{_row(file, where)}: part {table['part'][where[0]]!r} is unknown; known: "
             f"{', '.join(PARTS)}"
         )
-    nobody = (table["client_id"] == "").to_numpy()
-    client = _numbers(table["client_id"].where(~nobody, "-1"), file, "client_id")
+    nobody = table["client_id"] == ""
+    client = _numbers(np.where(nobody, "-1", table["client_id"]), file, "client_id")
     where = np.flatnonzero((client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST))))
     if len(where):
         raise DataError(f"{_row(file, where)}: a sample of {PARTS[part[where[0]]]} needs a client")
-    _check_the_same_data(dataset, table, sample, file)
+    _check_data(dataset, table, sample, file)
     return _assembled(dataset, table, Rows(sample, part, client), file)
 
 
-def _table(file: Path) -> pd.DataFrame:
-    """The file's cells as stripped texts."""
+def _table(file: Path) -> dict[str, Array]:
+    """The file's cells as stripped texts, (n,) by column."""
     try:
-        table = pd.read_csv(
-            file, dtype=str, keep_default_na=False, na_values=[], encoding="utf-8-sig",
-            skip_blank_lines=False, skipinitialspace=True,
-        )  # fmt: skip
-    except (OSError, ValueError) as error:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            header, *lines = csv.reader(stream)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{file}: not a CSV table ({one_line(error)})") from error
-    table.columns = [str(name).strip().lower() for name in table.columns]
-    missing = [name for name in _NEEDED if name not in table.columns]
-    if missing or table.columns.has_duplicates:
+    while lines and not lines[-1]:
+        lines.pop()
+    names = [name.strip().lower() for name in header]
+    if set(_NEEDED) - set(names) or len(set(names)) < len(names):
         raise DataError(
-            f"{file}: the header is {','.join(table.columns)}, needed are the columns "
+            f"{file}: the header is {','.join(names)}, needed are the columns "
             f"{', '.join(_NEEDED)}, each once"
         )
-    if not isinstance(table.index, pd.RangeIndex):
-        raise DataError(f"{file}, row 2: more values than the header has")
-    if table.empty:
+    if not lines:
         raise DataError(f"{file}: no rows below the header")
-    short = np.flatnonzero(table.isna().any(axis=1))
-    if len(short):
-        raise DataError(f"{_row(file, short)}: fewer values than the header has")
-    return table.apply(lambda column: column.str.strip())
+    other = [i for i, line in enumerate(lines) if len(line) != len(names)]
+    if other:
+        raise DataError(
+            f"{file}, row {other[0] + 2}: {len(lines[other[0]])} values, the header has "
+            f"{len(names)}"
+        )
+    cells = zip(*lines, strict=True)
+    return {
+        name: np.array([text.strip() for text in column], dtype=object)
+        for name, column in zip(names, cells, strict=True)
+    }
 
 
 def _row(file: Path, where: Array) -> str:
@@ -177,27 +183,25 @@ def _row(file: Path, where: Array) -> str:
     return f"{file}, row {int(where[0]) + 2}"
 
 
-def _numbers(texts: pd.Series, file: Path, what: str) -> I64:
-    values = pd.to_numeric(texts, errors="coerce").to_numpy(dtype=np.float64)
+def _numbers(texts: Array, file: Path, what: str) -> I64:
+    values = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
     where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
     if len(where):
-        raise DataError(
-            f"{_row(file, where)}: {what} {texts.iloc[where[0]]!r} is not a whole number"
-        )
+        raise DataError(f"{_row(file, where)}: {what} {texts[where[0]]!r} is not a whole number")
     return values.astype(np.int64)
 
 
-def _check_the_same_data(dataset: Dataset, table: pd.DataFrame, sample: I64, file: Path) -> None:
-    """Refuses labels, files and patients that are not those of the data set."""
+def _check_data(dataset: Dataset, table: Mapping[str, Array], sample: I64, file: Path) -> None:
+    """Refuses labels and files that are not those of the data set."""
     known: dict[str, Array] = {}
     if not dataset.per_token:
         known["label"] = dataset.y.astype(str)
     if dataset.files:
         known["file"] = np.array(dataset.files, dtype=object)
     for name, values in known.items():
-        if name not in table.columns:
+        if name not in table:
             continue
-        texts = table[name].to_numpy(dtype=object)
+        texts = table[name]
         where = np.flatnonzero((texts != values[sample]) & (texts != ""))
         if len(where):
             raise DataError(
@@ -208,7 +212,7 @@ def _check_the_same_data(dataset: Dataset, table: pd.DataFrame, sample: I64, fil
 
 
 def _assembled(
-    dataset: Dataset, table: pd.DataFrame, found: Rows, file: Path
+    dataset: Dataset, table: Mapping[str, Array], found: Rows, file: Path
 ) -> tuple[Dataset, Partition]:
     sample, part, client = found
     num_clients = int(client.max()) + 1
@@ -239,9 +243,9 @@ def _assembled(
         train=train, val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)
     )
     names: tuple[str, ...] = _sites_of(changed, partition)
-    if "name" in table.columns:
+    if "name" in table:
         first = np.unique(client, return_index=True)[1][-num_clients:]
-        names = tuple(table["name"].iloc[first])
+        names = tuple(table["name"][first])
         names = names if any(names) else ()
     return changed, replace(partition, names=names)
 

@@ -94,8 +94,8 @@ def filled_by_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, 
     if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:
         filled["data.num_clients"] = have.get("data.num_clients")
     if wanted.data.group is None:
-        own = wanted.data.client_val_fraction or wanted.data.client_test_fraction
-        drawn = kind not in FIXED_PARTITIONS or (own and kind != "files")
+        held_out = wanted.data.client_val_fraction + wanted.data.client_test_fraction > 0
+        drawn = kind not in FIXED_PARTITIONS or (held_out and kind != "files")
         may = "patient" if drawn and (info is None or info.patients) else "none"
         filled["data.group"] = have.get("data.group", may)
     return filled

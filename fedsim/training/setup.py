@@ -72,7 +72,7 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
         )
     named = c.partition or ("files" if file else None)
-    kept = None if named is None else "none" if named == "files" else "patient"
+    kept = "auto" if named is None else "none" if named == "files" else "patient"
     dataset = data.load(
         c.name,
         Path(c.dir) if c.dir else None,
@@ -149,12 +149,12 @@ def _partition(
             f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
             "parts)"
         ) from error
-    given = listed or Partition(train=())  # parts that a file gives are not drawn again
+    of_file = listed or Partition(train=())  # its parts are not drawn again
     return hold_out(
         dataset,
         partition,
-        val_fraction=0.0 if given.val else c.client_val_fraction,
-        test_fraction=0.0 if given.test else c.client_test_fraction,
+        val_fraction=0.0 if of_file.val else c.client_val_fraction,
+        test_fraction=0.0 if of_file.test else c.client_test_fraction,
         min_samples=c.min_samples,
         seed=c.seed,
         group=group,

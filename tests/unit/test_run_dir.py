@@ -40,6 +40,7 @@ def row(table, values):
 
 PUBLISHED = {
     "partition": "client_id,label,train_samples,test_samples",
+    "split": "sample,part,client_id,label,file,patient,site",
     "rounds": "round,lr,cohort_size,dropped,train_loss,val_loss,val_accuracy,test_loss,"
     "test_accuracy,test_balanced_accuracy,test_macro_f1,test_auc,conflict_ratio,update_norm",
     "clients": "round,client_id,status,num_samples,num_steps,train_loss,update_norm",

@@ -7,8 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+import fedsim
 from fedsim import data
+from fedsim.cli import main
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import partitions
 from fedsim.data.readers import leaf_text
@@ -230,6 +234,48 @@ def test_partition_csv_of_text_has_one_row_per_client(tmp_path: Path):
         {"client_id": 0, "label": -1, "train_samples": 1, "test_samples": 1, "name": "1"},
         {"client_id": 1, "label": -1, "train_samples": 3, "test_samples": 1, "name": "2"},
     ]
+
+
+def test_partition_csv_of_texts_with_one_label_has_the_labels(tmp_path: Path):
+    tweets(tmp_path)
+    loaded = data.load("sent140", tmp_path)
+    made = partitions.make(loaded, "natural", min_samples=1)
+    assert partitions.table(loaded, made) == [
+        {"client_id": 0, "label": 0, "train_samples": 1, "test_samples": 1, "name": "u"},
+        {"client_id": 0, "label": 1, "train_samples": 2, "test_samples": 0, "name": "u"},
+    ]
+    write(tmp_path / "plays/train", "a.json", {"HAMLET": (["a" * 80] * 3, ["b", "a", "b"])})
+    write(tmp_path / "plays/test", "a.json", {"HAMLET": (["a" * 80], ["a"])})
+    plays = data.load("shakespeare", tmp_path / "plays")
+    rows = partitions.table(plays, partitions.make(plays, "natural", min_samples=1))
+    a, b = (plays.class_names.index(letter) for letter in "ab")
+    assert [(r["label"], r["train_samples"], r["test_samples"]) for r in rows] == [
+        (a, 1, 1), (b, 2, 0)
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, ["partition", "-d", "sent140", "--data-dir", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    head = ["client", "name", "0", "negative", "1", "positive", "samples"]
+    assert done.stdout.splitlines()[1].split() == head
+    assert done.stdout.splitlines()[2].split() == ["0", "u", "1", "2", "3"]
+
+
+@pytest.mark.integration
+def test_a_run_of_texts_that_an_earlier_version_began_goes_on(tmp_path: Path):
+    tweets(tmp_path / "data")
+    config = RunConfig(
+        algorithm="fedavg",
+        data={"name": "sent140", "dir": str(tmp_path / "data"), "min_samples": 1},
+        train={"rounds": 2, "sample_rate": 1.0},
+        engine={"kind": "serial"},
+    )
+    run = fedsim.run(config, tmp_path / "run").path
+    (run / "summary.csv").unlink()
+    (run / "split.csv").unlink()
+    older = "client_id,label,train_samples,test_samples,name\n0,-1,3,1,u\n"
+    (run / "partition.csv").write_text(older)
+    fedsim.resume(run)
+    assert (run / "partition.csv").read_text() == older
+    assert (run / "split.csv").exists()
 
 
 def test_a_split_within_users_works_on_labels_of_tokens(tmp_path: Path):
