@@ -27,7 +27,6 @@ from fedsim.config.validation import (
     check_data_options,
     check_hyperparameters,
     check_name,
-    cohort_size,
     default_options,
     is_section,
 )
@@ -105,8 +104,6 @@ class RunConfig(RunSettings):
                     f"evaluation.{key}",
                     "has no effect without the decomposition; set evaluation.decompose_every too",
                 )
-        if self.decides_num_clients:
-            self._check_cohort()
         return self
 
     @property
@@ -150,14 +147,6 @@ class RunConfig(RunSettings):
                 f"{self.train.momentum} given; clients of {self.algorithm} train without momentum: "
                 "leave it out, or set it to 0",
             )
-
-    def _check_cohort(self) -> None:
-        rate_given = "sample_rate" in self.train.model_fields_set
-        try:
-            cohort_size(self.data.num_clients, self.train.sample_rate)
-        except ConfigError as error:
-            key = "train.sample_rate" if rate_given else "data.num_clients"
-            raise InvalidSetting(key, str(error)) from None
 
     @classmethod
     def unknown(cls, key: str) -> str:

@@ -168,7 +168,7 @@ class TrainConfig(Section):
     rounds: int = Field(100, ge=1)
     """Number of communication rounds."""
     sample_rate: float = Field(0.1, gt=0, le=1)
-    """Share of the clients drawn in each round: m = floor(rate K), at least 1."""
+    """Share of the clients drawn in each round: m = max(1, floor(rate K)), at least one client."""
     local_epochs: int = Field(1, ge=1)
     """Passes over a client's data in each round."""
     batch_size: int = Field(50, ge=1)

@@ -11,18 +11,11 @@ from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 
 
 def cohort_size(num_clients: int, sample_rate: float) -> int:
-    """m = floor(rate K), the number of clients in a round.
+    """m = max(1, floor(rate K)), the number of clients in a round.
 
-    Raises:
-        ConfigError: the rate samples no client.
+    A product that floating-point rounding leaves just below a whole number counts as that number.
     """
-    expected = sample_rate * num_clients
-    if expected + 1e-9 < 1:
-        raise ConfigError(
-            f"{num_clients} clients times sample rate {sample_rate:g} is {expected:g}, which "
-            f"samples no client; the rate must be at least {1 / num_clients:.4g}"
-        )
-    return math.floor(expected + 1e-9)
+    return max(1, math.floor(sample_rate * num_clients + 1e-9))
 
 
 def is_section(name: str) -> bool:

@@ -127,9 +127,12 @@ class Lines(Callback):
             f"{info.algorithm} on {info.dataset}, {info.model} "
             f"({info.num_parameters:,} parameters), seed {info.seed}"
         )
+        rate = info.config.train.sample_rate
+        drawn = rate * info.num_clients
+        least = f" (at least one; sample rate {rate:g} gives {drawn:g})" if drawn + 1e-9 < 1 else ""
         click.echo(
-            f"{info.num_clients} clients, {info.cohort_size} per round, {info.rounds} rounds; "
-            f"{info.engine}"
+            f"{info.num_clients} clients, {info.cohort_size} per round{least}, "
+            f"{info.rounds} rounds; {info.engine}"
         )
         for note in info.notes:
             click.echo(note)

@@ -61,9 +61,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep table3_small --working-dir nowhere", ["--working-dir", "not a directory"]),
         ("run --alpha 0", ["--alpha", "greater than 0"]),
         ("run --alpha x", ["--alpha", "'x'", "number"]),
-        ("run --sample-rate 0.001", ["--sample-rate", "samples no client", "0.02"]),
+        ("run --sample-rate 0", ["--sample-rate", "greater than 0"]),
         ("run --sample-rate 1.2", ["--sample-rate", "less than or equal to 1"]),
-        ("run --clients 5", ["--clients", "samples no client"]),
         ("run --clients 0", ["--clients", "greater than or equal to 1"]),
         ("run --rounds ten", ["--rounds", "integer"]),
         ("run --gpus-per-client 1.5", ["--gpus-per-client", "whole number"]),
@@ -228,6 +227,15 @@ def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
                      "mean of last 10 rounds", "rounds", "seconds", "files"]  # fmt: skip
     assert "\x1b" not in result.stdout
     assert (tmp_path / "r" / "summary.csv").exists()
+
+
+def test_few_clients_need_no_sample_rate(tmp_path: Path) -> None:
+    one = fedsim("run", "--clients", "5", "--rounds", "1", "--engine", "serial", "--out", "r")
+    assert one.exit_code == 0, one.output
+    assert "5 clients, 1 per round (at least one; sample rate 0.1 gives 0.5)" in one.stdout
+    split = fedsim("partition", "--clients", "5")
+    assert split.exit_code == 0, split.output
+    assert "on 5 clients" in split.stdout
 
 
 def test_config_yaml_repeats_the_run(tmp_path: Path) -> None:

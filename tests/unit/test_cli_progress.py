@@ -106,6 +106,14 @@ def test_the_bar_stays_on_stderr_and_gives_the_terminal_back(
     )
 
 
+def test_a_cohort_below_one_client_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    progress.Lines().on_run_start(replace(INFO, num_clients=5, cohort_size=1))
+    line = capsys.readouterr().out.splitlines()[1]
+    assert line.startswith("5 clients, 1 per round (at least one; sample rate 0.1 gives 0.5), 100")
+    progress.Lines().on_run_start(INFO)
+    assert "50 clients, 5 per round, 100 rounds;" in capsys.readouterr().out
+
+
 def test_a_run_that_goes_on_says_from_where(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = progress.Lines()
     watcher.on_run_start(replace(INFO, out=Path("my runs/a"), done=40))

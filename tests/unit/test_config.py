@@ -135,17 +135,11 @@ def test_a_section_built_on_its_own_is_checked_too() -> None:
         TrainConfig(lr=0)
 
 
-def test_a_rate_that_samples_no_client() -> None:
-    # 50 * 0.019 = 0.95 < 1, 50 * 0.02 = 1
-    assert "samples no client" in refusal(train={"sample_rate": 0.019})
-    assert RunConfig(train={"sample_rate": 0.02}).train.sample_rate == 0.02
-
-
 def test_files_and_sites_decide_the_number_of_clients_later() -> None:
     rate = {"sample_rate": 0.01}
     for data in ({"name": "retina"}, {"partition": "by_site"}, {"name": "npz"}):
         assert not RunConfig(data=data, train=rate).decides_num_clients
-    assert "samples no client" in refusal(data={"name": "retina", "num_clients": 5}, train=rate)
+    assert RunConfig(data={"name": "retina", "num_clients": 5}, train=rate).decides_num_clients
     assert not RunConfig(data={"partition_file": "a/split.csv"}, train=rate).decides_num_clients
 
 
@@ -154,8 +148,15 @@ def test_cohort_size() -> None:
     assert cohort_size(10, 0.3) == 3  # 0.3 * 10 is 2.9999999999999996 or 3: the 1e-9 decides
     assert cohort_size(3, 0.5) == 1
     assert cohort_size(49, 1.0) == 49
-    with pytest.raises(ConfigError, match=r"at least 0\.2"):
-        cohort_size(5, 0.1)
+    assert cohort_size(30, 0.1) == 3  # 0.1 * 3 is above 0.3, 0.7 * 10 below 7
+    assert cohort_size(10, 0.7) == 7
+
+
+def test_a_cohort_is_at_least_one_client() -> None:
+    assert cohort_size(5, 0.1) == 1
+    assert cohort_size(3, 1e-12) == 1
+    config = RunConfig(data={"num_clients": 5}, train={"sample_rate": 0.019})
+    assert config.train.sample_rate == 0.019
 
 
 def test_a_method_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,12 +238,6 @@ def test_messages_name_the_set() -> None:
     assert "section" in set_refusal("train=1")
     assert "null given" in set_refusal("train.rounds=null")
     assert "also given by --set seed" in set_refusal("seed=1", "seed=2")
-
-
-def test_the_blame_for_no_client_is_on_what_was_given() -> None:
-    assert set_refusal("data.num_clients=5").startswith("--set data.num_clients: 5 clients")
-    both = set_refusal("data.num_clients=5", "train.sample_rate=0.1")
-    assert both.startswith("--set train.sample_rate: 5 clients")
 
 
 # Files

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
+from fedsim.config.run import RunConfig
 from fedsim.training.setup import prepare
 from tests.decomposing import config, digits, merged, rounds, sample_losses
 
@@ -42,6 +43,11 @@ def test_the_clients_own_the_test_images_of_their_site():
     assert setup.tests_are_owned
     assert [len(own) for own in setup.partition.test] == [32, 16, 16, 16]
     assert not prepare(config("fedavg")).tests_are_owned, "a common test part beside own ones"
+
+
+def test_few_sites_make_a_cohort_of_one():
+    data = {"name": f"{__name__}:hospitals", "partition": "by_site"}
+    assert prepare(RunConfig(algorithm="fedavg", data=data)).cohort_size == 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedpac", "fedbn"])
