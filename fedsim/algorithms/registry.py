@@ -17,7 +17,7 @@ import fedsim.algorithms
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import MarginControl
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import resolve, signature
+from fedsim.core.imports import resolve, signature, users_code
 from fedsim.core.settings import Scalar, checked
 from fedsim.server import Average, Server
 
@@ -80,7 +80,9 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
         ConfigError: as :func:`check`, a value that the method refuses, or a function of the user's
             that builds something else.
     """
-    built = builder(name)(**check(name, hyperparameters or {}))
+    build, values = builder(name), check(name, hyperparameters or {})
+    with users_code(f"algorithm {name!r}", ConfigError):
+        built = build(**values)
     if not isinstance(built, Algorithm):
         raise ConfigError(
             f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "

@@ -11,7 +11,14 @@ from typing import Any
 
 import click
 
-from fedsim.cli.common import os_error_text, show_error, show_log, show_notes, show_traceback
+from fedsim.cli.common import (
+    error_status,
+    error_text,
+    show_error,
+    show_log,
+    show_notes,
+    show_traceback,
+)
 from fedsim.cli.doctor import doctor
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
@@ -21,7 +28,6 @@ from fedsim.cli.run import run
 from fedsim.cli.runs import runs
 from fedsim.cli.show import compare, show
 from fedsim.cli.sweep import sweep
-from fedsim.core.errors import FedsimError
 from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.
@@ -64,14 +70,16 @@ class Commands(click.Group):
         sys.exit(status if isinstance(status, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command of a context; fedsim's and the system's errors become one line."""
+        """Runs the command of a context; an error becomes one line and an exit status."""
         try:
             return super().invoke(ctx)
-        except (FedsimError, OSError) as error:
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:  # noqa: BLE001 - the last place that can say what happened
             show_traceback(ctx, error)
-            show_error(str(error) if isinstance(error, FedsimError) else os_error_text(error))
+            show_error(error_text(error))
             show_notes(error)
-            ctx.exit(error.exit_status if isinstance(error, FedsimError) else 1)
+            ctx.exit(error_status(error))
 
 
 @click.group(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.options import VERBOSE
-from fedsim.core.errors import StoreError, WorkerError, exit_status
+from fedsim.core.errors import FedsimError, StoreError, WorkerError, described, exit_status
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
     from fedsim.training.progress import Lines
+
+
+LONGEST = 1000
+"""Characters of an error's line."""
 
 
 def configuration(preset: str | None, config: str | None, flags: Settings) -> RunConfig:
@@ -75,8 +80,11 @@ def show_log() -> None:
 
 
 def show_error(message: str) -> None:
-    """``error: ...`` in one line."""
-    click.echo(f"error: {' '.join(message.split())}", err=True)
+    """``error: ...`` in one line without control characters; a very long one loses its middle."""
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+    click.echo(f"error: {text}", err=True)
 
 
 def show_notes(error: BaseException) -> None:
@@ -91,10 +99,21 @@ def show_traceback(ctx: click.Context, error: BaseException) -> None:
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
-def os_error_text(error: OSError) -> str:
-    """``FILE: reason``, as far as the operating system names them."""
-    reason = error.strerror or str(error) or type(error).__name__
-    return reason if error.filename is None else f"{error.filename}: {reason}"
+def error_text(error: Exception) -> str:
+    """What an error says; of the operating system's, ``FILE: reason`` as far as it names them."""
+    if isinstance(error, FedsimError):
+        return str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error) or type(error).__name__
+        return reason if error.filename is None else f"{error.filename}: {reason}"
+    return f"unexpected {described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
+
+
+def error_status(error: Exception) -> int:
+    """1 for what failed, 2 for usage and configuration, and for a path longer than any file's."""
+    if isinstance(error, FedsimError):
+        return error.exit_status
+    return 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1
 
 
 @contextmanager

@@ -71,23 +71,23 @@ class RunConfig(RunSettings):
                 if isinstance(own, Mapping):  # else it is refused below
                     own = default_options(key, name) | dict(own)
                 sections[name] = own
-        checked = {}
+        checked, plain_sgd = {}, False
         for name, section in sections.items():
             if name != data_name and data.find(name) is None:
-                checked[name] = check_hyperparameters(name, section)
+                checked[name], method = check_hyperparameters(name, section)
+                plain_sgd |= name == algorithm and method.local.plain_sgd
             elif found := check_data_options(name, section, data_name, _of_data(given, "dir")):
                 checked[name] = found
         renamed.notify((f"data.{leaf}" for leaf in _section(values, "data")), checked)
         rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)
-        if algorithm in checked and algorithms.load(algorithm, checked[algorithm]).local.plain_sgd:
-            rest["train"] = _without_momentum(rest.get("train", TrainConfig()))
+        if plain_sgd:
+            rest["train"] = _without_momentum(algorithm, rest.get("train", {}))
         return rest | {"hyperparameters": checked}
 
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
-        self._check_momentum()
         check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
@@ -139,15 +139,6 @@ class RunConfig(RunSettings):
             }
         )
 
-    def _check_momentum(self) -> None:
-        algorithm = algorithms.load(self.algorithm, self.hyperparameters[self.algorithm])
-        if self.train.momentum > 0 and algorithm.local.plain_sgd:
-            raise InvalidSetting(
-                "train.momentum",
-                f"{self.train.momentum} given; clients of {self.algorithm} train without momentum: "
-                "leave it out, or set it to 0",
-            )
-
     @classmethod
     def unknown(cls, key: str) -> str:
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
@@ -178,13 +169,16 @@ def _chain(server: Any) -> tuple[str, ...]:
         raise InvalidSetting("server", str(error)) from error
 
 
-def _without_momentum(train: Any) -> Any:
-    """Section ``train`` with no momentum where none is given."""
-    if isinstance(train, TrainConfig) and "momentum" not in train.model_fields_set:
-        return train.model_copy(update={"momentum": 0.0})
-    if isinstance(train, Mapping):
-        return {"momentum": 0.0, **train}
-    return train
+def _without_momentum(algorithm: str, given: Any) -> TrainConfig:
+    """Section ``train`` with no momentum, which the clients of ``algorithm`` cannot have."""
+    train = TrainConfig.model_validate(given)
+    if "momentum" in train.model_fields_set and train.momentum > 0:
+        raise InvalidSetting(
+            "train.momentum",
+            f"{train.momentum} given; clients of {algorithm} train without momentum: leave it out, "
+            "or set it to 0",
+        )
+    return train.model_copy(update={"momentum": 0.0})
 
 
 def _option_keys() -> Iterator[str]:

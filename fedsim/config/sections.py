@@ -62,6 +62,8 @@ class Section(BaseModel):
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
+        if isinstance(value, str) and "\0" in value:
+            raise ValueError("must not contain a null character")
         return value
 
     @model_validator(mode="wrap")
@@ -354,7 +356,7 @@ class RunSettings(Section):
     """Weight lambda of margin control; unset: the method's own."""
     margin_threshold: float | None = Field(None, gt=0)
     """Threshold (tau, T or u) of margin control, in forms that have one; unset: the form's own."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**64)
     """Seed of training: start weights, cohorts and the order of batches."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

@@ -6,6 +6,7 @@ from inspect import Parameter
 from typing import Any
 
 from fedsim import algorithms, data
+from fedsim.algorithms.base import Algorithm
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
 
@@ -67,8 +68,8 @@ def check_data_options(name: str, given: Any, used: object, folder: object) -> d
     return values if name == used else {}
 
 
-def check_hyperparameters(name: str, given: Any) -> dict[str, Scalar]:
-    """One method's section, with the types that ``build`` declares, and accepted by it.
+def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Algorithm]:
+    """One method's section, with the types that ``build`` declares, and the method it builds.
 
     Where ``build`` refuses the values, the key is that of the value that it refuses alone.
     """
@@ -76,7 +77,7 @@ def check_hyperparameters(name: str, given: Any) -> dict[str, Scalar]:
         raise InvalidSetting(name, f"{given!r} given; must be a section of hyperparameters")
     values = algorithms.check(name, given or {})
     try:
-        algorithms.load(name, values)
+        return values, algorithms.load(name, values)
     except ConfigError as error:
         declared = algorithms.parameters(name)
         required = {k: v for k, v in values.items() if declared[k].default is Parameter.empty}
@@ -86,4 +87,3 @@ def check_hyperparameters(name: str, given: Any) -> dict[str, Scalar]:
             except ConfigError:
                 raise InvalidSetting(f"{name}.{leaf}", str(error)) from error
         raise InvalidSetting(name, str(error)) from error
-    return values

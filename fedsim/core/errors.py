@@ -6,7 +6,10 @@ and what is allowed.
 
 import difflib
 import signal
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class FedsimError(Exception):
@@ -64,6 +67,36 @@ def exit_status(interrupt: KeyboardInterrupt) -> int:
 def one_line(error: BaseException) -> str:
     """The message of an error in one line; its type where it has none."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+MOST = 400
+"""Characters of the text of somebody else's exception that a message repeats."""
+
+
+def described(error: BaseException) -> str:
+    """``Type: text (file.py:12, in function)`` in one line, the place in the user's own code.
+
+    The place is missing where no function of the user's was running.
+    """
+    text = " ".join(str(error).split())
+    text = text if len(text) <= MOST else f"{text[:MOST]} ..."
+    kind = type(error).__name__
+    place = _place(error)
+    return (f"{kind}: {text}" if text else kind) + (f" ({place})" if place else "")
+
+
+def _place(error: BaseException) -> str:
+    """File, line and function of the innermost call in code outside fedsim and the libraries."""
+    libraries = {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib")}
+    others = (str(Path(__file__).parents[1]), *libraries)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        packaged = {"site-packages", "dist-packages"} & set(file.parts)
+        if not packaged and file.is_absolute() and not frame.filename.startswith(others):
+            here = file.is_relative_to(Path.cwd())
+            name = file.relative_to(Path.cwd()) if here else file
+            return f"{name}:{frame.lineno}, in {frame.name}"
+    return ""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

@@ -2,10 +2,11 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from fedsim.core.errors import ConfigError, nearest, one_line
+from fedsim.core.errors import ConfigError, FedsimError, described, nearest, one_line
 
 
 def resolve(name: str, where: str) -> Callable[..., Any]:
@@ -24,9 +25,10 @@ def resolve(name: str, where: str) -> Callable[..., Any]:
         raise ConfigError(f"{where}: {name!r} is not of the form module:function")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
-        reason = f"{kind}{one_line(error)}"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also of a module that ends the process
+        reason = one_line(error) if isinstance(error, ImportError) else described(error)
         raise ConfigError(f"{where}: {module_name!r} cannot be imported ({reason})") from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -52,7 +54,11 @@ def signature(
 
 
 def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) -> Any:
-    """Calls ``function``, whose own exceptions pass; a ConfigError where the arguments misfit."""
+    """Calls a user's ``function``.
+
+    Raises:
+        ConfigError: it takes other arguments, or raises anything but an error of fedsim's.
+    """
     expected = signature(function, where)
     try:
         expected.bind(*args, **kwargs)
@@ -60,4 +66,23 @@ def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) ->
         raise ConfigError(
             f"{where}: the function takes {expected}, not this call ({error})"
         ) from error
-    return function(*args, **kwargs)
+    with users_code(where, ConfigError):
+        return function(*args, **kwargs)
+
+
+@contextmanager
+def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
+    """Runs code of the user's; what it raises becomes an error that names the line.
+
+    Errors of fedsim and Ctrl-C pass as they are.
+
+    Args:
+        where: what the message begins with.
+        kind: of the error.
+    """
+    try:
+        yield
+    except (FedsimError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # SystemExit as well: a run does not end without a word
+        raise kind(f"{where}: {described(error)}") from error

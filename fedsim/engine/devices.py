@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from fedsim.client.context import Precision
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, described
 from fedsim.core.types import GIB
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how many blocks are not
@@ -159,13 +159,13 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def reason(error: BaseException, fraction: float, device: torch.device) -> str:
-    """What an exception in a client's work says: its type and text, or :func:`explain`."""
+    """What an exception in a client's work says: :func:`described`, or :func:`explain`."""
     if device.type == "cuda" and is_out_of_memory(error):
         with contextlib.suppress(RuntimeError):  # where even the question fails
             free, total = torch.cuda.mem_get_info(device)
             held = torch.cuda.memory_reserved(device)
             return explain(Usage(total, free, held, requested_bytes(str(error))), fraction)
-    return f"{type(error).__name__}: {error}"
+    return described(error)
 
 
 def requested_bytes(text: str) -> int:

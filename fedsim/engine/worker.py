@@ -261,9 +261,11 @@ class Worker:
         self.progress = client, time.monotonic()
         try:
             yield
-        except FedsimError:
+        except (FedsimError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # a method or model may also call sys.exit()
+            if hasattr(error, "ray_terminate_msg"):  # with this SystemExit Ray ends a process
+                raise
             why = devices.reason(error, self.gpu_fraction, self.device)
             raise WorkerError(f"{what}: {why}") from error
         finally:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import call, resolve
+from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import Inputs, ModelSpec
 from fedsim.models import leaf, vision, weights
@@ -185,14 +185,9 @@ def make(spec: ModelSpec) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
     samples = zeros(spec)
-    try:
-        with torch.no_grad():
-            logits = model.eval()(samples)
-    except (RuntimeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"{where}: does not take {spec.inputs} {tuple(samples.shape)} ({reason})"
-        ) from error
+    takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
+    with users_code(takes, ConfigError), torch.no_grad():
+        logits = model.eval()(samples)
     model.train()
     tokens = (spec.image_size,) if spec.per_token else ()
     needed = (2, *tokens, spec.num_classes)

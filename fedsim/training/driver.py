@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, Interrupted, StoreError
+from fedsim.core.errors import ConfigError, DataError, FedsimError, Interrupted, StoreError
+from fedsim.core.imports import users_code
 from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
@@ -139,8 +140,9 @@ class TrainingLoop:
             seed=config.seed,
         )
         try:
-            return run_round(self.setup, self.executor, position.state, ctx, log)
-        except Exception as error:
+            with users_code(f"round {log.round}", FedsimError):
+                return run_round(self.setup, self.executor, position.state, ctx, log)
+        except FedsimError as error:
             log.incidents(self.executor.incidents())
             try:
                 self.store.append("errors", log.tables.get("errors", []))

@@ -17,7 +17,8 @@ from fedsim.config.run import FIXED_PARTITIONS, RunConfig
 from fedsim.config.sections import ClockConfig
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.layout import FlatModel
+from fedsim.core.imports import users_code
+from fedsim.core.layout import FlatModel, not_finite
 from fedsim.core.types import (
     Array,
     Dataset,
@@ -267,8 +268,14 @@ def prepare(config: RunConfig) -> Setup:
         margin_weight=config.margin_weight,
         margin_threshold=config.margin_threshold,
     )
-    built = models.build(model, config.seed, algorithm.adapt)
+    with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
+        built = models.build(model, config.seed, algorithm.adapt)
     flat = FlatModel(built, torch.device("cpu"))
+    bad = not_finite(flat.vector(), flat.layout)
+    if bad:
+        raise ConfigError(
+            f"model.name={model.name}: the start weights are NaN or infinite in tensor {bad[0]}"
+        )
     trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
     split = hasattr(built, "features") and any(trained) and not all(trained)
     if algorithm.local.needs_features and not split:

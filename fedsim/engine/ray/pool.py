@@ -79,9 +79,11 @@ class ClientActor:
         devices.keep_freed_memory()
         try:
             self._worker = Worker(spec, device, fraction)
-        except FedsimError:
+        except (FedsimError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if hasattr(error, "ray_terminate_msg"):  # with this SystemExit Ray ends a process
+                raise
             why = devices.reason(error, fraction, device)
             raise WorkerError(f"a client actor failed to start: {why}") from error
         return Location(

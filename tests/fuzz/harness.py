@@ -1,0 +1,146 @@
+"""Tries bad input: each try must end in one line with the right exit status, and change nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+import psutil
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+
+LONGEST = 1500
+"""Characters of a line that a person still reads."""
+
+Content = str | bytes | Callable[[Path], object]
+"""Of a file: text, bytes, or what makes it."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One bad input.
+
+    Args:
+        name: of the test.
+        args: after ``fedsim``, split at spaces where it is one text.
+        says: what the line on stderr must contain.
+        status: the exit status.
+        files: written to the working folder before, by path.
+        stays: False where a failed run leaves its directory.
+    """
+
+    name: str
+    args: str | Sequence[str]
+    says: tuple[str, ...] | str = ()
+    status: int = 2
+    files: Mapping[str, Content] = field(default_factory=dict)
+    stays: bool = True
+
+    @property
+    def arguments(self) -> list[str]:
+        return self.args.split() if isinstance(self.args, str) else list(self.args)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Every path below a folder, with the digest of its bytes."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            value = os.readlink(path)
+        else:
+            value = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[path.relative_to(folder).as_posix()] = value
+    return found
+
+
+@contextmanager
+def workplace(folder: Path) -> Iterator[Path]:
+    """An empty working folder, home and temporary files beside it; own modules are forgotten."""
+    places = {"HOME": "home", "TMPDIR": "tmp", "XDG_CACHE_HOME": "home"}
+    for name in ("home", "tmp", "work"):
+        (folder / name).mkdir(parents=True)
+    environment = {key: str(folder / name) for key, name in places.items()}
+    before, path, modules = Path.cwd(), list(sys.path), set(sys.modules)
+    with (
+        mock.patch.dict(os.environ, environment),
+        mock.patch.object(tempfile, "tempdir", None),
+        mock.patch.object(sys, "dont_write_bytecode", True),
+    ):
+        os.chdir(folder / "work")
+        try:
+            yield folder / "work"
+        finally:
+            os.chdir(before)
+            sys.path[:] = path
+            for name in set(sys.modules) - modules:
+                origin = getattr(sys.modules[name], "__file__", None) or ""
+                if origin.startswith(str(folder)):
+                    del sys.modules[name]
+
+
+def fedsim(*args: str) -> Result:
+    """The command in this process; what it warns of would stand on stderr as well."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)  # as Python does outside of tests
+        result = CliRunner().invoke(main, args)
+    told = [f"{w.category.__name__}: {w.message}" for w in caught]
+    assert not told, f"fedsim {' '.join(args)}: a warning of Python: {told[0]}"
+    return result
+
+
+def attempt(case: Case, folder: Path) -> Result:
+    """Tries a bad input in a new folder and checks what must hold."""
+    with workplace(folder) as work:
+        for name, content in case.files.items():
+            path = work / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if callable(content):
+                content(path)
+            else:
+                path.write_bytes(content.encode() if isinstance(content, str) else content)
+        before = contents(folder)
+        result = fedsim(*case.arguments)
+        check(case, result)
+        after = contents(folder)
+        if case.stays:
+            assert after == before, changes(before, after)
+        else:
+            kept = {path: after.get(path) for path in before}
+            assert kept == before, changes(before, kept)
+        assert not psutil.Process().children(recursive=True), "a process is left"
+    return result
+
+
+def check(case: Case, result: Result) -> None:
+    """One line on stderr that says what it must, and the exit status."""
+    said = f"fedsim {' '.join(case.arguments)}\n{result.output[-3000:]}"
+    error = result.exception
+    assert error is None or isinstance(error, SystemExit), f"{said}\n{error!r}"
+    assert result.exit_code == case.status, f"exit status {result.exit_code}: {said}"
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1, said
+    assert lines[0].startswith("error: "), said
+    assert len(lines[0]) < LONGEST, said[:3000]
+    assert "Traceback" not in result.output, said
+    assert "unexpected" not in lines[0], said
+    assert not re.search(r"[\x00-\x08\x0e-\x1f]", lines[0]), said
+    for part in (case.says,) if isinstance(case.says, str) else case.says:
+        assert part in lines[0], f"{part!r} is missing: {said}"
+
+
+def changes(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+    """Which paths differ."""
+    paths = sorted(p for p in {*before, *after} if before.get(p) != after.get(p))
+    return f"changed, new or lost: {', '.join(map(str, paths))}"
