@@ -34,12 +34,15 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
     Raises:
         ConfigError: a setting cannot be used.
     """
-    from fedsim.config import experiments
-    from fedsim.config.resolve import load_config
+    from fedsim.config.resolve import read_layers, resolve, warn_unused
 
     file = None if config is None else Path(config)
-    make_importable({} if file is None else experiments.read(file).settings, flags)
-    return load_config(preset=preset, file=file, overrides=flags)
+    layers = read_layers(preset=preset, file=file, overrides=flags)
+    make_importable(*layers)
+    found = resolve(*layers)
+    for layer in layers:
+        warn_unused(layer, [found])
+    return found
 
 
 def make_importable(*layers: Settings) -> None:

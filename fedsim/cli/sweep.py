@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fedsim.training.sweep import SweepRun
 
 
+ALL_LISTED, LISTED = 1000, 20
+"""``--dry-run`` checks and lists all runs up to this number; of more, so many."""
+
+
 @click.command(cls=SettingsCommand)
 @click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @set_any_option
@@ -59,10 +63,15 @@ def sweep(
 
     name, loaded = sweeps.load(experiment)
     make_importable(loaded.settings, flags)
-    runs = sweeps.expand(loaded, flags)
+    count = sweeps.size(loaded, flags)
+    shortened = dry_run and count > ALL_LISTED
+    runs = sweeps.expand(loaded, flags, first=LISTED if shortened else None)
     folder = Path(out) if out else Path("runs") / f"sweep-{name}"
     if dry_run:
         click.echo("\n".join(run.name for run in runs))
+        if shortened:
+            most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
+            click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
         return
     _run_missing(ctx, runs, folder)
 

@@ -10,6 +10,8 @@ A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted,
 
 from __future__ import annotations
 
+import reprlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,6 +122,8 @@ def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
         where = f"{source}:{mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or "unreadable characters"
         raise ConfigError(f"{where}: not valid YAML: {problem}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
 
 
 class _Reader:
@@ -165,7 +169,8 @@ class _Reader:
             return None
         value = self.value(nodes[key], key)
         if not isinstance(value, str):
-            raise ConfigError(f"{self.origin(nodes[key], key)}: {value!r} given; must be a text")
+            given = reprlib.repr(value)
+            raise ConfigError(f"{self.origin(nodes[key], key)}: {given} given; must be a text")
         return value.strip()
 
     def pairs(self, node: yaml.Node, what: str) -> Iterator[tuple[str, yaml.Node]]:
@@ -203,9 +208,8 @@ class _Reader:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
         found = tuple(self.axis_value(name, entry) for entry in node.value)
-        labels = [value.label for value in found]
-        for label in labels:
-            if labels.count(label) > 1:
+        for label, count in Counter(value.label for value in found).items():
+            if count > 1:
                 raise ConfigError(f"{self.origin(node, f'grid.{name}')}: {label} is given twice")
         return Axis(name, found)
 
@@ -214,6 +218,8 @@ class _Reader:
             key = f"grid.{axis}"
             present, found = setting(axis, self.value(node, key), self.origin(node, key))
             value = found.value
+            if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
+                raise ConfigError(f"{found.origin}: a list in a list of values may not hold more")
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             return AxisValue(label, {present: found})
         named = list(self.pairs(node, f"grid.{axis}"))

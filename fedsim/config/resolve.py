@@ -1,11 +1,14 @@
 """The layers of a configuration: flags over file over preset over defaults."""
 
+import logging
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedsim import data
 from fedsim.config import experiments, presets, renamed
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.run import RunConfig
@@ -14,17 +17,30 @@ from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 
+_LOGGER = logging.getLogger("fedsim")
+
 
 def load_config(
     *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
 ) -> RunConfig:
-    """The configuration of one run.
+    """The configuration of one run, from the layers that :func:`read_layers` reads.
+
+    Raises:
+        ConfigError: a setting cannot be used; one line that says what, where, and what is allowed.
+    """
+    return resolve(*read_layers(preset=preset, file=file, overrides=overrides))
+
+
+def read_layers(
+    *, preset: str | None = None, file: Path | None = None, overrides: Settings | None = None
+) -> tuple[Settings, Settings, Settings]:
+    """The settings of preset, file and flags; a later layer wins.
 
     ``preset`` takes the place of the own ``preset`` of ``file``, a YAML file without a grid;
     ``overrides`` are the flags, see :func:`from_flags`.
 
     Raises:
-        ConfigError: a setting cannot be used; one line that says what, where, and what is allowed.
+        ConfigError: there is no such preset, or the file cannot be read or has a grid.
     """
     written = experiments.read(file) if file is not None else experiments.Experiment()
     if written.grid:
@@ -33,7 +49,7 @@ def load_config(
     if preset is not None:
         name, origin = preset, "--preset"
     base = {} if name is None else presets.load(name, origin).settings
-    return resolve(base, experiments.of_its_version(written.settings), overrides or {})
+    return base, experiments.of_its_version(written.settings), overrides or {}
 
 
 def resolve(*layers: Settings) -> RunConfig:
@@ -51,9 +67,8 @@ def resolve(*layers: Settings) -> RunConfig:
         section, _, leaf = key.rpartition(".")
         if not section and (leaf in SECTIONS or is_section(leaf)):
             if setting.value is not None:
-                raise ConfigError(
-                    f"{setting.origin}: {setting.value!r} given; {leaf} is a section of keys"
-                )
+                given = reprlib.repr(setting.value)
+                raise ConfigError(f"{setting.origin}: {given} given; {leaf} is a section of keys")
         elif not section and key in known:
             nested[key] = setting.value
         elif key in known or key in REMOVED or is_section(section):
@@ -68,6 +83,21 @@ def resolve(*layers: Settings) -> RunConfig:
     former = [setting.former_key for setting in merged.values() if setting.former_key]
     renamed.notify(former, config.hyperparameters)
     return config
+
+
+def warn_unused(given: Settings, runs: Iterable[RunConfig]) -> None:
+    """Warns of hyperparameters of methods that none of the runs uses; those of presets may be."""
+    methods: dict[str, None] = {}
+    sections: set[str] = set()
+    for run in runs:
+        methods |= dict.fromkeys(run.methods)
+        sections |= {*run.methods, run.data.name}
+    for key, setting in given.items():
+        section = key.rpartition(".")[0]
+        unused = is_section(section) and section not in sections and data.find(section) is None
+        if unused and not setting.origin.startswith("preset "):
+            used = ", ".join(methods)
+            _LOGGER.warning("%s has no effect: the method used is %s", setting.origin, used)
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:

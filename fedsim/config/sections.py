@@ -108,7 +108,7 @@ class DataConfig(Section):
     are known, but for client lists."""
     num_clients: int = Field(50, ge=1)
     """Number of clients K; where files, sites or users fix it, another number is an error."""
-    alpha: float = Field(0.5, gt=0)
+    alpha: float = Field(0.5, gt=0, le=1e100)
     """Dirichlet concentration of the clients' label mixes; smaller is more heterogeneous."""
     shards_per_client: int = Field(2, ge=1)
     """Shards that each client gets in the partition shards."""

@@ -1,6 +1,5 @@
 """Start weights: ImageNet's by download, or any from a local file; never a silent random start."""
 
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.types import ModelSpec
 
 _IMAGENET = ("resnet18", "resnet50")
@@ -47,11 +46,10 @@ def read(path: str) -> dict[str, Tensor]:
             if file.suffix == ".safetensors"
             else torch.load(file, map_location="cpu", weights_only=True)
         )
-    except (
-        OSError, EOFError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError,
-        safetensors.SafetensorError,
-    ) as error:  # fmt: skip
-        reason = str(error).partition("\n")[0]
+    except Exception as error:  # a damaged pickle raises anything
+        reason = "no state dict, or one that is not safe to load: save model.state_dict() alone"
+        if isinstance(error, OSError | safetensors.SafetensorError):
+            reason = one_line(error)  # torch's would advise to load what is not safe
         raise ConfigError(f"model.weights={path}: cannot be read as weights ({reason})") from error
     if not isinstance(found, Mapping) or not found:
         raise ConfigError(f"model.weights={path}: holds no state dict (tensors by name)")

@@ -8,6 +8,8 @@ checkpoint, its directory is archived under another name and the run starts agai
 import csv
 import itertools
 import logging
+import math
+from collections import Counter
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from scipy import stats
 
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
-from fedsim.config.resolve import resolve
+from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core import files
@@ -29,6 +31,8 @@ from fedsim.training.resume import archive, can_resume, is_complete
 from fedsim.training.summary import CLIENT_COLUMNS, METRICS
 
 logger = logging.getLogger("fedsim")
+MOST_RUNS = 10_000
+"""The most runs of one sweep."""
 WHEN = ("final", "best", "last10")
 AVERAGED = (*(f"{when}_test_{metric}" for metric in METRICS for when in WHEN), *CLIENT_COLUMNS)
 """Columns of summary.csv whose mean over the seeds is in aggregate.csv."""
@@ -71,31 +75,49 @@ def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
     return list(itertools.product(*(axis.values for axis in experiment.grid)))
 
 
-def expand(experiment: Experiment, overrides: Settings) -> list[SweepRun]:
-    """All runs of a sweep, each configuration checked.
+def size(experiment: Experiment, overrides: Settings) -> int:
+    """The number of runs of a sweep; a flag wins over the grid, as in :func:`expand`."""
+    return math.prod(len(axis.values) for axis in _grid(experiment, overrides))
 
-    A flag wins over the grid: an axis of the same key disappears.
+
+def expand(experiment: Experiment, overrides: Settings, first: int | None = None) -> list[SweepRun]:
+    """All runs of a sweep, or the ``first`` ones, each configuration checked.
+
+    A flag wins over the grid: an axis of the same key disappears. Warns of hyperparameters of
+    methods that no run uses.
 
     Raises:
         ConfigError: a configuration that cannot be used, a flag that contradicts rows of the grid,
-            two combinations that are the same run, runs that need different Rays.
+            two combinations that are the same run, runs that need different Rays, or more than
+            :data:`MOST_RUNS`.
     """
-    grid = tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
+    grid = _grid(experiment, overrides)
+    count = size(experiment, overrides)
+    if first is None and count > MOST_RUNS:
+        raise ConfigError(f"grid: {count:,} runs; a sweep has at most {MOST_RUNS:,}")
     runs = []
-    for values in itertools.product(*(axis.values for axis in grid)):
+    for values in itertools.islice(itertools.product(*(axis.values for axis in grid)), first):
         layers = [value.settings for value in values]
         config = resolve(experiment.settings, *layers, overrides)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         name = ",".join(parts)
         runs.append(SweepRun(name or "run", group_of(name), config))
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1:
+    for name, times in Counter(run.name for run in runs).items():
+        if times > 1:
             raise ConfigError(f"grid: two combinations have the same name {name}")
     for leaf in SHARED:
         if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
             raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
+    if len(runs) == count:
+        varied = [point.settings for axis in grid for point in axis.values]
+        given = [setting for layer in varied for setting in layer.items()]
+        warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
     return runs
+
+
+def _grid(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
+    """The axes that no flag replaces."""
+    return tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
 
 
 def check_out(runs: list[SweepRun], out: Path) -> None:
