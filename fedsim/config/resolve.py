@@ -78,7 +78,8 @@ def resolve(*layers: Settings) -> RunConfig:
     try:
         config = RunConfig.model_validate(nested)
     except InvalidSetting as error:
-        origin = merged[error.key].origin if error.key in merged else error.key
+        below = (s.origin for key, s in merged.items() if key.startswith(f"{error.key}."))
+        origin = merged[error.key].origin if error.key in merged else next(below, error.key)
         raise ConfigError(f"{origin}: {error.reason}") from None
     former = [setting.former_key for setting in merged.values() if setting.former_key]
     renamed.notify(former, config.hyperparameters)

@@ -58,12 +58,21 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_value_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+    def _of_the_right_kind(cls, value: object, info: ValidationInfo) -> object:
         field = cls.model_fields[info.field_name or ""]
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("must not be true or false")
+        if isinstance(value, bytes):
+            raise ValueError("must not be binary data")
         if isinstance(value, str) and "\0" in value:
             raise ValueError("must not contain a null character")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _of_64_bits(cls, value: object, info: ValidationInfo) -> object:
+        if isinstance(value, int) and value >= 2**63 and info.field_name != "seed":
+            raise ValueError(f"must be less than {2**63}")
         return value
 
     @model_validator(mode="wrap")
@@ -106,9 +115,9 @@ class DataConfig(Section):
     group: Literal["none", "patient"] | None = None
     """patient: all samples of a patient go to one client and to one part; unset: so where patients
     are known, but for client lists."""
-    num_clients: int = Field(50, ge=1)
+    num_clients: int = Field(50, ge=1, le=10**7)
     """Number of clients K; where files, sites or users fix it, another number is an error."""
-    alpha: float = Field(0.5, gt=0, le=1e100)
+    alpha: float = Field(0.5, gt=0, le=1e12)
     """Dirichlet concentration of the clients' label mixes; smaller is more heterogeneous."""
     shards_per_client: int = Field(2, ge=1)
     """Shards that each client gets in the partition shards."""
@@ -125,7 +134,7 @@ class DataConfig(Section):
     """Share of the data held out as the common test part, where the data set has none."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of partition and splits; the same for every training seed."""
-    image_size: int | None = Field(None, ge=1)
+    image_size: int | None = Field(None, ge=1, le=2**15)
     """Height and width of the images in pixels; unset: the data set's own size."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
@@ -158,7 +167,7 @@ class ModelConfig(Section):
     """Start from ImageNet weights; an error if they cannot be had."""
     weights: str | None = None
     """Local file of start weights."""
-    projection: int = Field(0, ge=0)
+    projection: int = Field(0, ge=0, le=2**20)
     """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
     none."""
 
@@ -184,7 +193,7 @@ class TrainConfig(Section):
     """Momentum of the clients' SGD; its buffers start empty in every round."""
     weight_decay: float = Field(5e-4, ge=0)
     """Weight decay (L2 penalty) of the clients' SGD."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=4096)
     """Torch threads per client."""
     frozen_bn: bool = False
     """Train with BatchNorm in evaluation mode, as the released FedLD code does."""

@@ -75,7 +75,12 @@ def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Alg
     """
     if not isinstance(given, Mapping | None):
         raise InvalidSetting(name, f"{given!r} given; must be a section of hyperparameters")
-    values = algorithms.check(name, given or {})
+    try:
+        values = algorithms.check(name, given or {})
+    except InvalidSetting:
+        raise
+    except ConfigError as error:
+        raise InvalidSetting(name, str(error)) from error
     try:
         return values, algorithms.load(name, values)
     except ConfigError as error:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from fedsim.core.errors import DataError, one_line
+from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS
 from fedsim.core.types import Array
 
@@ -31,10 +31,16 @@ def resize(x: Array, size: int) -> Array:
     """Images (N, C, H, W) uint8 at ``size`` x ``size``, bilinear with anti-aliasing, rounded.
 
     Computed in float32, since torch's uint8 kernels differ between processors.
+
+    Raises:
+        ConfigError: they do not fit into memory.
     """
     if x.shape[2:] == (size, size):
         return x
-    out = np.empty((*x.shape[:2], size, size), dtype=np.uint8)
+    try:
+        out = np.empty((*x.shape[:2], size, size), dtype=np.uint8)
+    except MemoryError as error:
+        raise ConfigError(f"data.image_size {size}: {one_line(error)}") from error
     for start in range(0, len(x), _CHUNK):
         block = torch.from_numpy(x[start : start + _CHUNK].astype(np.float32))
         out[start : start + _CHUNK] = _rounded(_resized(block, [size, size]))

@@ -111,6 +111,36 @@ def test_every_run_is_checked_before_the_first_starts(text: str, wanted: str) ->
     assert wanted in str(error.value)
 
 
+def test_a_large_grid_is_counted_before_it_is_made() -> None:
+    axes = "".join(f"  {k}: {list(range(1, 101))}\n" for k in ("seed", "data.seed", "train.rounds"))
+    grid = experiments.parse(f"grid:\n{axes}", "grid.yaml")
+    assert sweep.size(grid, {}) == 1_000_000
+    assert [run.config.seed for run in sweep.expand(grid, {}, first=3)] == [1, 1, 1]
+    with pytest.raises(ConfigError, match=r"1,000,000 runs; a sweep has at most 10,000"):
+        sweep.expand(grid, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "sets", "warned"),
+    [
+        ("grid: {algorithm: [fedavg, fedprox]}\nfedprox: {mu: 1}\n", [], []),
+        (
+            "grid: {algorithm: [fedavg, fedbn]}\nfedprox: {mu: 1}\n",
+            [],
+            ["grid.yaml:2 (fedprox.mu)"],
+        ),
+        ("algorithm: fedavg\ngrid: {fedprox.mu: [1, 2]}\n", [], ["grid.yaml:2 (grid.fedprox.mu)"]),
+        ("algorithm: fedavg\n", ["fedprox.mu=1"], ["--set fedprox.mu"]),
+        ("algorithm: fedavg\nserver: fedgh\n", ["fedgh.order=random"], []),
+    ],
+)
+def test_hyperparameters_that_no_run_uses_are_warned_of(
+    text: str, sets: list[str], warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    runs_of(text, *sets)
+    assert [m.partition(" has no effect")[0] for m in caplog.messages] == warned
+
+
 def test_files_may_start_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: table3_small\ntrain: {rounds: 3}\n")
