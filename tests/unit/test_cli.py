@@ -222,9 +222,11 @@ def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
     assert lines[1].startswith("5 clients, 2 per round, 2 rounds; serial")
     assert lines[3].startswith("round 1/2  test accuracy -  train loss ")
     assert lines[4].startswith("round 2/2  test accuracy 0.")
-    names = [line.partition("  ")[0] for line in lines[5:]]
-    assert names == ["result", "final test accuracy", "best test accuracy",
-                     "mean of last 10 rounds", "rounds", "seconds", "files"]  # fmt: skip
+    names = [line.partition("  ")[0] for line in lines[5:15]]
+    assert names == [
+        *("result", "final test accuracy", "best test accuracy", "mean of last 10 rounds"),
+        *("final balanced accuracy", "final macro-F1", "final AUC", "rounds", "seconds", "files"),
+    ]
     assert "\x1b" not in result.stdout
     assert (tmp_path / "r" / "summary.csv").exists()
 
