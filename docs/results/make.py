@@ -89,7 +89,9 @@ def table(study: str, name: str) -> list[str]:
     texts = {"column": str, "fedld.margin_weight": str}
     frame = pd.read_csv(HERE / study / "tables.csv", dtype=texts)
     rows = frame[frame["table"] == name]
-    text = layout.markdown([selection.selection(rows) if name == "selection" else shown(name, rows)])
+    text = layout.markdown(
+        [selection.selection(rows) if name == "selection" else shown(name, rows)]
+    )
     return [line for line in text.splitlines() if line.startswith("|")]
 
 

@@ -98,6 +98,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         Flag("server", ("--server",), "NAME[,NAME]"),
         Flag("margin", ("--margin",), "FORM"),
         Flag("train.rounds", ("--rounds",)),
+        Flag("train.patience", ("--patience",)),
         Flag("seed", ("--seed",)),
     ),
     "Data and model": (

@@ -178,6 +178,9 @@ class TrainConfig(Section):
     prefix = "train."
     rounds: int = Field(100, ge=1)
     """Number of communication rounds."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after N evaluations in a row without a better validation accuracy; unset: after
+    train.rounds."""
     sample_rate: float = Field(0.1, gt=0, le=1)
     """Share of the clients drawn in each round: m = max(1, floor(rate K)), at least one client."""
     local_epochs: int = Field(1, ge=1)

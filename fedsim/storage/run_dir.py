@@ -125,6 +125,24 @@ class RunStore:
         except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
             raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
 
+    def read_environment(self) -> dict[str, Any]:
+        """What env.json says, {} where there is none.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        path = self.path / "env.json"
+        if not path.exists():
+            return {}
+        advice = "restore it, or remove it to go on without what it says of the run's beginning"
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
+        if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
+            raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
+        return found
+
 
 class RunWriter(RunStore):
     """A run directory that is written; a StoreError where one of its files cannot be.
@@ -146,24 +164,6 @@ class RunWriter(RunStore):
     def write(self, name: str, text: str) -> None:
         """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
-
-    def read_environment(self) -> dict[str, Any]:
-        """What env.json says, {} where there is none.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        path = self.path / "env.json"
-        if not path.exists():
-            return {}
-        advice = "restore it, or remove it to go on without what it says of the run's beginning"
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
-        if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
-            raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
-        return found
 
     def write_partition(
         self, rows: Iterable[PartitionRow], before: Iterable[PartitionRow] = ()

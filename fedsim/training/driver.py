@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,6 +37,7 @@ from fedsim.storage.run_dir import (
     to_json,
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
+from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import lr_at, run_round
@@ -97,9 +99,9 @@ class TrainingLoop:
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
-        first = self.position.rounds
+        first, stopping = self.position.rounds, self._early_stopping()
         try:
-            while self.position.rounds < self.setup.config.train.rounds:
+            while self.position.rounds < self.setup.config.train.rounds and not stopping.due:
                 begun, log = time.perf_counter(), RoundLog(self.position.rounds + 1)
                 after = self._round(self.position, log)
                 known = self.position.device
@@ -120,14 +122,26 @@ class TrainingLoop:
                     self.checkpoints.spill(log.round)
                     if due:
                         self.checkpoints.save(self.position)
+                    stopping.add(log.round, log.tables["rounds"][0]["val_accuracy"])
                     if self.callbacks.round_end(log.round, log.tables):
                         break
+            if stopping.due and self.position.rounds < self.setup.config.train.rounds:
+                logger.info(stopping.reason)
             if self.setup.config.engine.checkpoint_every:
                 self.checkpoints.finish(self.position)  # where a callback stopped before its turn
             self.checkpoints.wait()
         except BaseException as error:
             self._leave_checkpoint(self.position, error)
             raise
+
+    def _early_stopping(self) -> EarlyStopping:
+        """What ``train.patience`` says of the rounds that are complete."""
+        stopping = EarlyStopping(self.setup.config.train.patience)
+        if self.position.rounds:
+            rounds = self.store.read("rounds")
+            for round, accuracy in zip(rounds["round"], rounds["val_accuracy"], strict=True):
+                stopping.add(round, None if math.isnan(accuracy) else accuracy)
+        return stopping
 
     def _round(self, position: Position, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import shlex
 import sys
@@ -251,10 +250,10 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
         "files": str(path),
     }
     show([{"result": name, "value": value} for name, value in lines.items()])
-    final = final_predictions(RunStore(path))
+    store = RunStore(path)
+    final = final_predictions(store)
     if final is not None and final.collapsed:
-        environment = json.loads((path / "env.json").read_text(encoding="utf-8"))
-        click.echo(final.describe(environment["classes"]))
+        click.echo(final.describe(store.read_environment().get("classes", ())))
 
 
 def number(value: object) -> str:

@@ -259,6 +259,7 @@ def prepare(config: RunConfig) -> Setup:
     executors.check(config.engine)
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
+    _check_patience(config, dataset)
     model = _model(config, dataset)
     algorithm = algorithms.compose(
         config.algorithm,
@@ -335,6 +336,14 @@ def _check_owned(config: RunConfig, partition: Partition) -> None:
         raise ConfigError(
             f"evaluation.decompose_split {split!r}: the clients own no {split} part (or, by site, "
             f"not all of them do); set data.client_{split}_fraction, or take train or common_test"
+        )
+
+
+def _check_patience(config: RunConfig, dataset: Dataset) -> None:
+    if config.train.patience is not None and not len(dataset.val):
+        raise ConfigError(
+            f"train.patience {config.train.patience} given; data set {dataset.name} has no "
+            "validation part to measure accuracy on: set data.val_fraction too, as in 0.1"
         )
 
 

@@ -1,0 +1,43 @@
+"""Early stopping: a run ends once its validation accuracy has not risen for some evaluations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class EarlyStopping:
+    """Counts the evaluations since the best one, the earliest on ties.
+
+    It follows from the column ``val_accuracy`` of rounds.csv alone, so that a resumed run stops
+    after the same round as an undisturbed one.
+
+    Args:
+        patience: evaluations without a better accuracy after which it is due; None: never.
+    """
+
+    patience: int | None
+    best: float = -1.0
+    best_round: int = 0
+    waited: int = 0
+
+    def add(self, round: int, accuracy: float | None) -> None:
+        """Takes note of a round, from 1; the accuracy is None where it was not evaluated."""
+        if accuracy is None:
+            return
+        self.waited += 1
+        if accuracy > self.best:
+            self.best, self.best_round, self.waited = accuracy, round, 0
+
+    @property
+    def due(self) -> bool:
+        """Whether the run is to end."""
+        return self.patience is not None and self.waited >= self.patience
+
+    @property
+    def reason(self) -> str:
+        """One line for a run that ends."""
+        return (
+            f"stopped early: no validation accuracy above {self.best:.4f} of round "
+            f"{self.best_round} in {self.waited} evaluations (train.patience)"
+        )
