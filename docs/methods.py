@@ -28,6 +28,12 @@ Adam, and `--server fedgh,fedadam` FedGH's step, then Adam; `fedadam.weights` ha
 Each method's hyperparameters are read from its own section. What a method's own clients send stays
 with them (FedNova's normalisation, SCAFFOLD's control variates); what cannot be combined is refused
 with the reason.
+
+What is said of public code was read in that code: FL-bench at 075292b and c6503ac, FedLab at a0bb295 and
+6a41bb4, PFLlib at 487a29e, Flower at 2d0adc7 and 10d58a7, JianXu95/FedPAC at 7cf08f3, the others at the
+versions of their papers. The scores are those of [TABLES.md](TABLES.md): macro-F1 and balanced accuracy
+run over the classes with support, where scikit-learn's `f1_score(average="macro")` also counts, with 0,
+a class that is predicted but has no test samples.
 """
 
 

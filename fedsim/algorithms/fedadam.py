@@ -9,7 +9,8 @@ Delta = sum_i p_i g_i, m_0 = 0, v_0 = tau^2, no bias correction. Statistics are 
 :state: server: m and v (2 P)
 :sends: nothing more
 :public code: most starts at v = 0 (v0=zero); Flower moreover corrects the bias with the exponent
-    round + 1, round from 1, and has tau = 1e-9 (bias_correction=true); FL-bench has beta2 = 0.999
+    round + 1, round from 1 (bias_correction=true), and has tau = 1e-9 in ``flwr.server.strategy``
+    and 1e-3 in ``flwr.serverapp.strategy``; FL-bench has beta2 = 0.999
 """
 
 from fedsim.algorithms.base import Algorithm

@@ -13,7 +13,8 @@ all clients the rounds converge to the minimum of the mean of the F_i. SGD runs 
 :sends: nothing more
 :public code: the official code takes alpha n_mean / n_i on client i
     (``client_alpha=by_samples``) and also evaluates mean th_i; PFLlib adds the norm unsquared;
-    FL-bench drops the quadratic term
+    FL-bench drops the quadratic term and averages by samples; FedLab computes its two terms on
+    detached parameters, so that they carry no gradient and clients train as in FedAvg
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,10 @@ n in p_k = n_k / n is the sum over the cohort. Not the FedGH of Yi et al. (ACM M
 :server: each update without its conflicts with the others, then the mean by samples
 :state: none
 :sends: nothing more
-:public code: none known of this method; PFLlib's FedGH is another one
+:public code: none by the authors; PFLlib's FedGH is another method; codes of students read Eq. 1
+    otherwise, which matters for three clients or more: some go through the pairs once and change
+    both updates in place, some project on originals alone and add all corrections up, some change
+    only the later update of a pair
 """
 
 from dataclasses import dataclass

@@ -16,9 +16,11 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 :state: client its head, server the prototypes (C d)
 :sends: up head, prototypes, counts, H (each C d or C) and V, down prototypes (C d) and the head
 :public code: the original drops eigenvalues below 0.01 where rounding makes the program indefinite
-    and fails where a class is absent; PFLlib averages prototypes without counts and trains head and
-    extractor with one rate; FL-bench also averages the head into the global model; the released
-    FedLD code takes the first statistics in training mode
+    and fails where a class is absent; PFLlib averages prototypes without counts, trains head and
+    extractor with one rate, pairs the weights of the clients with heads in another order, and mixes
+    heads that it has already replaced; FL-bench also averages the head into the global model and
+    has the prototype term in round 1, with the client's own prototypes; the released FedLD code
+    takes the first statistics in training mode
 """
 
 from dataclasses import dataclass

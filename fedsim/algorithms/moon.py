@@ -14,7 +14,9 @@ CIFAR-100 and Tiny-ImageNet.
 :state: client its last model (D)
 :sends: nothing more
 :public code: FedDecorr's copy has no temperature (``temperature=1``); FL-bench runs the two older
-    models in training mode and has no projection head; NIID-Bench's mu is 0.001
+    models in training mode and has no projection head; NIID-Bench's mu is 0.001; PFLlib has no
+    projection head either, and its clients' previous model is the random initial one until they
+    have trained
 """
 
 from dataclasses import dataclass

@@ -15,8 +15,10 @@ evaluation mode, without augmentation.
 :state: client c_i (P), server c (P)
 :sends: up c_i' - c_i (P), down c (P)
 :public code: NIID-Bench starts c from a random network, averages by samples and treats BatchNorm
-    buffers as parameters; FL-bench takes one batch per epoch, so K is the number of epochs;
-    alpemreacar/FedDyn scales c by data size, clips at 10 and forgets the decay of lr in c_i'
+    buffers as parameters; FL-bench takes one batch per epoch, so K is the number of epochs, and its
+    server never stores the new c_i, which so stays 0; FedLab reads the gradients from detached
+    tensors, which have none, so that the correction is never applied; alpemreacar/FedDyn scales c
+    by data size, clips at 10 and forgets the decay of lr in c_i'
 """
 
 from dataclasses import dataclass
