@@ -29,11 +29,11 @@ Each method's hyperparameters are read from its own section. What a method's own
 with them (FedNova's normalisation, SCAFFOLD's control variates); what cannot be combined is refused
 with the reason.
 
-What is said of public code was read in that code: FL-bench at 075292b and c6503ac, FedLab at a0bb295 and
-6a41bb4, PFLlib at 487a29e, Flower at 2d0adc7 and 10d58a7, JianXu95/FedPAC at 7cf08f3, the others at the
-versions of their papers. The scores are those of [TABLES.md](TABLES.md): macro-F1 and balanced accuracy
-run over the classes with support, where scikit-learn's `f1_score(average="macro")` also counts, with 0,
-a class that is predicted but has no test samples.
+Of the public code named here, these versions were read: FL-bench 075292b (servers) and c6503ac
+(clients), FedLab a0bb295 and 6a41bb4, PFLlib 487a29e, Flower 2d0adc7 and 10d58a7, JianXu95/FedPAC
+7cf08f3. Other versions may differ. One more difference concerns every method: macro-F1 and balanced
+accuracy ([tables](TABLES.md)) run over the classes with support, while scikit-learn's
+`f1_score(average="macro")` also counts, with 0, a class that is predicted but has no test samples.
 """
 
 
