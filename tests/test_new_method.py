@@ -1,4 +1,4 @@
-"""A newcomer adds a method in one file, as the README describes it."""
+"""A newcomer adds a method in one file, as its tutorial describes it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.integration
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "tutorials" / "own-method.md"
 
 
 def recipe() -> str:
-    """The Python block of the README's section on adding a method."""
-    section = README.read_text().split("## Add a method", 1)[1]
-    return section.split("```python\n", 1)[1].split("```", 1)[0]
+    """The Python block of the tutorial."""
+    return PAGE.read_text().split('```python title="my_method.py"\n', 1)[1].split("```", 1)[0]
 
 
 @pytest.fixture

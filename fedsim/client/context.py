@@ -43,14 +43,15 @@ class LocalEnv:
         flat: the model, loaded with ``start``.
         start: (D,) the vector that training starts from, on the model's device; never written.
         x: (n, channels, H, W) uint8 images of the client, y: (n,) labels, on the device.
-        train, test: turn stored images into model input, with and without augmentation.
+        train: turns stored images into model input, with augmentation.
+        test: the same without augmentation.
         criterion: the classification loss.
         downlink: what the server sent to everybody beside the model.
         state: what this client's rule kept at its last participation, or {}.
         precision: makes the context of each forward pass.
         relative_size: its number of samples by the mean over all clients.
         max_steps: the SGD steps that the client has time for; None for all.
-        phase, params: the current phase and the parameters it trains.
+        params: the parameters that the current phase trains.
         steps: done so far.
     """
 
@@ -71,6 +72,7 @@ class LocalEnv:
     relative_size: float = 1.0
     max_steps: int | None = None
     phase: Phase = field(init=False)
+    """The current phase."""
     params: list[Tensor] = field(default_factory=list)
     steps: int = 0
 
