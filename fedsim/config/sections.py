@@ -134,7 +134,7 @@ class DataConfig(Section):
     """Share of the data held out as the common test part, where the data set has none."""
     seed: int = Field(0, ge=0, lt=2**32)
     """Seed of partition and splits; the same for every training seed."""
-    image_size: int | None = Field(None, ge=1, le=2**15)
+    image_size: int | None = Field(None, ge=1, le=8192)
     """Height and width of the images in pixels; unset: the data set's own size."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""

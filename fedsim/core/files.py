@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, DataError, StoreError
+from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
@@ -259,14 +259,18 @@ def read_table(
     Args:
         path: the file.
         required: columns that must be there.
-        aliases: other names that a header may use, by the name that stands for them here.
+        aliases: other names that a header may use, by the name that stands for them here. They
+            are columns of no meaning beside a column of that name.
 
     Raises:
-        DataError: a missing file or column, a column given twice, a row of another length.
+        DataError: a missing file or column, a column given twice, a row of another length, a cell
+            of more than 131,072 characters.
     """
     lines = read_lines(path)
-    parsed = [[value.strip() for value in next(csv.reader([line]))] for _, line in lines]
-    header = [(aliases or {}).get(name.lower(), name.lower()) for name in parsed[0]]
+    parsed = [_cells(line, f"{path}, row {number}") for number, line in lines]
+    given = [name.lower() for name in parsed[0]]
+    renamed = {name: new for name, new in (aliases or {}).items() if new not in given}
+    header = [renamed.get(name, name) for name in given]
     missing = [name for name in required if name not in header]
     if missing or len(set(header)) < len(header):
         raise DataError(
@@ -282,6 +286,22 @@ def read_table(
             raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
         rows.append(TableRow(dict(zip(header, values, strict=True)), where))
     return rows
+
+
+def _cells(line: str, where: str) -> list[str]:
+    """The stripped values of a line of CSV."""
+    try:
+        return [value.strip() for value in next(csv.reader([line]))]
+    except csv.Error:
+        raise DataError(
+            f"{where}: a cell has more than {csv.field_size_limit():,} characters"
+        ) from None
+
+
+def unreadable_array(error: BaseException) -> str:
+    """Why NumPy cannot load a file, without its advice on how to unpickle it."""
+    text = one_line(error)
+    return "it holds pickled objects, which are never loaded" if "pickle" in text else text
 
 
 def whole_number(text: str, where: str) -> int:
@@ -301,7 +321,7 @@ def inside(folder: Path, name: str, where: str) -> Path:
     if not name or os.path.isabs(name) or normal.startswith("..") or "\\" in name:
         raise DataError(f"{where}: {name!r} leaves the data folder {folder}")
     path = folder / normal
-    if not path.is_file():
+    if not os.path.isfile(path):  # also of names that no file can have
         raise DataError(f"{where}: there is no file {path}")
     return path
 

@@ -292,6 +292,9 @@ def _of_parts(d: Dataset) -> Rules:
         known = codes is None or not names or _within(codes, 0, len(names))
         yield known, f"{what} is outside the {len(names)} names of {what}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
+    for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
+        odd = "" if _is_text(names) else next(name for name in names if not _is_text((name,)))
+        yield not odd, f"the name {odd!r} cannot be written as UTF-8"
     inside = all(np.isin(group, d.test).all() for group in d.groups.values())
     yield inside, "groups name samples outside the test part"
     empty = [name for name, group in d.groups.items() if not len(group)]
@@ -302,6 +305,15 @@ def _given_twice(names: Sequence[str]) -> str:
     """The most frequent name, quoted; empty where all differ."""
     (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
     return repr(name) if times > 1 else ""
+
+
+def _is_text(names: Sequence[str]) -> bool:
+    """Whether the names are without single surrogates, which JSON and file systems can bring."""
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _within(values: Array, low: int, end: int) -> bool:

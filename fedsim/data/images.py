@@ -1,7 +1,10 @@
 """Image files and arrays to uint8 pixels, and from one size to another."""
 
 import struct
+import warnings
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +12,12 @@ import torch
 from PIL import Image
 
 from fedsim.core.errors import ConfigError, DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS
+from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
 from fedsim.core.types import Array
 
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+MOST_PIXELS = 89_478_485
+"""The most pixels of an image, decoded or resized: from here on Pillow suspects an attack."""
 _CHUNK = 1024
 _BROKEN = (
     OSError,
@@ -25,6 +30,7 @@ _BROKEN = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused here
 
 
 def resize(x: Array, size: int) -> Array:
@@ -51,11 +57,20 @@ def decode(path: Path, size: int) -> Array:
     """An image file as RGB (3, size, size) uint8: Resize(size), then CenterCrop(size).
 
     Raises:
-        DataError: the file is truncated or no image, or has more than eight bits a channel.
+        DataError: the file is truncated or no image, or has more than eight bits a channel or
+            :data:`MOST_PIXELS` pixels, also after Resize(size).
     """
     from torchvision.transforms.v2.functional import center_crop
 
-    return _rounded(center_crop(_resized(_rgb(path), [size]), [size]))
+    rgb = _rgb(path)
+    height, width = rgb.shape[1:]
+    longer = int(max(height, width) * size / min(height, width))
+    if longer * size > MOST_PIXELS:
+        raise DataError(
+            f"{path}: {width} x {height} pixels are too long a strip: with a shorter side of "
+            f"{size} they would be {longer * size:,} pixels, allowed are {MOST_PIXELS:,}"
+        )
+    return _rounded(center_crop(_resized(rgb, [size]), [size]))
 
 
 def squashed(path: Path, size: int) -> Array:
@@ -67,30 +82,42 @@ def squashed(path: Path, size: int) -> Array:
     return _rounded(_resized(_rgb(path), [size, size]))
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The image of a file, of which the header alone is read yet."""
+    try:
+        with Image.open(path) as image:
+            _check_size(path, *image.size)
+            yield image
+    except _BROKEN as error:
+        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
+
+
+def _check_size(path: Path, width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise DataError(
+            f"{path}: {width} x {height} pixels, more than the {MOST_PIXELS:,} that are allowed"
+        )
+
+
 def sides(path: Path) -> tuple[int, int]:
     """Width and height of an image file.
 
     Raises:
         DataError: the file is truncated or no image.
     """
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
+    with _opened(path) as image:
+        return image.size
 
 
 def _rgb(path: Path) -> torch.Tensor:
     """(3, H, W) float32 in 0..255."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in EIGHT_BIT:
-                raise DataError(
-                    f"{path}: pixels of mode {image.mode!r}, needed are eight bits a channel"
-                )
-            pixels = np.array(image.convert("RGB"), dtype=np.float32)
-    except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
+    with _opened(path) as image:
+        if image.mode not in EIGHT_BIT:
+            raise DataError(
+                f"{path}: pixels of mode {image.mode!r}, needed are eight bits a channel"
+            )
+        pixels = np.array(image.convert("RGB"), dtype=np.float32)
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -104,12 +131,15 @@ def load_array(path: Path, size: int) -> Array:
     Raises:
         DataError: a truncated file, another dtype or shape, values outside 0..255 or in 0..1.
     """
-    try:
-        array = np.load(path, allow_pickle=False)
+    try:  # the header alone: it may promise more than there is
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ARRAY_FILE_ERRORS as error:
-        raise DataError(f"{path}: truncated or not a .npy array ({one_line(error)})") from error
+        reason = unreadable_array(error)
+        raise DataError(f"{path}: truncated or not a .npy array ({reason})") from error
     if not isinstance(array, np.ndarray) or array.ndim not in (2, 3) or array.size == 0:
         raise DataError(f"{path}: not an array of height x width (x channels)")
+    _check_size(path, array.shape[1], array.shape[0])
+    array = array[..., :3] if array.ndim == 3 and array.shape[2] > 3 else array
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise DataError(f"{path}: values are {array.dtype}, needed is uint8 or float in 0..255")
     pixels = array.astype(np.float32)

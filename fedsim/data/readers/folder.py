@@ -6,6 +6,7 @@ images lie in the folder itself or in images/. Classes are numbers 0, 1, ... or 
 one name a line, settles their order and which ones there are.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def _file(root: Path, row: TableRow) -> Path:
     name = row.values["filename"]
     for place in (root, root / "images"):
         for extension in _EXTENSIONS:
-            if name and (place / f"{name}{extension}").is_file():
+            if name and os.path.isfile(place / f"{name}{extension}"):
                 return inside(place, f"{name}{extension}", row.where)
     return inside(root, name, row.where)
 
@@ -88,14 +89,15 @@ def _classes(names_file: Path, rows: list[TableRow]) -> tuple[tuple[str, ...], I
     """The class names and each row's class index."""
     texts = [row.values["label"] for row in rows]
     if names_file.exists():
-        names = tuple(line for _, line in read_lines(names_file))
+        names = _class_names(names_file)
         return names, np.array([_index(row, names) for row in rows], dtype=np.int64)
     numeric = [text.replace(".", "", 1).lstrip("-").isdecimal() for text in texts]
     if numeric.count(True) not in (0, len(rows)):
-        odd = rows[numeric.index(not numeric[0])]
+        rare = 2 * numeric.count(True) < len(rows)  # the rarer kind is the mistake
+        odd, other = rows[numeric.index(rare)], rows[numeric.index(not rare)]
         raise DataError(
-            f"{odd.where}: label {odd.values['label']!r} beside {texts[0]!r}: labels are numbers "
-            "or names, not both"
+            f"{odd.where}: label {odd.values['label']!r} beside {other.values['label']!r}: labels "
+            "are numbers or names, not both"
         )
     if not numeric[0]:
         names = tuple(sorted(set(texts)))
@@ -112,6 +114,15 @@ def _classes(names_file: Path, rows: list[TableRow]) -> tuple[tuple[str, ...], I
             "in a file classes.txt, one a line"
         )
     return tuple(map(str, range(max(y) + 1))), np.array(y, dtype=np.int64)
+
+
+def _class_names(file: Path) -> tuple[str, ...]:
+    lines: dict[str, int] = {}
+    for number, name in read_lines(file):
+        if name in lines:
+            raise DataError(f"{file}, row {number}: {name!r} was given in row {lines[name]}")
+        lines[name] = number
+    return tuple(lines)
 
 
 def _index(row: TableRow, names: tuple[str, ...]) -> int:

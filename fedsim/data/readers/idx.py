@@ -1,6 +1,7 @@
 """Reader of MNIST and Fashion-MNIST: idx files, plain or gzip."""
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 
 _IMAGES, _LABELS = 0x00000803, 0x00000801
+_GZIP_RATIO = 1040
+"""No gzip file holds more than about 1032 times its size."""
 _DIGITS = tuple("0123456789")
 _CLOTHES = (
     "T-shirt/top",
@@ -35,21 +38,27 @@ def read_idx(path: Path, magic: int) -> Array:
     Raises:
         DataError: truncated, too long, or of another kind than ``magic``.
     """
+    start = 4 + 4 * (magic & 0xFF)
+    packed = path.suffix == ".gz"
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if packed else path.open("rb") as stream:
+            head = stream.read(start)
+            numbers = np.frombuffer(head, dtype=">u4") if len(head) == start else np.zeros(1)
+            if numbers[0] != magic:
+                raise DataError(f"{path}: not an idx file with magic 0x{magic:08x}")
+            shape = tuple(int(n) for n in numbers[1:])
+            count, size = math.prod(shape), path.stat().st_size
+            whole = count <= (_GZIP_RATIO * size if packed else size)  # before it is allocated
+            data = stream.read(count + 1) if whole else b""
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: truncated or not a gzip file ({error})") from error
-    start = 4 + 4 * (magic & 0xFF)
-    head = np.frombuffer(data[:start], dtype=">u4") if len(data) >= start else np.zeros(1)
-    if head[0] != magic:
-        raise DataError(f"{path}: not an idx file with magic 0x{magic:08x}")
-    shape = tuple(int(n) for n in head[1:])
-    if len(data) != start + int(np.prod(shape)):
+    if len(data) != count:
+        found = "more" if len(data) > count else "fewer"
         raise DataError(
-            f"{path}: truncated or damaged: {len(data) - start} bytes of values, the header "
-            f"says {' x '.join(map(str, shape))}"
+            f"{path}: truncated or damaged: {found} bytes of values than the header says, "
+            f"{' x '.join(map(str, shape))}"
         )
-    return np.frombuffer(data, dtype=np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(data, dtype=np.uint8).reshape(shape)
 
 
 def mnist(request: Request) -> Raw:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS, check_images, check_labels
+from fedsim.core.errors import DataError
+from fedsim.core.files import ARRAY_FILE_ERRORS, check_images, check_labels, unreadable_array
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 
@@ -33,7 +33,7 @@ def load_npz(
         raise DataError(f"{path}: there is no such file") from error
     except ARRAY_FILE_ERRORS as error:
         raise DataError(
-            f"{path}: truncated or not an npz of plain arrays ({one_line(error)})"
+            f"{path}: truncated or not an npz of plain arrays ({unreadable_array(error)})"
         ) from error
     for key, array in arrays.items():
         if not isinstance(array, np.ndarray):

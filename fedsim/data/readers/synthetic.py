@@ -51,7 +51,8 @@ def synthetic(
 
 def _read(samples: Samples) -> tuple[Array, I64]:
     """LEAF's or FedProx's json: features (n, d), classes as in y."""
-    x = numbers(samples.x, "x", samples.where).astype(np.float32)
+    with np.errstate(over="ignore"):  # too large for float32: not finite, refused below
+        x = numbers(samples.x, "x", samples.where).astype(np.float32)
     if x.ndim != 2 or not x.size or not np.isfinite(x).all():
         raise DataError(f"{samples.where}: x has to be lists of finite numbers")
     return x, labels(samples, _MOST_CLASSES)

@@ -1,0 +1,224 @@
+"""Bad data files end in one line that names the file, before they cost memory."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import shutil
+import struct
+import sys
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+from fedsim import data
+from fedsim.cli import main
+from fedsim.core.errors import DataError
+from fedsim.data.readers.idx import read_idx
+
+ROWS = tuple(f"{i}.png,{i % 2}" for i in range(12))
+HEADER = "filename,label"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+def folder(root: Path, rows: tuple[str, ...] = ROWS, header: str = HEADER) -> Path:
+    (root / "images").mkdir(parents=True)
+    for i in range(12):
+        Image.new("RGB", (6, 6), (20 * i, 0, 0)).save(root / "images" / f"{i}.png")
+    (root / "labels.csv").write_text("\n".join([header, *rows]) + "\n")
+    return root
+
+
+def partition(*args: object) -> Result:
+    common = ["--clients", "2", "--sample-rate", "1", "--partition", "iid"]
+    return CliRunner().invoke(main, ["partition", *common, *map(str, args)])
+
+
+def refused(done: Result, message: str) -> None:
+    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.output
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ((ROWS[0], '"' + "x" * 140_000 + '",1'), "row 3: a cell has more than 131,072 characters"),
+        (("0.png,x", *ROWS[1:]), "row 2: label 'x' beside '1': labels are numbers or names"),
+        (("0.png,", *ROWS[1:]), "row 2: label '' beside '1'"),
+        ((ROWS[0], "1.png,x", *ROWS[2:]), "row 3: label 'x' beside '0'"),
+        (("0.png,a", "1.png,7", "2.png,b", "3.png,c"), "row 3: label '7' beside 'a'"),
+        (("a" * 5000 + ",0", *ROWS[1:]), "row 2: there is no file "),
+    ],
+)
+def test_a_bad_cell_is_named_with_its_own_row(tmp_path, rows, message):
+    root = folder(tmp_path / "d", rows)
+    refused(partition("-d", "folder", "--data-dir", root), f"labels.csv, {message}")
+
+
+@pytest.mark.parametrize("other", ["grade", "level", "class", "diagnosis"])
+def test_a_column_of_another_name_beside_label_is_ignored(tmp_path, other):
+    rows = tuple(f"{row},{9 + i}" for i, row in enumerate(ROWS))
+    loaded = data.load("folder", folder(tmp_path, rows, f"{HEADER},{other}"), image_size=6)
+    assert loaded.y.tolist() == [0, 1] * 6
+    twice = "Level" if other == "grade" else "Grade"  # which of them is the label is not known
+    both = folder(tmp_path / "both", tuple(f"{row},3" for row in ROWS), f"filename,{other},{twice}")
+    with pytest.raises(DataError, match="needed are the columns filename, label, each once"):
+        data.load("folder", both, image_size=6)
+
+
+def test_class_names_that_are_given_twice_are_refused(tmp_path):
+    root = folder(tmp_path / "d")
+    (root / "classes.txt").write_text("ill\n\nwell\nill\n")
+    done = partition("-d", "folder", "--data-dir", root)
+    refused(done, "classes.txt, row 4: 'ill' was given in row 1")
+
+
+@pytest.mark.parametrize("shape", [(60_000, 1), (1, 60_000)])
+def test_a_strip_is_refused_before_it_is_resized(tmp_path, shape):
+    root = folder(tmp_path / "d")
+    Image.new("RGB", shape).save(root / "images" / "7.png")
+    done = partition("-d", "folder", "--data-dir", root, "--set", "data.image_size=224")
+    w, h = shape
+    refused(
+        done, f"images/7.png: {w} x {h} pixels are too long a strip: with a shorter side of 224"
+    )
+
+
+@pytest.mark.parametrize("side", [9_500, 20_000])
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, side):
+    root = folder(tmp_path / "d")
+    Image.new("1", (side, side)).save(root / "images" / "7.png")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # outside tests Pillow's warning is none
+        done = partition("-d", "folder", "--data-dir", root, "--set", "data.image_size=8")
+    refused(done, "images/7.png: ")
+    assert ("the 89,478,485 that are allowed" if side < 10_000 else "limit of 17") in done.stderr
+
+
+def test_an_array_image_that_promises_too_much_is_refused(tmp_path, shared_data):
+    source = shared_data / "fedld-layout" / "Retina"
+    root = shutil.copytree(source, tmp_path / "Retina")
+    file = next((root / "train").glob("*.npy"))
+    for shape, message in (((10**5, 10**5, 3), "not a .npy array"), ((10**4, 10**4), "10000 x 10")):
+        with file.open("wb") as stream:
+            header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(stream, header)
+            stream.truncate(stream.tell() + (10**8 if len(shape) == 2 else 10))
+        done = partition("-d", "retina", "--data-dir", root, "--set", "data.image_size=8")
+        refused(done, message)
+        assert file.name in done.stderr
+
+
+def traced(call: Callable[[], object]) -> int:
+    """The most bytes that Python held while the call ran."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        (struct.pack(">IIII", 0, 0, 0, 0), "not an idx file with magic 0x00000803"),
+        (struct.pack(">IIII", 0x803, 2, 5, 5), "more bytes of values than the header says, 2 x 5"),
+        (struct.pack(">IIII", 0x803, 2**31, 2**31, 9), "fewer bytes of values than the header"),
+    ],
+)
+def test_an_idx_bomb_is_not_unpacked(tmp_path, head, message):
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    with gzip.open(file, "wb", 1) as stream:
+        stream.write(head)
+        for _ in range(100):
+            stream.write(b"\0" * 10**6)
+
+    def load() -> None:
+        with pytest.raises(DataError, match=f"train-images-idx3-ubyte.gz: .*{message}"):
+            read_idx(file, 0x803)
+
+    assert traced(load) < 10 * 10**6  # of 100 MB
+
+
+def npz(folder: Path, **arrays: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    n = 20
+    given = {"images": np.zeros((n, 6, 6), np.uint8), "labels": np.arange(n) % 2, **arrays}
+    np.savez(folder / "a.npz", **given)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"images": np.zeros((0, 6, 6), np.uint8), "labels": np.zeros(0, np.int64),
+             "class_names": np.array(["a", "b"])},
+            "a.npz: data set npz: there are no samples",
+        ),
+        ({"class_names": np.array(["a", "a"])}, "a.npz: data set npz: the class name 'a' is given"),
+        (
+            {"sites": np.arange(20) % 2, "site_names": np.array(["x", "x"])},
+            "a.npz: data set npz: the site name 'x' is given twice",
+        ),
+        ({"labels": np.array([None] * 20)}, "it holds pickled objects, which are never loaded"),
+        ({"patients": np.arange(3)}, "a.npz, patients: (3,), labels have (20,)"),
+    ],
+)  # fmt: skip
+def test_bad_arrays_are_refused_with_the_file(tmp_path, arrays, message):
+    refused(partition("-d", "npz", "--data-dir", npz(tmp_path / "d", **arrays)), message)
+
+
+def test_no_advice_on_unpickling_is_given(tmp_path):
+    (tmp_path / "a.npz").write_bytes(pickle.dumps({"images": 1}))
+    done = partition("-d", "npz", "--data-dir", tmp_path)
+    refused(done, "it holds pickled objects, which are never loaded")
+    assert "unsafe" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["femnist", "sent140", "synthetic", "reddit"])
+@pytest.mark.parametrize("place", ["x", "y", "users", "all"])
+@pytest.mark.parametrize("depth", [100, 900, 100_000])
+def test_json_that_is_nested_deep_is_refused(tmp_path, name, place, depth):
+    deep = "[" * depth + "]" * depth
+    user = {"x": "[[0]]", "y": "[0]"} | {place: f"[{deep}]"}
+    users = f"[{deep}]" if place == "users" else '["a"]'
+    samples = f'{{"x": {user["x"]}, "y": {user["y"]}}}'
+    text = f'{{"users": {users}, "user_data": {{"a": {samples}}}}}'
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(deep if place == "all" else text)
+    done = partition("-d", name, "--data-dir", tmp_path)
+    refused(done, "train/a.json")
+
+
+def test_names_that_no_file_can_hold_are_refused(tmp_path):
+    users = {"\ud800": {"x": [[0.5], [1.5]] * 5, "y": [0, 1] * 5}}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(
+        json.dumps({"users": list(users), "user_data": users})
+    )
+    done = CliRunner().invoke(main, ["partition", "-d", "synthetic", "--data-dir", str(tmp_path)])
+    refused(done, r"the name '\ud800' cannot be written as UTF-8")
+    done = CliRunner().invoke(main, ["partition", "--set", "data.image_size=100000"])
+    refused(done, "--set data.image_size: '100000' given; must be less than or equal to 8192")
+
+
+def test_numbers_too_large_for_a_feature_are_refused_without_a_warning(tmp_path):
+    users = {"a": {"x": [[1e300], [1.5]], "y": [0, 1]}}
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.json").write_text(json.dumps({"users": ["a"], "user_data": users}))
+    done = CliRunner().invoke(main, ["partition", "-d", "synthetic", "--data-dir", str(tmp_path)])
+    refused(done, "x has to be lists of finite numbers")
