@@ -8,7 +8,7 @@ import pandas as pd
 
 from . import AnalysisError, curves, layout, partition, report, selection, style, tables
 from .overview import Descriptions
-from .runs import find, group, summaries
+from .runs import find, group, summaries, write_csv
 from .scores import SCORES, TAKES
 from .stats import TESTS, Test
 
@@ -172,7 +172,7 @@ def select_command(
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
-        chosen.to_csv(out, index=False, lineterminator="\n")
+        out.write_text(write_csv(chosen), encoding="utf-8", newline="")
         click.echo(f"wrote {out}")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import style
-from .runs import conditions, order
+from .runs import conditions, order, write_csv
 from .stats import SIGNIFICANT, TESTS, Cell, Comparison, Estimate, Test
 
 NONE = "n/a"
@@ -339,7 +339,7 @@ def csv(tables: Sequence[Table]) -> str:
     parts = [table.data.assign(table=table.name) for table in tables]
     data = pd.concat(parts, ignore_index=True)
     columns = ["table", *(column for column in data.columns if column != "table")]
-    return data[columns].to_csv(index=False, lineterminator="\n")
+    return write_csv(data[columns])
 
 
 FORMATS: Mapping[str, Callable[[Sequence[Table]], str]] = {

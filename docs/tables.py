@@ -16,6 +16,10 @@ mean cross-entropies without regularisers; where every token has a label, losses
 means over the tokens that count. All tables but `timings.csv` and `errors.csv` are the same, byte
 for byte, whenever one configuration runs on one kind of device.
 
+A text that begins with `=`, `+`, `-`, `@` or a tab, and is no number, stands after an apostrophe,
+so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunStore.read`, `fedsim report`
+and `data.partition_file` take the apostrophe away again.
+
 `summary.csv` has one row: settings, final, best and last-10 accuracy, totals, and then
 
 - `final_test_M`, `best_test_M`, `last10_test_M` for M in `balanced_accuracy`, `macro_f1` and `auc`:

@@ -163,12 +163,12 @@ def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
 
     from fedsim.core import files
     from fedsim.data import partitions, splits
-    from fedsim.storage.run_dir import split_text
+    from fedsim.storage.run_dir import csv_text
 
     folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(partitions.table(dataset, split))
-    frame.to_csv(folder / "partition.csv", index=False, lineterminator="\n")
-    files.write(folder / "split.csv", split_text(splits.columns(dataset, split)).encode())
+    files.write(folder / "partition.csv", csv_text(frame).encode())
+    files.write(folder / "split.csv", csv_text(splits.columns(dataset, split)).encode())
     names = () if dataset.per_token else class_names(dataset)
     figure = analysis("partition").figure(frame, names)
     figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")

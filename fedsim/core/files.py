@@ -211,6 +211,30 @@ ARRAY_FILE_ERRORS = (
 """What ``numpy.load`` raises at a .npy or .npz file that is damaged or none."""
 
 
+_FORMULA = ("=", "+", "-", "@", "\t")
+
+
+def csv_safe(text: str) -> str:
+    """A text for a CSV cell, after an apostrophe where a spreadsheet would run it as a formula.
+
+    Numbers stay as they are; a carriage return, which would end the row, is a blank.
+    :func:`csv_plain` is the inverse.
+    """
+    text = text.replace("\r", " ")
+    if text[:1] not in ("'", *_FORMULA) or not text.lstrip("'").startswith(_FORMULA):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text
+
+
+def csv_plain(text: str) -> str:
+    """The text that :func:`csv_safe` was given."""
+    return text[1:] if text.startswith("'") and csv_safe(text[1:]) == text else text
+
+
 class TableRow(NamedTuple):
     """One row of a CSV file: values by column name, and "file, row n" for messages."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import read_lines, read_table, whole_number
+from fedsim.core.files import csv_plain, read_lines, read_table, whole_number
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")
@@ -173,7 +173,7 @@ def _table(file: Path) -> dict[str, Array]:
         )
     cells = zip(*lines, strict=True)
     return {
-        name: np.array([text.strip() for text in column], dtype=object)
+        name: np.array([csv_plain(text.strip()) for text in column], dtype=object)
         for name, column in zip(names, cells, strict=True)
     }
 
@@ -257,7 +257,7 @@ def _read_clients(dataset: Dataset, file: Path) -> Partition:
     names: dict[str, str] = {}
     for row in read_table(file, required=("client", "index")):
         index = whole_number(row.values["index"], f"{row.where}: index")
-        client = row.values["client"]
+        client = csv_plain(row.values["client"])
         if not 0 <= index < len(dataset.train):
             raise DataError(
                 f"{row.where}: index {index} is outside the training part of {dataset.name}, "
@@ -270,7 +270,7 @@ def _read_clients(dataset: Dataset, file: Path) -> Partition:
             )
         owner[index] = client
         members.setdefault(client, []).append(index)
-        names[client] = row.values.get("name") or client
+        names[client] = csv_plain(row.values.get("name", "")) or client
     numbered = all(client.isdecimal() for client in members)
     clients = sorted(members, key=int) if numbered else sorted(members)
     labels = tuple(names[client] for client in clients)

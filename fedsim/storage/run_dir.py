@@ -121,9 +121,12 @@ class RunStore:
                 f"{path} does not exist; the run has {', '.join(found) or 'no tables'}"
             )
         try:  # as a whole: read in pieces, a column of numbers and names would have two types
-            return pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+            frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
         except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
             raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
+        for name in frame.select_dtypes(exclude="number"):
+            frame[name] = [files.csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
+        return frame
 
     def read_environment(self) -> dict[str, Any]:
         """What env.json says, {} where there is none.
@@ -177,12 +180,13 @@ class RunWriter(RunStore):
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
-        texts = [_csv(PartitionRow.columns(), table, header=True) for table in (rows, before)]
+        tables, columns = (list(rows), list(before)), PartitionRow.columns()
+        texts = [_csv(columns, t, header=True, safe=s) for s in (True, False) for t in tables]
         self._write_once("partition.csv", *texts)
 
     def write_split(self, columns: Mapping[str, Array]) -> None:
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
-        self._write_once("split.csv", split_text(columns))
+        self._write_once("split.csv", csv_text(columns))
 
     def _write_once(self, name: str, text: str, *others: str) -> None:
         path = self.path / name
@@ -269,27 +273,35 @@ class RunWriter(RunStore):
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
 
-def split_text(columns: Mapping[str, Array]) -> str:
-    """The text of split.csv."""
-    return pd.DataFrame(columns).to_csv(index=False, lineterminator="\n")
+def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
+    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
+    frame = pd.DataFrame(columns)
+    for name in frame.select_dtypes(exclude="number"):
+        frame[name] = frame[name].map(cell)
+    return frame.to_csv(index=False, lineterminator="\n")
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:
+def _csv(
+    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool, safe: bool = True
+) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if header:
         writer.writerow(columns)
-    writer.writerows([cell(row[c]) for c in columns] for row in rows)
+    writer.writerows([cell(row[c], safe) for c in columns] for row in rows)
     return text.getvalue()
 
 
-def cell(value: Any) -> str:
-    """A CSV cell: shortest text that reads back as the same number, empty for None and NaN."""
+def cell(value: Any, safe: bool = True) -> str:
+    """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
+
+    A text is written by :func:`fedsim.core.files.csv_safe`, unless not ``safe``, as before.
+    """
     if value is None:
         return ""
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else repr(float(value))
-    return str(value)
+    return files.csv_safe(str(value)) if safe else str(value)
 
 
 def check_free(path: Path) -> None:

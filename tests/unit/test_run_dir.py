@@ -19,9 +19,10 @@ from safetensors.numpy import load_file
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.files import csv_plain, csv_safe
 from fedsim.core.types import Layout, Slot
 from fedsim.storage import run_dir as module
-from fedsim.storage.rows import TABLES
+from fedsim.storage.rows import TABLES, PartitionRow
 from fedsim.storage.run_dir import (
     RunWriter,
     cell,
@@ -284,10 +285,43 @@ def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):
         (True, "True"),
         ("ok", "ok"),
         (float("inf"), "inf"),
+        ("=1+1", "'=1+1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("-x", "'-x"),
+        ("+x", "'+x"),
+        ("\t=x", "'\t=x"),
+        ("\r=x", " =x"),
+        ("-1.5", "-1.5"),
+        ("+1e-3", "+1e-3"),
+        ("-inf", "-inf"),
+        (-1.5, "-1.5"),
+        ("'s-Gravenhage", "'s-Gravenhage"),
     ],
 )
 def test_cells(value, text):
     assert cell(value) == text
+
+
+NAMES = ("=1+1", "'=1+1", "''-x", "-1", "'-1", "@a,b", "+", "'", "", "a=b", "'s-Graven")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_read_back_as_they_were(name, tmp_path):
+    run = RunWriter(tmp_path)
+    named = PartitionRow(client_id=0, label=0, train_samples=3, test_samples=0, name=f"{name} x")
+    run.write_partition([named])
+    assert run.read("partition")["name"].tolist() == [f"{name} x"]
+    assert csv_plain(csv_safe(name)) == name
+
+
+def test_a_partition_that_an_earlier_version_wrote_is_the_same(tmp_path):
+    rows = [PartitionRow(client_id=0, label=0, train_samples=3, test_samples=0, name="=x")]
+    run = RunWriter(tmp_path)
+    run.write_partition(rows)
+    text = (tmp_path / "partition.csv").read_text().replace("'=x", "=x")
+    (tmp_path / "partition.csv").write_text(text)
+    run.write_partition(rows)
+    assert (tmp_path / "partition.csv").read_text() == text
 
 
 def test_numbers_read_back_as_they_were(tmp_path):

@@ -25,6 +25,7 @@ from analysis.runs import (
     settings,
     shared,
     summaries,
+    write_csv,
 )
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -84,6 +85,18 @@ def test_runs_are_found_at_any_depth_and_once(runs: Path) -> None:
     finished, unfinished = find([runs, runs / "deep", next(runs.glob("fedld*"))])
     assert len(finished) == 5
     assert unfinished == []
+
+
+def test_texts_of_formulas_are_written_and_read_without_harm(tmp_path: Path) -> None:
+    names = ["=1+1", "-x", "@a", "\tb", "a", "-1", "'=y", "'s-Gravenhage"]
+    text = write_csv(pd.DataFrame({"algorithm": names, "seed": -1.5}))
+    assert [line.split(",")[0] for line in text.splitlines()[1:]] == [
+        "'=1+1", "'-x", "'@a", "'\tb", "a", "-1", "''=y", "'s-Gravenhage",
+    ]  # fmt: skip
+    (tmp_path / "t.csv").write_text(text)
+    found = read(tmp_path / "t.csv", numbers=("seed",), texts=("algorithm",))
+    assert found["algorithm"].tolist() == names
+    assert found["seed"].tolist() == [-1.5] * 8
 
 
 def test_groups_come_in_the_papers_order(runs: Path) -> None:

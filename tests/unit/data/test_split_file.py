@@ -17,7 +17,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, splits
-from fedsim.storage.run_dir import split_text
+from fedsim.storage.run_dir import csv_text
 from fedsim.training import setup
 
 N = 240
@@ -44,7 +44,7 @@ def toy(**changes: object) -> Dataset:
 
 
 def written(data: Dataset, made: Partition, file: Path) -> pd.DataFrame:
-    file.write_text(split_text(splits.columns(data, made)), encoding="utf-8", newline="")
+    file.write_text(csv_text(splits.columns(data, made)), encoding="utf-8", newline="")
     return pd.read_csv(file, keep_default_na=False, dtype=str)
 
 
@@ -68,7 +68,7 @@ def test_every_partition_reads_back_in_its_order(tmp_path, kind, val, test):
         for a, b in zip(getattr(read, part), getattr(made, part), strict=True):
             assert np.array_equal(a, b)
     assert read.names == made.names
-    assert split_text(splits.columns(again, read)) == (tmp_path / "split.csv").read_text()
+    assert csv_text(splits.columns(again, read)) == (tmp_path / "split.csv").read_text()
 
 
 def test_the_columns_say_what_is_known(tmp_path):
