@@ -33,8 +33,9 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.types import Layout, Vector, Vectors
 from fedsim.server.base import RuleState
-from fedsim.storage import tensors
+from fedsim.storage import digests, tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment, num_bytes
+from fedsim.storage.digests import Prefix
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
 from fedsim.version import __version__
 
@@ -73,6 +74,7 @@ class Position:
         state: what the next one depends on.
         seconds: since the run began, without the time between its interruption and its resumption.
         tables: length in bytes of each table that exists, by file name.
+        digests: of the tables with results, by name.
         device: that the clients trained on, empty before the first round.
     """
 
@@ -80,6 +82,7 @@ class Position:
     state: ServerState
     seconds: float = 0.0
     tables: Mapping[str, int] = field(default_factory=dict)
+    digests: Mapping[str, Prefix] = field(default_factory=dict)
     device: str = ""
 
 
@@ -231,6 +234,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for table in position.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
+        for prefix in position.digests.values():
+            prefix.table.save_lines(self.folder)
         content = {
             "format": FORMAT,
             "fedsim": __version__,
@@ -240,6 +245,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             "layout": self.identity.layout,
             "settings": dict(self.identity.settings),
             "tables": dict(position.tables),
+            "digests": {table: prefix.record() for table, prefix in position.digests.items()},
             "arrays": {name: digest},
             "segments": {
                 segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}
@@ -295,6 +301,7 @@ def restore(
 
     Raises:
         ConfigError: the newest intact one is of another format, model or configuration.
+        DataError: a table is not what was written before it; names file and line.
         StoreError: there are checkpoints, and none of them is intact.
     """
     found = records(run)
@@ -310,6 +317,7 @@ def restore(
             continue
         for path, reason in damaged.items():
             logger.warning("%s cannot be used: %s", path, reason)
+        digests.check(run, run / FOLDER, content.get("digests", {}))  # none: of an older version
         if content["fedsim"] != __version__:
             logger.warning(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
@@ -367,6 +375,9 @@ def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Pa
 
 def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
     """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
+    for table in content.get("digests", {}):
+        if table not in GROWING:
+            raise ValueError(f"it names {table!r}, which is no table of a run")
     for table, length in content["tables"].items():
         name, _, suffix = table.partition(".")
         if name not in GROWING or suffix != "csv":

@@ -31,6 +31,7 @@ from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.layout import named_tensors
 from fedsim.core.types import Array, Layout, Vector
 from fedsim.storage import status
+from fedsim.storage.digests import Prefix, TableDigest
 from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
@@ -154,6 +155,12 @@ class RunWriter(RunStore):
         path: an existing directory; :meth:`create` makes a new one.
     """
 
+    _digests: dict[str, TableDigest]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "_digests", {})
+
     @classmethod
     def create(cls, path: Path) -> RunWriter:
         """Makes the directory; a ConfigError where it exists and is not empty."""
@@ -201,6 +208,8 @@ class RunWriter(RunStore):
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Appends rows to a table; the first call also writes the header.
 
+        The digest of a table with results is continued, see :mod:`fedsim.storage.digests`.
+
         A table that an earlier version began keeps its columns: later versions add columns at the
         end only.
 
@@ -208,6 +217,7 @@ class RunWriter(RunStore):
             StoreError: the table has columns that are not the first of today's.
         """
         columns = TABLES[table].columns()
+        digest = None if table in DIAGNOSTIC else self._digest(table)
         with (
             files.writing(self.path / f"{table}.csv") as path,
             path.open("a+", encoding="utf-8", newline="") as file,
@@ -219,23 +229,45 @@ class RunWriter(RunStore):
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
                 )
-            file.write(_csv(begun, rows, header=not file.tell()))
+            text = _csv(begun, rows, header=not file.tell())
+            file.write(text)
+        if digest is not None:
+            digest.add(text.encode())
+
+    def _digest(self, table: str) -> TableDigest:
+        if table not in self._digests:
+            with files.reading(self.path / f"{table}.csv") as path:
+                self._digests[table] = TableDigest(
+                    table, path.read_bytes() if path.exists() else b""
+                )
+        return self._digests[table]
+
+    def table_digests(self) -> dict[str, Prefix]:
+        """The digest of each table with results that exists, by its name."""
+        with files.reading(self.path):
+            here = [t for t in GROWING if (self.path / f"{t}.csv").exists()]
+        return {t: self._digest(t).prefix() for t in here if t not in DIAGNOSTIC}
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""
         self.write("summary.csv", _csv(list(row), [row], header=True))
 
     def table_sizes(self) -> dict[str, int]:
-        """Bytes of each table that grows with the rounds and exists, by file name."""
+        """Bytes of each table that grows with the rounds and exists, by file name.
+
+        Of a table with a digest those that were written here: nobody else's are part of it.
+        """
         with files.reading(self.path):
             paths = [self.path / f"{table}.csv" for table in GROWING]
-            return {path.name: path.stat().st_size for path in paths if path.exists()}
+            sizes = {path.name: path.stat().st_size for path in paths if path.exists()}
+        return sizes | {f"{name}.csv": digest.size for name, digest in self._digests.items()}
 
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.
 
         A table that is shorter is truncated to its last whole row.
         """
+        self._digests.clear()
         here = self.table_sizes()
         for table in GROWING:
             with files.writing(self.path / f"{table}.csv") as path:

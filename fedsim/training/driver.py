@@ -110,6 +110,7 @@ class TrainingLoop:
                 with interrupts.later():
                     self._write_down(after, log, begun, due)
                     seconds, lengths = self._seconds(), self.store.table_sizes()
+                    digests = self.store.table_digests()
                     # from here on there is no way back to the position before
                     state = self.checkpoints.store_client_states(after)
                     self.position = Position(
@@ -117,6 +118,7 @@ class TrainingLoop:
                         state=state,
                         seconds=seconds,
                         tables=lengths,
+                        digests=digests,
                         device=device,
                     )
                     self.checkpoints.spill(log.round)
@@ -307,7 +309,7 @@ def resume(
     Raises:
         ConfigError: no run is there, another process has it, its configuration was changed, or
             config.yaml or env.json is damaged.
-        DataError: the data cannot be read, or have changed.
+        DataError: the data cannot be read, or have changed, or a row of a table has.
         DivergedError, WorkerError, StoreError: the run failed; if all its checkpoints are
             damaged, nothing has been changed.
         Interrupted: the process was told to end.
