@@ -6,7 +6,10 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 
-TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
+TABLES = (
+    *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "partition.csv"),
+    "model.safetensors",
+)
 NUM_CLIENTS = 8
 
 

@@ -26,7 +26,10 @@ FOLDER = "FEDSIM_CHAOS"
 STATEFUL = ("fedld", "fedbn", "fedpac")
 STATEFUL_ONCE = ("fedpac", *(pytest.param(m, marks=pytest.mark.nightly) for m in STATEFUL[:2]))
 """One of them, and at night the others."""
-TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
+TABLES = (
+    *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "partition.csv"),
+    "model.safetensors",
+)
 
 
 def act(moment: str) -> None:

@@ -11,7 +11,10 @@ from fedsim.config.run import RunConfig
 
 pytestmark = pytest.mark.ray
 
-TABLES = ("rounds.csv", "clients.csv", "classes.csv", "partition.csv", "model.safetensors")
+TABLES = (
+    *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "partition.csv"),
+    "model.safetensors",
+)
 
 
 def run(method: str, out: Path, session=None, **engine: object) -> dict[str, bytes]:
