@@ -17,8 +17,8 @@ means over the tokens that count. All tables but `timings.csv` and `errors.csv` 
 for byte, whenever one configuration runs on one kind of device.
 
 A text that begins with `=`, `+`, `-`, `@` or a tab, and is no number, stands after an apostrophe,
-so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunStore.read`, `fedsim report`
-and `data.partition_file` take the apostrophe away again.
+so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunStore.read`,
+`fedsim report` and `data.partition_file` take the apostrophe away again.
 
 `summary.csv` has one row: settings, final, best and last-10 accuracy, totals, and then
 

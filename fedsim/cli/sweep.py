@@ -112,7 +112,7 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     if len(failed) < len(runs):
-        _show(table)
+        show_aggregate(table)
         click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
@@ -130,7 +130,7 @@ COLUMNS = {
 """Of the final table: the metric of aggregate.csv; one that no run has is left out."""
 
 
-def _show(table: pd.DataFrame) -> None:
+def show_aggregate(table: pd.DataFrame) -> None:
     """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did."""
     from fedsim.training.tables import show
 

@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import benchmarks
 import fedsim
-from benchmarks import decomposition, models, pairing, serverstep
+from benchmarks import decomposition, models, pairing, same_bytes, serverstep
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bare import Bare, job_of, principal
 from benchmarks.pairing import Pairs, Spread, Turns, compare
@@ -278,3 +278,32 @@ def test_every_benchmark_of_the_readme_exists():
     assert {"W1", "G2"} < set(named) == set(BENCHMARKS)
     done = CliRunner().invoke(main, ["W9"])
     assert done.exit_code == 2
+
+
+def test_same_bytes_allows_new_columns_and_no_other_change(tmp_path):
+    before, after = tmp_path / "before.csv", tmp_path / "after.csv"
+    before.write_text("round,loss\n1,0.5\n2,\n")
+    for text, wanted in (
+        ("round,loss,auc\n1,0.5,0.75\n2,,\n", True),
+        ("round,loss\n1,0.5\n2,\n", True),
+        ("round,auc,loss\n1,0.75,0.5\n2,,\n", False),
+        ("round,loss,auc\n1,0.50,0.75\n2,,\n", False),
+        ("round,loss,auc\n1,0.5,0.75\n", False),
+        ("round\n1\n2\n", False),
+    ):
+        after.write_text(text)
+        assert same_bytes.equal(before, after) == wanted
+
+
+def test_same_bytes_compares_what_summaries_have_in_common(tmp_path):
+    before, after = tmp_path / "a" / "summary.csv", tmp_path / "b" / "summary.csv"
+    for path, text in (
+        (before, "run_id,dataset,seed,total_seconds\na,digits,0,1.5\n"),
+        (after, "run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,0,2.5\n"),
+    ):
+        path.parent.mkdir()
+        path.write_text(text)
+    assert same_bytes.equal(before, after)
+    assert not same_bytes.equal(after, before), "a column went"
+    after.write_text("run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,1,2.5\n")
+    assert not same_bytes.equal(before, after)

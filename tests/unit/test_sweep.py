@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 from click.testing import CliRunner
 
 from fedsim.cli import main
+from fedsim.cli.sweep import show_aggregate
 from fedsim.config import experiments
 from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
@@ -539,3 +541,26 @@ def test_a_run_that_was_deleted_is_done_again(tmp_path: Path) -> None:
     sweep.run_all(runs, tmp_path, fake_run)
     after = (tmp_path / "summary.csv").read_bytes(), (tmp_path / "aggregate.csv").read_bytes()
     assert after == before
+
+
+def test_the_final_table_says_what_it_shows_and_who_collapsed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, _ = sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+    capsys.readouterr()
+    show_aggregate(table)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == (
+        "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
+        "seeds)"
+    )
+    rows = [re.split(" {2,}", line) for line in lines[1:4]]
+    assert rows == [
+        ["configuration", "n", "final %", "best %", "last10 %", "collapsed"],
+        ["algorithm=fedavg", "3", *(f"{a}.00 +- 2.48" for a in (51, 61, 41)), "3 of 3"],
+        ["algorithm=fedprox", "3", *(f"{a}.00 +- 2.48" for a in (61, 71, 51)), "-"],
+    ]
+    assert lines[4].startswith("collapsed: runs whose final model is no better than chance")
+    show_aggregate(table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [re.split(" {2,}", line)[-1] for line in lines[1:]] == ["final balanced %", "25.00", "-"]
