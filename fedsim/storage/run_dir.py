@@ -24,12 +24,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from safetensors.numpy import save
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
-from fedsim.core.layout import named_tensors
-from fedsim.core.types import Array, Layout, Vector
+from fedsim.core.types import Array
 from fedsim.storage import status
 from fedsim.storage.digests import Prefix, TableDigest
 from fedsim.storage.rows import TABLES, PartitionRow, Row
@@ -285,10 +283,6 @@ class RunWriter(RunStore):
             with files.writing(folder):
                 for path in folder.glob(f"{files.UNFINISHED}*"):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-    def save_model(self, params: Vector, layout: Layout) -> None:
-        """Writes model.safetensors with the model's tensor names."""
-        files.write(self.path / "model.safetensors", save(named_tensors(params, layout)))
 
     def save_loss_matrix(self) -> None:
         """Writes loss_matrix.npz from loss_matrix.csv: for each decomposed round r the arrays

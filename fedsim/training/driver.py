@@ -38,6 +38,7 @@ from fedsim.storage.run_dir import (
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
+from fedsim.training.export import export_models
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import lr_at, run_round
@@ -89,7 +90,7 @@ class TrainingLoop:
         with handled() as interrupts:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
-            store.save_model(self.position.state.params, setup.layout)
+            export_models(setup, store, self.position.state, self.position.rounds)
             if "loss_matrix.csv" in store.table_sizes():
                 store.save_loss_matrix()
             summary = summarise(setup, store, self._seconds())

@@ -1,0 +1,144 @@
+"""The models of a finished run: ``model.safetensors``, and in ``clients.safetensors`` what clients
+have of their own.
+
+A client's tensors are called ``CLIENT/NAME``, such as ``3/head.weight``, where ``NAME`` is what the
+network calls it. The client's model has these, and all others from ``model.safetensors``; a client
+without any (it never trained) has the model of ``model.safetensors``. Both files are the same,
+byte for byte, wherever a run was done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+
+from fedsim.core.errors import StoreError
+from fedsim.core.types import Array, Layout, Slot, Vector, Vectors
+from fedsim.storage import tensors
+
+MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
+
+logger = logging.getLogger("fedsim")
+
+
+def save_model(run: Path, state_dict: Vectors, metadata: Mapping[str, str]) -> None:
+    """Writes ``model.safetensors``: every tensor of the network's state dict."""
+    # the largest elements first, so that each array begins at a multiple of its element's size
+    names = sorted(state_dict, key=lambda name: -state_dict[name].dtype.itemsize)
+    shapes = {name: (state_dict[name].dtype, state_dict[name].shape) for name in names}
+    head = tensors.header(shapes, {"format": "pt", **metadata})
+    tensors.stream(run / MODEL, head, (state_dict[name] for name in names))
+
+
+def save_clients(
+    run: Path,
+    params: Vector,
+    personal: Sequence[Slot],
+    states: Mapping[int, Vectors],
+    metadata: Mapping[str, str],
+) -> None:
+    """Writes ``clients.safetensors``; holds the state of one client at a time.
+
+    Where the names alone would fill what safetensors can read (about a million tensors), a warning
+    takes its place.
+
+    Args:
+        run: the run directory.
+        params: (D,) the global vector, whose values a state without its own stands for.
+        personal: the slots that stay on the clients, in the order of the vector.
+        states: of the clients, which may lie on the disk.
+        metadata: of the file.
+    """
+    clients = sorted(states)
+    float32 = np.dtype(np.float32)
+    shapes = {f"{client}/{s.name}": (float32, s.shape) for client in clients for s in personal}
+    head = tensors.header(shapes, {"format": "pt", **metadata})
+    if len(head) > tensors.MAX_HEADER:
+        logger.warning(
+            "%s: not written, the names of %d tensors are more than safetensors reads; the newest "
+            "checkpoint has them",
+            *(run / CLIENTS, len(shapes)),
+        )
+        return
+    shared = np.concatenate([params[slot.where] for slot in personal])
+
+    def arrays() -> Iterator[Array]:
+        for client in clients:
+            yield np.asarray(states[client].get("personal", shared), dtype=np.float32)
+
+    tensors.stream(run / CLIENTS, head, arrays())
+
+
+def metadata_of(run: Path) -> Mapping[str, str]:
+    """What ``model.safetensors`` says of itself; nothing where an older version wrote it."""
+    with tensors.opened(run / MODEL) as file:
+        found: Mapping[str, str] | None = file.metadata()
+        return found or {}
+
+
+def load_model(run: Path, layout: Layout) -> Vector:
+    """The vector (D,) of ``model.safetensors``.
+
+    Raises:
+        StoreError: the file is missing or damaged, or does not fit the network.
+    """
+    path = run / MODEL
+    with tensors.opened(path) as file:
+        return _vector(file, path, layout.slots, "")
+
+
+class ClientTensors(Mapping[int, Vectors]):
+    """The states of the clients in ``clients.safetensors``, as far as their model needs them.
+
+    A state is read when it is asked for. A StoreError where the file is missing, damaged, or does
+    not fit the network.
+
+    Args:
+        run: the run directory.
+        personal: the slots that stay on the clients, in the order of the vector.
+    """
+
+    def __init__(self, run: Path, personal: Sequence[Slot]) -> None:
+        self._path, self._personal = run / CLIENTS, personal
+        self._file = tensors.opened(self._path)
+        found = {name.partition("/")[0] for name in self._file.keys()}  # noqa: SIM118
+        if not all(map(str.isdecimal, found)):
+            raise StoreError(f"{self._path}: holds tensors that are no client's")
+        self._clients = dict.fromkeys(sorted(map(int, found)))
+
+    def __getitem__(self, client: int) -> Vectors:
+        if client not in self._clients:
+            raise KeyError(client)
+        return {"personal": _vector(self._file, self._path, self._personal, f"{client}/")}
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._clients
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+
+def _vector(file: Any, path: Path, slots: Sequence[Slot], prefix: str) -> Vector:
+    """The values of some slots one after the other, from an open file."""
+    parts = [np.empty(0, np.float32)]
+    for slot in slots:
+        name = prefix + slot.name
+        try:
+            array = file.get_tensor(name)
+        except SafetensorError:
+            raise StoreError(f"{path}: has no tensor {name}, which the network has") from None
+        if array.shape != slot.shape or array.dtype != np.float32:
+            raise StoreError(
+                f"{path}: {name} is {array.dtype} {array.shape}, in the network float32 "
+                f"{slot.shape}"
+            )
+        parts.append(array.ravel())
+    return np.concatenate(parts)
