@@ -1,8 +1,8 @@
 """fedsim: federated learning under data heterogeneity, simulated on Ray.
 
 ``run`` runs an experiment, ``resume`` resumes one, ``RunStore`` reads the results of one;
-``aggregate`` is the server step of any method and ``decompose`` the loss decomposition, both on
-NumPy arrays.
+``predict`` and ``load_model`` use the models of a finished one. ``aggregate`` is the server step of
+any method and ``decompose`` the loss decomposition, both on NumPy arrays.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from fedsim.storage.run_dir import RunStore
     from fedsim.training.callbacks import Callback
     from fedsim.training.driver import resume, run
+    from fedsim.training.export import load_model
+    from fedsim.training.predict import predict
 
 __all__ = [
     "Callback",
@@ -23,6 +25,8 @@ __all__ = [
     "__version__",
     "aggregate",
     "decompose",
+    "load_model",
+    "predict",
     "resume",
     "run",
 ]
@@ -33,6 +37,8 @@ _HOME = {
     "decompose": "fedsim.api",
     "RunConfig": "fedsim.config.resolve",
     "RunStore": "fedsim.storage.run_dir",
+    "load_model": "fedsim.training.export",
+    "predict": "fedsim.training.predict",
     "resume": "fedsim.training.driver",
     "run": "fedsim.training.driver",
 }

@@ -22,6 +22,7 @@ from fedsim.cli.common import (
 from fedsim.cli.doctor import doctor
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
+from fedsim.cli.predict import predict
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
@@ -38,6 +39,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim runs                                  what is there, and how far it is
+  fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
 
@@ -97,5 +99,8 @@ def main(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-for command in (run, resume, sweep, runs, show, compare, listing, partition, doctor, *COMMANDS):
+for command in (
+    *(run, resume, sweep, runs, show, compare, predict, listing, partition, doctor),
+    *COMMANDS,
+):
     main.add_command(command)

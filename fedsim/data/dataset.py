@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,7 @@ def assemble(
     test_fraction: float,
     seed: int,
     group: str = "none",
+    whole: bool = False,
 ) -> Dataset:
     """Draws the parts that the files do not give, settles the image size and checks everything.
 
@@ -173,7 +174,10 @@ def assemble(
         group = "none" if raw.clients is not None else "patient"
     if group == "patient" and patient is not None:
         patient = numbered(patient, raw.site)
-    parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
+    if whole:
+        parts = np.full(len(raw.y), TEST, dtype=np.int8)
+    else:
+        parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
     x = raw.x if raw.size or image_size is None else resize(raw.x, image_size)
     clients = raw.clients
     if clients is not None:
@@ -194,8 +198,14 @@ def assemble(
         clients=clients,
         **{field: getattr(raw, field) for field in _AS_READ},
     )
-    check(dataset, str(raw.source))
+    check(dataset, str(raw.source), whole)
     return dataset
+
+
+def in_one_part(dataset: Dataset) -> Dataset:
+    """The data set with all of its samples as the test part."""
+    none = dataset.test[:0]
+    return replace(dataset, train=none, val=none, test=np.arange(len(dataset.y)))
 
 
 def _parts(
@@ -222,14 +232,16 @@ def _drawn(
     return held_out(stratum[train], members, fraction, seed, stream, name)
 
 
-def check(dataset: Dataset, source: str) -> None:
+def check(dataset: Dataset, source: str, whole: bool = False) -> None:
     """Refuses a data set that breaks the contract; every reader's and every user's goes through.
+
+    One that is ``whole`` need not have a training part.
 
     Raises:
         ConfigError: an unknown augmentation.
         DataError: a wrong dtype, shape, label or index; says which.
     """
-    for kept, message in (*_of_samples(dataset), *_of_parts(dataset)):
+    for kept, message in (*_of_samples(dataset), *_of_parts(dataset, whole)):
         if not kept:
             raise DataError(f"{source}: data set {dataset.name}: {message}")
 
@@ -270,10 +282,10 @@ def _of_samples(d: Dataset) -> Rules:
     yield _within(np.array(d.never_right), 0, last + 1), f"never_right outside 0..{last}"
 
 
-def _of_parts(d: Dataset) -> Rules:
+def _of_parts(d: Dataset, whole: bool) -> Rules:
     """The rules for parts, sites and groups."""
     n, parts = len(d.y), (d.train, d.val, d.test)
-    yield len(d.train) > 0, "the training part is empty"
+    yield whole or len(d.train) > 0, "the training part is empty"
     yield len(d.test) > 0, "the test part is empty"
     indices = all(p.dtype == np.int64 and p.ndim == 1 for p in parts)
     yield indices, "train, val and test have to be int64 index arrays"

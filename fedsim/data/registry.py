@@ -20,7 +20,7 @@ from fedsim.core.imports import call, resolve, signature
 from fedsim.core.settings import Scalar, checked
 from fedsim.core.types import Dataset
 from fedsim.data import readers
-from fedsim.data.dataset import DatasetInfo, Request, assemble, check
+from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
 from fedsim.data.readers.medmnist import REFUSED
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
@@ -71,6 +71,7 @@ def load(
     split: str | None = None,
     num_clients: int = 50,
     group: str = "none",
+    whole: bool = False,
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -95,6 +96,7 @@ def load(
         num_clients: sites or users of generated data, of which each becomes a client.
         group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
             ``auto``: by site and name, but for data sets with client lists.
+        whole: all samples are the test part, whatever the parts of the files: for predictions.
         given: the data set's own options, see :func:`options`.
 
     Raises:
@@ -106,7 +108,8 @@ def load(
     parts |= {"image_size": image_size, "augment": augment, "seed": seed}
     info = find(name)
     if info is None:
-        return _load_own(name, folder, {**parts, "split": split}, values)
+        dataset = _load_own(name, folder, {**parts, "split": split}, values)
+        return in_one_part(dataset) if whole else dataset
     if split is not None and not info.client_folders:
         raise ConfigError(f"data.partition_file {split!r}: {name} has no folders of client lists")
     request = Request(
@@ -119,7 +122,7 @@ def load(
         num_clients=num_clients,
         val_fraction=val_fraction,
     )
-    return assemble(info.read(request, **values), name, group=group, **parts)
+    return assemble(info.read(request, **values), name, group=group, whole=whole, **parts)
 
 
 def reader(name: str) -> Callable[..., Any]:

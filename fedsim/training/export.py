@@ -1,4 +1,4 @@
-"""The models that a run leaves: by name, and with what they are.
+"""The models that a run leaves: their files, and networks made of these.
 
 ``model.safetensors`` holds the global model, whole, so that ``load_state_dict`` of the network
 takes it as it is. Counters such as ``num_batches_tracked`` have the value that they had in every
@@ -9,32 +9,46 @@ forward pass: the network's initial one, which is 0, since clients do not federa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.core.layout import FlatModel, as_tensor
-from fedsim.core.types import Array, ModelSpec
-from fedsim.storage import final_models
+from fedsim.config import experiments
+from fedsim.config.experiments import Setting
+from fedsim.config.resolve import resolve
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import ClockConfig, EngineConfig
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.layout import FlatModel, as_tensor, layout_of
+from fedsim.core.types import Layout, ModelSpec, Slot
+from fedsim.storage import final_models, tensors
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunStore
-from fedsim.training.setup import Setup
+from fedsim.storage.client_states import ClientStates
+from fedsim.storage.final_models import CLIENTS, MODEL, ClientTensors
+from fedsim.storage.run_dir import RunStore, RunWriter
+from fedsim.training.resume import check_paths
+from fedsim.training.setup import Setup, algorithm_of
 
-NOT_OF_THE_NETWORK = ("pretrained", "weights")
-"""What of a model's description is where its start weights came from."""
+START_WEIGHTS = {"pretrained": False, "weights": None}
+"""What of a model's description concerns its start weights, as if there were none."""
 
 
 def network(model: ModelSpec, algorithm: Algorithm, seed: int) -> nn.Module:
     """The network of a run, without its start weights: nothing is read or downloaded."""
-    bare = replace(model, pretrained=False, weights=None)
-    return models.build(bare, seed, algorithm.adapt)
+    return models.build(replace(model, **START_WEIGHTS), seed, algorithm.adapt)  # type: ignore[arg-type]
 
 
-def export_models(setup: Setup, store: RunStore, state: ServerState, rounds: int) -> None:
+def personal_slots(algorithm: Algorithm, layout: Layout) -> list[Slot]:
+    """The tensors of which each client has its own."""
+    return [slot for slot in layout.slots if algorithm.personal(slot)]
+
+
+def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: int) -> None:
     """Writes ``model.safetensors``, and ``clients.safetensors`` where clients have own tensors.
 
     Args:
@@ -48,41 +62,169 @@ def export_models(setup: Setup, store: RunStore, state: ServerState, rounds: int
     common = {"algorithm": setup.config.algorithm, "round": str(rounds)}
     flat = FlatModel(network(setup.model, setup.algorithm, setup.config.seed), torch.device("cpu"))
     flat.load(as_tensor(state.params))
-    described = common | {"scored": scored[0]} | _described(setup)
-    final_models.save_model(store.path, _arrays(flat.model), described)
-    personal = [slot for slot in setup.layout.slots if setup.algorithm.personal(slot)]
+    found = flat.model.state_dict().items()
+    arrays = {name: value.numpy() for name, value in found if isinstance(value, Tensor)}
+    metadata = common | {"scored": scored[0]} | Description.of(setup).metadata()
+    final_models.save_model(store.path, arrays, metadata)
+    personal = personal_slots(setup.algorithm, setup.layout)
     if personal:
         own, everybody = len(state.clients), setup.partition.num_clients
-        said = f"{own} of {everybody} clients; the others have the model of {final_models.MODEL}"
+        said = f"{own} of {everybody}; the others never trained and have the model of {MODEL}"
         metadata = common | {"scored": scored[1], "clients": said}
         final_models.save_clients(store.path, state.params, personal, state.clients, metadata)
-
-
-def _arrays(model: nn.Module) -> dict[str, Array]:
-    """The tensors of a network on the CPU by name; they share its memory."""
-    found = model.state_dict().items()
-    return {name: value.numpy() for name, value in found if isinstance(value, Tensor)}
-
-
-def _described(setup: Setup) -> Mapping[str, str]:
-    """The network and how its inputs are made, as JSON: what a prediction needs to know."""
-    model = {k: v for k, v in asdict(setup.model).items() if k not in NOT_OF_THE_NETWORK}
-    found = {"model": json.dumps(model), "classes": json.dumps(setup.dataset.class_names)}
-    pipeline = setup.dataset.pipeline
-    if pipeline is not None:
-        found["normalisation"] = json.dumps({"mean": pipeline.mean, "std": pipeline.std})
-    return found
 
 
 def _scored(setup: Setup) -> tuple[str, str]:
     """Whether the models of each of the two files were those that the last round scored."""
     if not setup.personalised:
-        return "yes", f"no: no prediction depends on them, {final_models.MODEL} was scored"
+        return "yes", f"no: no prediction depends on these tensors, {MODEL} was scored"
     when = setup.config.evaluation.personal
     if when == "all_clients":
-        return f"no: personalised models were scored, see {final_models.CLIENTS}", "yes"
+        return f"no: personalised models were scored, see {CLIENTS}", "yes"
     other = (
-        f"no: evaluation.personal={when} scored models of the last cohort {when.removeprefix('cohort_')} its local "
-        "training, which no file holds"
+        f"no: evaluation.personal={when} scored the models of the last cohort "
+        f"{when.removeprefix('cohort_')} its local training, which no file holds"
     )
     return other, other
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``model.safetensors`` says of the network and its inputs; empty in old files.
+
+    Args:
+        model: the network.
+        classes: their names.
+        mean: of images, per channel, of values in 0..1.
+        std: of images, per channel, of values in 0..1.
+    """
+
+    model: ModelSpec | None = None
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, setup: Setup) -> Description:
+        """That of a run."""
+        model = replace(setup.model, **START_WEIGHTS)  # type: ignore[arg-type]
+        pipeline = setup.dataset.pipeline
+        normal = () if pipeline is None else (pipeline.mean, pipeline.std)
+        return cls(model, setup.dataset.class_names, *normal)
+
+    @classmethod
+    def read(cls, run: Path) -> Description:
+        """That of a run's file.
+
+        Raises:
+            StoreError: the file is missing or damaged.
+        """
+        said = final_models.metadata_of(run)
+        if "model" not in said:
+            return cls()
+        try:
+            model = ModelSpec(**json.loads(said["model"]))
+            lists = [tuple(json.loads(said[name])) for name in ("classes", "mean", "std")]
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
+        return cls(model, *lists)
+
+    def metadata(self) -> dict[str, str]:
+        """As texts of JSON."""
+        model = {k: v for k, v in asdict(self)["model"].items() if k not in START_WEIGHTS}
+        lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
+        return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
+
+
+def finished_run(run: Path, data_dir: Path | str | None = None) -> RunConfig:
+    """The configuration of a finished run, for work in this process without training.
+
+    Args:
+        run: its directory.
+        data_dir: takes the place of ``data.dir``.
+
+    Raises:
+        ConfigError: no finished run is there, or its configuration cannot be used.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ConfigError(f"{run}: holds no run (no config.yaml)")
+    if not RunStore(run).finished:
+        raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
+    settings = dict(experiments.read(file).settings)
+    if data_dir is not None:
+        settings["data.dir"] = Setting(str(data_dir), "--data-dir")
+    check_paths(
+        settings,
+        ("data.dir", "data.partition_file"),
+        "go to the directory where the run was started, or give --data-dir",
+    )
+    config = resolve(settings)
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=START_WEIGHTS),
+            "evaluation": config.evaluation.model_copy(update={"decompose_every": 0}),
+            "engine": EngineConfig(kind="serial", fast=config.engine.fast),
+            "clock": ClockConfig(),
+        }
+    )
+
+
+def final_state(
+    run: Path, layout: Layout, personal: Sequence[Slot], *, needed: bool
+) -> ServerState:
+    """The models of a finished run, those of the clients read when they are asked for.
+
+    Args:
+        run: its directory.
+        layout: of its network.
+        personal: the tensors of which each client has its own.
+        needed: whether these are needed, or may be missing.
+
+    Raises:
+        StoreError: a file is missing or damaged, or does not fit the network.
+    """
+    params = final_models.load_model(run, layout)
+    if not personal or (not needed and not (run / CLIENTS).exists()):
+        return ServerState(params=params)
+    return ServerState(params=params, clients=ClientStates(ClientTensors(run, personal)))
+
+
+def check_client(config: RunConfig, client: int) -> None:
+    """Refuses a client that the run does not have by a ConfigError."""
+    last = config.data.num_clients - 1
+    if not 0 <= client <= last:
+        raise ConfigError(f"--client {client}: the run has the clients 0 to {last}")
+
+
+def load_model(run: Path | str, client: int | None = None) -> nn.Module:
+    """The final model of a finished run, or that of one client, in evaluation mode on the CPU.
+
+    It takes samples as the evaluation does: images (B, channels, H, W) float32, values in 0..1 less
+    the mean and divided by the standard deviation; features (B, d) float32; tokens (B, T) int64.
+    A client that never trained has the global model.
+
+    Raises:
+        ConfigError: no finished run, or no such client.
+        StoreError: a file of the run is missing or damaged, or was written by a version of fedsim
+            that did not say what network it belongs to.
+    """
+    path = Path(run)
+    config = finished_run(path)
+    found = Description.read(path)
+    if found.model is None:
+        raise StoreError(
+            f"{path / MODEL}: does not say what network it belongs to; an older fedsim wrote it"
+        )
+    algorithm = algorithm_of(config)
+    model = network(found.model, algorithm, config.seed)
+    arrays = tensors.load(path / MODEL)
+    if client is not None:
+        check_client(config, client)
+        if personal_slots(algorithm, layout_of(model)):
+            arrays |= tensors.load(path / CLIENTS, f"{client}/")
+    try:
+        model.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()})
+    except RuntimeError as error:
+        raise StoreError(f"{path / MODEL}: does not fit the network ({error})") from error
+    return model.eval()

@@ -1,7 +1,7 @@
 """Whether a run in a directory is finished, can be resumed, or belongs to other settings."""
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,7 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
                 f"{given[key].origin}: {key} cannot change when a run is resumed"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
-    _check_paths({**written, **given})
+    check_paths({**written, **given}, PATHS, "resume the run from the directory of its first start")
     return resolve(written, given)
 
 
@@ -179,8 +179,9 @@ def placement(config: RunConfig) -> dict[str, object]:
     return {f"engine.{leaf}": v for leaf, v in config.engine if f"engine.{leaf}" in FREE}
 
 
-def _check_paths(written: Settings) -> None:
-    for key in PATHS:
+def check_paths(written: Settings, keys: Sequence[str], advice: str) -> None:
+    """Refuses relative paths that are not here by a ConfigError, which ends with the advice."""
+    for key in keys:
         given = written.get(key)
         path = Path(given.value) if given is not None and isinstance(given.value, str) else None
         if path is None or path.is_absolute() or path.exists():
@@ -190,5 +191,5 @@ def _check_paths(written: Settings) -> None:
             continue
         raise ConfigError(
             f"{given.origin if given else key}: {str(path)!r} is not here; relative paths start "
-            "where the command is given: resume the run from the directory of its first start"
+            f"where the command is given: {advice}"
         )

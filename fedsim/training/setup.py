@@ -52,6 +52,15 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     return _shifted(config, dataset, partition), partition, kind
 
 
+def load_whole(config: RunConfig) -> Dataset:
+    """The data set with all of its samples as the test part, without feature shift.
+
+    Raises:
+        ConfigError, DataError: as :func:`load`.
+    """
+    return _read(config, whole=True)
+
+
 def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
     c = config.data
     if c.feature_shift != "none" and dataset.inputs != "images":
@@ -72,9 +81,21 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
         raise ConfigError(
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
         )
-    named = c.partition or ("files" if file else None)
+    dataset = _read(config)
+    kind = _named_kind(config) or partitions.default_kind(dataset)
+    if kind == "natural" and not _generated(config):
+        dataset = without_small_users(dataset, _fewest(config))
+    if file is None:
+        return dataset, kind, None
+    dataset, listed = splits.read(dataset, file)
+    return dataset, kind, listed
+
+
+def _read(config: RunConfig, whole: bool = False) -> Dataset:
+    """The data set as its reader gives it, in parts or whole."""
+    c, named = config.data, _named_kind(config)
     kept = "auto" if named is None else "none" if named == "files" else "patient"
-    dataset = data.load(
+    return data.load(
         c.name,
         Path(c.dir) if c.dir else None,
         image_size=c.image_size,
@@ -82,18 +103,17 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
         val_fraction=c.val_fraction,
         test_fraction=c.test_fraction,
         seed=c.seed,
-        split=c.partition_file if file is None else None,
+        split=c.partition_file if _client_file(config) is None else None,
         num_clients=c.num_clients,
         group=c.group or kept,
+        whole=whole,
         **config.hyperparameters.get(c.name, {}),
     )
-    kind = named or partitions.default_kind(dataset)
-    if kind == "natural" and not _generated(config):
-        dataset = without_small_users(dataset, _fewest(config))
-    if file is None:
-        return dataset, kind, None
-    dataset, listed = splits.read(dataset, file)
-    return dataset, kind, listed
+
+
+def _named_kind(config: RunConfig) -> str | None:
+    """The kind of partition that the configuration names; a CSV file of clients names ``files``."""
+    return config.data.partition or ("files" if _client_file(config) else None)
 
 
 def _generated(config: RunConfig) -> bool:
@@ -260,15 +280,16 @@ def prepare(config: RunConfig) -> Setup:
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
     _check_patience(config, dataset)
-    model = _model(config, dataset)
-    algorithm = algorithms.compose(
-        config.algorithm,
-        config.hyperparameters,
-        server=config.server,
-        margin=config.margin,
-        margin_weight=config.margin_weight,
-        margin_threshold=config.margin_threshold,
-    )
+    return assemble(config, dataset, partition, kind)
+
+
+def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: str) -> Setup:
+    """Builds model and method for data that are loaded.
+
+    Raises:
+        ConfigError, DataError: as :func:`prepare`.
+    """
+    model, algorithm = _model(config, dataset), algorithm_of(config)
     with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
         built = models.build(model, config.seed, algorithm.adapt)
     flat = FlatModel(built, torch.device("cpu"))
@@ -305,6 +326,22 @@ def prepare(config: RunConfig) -> Setup:
         cohort_size=cohort_size(partition.num_clients, config.train.sample_rate),
         alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
         clock=clock_of(config, partition.num_clients, algorithm, flat.layout),
+    )
+
+
+def algorithm_of(config: RunConfig) -> Algorithm:
+    """The method, of its client part, server part and margin control.
+
+    Raises:
+        ConfigError: they do not go together.
+    """
+    return algorithms.compose(
+        config.algorithm,
+        config.hyperparameters,
+        server=config.server,
+        margin=config.margin,
+        margin_weight=config.margin_weight,
+        margin_threshold=config.margin_threshold,
     )
 
 

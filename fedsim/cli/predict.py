@@ -1,0 +1,83 @@
+"""``fedsim predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from fedsim.cli.common import make_importable
+from fedsim.cli.options import GroupedCommand, GroupedOption, verbose_option
+from fedsim.core.errors import ConfigError
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("run", metavar="RUN")
+@click.option(
+    "--client",
+    cls=GroupedOption,
+    group="What to predict",
+    type=int,
+    metavar="K",
+    help="Only with client K's model; of samples that clients own, only K's.",
+)
+@click.option(
+    "--split",
+    cls=GroupedOption,
+    group="What to predict",
+    metavar="NAME",
+    help="test, val or train; own_test, own_val or own_train, which are the clients' own parts; or "
+    "all, every sample of the data set.  [test; all with --data-dir]",
+)
+@click.option(
+    "--data-dir",
+    cls=GroupedOption,
+    group="What to predict",
+    metavar="NEW",
+    help="Read this folder in place of the run's data.dir: new data of the same kind and classes, "
+    "with labels.",
+)
+@click.option(
+    "--out", cls=GroupedOption, group="Files", metavar="FILE", required=True, help="The CSV file."
+)
+@verbose_option
+def predict(
+    run: str, client: int | None, split: str | None, data_dir: str | None, out: str
+) -> None:
+    """Write what the final models of a run predict, sample by sample.
+
+    RUN is the directory of a finished run. FILE gets the columns sample, client_id, label,
+    prediction, a probability_K for each class K, label_name and prediction_name. Without --client
+    the models are those that the run evaluates: the global one, or, with personalised methods, each
+    client's own.
+
+    \b
+      fedsim predict runs/digits/fedavg/RUN --out predictions.csv
+      fedsim predict RUN --client 3 --split own_test --out client3.csv
+      fedsim predict RUN --data-dir new_images/ --out new.csv
+    """
+    from fedsim.config import experiments
+    from fedsim.core import files
+
+    check_output(Path(out))
+    config = Path(run, "config.yaml")
+    make_importable(experiments.read(config).settings if config.is_file() else {}, {})
+    from fedsim.training.predict import prepared
+
+    found = prepared(run, client=client, split=split, data_dir=data_dir)
+    rows = right = 0
+    with files.replacing(Path(out)) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        for number, frame in enumerate(found.frames()):
+            frame.to_csv(file, index=False, header=number == 0, lineterminator="\n")
+            rows += len(frame)
+            right += int((frame["label"] == frame["prediction"]).sum())
+    click.echo(f"{rows} predictions of {found.models}: accuracy {right / rows:.4f}")
+    click.echo(f"file  {out}")
+
+
+def check_output(file: Path) -> None:
+    """Refuses a file that is there, or in no directory, by a ConfigError."""
+    if file.exists():
+        raise ConfigError(f"--out {file}: is already there")
+    if not file.parent.is_dir():
+        raise ConfigError(f"--out {file}: there is no directory {file.parent}")

@@ -1,0 +1,320 @@
+"""Predictions of a finished run's models, sample by sample: ``fedsim predict``.
+
+Models, samples and batches are those of the evaluation after the last round, so that what is
+counted from the predictions is what rounds.csv and evaluations.csv say, on the same kind of device.
+Nothing is trained, Ray is not started, and the run directory stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.special import softmax
+
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
+from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
+from fedsim.data.dataset import in_one_part
+from fedsim.engine.base import OUTPUTS
+from fedsim.engine.serial import SerialExecutor
+from fedsim.metrics.splits import clients_with, count, counts, indices
+from fedsim.storage.checkpoint import ServerState
+from fedsim.storage.run_dir import RunStore
+from fedsim.training.evaluate import Candidate, own_model
+from fedsim.training.export import (
+    Description,
+    check_client,
+    final_state,
+    finished_run,
+    personal_slots,
+)
+from fedsim.training.setup import Setup, assemble, load_whole, prepare
+
+ALL = "all"
+SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
+"""Common parts (the test part may be nothing but the clients' own), parts that clients own, and
+every sample of the data set."""
+Own = Literal["train", "val", "test"]
+OWN: tuple[Own, ...] = ("train", "val", "test")
+
+logger = logging.getLogger("fedsim")
+
+
+def predict(
+    run: Path | str,
+    *,
+    client: int | None = None,
+    split: str | None = None,
+    data_dir: Path | str | None = None,
+) -> pd.DataFrame:
+    """The classes that the final models of a run give to samples, with all probabilities.
+
+    Without ``client`` the models are those that the evaluation scores: the global model, or in
+    personalised methods every client's own, on the client's samples where the split is of those
+    that clients own.
+
+    Args:
+        run: directory of a finished run.
+        client: only this client's model (the global one where the method has no other, or the
+            client never trained) and, of samples that clients own, only its own.
+        split: one of :data:`SPLITS`; by default ``test``, or ``all`` where ``data_dir`` is given.
+        data_dir: the folder to read in place of ``data.dir``: new data of the same kind and
+            classes, with labels. All splits but ``all`` need the run's own data, wherever they are.
+
+    Returns:
+        A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
+        or of the samples' owner; missing where the global model meets common samples), ``label``
+        and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
+        float64), and the names of both classes, ``label_name`` and ``prediction_name``.
+
+    Raises:
+        ConfigError: no finished run, no such client or split, or data that do not fit the model.
+        DataError: the data cannot be read, or are not those of the run.
+        DivergedError: a model's outputs are not finite.
+        StoreError: a file of the run is missing or damaged.
+    """
+    found = prepared(run, client=client, split=split, data_dir=data_dir)
+    return pd.concat(found.frames(), ignore_index=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """The predictions of one call, about to be made.
+
+    Args:
+        setup: of the run, with the data to predict.
+        state: its final models.
+        client: the only one, or None for all.
+        part: the common part, where clients do not own the samples.
+        own: which of the clients' own parts, where they do.
+    """
+
+    setup: Setup
+    state: ServerState
+    client: int | None
+    part: str
+    own: Own | None
+
+    @property
+    def models(self) -> str:
+        """Whose models they are, in words."""
+        if not self.setup.personalised:
+            return "the global model"
+        return "each client's own model" if self.client is None else f"client {self.client}'s model"
+
+    def frames(self) -> Iterator[pd.DataFrame]:
+        """The rows, model by model and client by client."""
+        spec = self.setup.spec
+        shared: dict[Part, Array] = {}  # outputs of the model that belongs to no client
+        with closing(SerialExecutor(spec, self.setup.config.engine)) as executor:
+            for clients, model, part in self._passes():
+                if model.owner is None and part in shared:
+                    logits = shared[part]
+                else:
+                    (found,) = executor.evaluate([(model.load(), part)], OUTPUTS)
+                    logits = np.asarray(found)
+                if model.owner is None:
+                    shared[part] = logits
+                frame = _frame(self.setup.dataset, indices(spec, part), logits)
+                frame.insert(1, "client_id", pd.Series(clients, dtype="Int64"))
+                yield frame if self.client is None else frame[frame["client_id"] == self.client]
+
+    def _passes(self) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
+        """Each row's client, the model and the samples of every pass, as the evaluation has it."""
+        split, personalised = self.setup.partition, self.setup.personalised
+        clients = range(split.num_clients) if self.client is None else (self.client,)
+        one = Candidate(None, lambda: (self.state.params, {}))
+        if self.own is not None:
+            owners = clients_with(split, self.own)
+            if not personalised:
+                part = Owned(self.own, owners)
+                yield np.repeat(owners, counts(split, part)).tolist(), one, part
+                return
+            for client in (c for c in owners if c in clients):
+                part = Owned(self.own, (client,))
+                yield sum(counts(split, part)) * [client], own_model(self.state, client), part
+            return
+        size = count(self.setup.spec, self.part)
+        if not personalised:
+            yield size * [self.client], one, self.part
+            return
+        for client in clients:
+            yield size * [client], own_model(self.state, client), self.part
+
+
+def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
+    """The rows of the samples ``index`` (n,), without the client, from their logits (n, C)."""
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
+        raise DivergedError(
+            f"the logits of {int((~finite).sum())} of {finite.size} samples are NaN or infinite, "
+            f"first of sample {index[finite.argmin()]}"
+        )
+    names = np.array(dataset.class_names, dtype=object)
+    label, predicted = dataset.y[index], logits.argmax(axis=1)
+    chances = softmax(logits.astype(np.float64), axis=1)
+    columns = {"sample": index, "label": label, "prediction": predicted}
+    columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
+    columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+    return pd.DataFrame(columns)
+
+
+def prepared(
+    run: Path | str, *, client: int | None, split: str | None, data_dir: Path | str | None
+) -> Predictions:
+    """Reads models and data and checks everything; arguments and errors as :func:`predict`."""
+    path = Path(run)
+    split = (ALL if data_dir else SPLITS[0]) if split is None else split
+    if split not in SPLITS:
+        raise ConfigError(
+            f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
+            f"{', '.join(SPLITS)}"
+        )
+    config = finished_run(path, data_dir)
+    if client is not None:
+        check_client(config, client)
+    known, environment = Description.read(path), _environment(path)
+    config = _with_device(config, path, environment)
+    new = split == ALL and data_dir is not None
+    setup = _new_data(config, known) if new else _own_data(path, config)
+    origin = f"data.dir {config.data.dir}" if config.data.dir else setup.dataset.name
+    _check_fit(setup, known, known.classes or environment.get("classes", ()), origin)
+    if setup.dataset.per_token:
+        raise ConfigError(
+            f"{path}: {setup.dataset.name} has a label for every token; predictions are written "
+            "for samples with one label each"
+        )
+    own, part = _owned(setup, split), split
+    if split == ALL:
+        setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+    personal = personal_slots(setup.algorithm, setup.layout)
+    state = final_state(path, setup.layout, personal, needed=setup.personalised)
+    found = Predictions(setup=setup, state=state, client=client, part=part, own=own)
+    _check_samples(found, split)
+    _tell(found)
+    return found
+
+
+def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -> RunConfig:
+    """With a GPU where there is one and the run was done on one."""
+    parts = (environment, *environment.get("resumed", ()))
+    device = next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
+    if device == "cpu":
+        return config
+    if not torch.cuda.is_available():
+        text = "%s: was done on %s; predicting on the CPU, where the last digits may differ"
+        logger.warning(text, run, device)
+        return config
+    engine = config.engine.model_copy(update={"gpus_per_client": 1.0})
+    return config.model_copy(update={"engine": engine})
+
+
+def _environment(run: Path) -> dict[str, Any]:
+    """What env.json says; nothing where there is none."""
+    file = run / "env.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    except ValueError as error:
+        raise ConfigError(f"{file}: is no JSON text ({error})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file}: holds no JSON object")
+    return found
+
+
+def _own_data(run: Path, config: RunConfig) -> Setup:
+    """The run's setup; a DataError where the data now give other clients."""
+    setup = prepare(config)
+    table = RunStore(run).read("partition").groupby("client_id")
+    sizes = table[["train_samples", "test_samples"]].sum()
+    train, nothing = setup.partition.train, setup.dataset.test[:0]
+    tests = setup.partition.test or (nothing,) * len(train)
+    now = [[len(a), len(b)] for a, b in zip(train, tests, strict=True)]
+    if sizes.to_numpy().tolist() != now:
+        raise DataError(
+            f"{run / 'partition.csv'}: the clients now have other numbers of samples; these are "
+            f"not the data of the run (for new data: --data-dir NEW, with --split {ALL} or none)"
+        )
+    return setup
+
+
+def _new_data(config: RunConfig, known: Description) -> Setup:
+    """A setup with all samples of other data as the test part; nobody owns any of them."""
+    dataset = load_whole(config)
+    if dataset.pipeline is not None and known.mean:
+        pipeline = replace(dataset.pipeline, mean=known.mean, std=known.std)
+        dataset = replace(dataset, pipeline=pipeline)
+    nobody = Partition(train=(dataset.train,) * config.data.num_clients)
+    return assemble(config, dataset, nobody, config.data.partition or "iid")
+
+
+def _check_fit(setup: Setup, known: Description, classes: Sequence[str], origin: str) -> None:
+    """Refuses data of other classes or sizes than those that the network was trained for."""
+    found = setup.dataset.class_names
+    if classes and tuple(classes) != found:
+        raise DataError(
+            f"{origin}: the classes are {_few(found)}, those of the run {_few(classes)}; the same "
+            "are needed, in the same order (a folder of images can list them in classes.txt)"
+        )
+    if known.model is None:
+        return
+    for name in ("inputs", "in_channels", "image_size"):
+        have, need = getattr(setup.model, name), getattr(known.model, name)
+        if have != need:
+            raise DataError(f"{origin}: {name} {have}, the model of the run takes {need}")
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f", ... ({len(names)})" if len(names) > 6 else ""
+    return ", ".join(names[:6]) + more
+
+
+def _owned(setup: Setup, split: str) -> Own | None:
+    """Which of the clients' own parts a split is, None for a common part."""
+    for own in OWN:
+        if split == f"own_{own}" or (split == own == "test" and setup.tests_are_owned):
+            return own
+    return None
+
+
+def _check_samples(found: Predictions, split: str) -> None:
+    """Refuses a split without samples, or without any of the client."""
+    setup = found.setup
+    if found.own is None:
+        if not len(getattr(setup.dataset, found.part)):
+            raise ConfigError(f"--split {split}: {setup.dataset.name} has no such part in this run")
+        return
+    owners = clients_with(setup.partition, found.own)
+    if not owners:
+        raise ConfigError(f"--split {split}: the clients of this run own no {found.own} samples")
+    if found.client is not None and found.client not in owners:
+        raise ConfigError(
+            f"--client {found.client}: owns no {found.own} samples; the clients that do: "
+            f"{_few([str(c) for c in owners])}"
+        )
+
+
+def _tell(found: Predictions) -> None:
+    """Says where the model is not the one that somebody may expect."""
+    setup, client = found.setup, found.client
+    personal = setup.config.evaluation.personal
+    if not setup.personalised:
+        if client is not None:
+            text = "%s has one model for all clients; client %d has no other"
+            logger.info(text, setup.config.algorithm, client)
+        return
+    if personal != "all_clients":
+        logger.warning(
+            "evaluation.personal=%s: the tables of the run score other models than its final ones",
+            personal,
+        )
+    if client is not None and client not in found.state.clients:
+        logger.info("client %d never trained: its model is the global one", client)
