@@ -117,6 +117,11 @@ def merged(setup, vector, state):
     return out
 
 
+def named_tensors(vector, layout):
+    """A vector (D,) cut into its tensors, by name."""
+    return {s.name: vector[s.where].reshape(s.shape) for s in layout.slots}
+
+
 def sample_losses(setup, vector, index):
     """(n,) cross-entropy of single samples, and whether each was classified right; float64."""
     model = models.build(setup.model, setup.config.seed)

@@ -125,8 +125,3 @@ def not_finite(vector: Vector, layout: Layout) -> list[str]:
     if math.isfinite(square):
         return []
     return [s.name for s in layout.slots if not np.isfinite(vector[s.where]).all()]
-
-
-def named_tensors(vector: Vector, layout: Layout) -> dict[str, Array]:
-    """The vector (D,) cut into its named tensors."""
-    return {s.name: vector[s.where].reshape(s.shape) for s in layout.slots}

@@ -15,10 +15,11 @@ import fedsim
 from fedsim import algorithms, models
 from fedsim.algorithms.matched_mean import MatchedMean, Pair, layers_of, links_of
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.layout import layout_of, named_tensors
+from fedsim.core.layout import layout_of
 from fedsim.core.types import ModelSpec, RoundContext
 from fedsim.models.chain import chain
 from fedsim.server.base import RuleState
+from tests.decomposing import named_tensors
 
 from .serving import LAYOUT, cohort
 from .training import train, worker

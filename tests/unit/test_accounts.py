@@ -16,10 +16,10 @@ from fedsim.algorithms.base import Algorithm, Probe
 from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
-from fedsim.core.layout import named_tensors
 from fedsim.server.base import Exchanged
 from fedsim.training import driver
 from fedsim.training.setup import prepare
+from tests.decomposing import named_tensors
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,6 @@ from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
-from fedsim.core.layout import named_tensors
 from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.data import partitions
 from fedsim.engine.base import SCORES
@@ -33,6 +32,7 @@ from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
 from fedsim.training.round import _moved, draw_cohort, lr_at, run_round
 from fedsim.training.setup import prepare
+from tests.decomposing import named_tensors
 
 pytestmark = pytest.mark.integration
 

@@ -15,12 +15,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.numpy import load_file
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.files import csv_plain, csv_safe
-from fedsim.core.types import Layout, Slot
 from fedsim.storage import run_dir as module
 from fedsim.storage.rows import TABLES, PartitionRow
 from fedsim.storage.run_dir import (
@@ -390,37 +388,6 @@ def test_summary_has_the_columns_of_its_row(tmp_path):
 def test_text_files_have_unix_line_ends_and_utf8(tmp_path):
     RunWriter(tmp_path).write("config.yaml", "a: 1\nname: \u00e9\n")
     assert (tmp_path / "config.yaml").read_bytes() == b"a: 1\nname: \xc3\xa9\n"
-
-
-def test_the_model_is_saved_under_its_tensors_names(tmp_path):
-    layout = Layout(
-        (
-            Slot(name="w", shape=(2, 3), start=0, stop=6),
-            Slot(name="b", shape=(), start=6, stop=7),
-            Slot(name="v", shape=(2,), start=7, stop=9, role="stat"),
-        )
-    )
-    vector = np.arange(9, dtype=np.float32)
-    RunWriter(tmp_path).save_model(vector, layout)
-    saved = load_file(tmp_path / "model.safetensors")
-    assert {name: (t.shape, t.dtype) for name, t in saved.items()} == {
-        "w": ((2, 3), np.float32), "b": ((), np.float32), "v": ((2,), np.float32)
-    }  # fmt: skip
-    np.testing.assert_array_equal(saved["w"], [[0, 1, 2], [3, 4, 5]])
-    assert saved["b"] == 6
-    np.testing.assert_array_equal(saved["v"], [7, 8])
-
-
-def test_the_same_model_is_saved_as_the_same_bytes(tmp_path):
-    layout = Layout(
-        tuple(Slot(name=name, shape=(1,), start=i, stop=i + 1) for i, name in enumerate("zyxabc"))
-    )
-    written = []
-    for name in ("one", "two"):
-        run = RunWriter.create(tmp_path / name)
-        run.save_model(np.arange(6, dtype=np.float32), layout)
-        written.append((run.path / "model.safetensors").read_bytes())
-    assert written[0] == written[1]
 
 
 def test_default_paths_are_new_and_take_nothing_from_the_global_generators():

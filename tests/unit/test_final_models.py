@@ -1,0 +1,296 @@
+"""The models that a run leaves: they load as they are, and are the ones that were scored."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+
+import fedsim
+from fedsim import models
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.types import Slot
+from fedsim.models.vision import SplitModel
+from fedsim.storage import final_models, tensors
+from fedsim.training.setup import prepare
+from tests.decomposing import config
+
+pytestmark = pytest.mark.integration
+
+
+class Odd(SplitModel):
+    """A model with BatchNorm, tied weights, and integer, boolean and temporary buffers."""
+
+    def __init__(self, num_classes: int, pixels: int) -> None:
+        body = [nn.Flatten(), nn.Linear(pixels, 8), nn.BatchNorm1d(8), nn.ReLU()]
+        super().__init__(nn.Sequential(*body), nn.Linear(8, num_classes))
+        self.also_head = nn.Linear(8, num_classes, bias=False)
+        self.also_head.weight = self.head.weight
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("seen", torch.tensor([True, False]))
+        self.register_buffer("scratch", torch.ones(3), persistent=False)
+
+
+def odd(num_classes, in_channels, image_size):
+    return Odd(num_classes, in_channels * image_size**2)
+
+
+def done(path, method="fedbn", **changes):
+    """A run on 300 digits, whose clients have test samples of their own beside the common ones."""
+    changes.setdefault("model", {"name": "cnn"})
+    evaluation = {"decompose_every": 0, "loss_matrix": False, "clients_every": 1}
+    evaluation |= changes.pop("evaluation", {})
+    settings = config(method, evaluation=evaluation, **changes)
+    return settings, fedsim.run(settings, path)
+
+
+def metadata(path):
+    with safe_open(path, framework="np") as file:
+        return file.metadata()
+
+
+def logits_of(model, setup, index):
+    """Plain PyTorch in float32."""
+    x = torch.from_numpy(setup.dataset.x[index]).float() / 255
+    with torch.no_grad():
+        return model.eval()((x - 0.5) / 0.5)
+
+
+def own_tensors(path, client):
+    """What belongs to a client, as the documentation reads it."""
+    prefix = f"{client}/"
+    found = load_file(path / "clients.safetensors").items()
+    return {name.removeprefix(prefix): t for name, t in found if name.startswith(prefix)}
+
+
+@pytest.mark.parametrize("name", ["cnn", "mlp", f"{__name__}:odd"])
+def test_the_global_model_loads_strictly_and_is_the_one_that_was_scored(name, tmp_path):
+    settings, store = done(tmp_path / "run", "fedavg", model={"name": name})
+    setup = prepare(settings)
+    model = models.build(setup.model, seed=99)
+    model.load_state_dict(load_file(store.path / "model.safetensors"), strict=True)
+    test = setup.dataset.test
+    right = logits_of(model, setup, test).argmax(1).numpy() == setup.dataset.y[test]
+    assert right.mean() == store.rounds["test_accuracy"].iloc[-1]
+    said = metadata(store.path / "model.safetensors")
+    assert {key: said[key] for key in ("format", "algorithm", "round", "scored")} == {
+        "format": "pt", "algorithm": "fedavg", "round": "2", "scored": "yes"
+    }  # fmt: skip
+    assert json.loads(said["model"])["name"] == name
+    assert json.loads(said["classes"]) == [str(label) for label in range(10)]
+    assert not (store.path / "clients.safetensors").exists()
+
+
+def test_counters_have_the_value_that_every_forward_pass_saw(tmp_path):
+    _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
+    found = load_file(store.path / "model.safetensors")
+    assert found["features.2.num_batches_tracked"] == 0
+    assert found["count"] == 7
+    assert found["seen"].tolist() == [True, False]
+    assert torch.equal(found["also_head.weight"], found["head.weight"])
+    assert "scratch" not in found
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedpac", "pfedla"])
+def test_each_clients_model_is_the_one_that_was_scored(method, tmp_path):
+    settings, store = done(tmp_path / "run", method)
+    setup = prepare(settings)
+    model = models.build(setup.model, seed=99)
+    shared = load_file(store.path / "model.safetensors")
+    personal = {slot.name for slot in setup.layout.slots if setup.algorithm.personal(slot)}
+    table = store.read("evaluations").query("round == 2 and group.isna()")
+    rows = table.set_index(["client_id", "split"])
+    trained = set(store.clients["client_id"]) if method != "pfedla" else set(range(6))
+    for client in range(6):
+        own = own_tensors(store.path, client)
+        assert own.keys() == (personal if client in trained else set())
+        model.load_state_dict(shared | own, strict=True)
+        index = {"test": setup.dataset.test, "own_test": setup.partition.test[client]}
+        for split, samples in index.items():
+            logits = logits_of(model, setup, samples)
+            labels = torch.from_numpy(setup.dataset.y[samples])
+            row = rows.loc[client, split]
+            assert row["num_samples"] == len(samples)
+            assert row["accuracy"] == (logits.argmax(1) == labels).double().mean().item()
+            loss = functional.cross_entropy(logits.double(), labels).item()
+            assert row["loss"] == pytest.approx(loss, abs=1e-6)
+    assert metadata(store.path / "model.safetensors")["scored"] == (
+        "no: personalised models were scored, see clients.safetensors"
+    )
+    said = metadata(store.path / "clients.safetensors")
+    assert (said["scored"], said["round"]) == ("yes", "2")
+    assert said["clients"].startswith(f"{len(trained)} of 6; ")
+
+
+def test_what_changes_no_prediction_is_exported_and_said_to_be_so(tmp_path):
+    _, store = done(tmp_path / "run", "fedsr")
+    assert metadata(store.path / "model.safetensors")["scored"] == "yes"
+    assert metadata(store.path / "clients.safetensors")["scored"].startswith("no: no prediction")
+    client = int(store.clients["client_id"].iloc[0])
+    assert own_tensors(store.path, client).keys() == {
+        f"reference.{name}" for name in ("r_mu", "r_sigma", "scale")
+    }
+
+
+@pytest.mark.parametrize("mode", ["cohort_before", "cohort_after"])
+def test_models_that_no_file_holds_are_said_to_be_so(mode, tmp_path):
+    _, store = done(tmp_path / "run", evaluation={"personal": mode})
+    for file in ("model.safetensors", "clients.safetensors"):
+        said = metadata(store.path / file)["scored"]
+        assert said.startswith(f"no: evaluation.personal={mode} scored the models of the last")
+
+
+class StopAtOnce(fedsim.Callback):
+    """Ends a run after its first round."""
+
+    def on_round_end(self, round, rows):
+        return "stop"
+
+
+def test_a_round_without_evaluation_is_named(tmp_path):
+    settings = config("fedavg", evaluation={"every": 2, "decompose_every": 0, "loss_matrix": False})
+    store = fedsim.run(settings, tmp_path / "run", callbacks=[StopAtOnce()])
+    said = metadata(store.path / "model.safetensors")
+    assert (said["round"], said["scored"]) == ("1", "no: round 1 was not evaluated")
+
+
+def test_old_and_new_files_are_start_weights(tmp_path):
+    _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
+    new = store.path / "model.safetensors"
+    found = load_file(new)
+    floats = {name: t for name, t in found.items() if t.is_floating_point()}
+    save_file(floats, tmp_path / "old.safetensors")  # as version 0.1.0 wrote models without ties
+    vectors = []
+    for file in (new, tmp_path / "old.safetensors"):
+        changed = {"name": f"{__name__}:odd", "weights": str(file)}
+        vectors.append(prepare(config("fedavg", model=changed)).initial)
+    np.testing.assert_array_equal(*vectors)
+    first = prepare(config("fedavg", model={"name": f"{__name__}:odd"})).layout.slots[0]
+    np.testing.assert_array_equal(vectors[0][first.where], found[first.name].numpy().ravel())
+
+
+def test_the_bytes_are_the_same_in_every_process(tmp_path):
+    """The library itself writes metadata in an order that differs between processes."""
+    code = (
+        "import sys, numpy as np; from pathlib import Path;"
+        "from fedsim.storage import final_models;"
+        "words = {c: c * 3 for c in 'abcdefgh'};"
+        "arrays = {'w': np.ones((2, 3), np.float32), 'n': np.array(3)};"
+        "Path(sys.argv[1]).mkdir();"
+        "final_models.save_model(Path(sys.argv[1]), arrays, words)"
+    )
+    written = []
+    for name in ("one", "two", "three"):
+        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
+        written.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert written[0] == written[1] == written[2]
+    found = load_file(tmp_path / "one" / "model.safetensors")
+    assert found["w"].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert found["n"] == 3
+
+
+SLOTS = (
+    Slot(name="a", shape=(2, 2), start=0, stop=4),
+    Slot(name="s", shape=(), start=6, stop=7),
+)
+PARAMS = np.arange(8, dtype=np.float32)
+
+
+class Watched(Mapping):
+    """States that remember in which order they were asked for."""
+
+    def __init__(self, states):
+        self.states, self.asked = states, []
+
+    def __getitem__(self, client):
+        self.asked.append(client)
+        return self.states[client]
+
+    def __iter__(self):
+        return iter(self.states)
+
+    def __len__(self):
+        return len(self.states)
+
+
+def test_client_states_are_read_once_and_one_by_one(tmp_path):
+    states = {
+        c: {"personal": np.full(5, c, np.float32), "other": np.zeros(3)} for c in (11, 3, 200)
+    }
+    states[7] = {"other": np.zeros(3)}  # nothing of the model: what the global one has
+    watched = Watched(states)
+    final_models.save_clients(tmp_path, PARAMS, SLOTS, watched, {"scored": "yes"})
+    assert watched.asked == [3, 7, 11, 200]
+    found = load_file(tmp_path / "clients.safetensors")
+    assert found.keys() == {f"{c}/{name}" for c in states for name in "as"}
+    assert found["200/a"].tolist() == [[200, 200], [200, 200]]
+    assert (found["3/s"], found["7/s"]) == (3, 6)
+    assert found["7/a"].tolist() == [[0, 1], [2, 3]]
+    back = final_models.ClientTensors(tmp_path, SLOTS)
+    assert list(back) == [3, 7, 11, 200]
+    assert back[11]["personal"].tolist() == [11] * 5
+    assert 5 not in back
+
+
+def test_no_client_has_anything_of_its_own(tmp_path):
+    final_models.save_clients(tmp_path, PARAMS, SLOTS, {}, {"scored": "yes"})
+    assert load_file(tmp_path / "clients.safetensors") == {}
+    assert len(final_models.ClientTensors(tmp_path, SLOTS)) == 0
+
+
+def test_more_names_than_the_format_can_hold_are_a_warning(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(tensors, "MAX_HEADER", 300)
+    states = {c: {"personal": np.zeros(5, np.float32)} for c in range(9)}
+    final_models.save_clients(tmp_path, PARAMS, SLOTS, states, {})
+    assert not (tmp_path / "clients.safetensors").exists()
+    assert "the names of 18 tensors are more than safetensors reads" in caplog.text
+
+
+def test_a_network_is_made_of_the_files_alone(tmp_path):
+    settings, store = done(tmp_path / "run", "fedbn")
+    setup = prepare(settings)
+    plain = models.build(setup.model, seed=1)
+    shared = load_file(store.path / "model.safetensors")
+    trained = int(store.clients["client_id"].iloc[0])
+    for client, own in ((None, {}), (trained, own_tensors(store.path, trained))):
+        plain.load_state_dict(shared | own)
+        model = fedsim.load_model(store.path, client=client)
+        assert not model.training
+        wanted = logits_of(plain, setup, setup.dataset.test)
+        assert torch.equal(logits_of(model, setup, setup.dataset.test), wanted)
+    with pytest.raises(ConfigError, match="--client 6: the run has the clients 0 to 5"):
+        fedsim.load_model(store.path, client=6)
+
+
+def test_the_noise_of_a_probabilistic_model_is_that_of_the_run(tmp_path):
+    settings, store = done(tmp_path / "run", "fedsr", seed=5)
+    setup = prepare(settings)
+    test = setup.dataset.test
+    right = logits_of(fedsim.load_model(store.path), setup, test).argmax(1).numpy()
+    accuracy = (right == setup.dataset.y[test]).mean()
+    assert accuracy == store.rounds["test_accuracy"].iloc[-1]
+
+
+def test_files_that_do_not_fit_are_refused(tmp_path):
+    _, store = done(tmp_path / "run", "fedbn")
+    file = store.path / "clients.safetensors"
+    good = file.read_bytes()
+    slots = [Slot(name="features.0.weight", shape=(16,), start=0, stop=16)]
+    client = int(store.clients["client_id"].iloc[0])
+    with pytest.raises(StoreError, match=f"has no tensor {client}/features.0.weight"):
+        final_models.ClientTensors(store.path, slots)[client]
+    file.write_bytes(good[:-5])
+    with pytest.raises(StoreError, match=r"clients\.safetensors: cannot be read"):
+        final_models.ClientTensors(store.path, slots)
+    save_file({"x/y": torch.ones(2)}, file)
+    with pytest.raises(StoreError, match="holds tensors that are no client's"):
+        final_models.ClientTensors(store.path, slots)
