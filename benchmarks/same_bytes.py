@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
+from safetensors.numpy import load_file
 
 METHODS = (
     *("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld", "fednova", "feddecorr"),
@@ -45,8 +46,10 @@ MOVED = {
 }
 """Columns of summaries that are called otherwise now, and that other data sets have no more."""
 SKIPPED = ("timings.csv", "env.json", "config.yaml")
-LATER = ("confusion.csv",)
-"""Tables that earlier versions do not write."""
+LATER = ("confusion.csv", "clients.safetensors")
+"""Files that earlier versions do not write."""
+COUNTERS = "num_batches_tracked"
+"""The tensors of a model that earlier versions do not write end in this."""
 
 
 def sweeps(folder: Path) -> dict[str, str]:
@@ -129,7 +132,15 @@ def killed_and_resumed(began: Path, resumed: Path, out: Path) -> None:
 
 
 def equal(before: Path, after: Path) -> bool:
-    """Whether a file is the same, without the seconds of a summary and columns that were added."""
+    """Whether a file is the same, without the seconds of a summary and what was added.
+
+    That are columns, and in a file of tensors the counters and what it says of itself.
+    """
+    if before.suffix == ".safetensors":
+        old_tensors, new_tensors = tensors(before), tensors(after)
+        added = new_tensors.keys() - old_tensors.keys()
+        known = {name: tensor for name, tensor in new_tensors.items() if name not in added}
+        return known == old_tensors and all(name.endswith(COUNTERS) for name in added)
     if before.suffix != ".csv":
         return before.read_bytes() == after.read_bytes()
     if before.name not in ("summary.csv", "aggregate.csv"):
@@ -139,6 +150,11 @@ def equal(before: Path, after: Path) -> bool:
     return len(old_rows) == len(new_rows) and all(
         old.items() <= new.items() for old, new in zip(old_rows, new_rows, strict=True)
     )
+
+
+def tensors(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of a file's tensors, by name."""
+    return {name: (str(a.dtype), a.shape, a.tobytes()) for name, a in load_file(path).items()}
 
 
 def cells(path: Path) -> list[list[str]]:
@@ -167,7 +183,8 @@ def compared(row: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def results(folder: Path) -> dict[str, Path]:
     """The files that must be equal, by their path in the folder."""
-    files = [*folder.rglob("*.csv"), *folder.rglob("model.safetensors"), *folder.rglob("*.npz")]
+    names = ("*.csv", "model.safetensors", "clients.safetensors", "*.npz")
+    files = [path for name in names for path in folder.rglob(name)]
     return {str(p.relative_to(folder)): p for p in sorted(files) if p.name not in SKIPPED}
 
 

@@ -28,7 +28,14 @@ def config(name, model="cnn", **sections):
 
 def results(store):
     """The bytes that do not depend on where the work was done."""
-    files = [*TABLES, *(f for f in ("evaluations.csv", "server.csv") if (store.path / f).exists())]
+    files = [
+        *TABLES,
+        *(
+            f
+            for f in ("evaluations.csv", "server.csv", "clients.safetensors")
+            if (store.path / f).exists()
+        ),
+    ]
     return {file: (store.path / file).read_bytes() for file in files}
 
 

@@ -76,7 +76,7 @@ def save_clients(
 
 def metadata_of(run: Path) -> Mapping[str, str]:
     """What ``model.safetensors`` says of itself; nothing where an older version wrote it."""
-    with tensors.opened(run / MODEL) as file:
+    with tensors.opened(_there(run / MODEL)) as file:
         found: Mapping[str, str] | None = file.metadata()
         return found or {}
 
@@ -88,8 +88,17 @@ def load_model(run: Path, layout: Layout) -> Vector:
         StoreError: the file is missing or damaged, or does not fit the network.
     """
     path = run / MODEL
-    with tensors.opened(path) as file:
+    with tensors.opened(_there(path)) as file:
         return _vector(file, path, layout.slots, "")
+
+
+def own_tensors(run: Path, client: int) -> dict[str, Array]:
+    """A client's tensors in ``clients.safetensors``, by name; none if it never trained.
+
+    Raises:
+        StoreError: the file is missing or damaged.
+    """
+    return tensors.load(_there(run / CLIENTS), f"{client}/")
 
 
 class ClientTensors(Mapping[int, Vectors]):
@@ -105,7 +114,7 @@ class ClientTensors(Mapping[int, Vectors]):
 
     def __init__(self, run: Path, personal: Sequence[Slot]) -> None:
         self._path, self._personal = run / CLIENTS, personal
-        self._file = tensors.opened(self._path)
+        self._file = tensors.opened(_there(self._path))
         found = {name.partition("/")[0] for name in self._file.keys()}  # noqa: SIM118
         if not all(map(str.isdecimal, found)):
             raise StoreError(f"{self._path}: holds tensors that are no client's")
@@ -124,6 +133,14 @@ class ClientTensors(Mapping[int, Vectors]):
 
     def __len__(self) -> int:
         return len(self._clients)
+
+
+def _there(path: Path) -> Path:
+    """The path, of which a StoreError says if there is no file."""
+    if not path.is_file():
+        earlier = "; fedsim 0.1.0 left the models of single clients in checkpoints alone"
+        raise StoreError(f"{path}: there is no such file{earlier * (path.name == CLIENTS)}")
+    return path
 
 
 def _vector(file: Any, path: Path, slots: Sequence[Slot], prefix: str) -> Vector:

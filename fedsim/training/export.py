@@ -222,7 +222,7 @@ def load_model(run: Path | str, client: int | None = None) -> nn.Module:
     if client is not None:
         check_client(config, client)
         if personal_slots(algorithm, layout_of(model)):
-            arrays |= tensors.load(path / CLIENTS, f"{client}/")
+            arrays |= final_models.own_tensors(path, client)
     try:
         model.load_state_dict({name: torch.from_numpy(a) for name, a in arrays.items()})
     except RuntimeError as error:

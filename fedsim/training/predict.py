@@ -7,7 +7,6 @@ Nothing is trained, Ray is not started, and the run directory stays as it is.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -28,7 +27,7 @@ from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunWriter
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import (
     Description,
@@ -182,12 +181,13 @@ def prepared(
     config = finished_run(path, data_dir)
     if client is not None:
         check_client(config, client)
-    known, environment = Description.read(path), _environment(path)
+    known, environment = Description.read(path), RunWriter(path).read_environment()
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
     setup = _new_data(config, known) if new else _own_data(path, config)
     origin = f"data.dir {config.data.dir}" if config.data.dir else setup.dataset.name
-    _check_fit(setup, known, known.classes or environment.get("classes", ()), origin)
+    told = tuple(map(str, environment.get("classes", ()))) if new else ()
+    _check_fit(setup, known, known.classes or told, origin)
     if setup.dataset.per_token:
         raise ConfigError(
             f"{path}: {setup.dataset.name} has a label for every token; predictions are written "
@@ -206,7 +206,7 @@ def prepared(
 
 def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -> RunConfig:
     """With a GPU where there is one and the run was done on one."""
-    parts = (environment, *environment.get("resumed", ()))
+    parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]
     device = next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
     if device == "cpu":
         return config
@@ -218,22 +218,10 @@ def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -
     return config.model_copy(update={"engine": engine})
 
 
-def _environment(run: Path) -> dict[str, Any]:
-    """What env.json says; nothing where there is none."""
-    file = run / "env.json"
-    try:
-        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    except ValueError as error:
-        raise ConfigError(f"{file}: is no JSON text ({error})") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file}: holds no JSON object")
-    return found
-
-
 def _own_data(run: Path, config: RunConfig) -> Setup:
     """The run's setup; a DataError where the data now give other clients."""
     setup = prepare(config)
-    table = RunStore(run).read("partition").groupby("client_id")
+    table = RunWriter(run).read("partition").groupby("client_id")
     sizes = table[["train_samples", "test_samples"]].sum()
     train, nothing = setup.partition.train, setup.dataset.test[:0]
     tests = setup.partition.test or (nothing,) * len(train)
@@ -256,10 +244,10 @@ def _new_data(config: RunConfig, known: Description) -> Setup:
     return assemble(config, dataset, nobody, config.data.partition or "iid")
 
 
-def _check_fit(setup: Setup, known: Description, classes: Sequence[str], origin: str) -> None:
+def _check_fit(setup: Setup, known: Description, classes: tuple[str, ...], origin: str) -> None:
     """Refuses data of other classes or sizes than those that the network was trained for."""
     found = setup.dataset.class_names
-    if classes and tuple(classes) != found:
+    if classes and classes != found:
         raise DataError(
             f"{origin}: the classes are {_few(found)}, those of the run {_few(classes)}; the same "
             "are needed, in the same order (a folder of images can list them in classes.txt)"

@@ -26,7 +26,8 @@ def run(method: str, out: Path, session=None, **engine: object) -> dict[str, byt
         engine=engine,
     )
     store = fedsim.run(config, out, session=session)
-    extra = ("evaluations.csv",) if method in ("fedbn", "fedpac") else ()
+    own = method in ("fedbn", "fedpac")
+    extra = ("evaluations.csv", "clients.safetensors") if own else ()
     return {name: (store.path / name).read_bytes() for name in (*TABLES, *extra)}
 
 

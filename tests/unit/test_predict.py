@@ -1,0 +1,367 @@
+"""``fedsim predict``: what is counted from the predictions is what the tables of the run say."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+import fedsim
+from fedsim.cli import main
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.metrics.scores import auc
+from fedsim.training.setup import prepare
+from tests.decomposing import config, digits
+
+pytestmark = pytest.mark.integration
+
+CLASSES = ("=healthy, or so", 'grade "1"', "-severe;\u00fc")
+"""Names that CSV files and spreadsheets could take for something else."""
+SIZE = 12
+
+
+def write_images(folder, count=135, sites=3, classes=CLASSES, size=SIZE, seed=0):
+    """A folder of images of patients at some sites; each class has another brightness."""
+    rng = np.random.default_rng(seed)
+    (folder / "images").mkdir(parents=True)
+    rows = [("filename", "label", "site", "patient")]
+    for i in range(count):
+        label, site = i % len(classes), i // len(classes) % sites
+        pixels = rng.integers(0, 120, (size, size, 3)) + 45 * label
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / "images" / f"{i}.png")
+        rows.append((f"{i}.png", label, f"hospital {'abc'[site]}", f"{site}-{i // 18}"))
+    with (folder / "labels.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    (folder / "classes.txt").write_text("\n".join(classes) + "\n")
+    return folder
+
+
+def on_images(folder, method, **changes):
+    """Three hospitals, of which two take part in each of two rounds; each one owns test images."""
+    sections = {
+        "data": {"name": "folder", "dir": str(folder), "partition": "by_site", "image_size": SIZE},
+        "model": {"name": "cnn"},
+        "train": {"rounds": 2, "sample_rate": 0.7, "batch_size": 8, "lr": 0.05},
+        "evaluation": {"batch_size": 16, "clients_every": 1},
+        "engine": {"kind": "serial"},
+    }
+    for key, value in changes.items():
+        sections[key] = sections[key] | value if key in sections else value
+    return RunConfig(algorithm=method, **sections)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    return write_images(tmp_path_factory.mktemp("data") / "scans")
+
+
+@pytest.fixture(scope="module")
+def runs(images, tmp_path_factory):
+    """A run of each of some methods on the hospitals' images."""
+    folder = tmp_path_factory.mktemp("runs")
+    return {m: fedsim.run(on_images(images, m), folder / m) for m in ("fedavg", "fedbn", "fedpac")}
+
+
+@pytest.fixture(scope="module")
+def common(tmp_path_factory):
+    """A run of FedBN with a common test part and a common validation part."""
+    data = {"val_fraction": 0.2, "client_val_fraction": 0.0, "client_test_fraction": 0.0}
+    settings = config(
+        "fedbn", data=data | {"name": "digits"}, evaluation={"decompose_every": 0} | NO_MATRIX
+    )
+    return fedsim.run(settings, tmp_path_factory.mktemp("common") / "run")
+
+
+NO_MATRIX = {"loss_matrix": False}
+
+
+def scores(frame):
+    """Samples and accuracy of each client in predictions."""
+    right = frame["label"] == frame["prediction"]
+    return right.groupby(frame["client_id"]).agg(["size", "mean"])
+
+
+def check_evaluations(store, frame, split):
+    """The predictions give the rows of evaluations.csv after the last round, exactly."""
+    table = store.read("evaluations")
+    table = table[(table["round"] == 2) & (table["split"] == split) & table["group"].isna()]
+    found = scores(frame)
+    assert found.index.tolist() == table["client_id"].tolist()
+    assert found["size"].tolist() == table["num_samples"].tolist()
+    assert found["mean"].tolist() == table["accuracy"].tolist()
+
+
+@pytest.mark.parametrize("split", ["test", "own_test", "own_train"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedpac"])
+def test_each_hospitals_model_on_its_own_patients_is_what_evaluations_csv_says(method, split, runs):
+    store = runs[method]
+    frame = fedsim.predict(store.path, split=split)
+    if method != "fedavg" or split != "test":  # where test samples are pooled it has no such rows
+        check_evaluations(store, frame, split)
+    each = [fedsim.predict(store.path, client=c, split=split) for c in range(3)]
+    pd.testing.assert_frame_equal(pd.concat(each, ignore_index=True), frame)
+    if split == "test":
+        right = (frame["label"] == frame["prediction"]).mean()
+        assert right == store.rounds["test_accuracy"].iloc[-1]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_probabilities_give_the_area_under_the_curve(method, runs):
+    frame = fedsim.predict(runs[method].path)
+    chances = frame[[f"probability_{k}" for k in range(3)]].to_numpy()
+    np.testing.assert_allclose(chances.sum(axis=1), 1.0, atol=1e-12)
+    assert (chances.argmax(axis=1) == frame["prediction"]).all()
+    each = [auc(chances[:, k], (frame["label"] == k).to_numpy()) for k in range(3)]
+    assert np.mean(each) == pytest.approx(runs[method].rounds["test_auc"].iloc[-1], abs=1e-12)
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+def test_on_a_common_part_every_client_has_a_say(split, common):
+    frame = fedsim.predict(common.path, split=split)
+    check_evaluations(common, frame, split)
+    assert frame["client_id"].unique().tolist() == list(range(6)), "also those that never trained"
+    right = (frame["label"] == frame["prediction"]).mean()
+    assert right == pytest.approx(common.rounds[f"{split}_accuracy"].iloc[-1], abs=1e-12)
+    one = fedsim.predict(common.path, client=4, split=split)
+    pd.testing.assert_frame_equal(one, frame[frame["client_id"] == 4].reset_index(drop=True))
+
+
+def test_the_samples_are_those_of_the_data_set(common):
+    setup = prepare(config("fedbn", data={"name": "digits", "val_fraction": 0.2}))
+    test = fedsim.predict(common.path, client=0)
+    assert test["sample"].tolist() == setup.dataset.test.tolist()
+    assert test["label"].tolist() == setup.dataset.y[setup.dataset.test].tolist()
+    everything = fedsim.predict(common.path, client=0, split="all")
+    assert everything["sample"].tolist() == list(range(1797))
+    train = fedsim.predict(common.path, client=0, split="train")
+    assert train["sample"].tolist() == setup.dataset.train.tolist()
+
+
+def test_a_plain_network_of_the_files_predicts_the_same(runs, images):
+    store = runs["fedbn"]
+    setup = prepare(on_images(images, "fedbn"))
+    pipeline = setup.dataset.pipeline
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (pipeline.mean, pipeline.std))
+    for client, frame in fedsim.predict(store.path).groupby("client_id"):
+        model = fedsim.load_model(store.path, client=int(client))
+        x = torch.from_numpy(setup.dataset.x[frame["sample"].to_numpy()]).float() / 255
+        with torch.no_grad():
+            chances = model((x - mean) / std).double().softmax(1).numpy()
+        np.testing.assert_allclose(
+            frame[[f"probability_{k}" for k in range(3)]].to_numpy(), chances, atol=1e-5
+        )
+        assert frame["prediction"].tolist() == chances.argmax(1).tolist()
+
+
+def command(*arguments):
+    return CliRunner().invoke(main, ["predict", *map(str, arguments)])
+
+
+def test_the_file_is_the_same_every_time_and_reads_back(runs, tmp_path):
+    store = runs["fedpac"]
+    files = [tmp_path / name for name in ("one.csv", "two.csv")]
+    before = {p: p.stat().st_mtime_ns for p in store.path.rglob("*")}
+    for file in files:
+        done = command(store.path, "--out", file)
+        assert done.exit_code == 0, done.output
+    assert {p: p.stat().st_mtime_ns for p in store.path.rglob("*")} == before
+    assert files[0].read_bytes() == files[1].read_bytes()
+    frame = fedsim.predict(store.path)
+    found = pd.read_csv(files[0], keep_default_na=False, na_values=[""])
+    columns = ["sample", "client_id", "label", "prediction"]
+    columns += [f"probability_{k}" for k in range(3)]
+    assert found.columns.tolist() == [*columns, "label_name", "prediction_name"]
+    assert (found[columns].to_numpy() == frame[columns].to_numpy(dtype=float)).all()
+    names = found["label_name"].str.removeprefix("'")
+    assert names.tolist() == [CLASSES[label] for label in found["label"]]
+    accuracy = store.rounds["test_accuracy"].iloc[-1]
+    assert done.output.splitlines() == [
+        f"{len(frame)} predictions of each client's own model: accuracy {accuracy:.4f}",
+        f"file  {files[1]}",
+    ]
+
+
+def test_new_images_are_all_predicted(runs, images, tmp_path):
+    """Also a single one, whose classes the run knows from classes.txt."""
+    store = runs["fedbn"]
+    own = fedsim.predict(store.path, client=1, split="all")
+    same = fedsim.predict(store.path, client=1, data_dir=images)
+    pd.testing.assert_frame_equal(same, own)
+    new = write_images(tmp_path / "new", count=1, seed=7)
+    frame = fedsim.predict(store.path, data_dir=new)
+    assert frame["client_id"].tolist() == [0, 1, 2]
+    assert frame["sample"].tolist() == [0, 0, 0]
+    frame = fedsim.predict(runs["fedavg"].path, data_dir=new)
+    assert frame["client_id"].isna().all()
+    assert len(frame) == 1
+
+
+def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):
+    moved = shutil.copytree(images, tmp_path / "moved")
+    wanted = fedsim.predict(runs["fedbn"].path, client=2, split="own_test")
+    found = fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=moved)
+    pd.testing.assert_frame_equal(found, wanted)
+    other = write_images(tmp_path / "other", count=99)
+    with pytest.raises(DataError, match=r"partition\.csv: .* are not the data of the run"):
+        fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=other)
+
+
+def test_data_of_another_kind_are_refused(runs, tmp_path):
+    new = write_images(tmp_path / "new", count=4, classes=("a", "b"))
+    with pytest.raises(DataError, match=r"classes are a, b, those of the run =healthy, or so, "):
+        fedsim.predict(runs["fedavg"].path, data_dir=new)
+    settings = on_images(new, "fedavg", data={"name": f"{__name__}:coloured"})
+    store = fedsim.run(settings, tmp_path / "run")
+    file = store.path / "config.yaml"
+    file.write_text(file.read_text().replace(":coloured", ":grey"))
+    with pytest.raises(DataError, match="in_channels 1, the model of the run takes 3"):
+        fedsim.predict(store.path, data_dir=new)
+
+
+def of_channels(folder, channels):
+    data = digits(folder)
+    pipeline = replace(data.pipeline, mean=(0.5,) * channels, std=(0.5,) * channels)
+    x = data.x.repeat(channels, axis=1)
+    return replace(data, x=x, pipeline=pipeline, site=np.arange(300) % 3, site_names=tuple("abc"))
+
+
+def coloured(folder):
+    return of_channels(folder, 3)
+
+
+def grey(folder):
+    return of_channels(folder, 1)
+
+
+def brighter(folder, image_size=None):
+    """A loader whose constants depend on the images that it reads."""
+    data = digits(folder)
+    share = 0.5 if folder is None else 0.4
+    return replace(data, pipeline=replace(data.pipeline, mean=(share,)))
+
+
+def test_new_images_are_normalised_as_those_of_the_run(tmp_path):
+    settings = config("fedavg", data={"name": f"{__name__}:brighter"})
+    store = fedsim.run(settings, tmp_path / "run")
+    wanted = fedsim.predict(store.path, split="all")
+    pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=tmp_path), wanted)
+
+
+def test_a_run_of_an_earlier_version(runs, tmp_path):
+    """Its file has float tensors alone and says nothing; clients' models are not there."""
+    for method in ("fedavg", "fedbn"):
+        old = shutil.copytree(runs[method].path, tmp_path / method)
+        found = load_file(old / "model.safetensors")
+        save_file({k: t for k, t in found.items() if t.is_floating_point()}, old / "m.safetensors")
+        (old / "m.safetensors").replace(old / "model.safetensors")
+        (old / "clients.safetensors").unlink(missing_ok=True)
+    wanted = fedsim.predict(runs["fedavg"].path)
+    pd.testing.assert_frame_equal(fedsim.predict(tmp_path / "fedavg"), wanted)
+    done = command(tmp_path / "fedbn", "--out", tmp_path / "p.csv")
+    assert done.exit_code == 1
+    assert "clients.safetensors: there is no such file" in done.stderr
+    assert not (tmp_path / "p.csv").exists()
+
+
+def test_texts_with_a_label_for_every_token_are_refused(tmp_path):
+    data = {"name": f"{__name__}:tokens", "partition": "iid"}
+    settings = config("fedavg", data=data, model={"name": f"{__name__}:tagger"})
+    store = fedsim.run(settings, tmp_path / "run")
+    with pytest.raises(ConfigError, match="has a label for every token; predictions are written"):
+        fedsim.predict(store.path)
+
+
+def tokens(folder):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 5, (120, 4)).astype(np.int32)
+    parts = {"train": np.arange(80), "val": np.arange(0), "test": np.arange(80, 120)}
+    return fedsim.core.types.Dataset(
+        name="tokens", x=x, y=x.astype(np.int64), class_names=tuple("abcde"), pipeline=None,
+        vocabulary=5, **parts,
+    )  # fmt: skip
+
+
+def tagger(num_classes, vocabulary, length):
+    return torch.nn.Sequential(torch.nn.Embedding(vocabulary, 4), torch.nn.Linear(4, num_classes))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--client", 3], "--client 3: the run has the clients 0 to 2"),
+        (["--client", -1], "--client -1: the run has the clients 0 to 2"),
+        (["--split", "own_val"], "--split own_val: the clients of this run own no val samples"),
+        (["--split", "val"], "--split val: folder has no such part in this run"),
+        (["--split", "tset"], "--split tset: there is no such split (did you mean 'test'?); "),
+        (["--data-dir", "nowhere"], "'nowhere' is not here; relative paths start where"),
+        (["--data-dir", "/no/where"], "/no/where: there is no such folder"),
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(given, message, runs, tmp_path):
+    done = command(runs["fedbn"].path, *given, "--out", tmp_path / "p.csv")
+    assert done.exit_code == 2, done.output
+    assert message in done.stderr
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_without_samples_of_its_own(tmp_path):
+    own = {"client_val_fraction": 0.0, "client_test_fraction": 0.0}
+    data = {"name": f"{__name__}:users", "partition": "natural", "num_clients": 3}
+    store = fedsim.run(config("fedavg", data=data | own), tmp_path / "run")
+    frame = fedsim.predict(store.path)
+    assert frame["client_id"].unique().tolist() == [0, 1]
+    with pytest.raises(
+        ConfigError, match=r"--client 2: owns no test samples; the clients .*: 0, 1"
+    ):
+        fedsim.predict(store.path, client=2)
+
+
+def users(folder):
+    """Three users, of whom the last has no test images."""
+    site = np.arange(300) % 3
+    site[220:] = site[220:] % 2
+    return replace(digits(folder), site=site, site_names=tuple("abc"), sites_are_users=True)
+
+
+def test_runs_and_files_that_cannot_be_used(runs, tmp_path):
+    file = tmp_path / "p.csv"
+    no_run = command(tmp_path, "--out", file)
+    assert no_run.stderr == f"error: {tmp_path}: holds no run (no config.yaml)\n"
+    part = shutil.copytree(runs["fedavg"].path, tmp_path / "part")
+    (part / "summary.csv").unlink()
+    unfinished = command(part, "--out", file)
+    assert "the run is not finished; 'fedsim resume" in unfinished.stderr
+    file.write_text("mine")
+    there = command(runs["fedavg"].path, "--out", file)
+    assert there.stderr == f"error: --out {file}: is already there\n"
+    nowhere = command(runs["fedavg"].path, "--out", tmp_path / "no" / "p.csv")
+    assert f"there is no directory {tmp_path / 'no'}" in nowhere.stderr
+    assert {d.exit_code for d in (no_run, unfinished, there, nowhere)} == {2}
+    assert file.read_text() == "mine"
+
+
+def test_what_one_may_not_expect_is_said(runs, common, tmp_path, caplog):
+    with caplog.at_level("INFO", "fedsim"):
+        fedsim.predict(runs["fedavg"].path, client=1)
+        absent = set(range(6)) - set(common.clients["client_id"])
+        fedsim.predict(common.path, client=min(absent))
+    assert "fedavg has one model for all clients; client 1 has no other" in caplog.text
+    assert f"client {min(absent)} never trained: its model is the global one" in caplog.text
+    settings = config("fedbn", evaluation={"personal": "cohort_after"})
+    store = fedsim.run(settings, tmp_path / "run")
+    caplog.clear()
+    fedsim.predict(store.path)
+    assert (
+        "evaluation.personal=cohort_after: the tables of the run score other models" in caplog.text
+    )
