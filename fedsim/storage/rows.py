@@ -182,14 +182,23 @@ class EvaluationRow(RowOfRound, table="evaluations"):
 
 
 class DecompositionRow(RowOfRound, table="decomposition"):
-    """A row per decomposed round: local, shift and aggregation loss add up to the global loss."""
+    """A row per decomposed round: local, shift and aggregation loss add up to the global loss.
+
+    In personalised methods there is no one model after aggregation: the cohort's own models take
+    its place, each with the weight of its client's training samples.
+    """
 
     split: Annotated[str, "the data: train, val or test of the clients, or common_test"]
     scope: Annotated[str, "whose data: cohort or population"]
     local_loss: Annotated[float, "of local models on their own clients' data"]
     shift_loss: Annotated[float, "what they lose in addition on everybody's data"]
     aggregation_loss: Annotated[float, "what aggregation adds"]
-    global_loss: Annotated[float, "of the model after aggregation"]
+    global_loss: Annotated[
+        float,
+        "of the model after aggregation; of personalised methods the mean over the cohort of each "
+        "client's own model after aggregation, weighted by training samples, each model on the data "
+        "of all owners; not the loss of model.safetensors",
+    ]
     shift_spread: Annotated[float, "the shift without its signs: sum_ij p_i q_j |L_ij - L_ii|"]
     aggregation_spread: Annotated[
         float, "the aggregation loss without its signs: sum_i p_i |L(w) - L(w_i)|"
