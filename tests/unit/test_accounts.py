@@ -195,8 +195,10 @@ def test_if_nobody_answers_the_model_is_kept(tmp_path):
     store = run(tmp_path / "run", "fedpac", model={"name": "cnn"}, **settings)
     setup = prepare(config("fedpac", model={"name": "cnn"}))
     initial = named_tensors(setup.initial, setup.layout)
-    for name, tensor in load_file(store.path / "model.safetensors").items():
-        np.testing.assert_array_equal(tensor, initial[name])
+    final = load_file(store.path / "model.safetensors")
+    for name, tensor in initial.items():
+        np.testing.assert_array_equal(tensor, final[name])
+    assert load_file(store.path / "clients.safetensors") == {}
     table = store.read("rounds")
     assert table["dropped"].tolist() == [3, 3, 3]
     columns = ["downlink_bytes", "uplink_bytes", "simulated_seconds"]
