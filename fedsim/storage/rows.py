@@ -196,8 +196,8 @@ class DecompositionRow(RowOfRound, table="decomposition"):
     global_loss: Annotated[
         float,
         "of the model after aggregation; of personalised methods the mean over the cohort of each "
-        "client's own model after aggregation, weighted by training samples, each model on the data "
-        "of all owners; not the loss of model.safetensors",
+        "client's own model after aggregation, weighted by training samples, each on the data of "
+        "all owners; not the loss of model.safetensors",
     ]
     shift_spread: Annotated[float, "the shift without its signs: sum_ij p_i q_j |L_ij - L_ii|"]
     aggregation_spread: Annotated[
