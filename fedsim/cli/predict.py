@@ -47,9 +47,9 @@ def predict(
     """Write what the final models of a run predict, sample by sample.
 
     RUN is the directory of a finished run. FILE gets the columns sample, client_id, label,
-    prediction, a probability_K for each class K, label_name and prediction_name. Without --client
-    the models are those that the run evaluates: the global one, or, with personalised methods, each
-    client's own.
+    prediction, a probability_K for each class K, label_name, prediction_name, and file where
+    samples are files. Without --client the models are those that the run evaluates: the global
+    one, or, with personalised methods, each client's own.
 
     \b
       fedsim predict runs/digits/fedavg/RUN --out predictions.csv
@@ -58,6 +58,7 @@ def predict(
     """
     from fedsim.config import experiments
     from fedsim.core import files
+    from fedsim.storage.run_dir import csv_text
 
     check_output(Path(out))
     config = Path(run, "config.yaml")
@@ -66,9 +67,13 @@ def predict(
 
     found = prepared(run, client=client, split=split, data_dir=data_dir)
     rows = right = 0
-    with files.replacing(Path(out)) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    with (
+        files.replacing(Path(out)) as unfinished,
+        unfinished.open("w", encoding="utf-8", newline="") as file,
+    ):
         for number, frame in enumerate(found.frames()):
-            frame.to_csv(file, index=False, header=number == 0, lineterminator="\n")
+            header, _, lines = csv_text(frame).partition("\n")
+            file.write(f"{header}\n{lines}" if number == 0 else lines)
             rows += len(frame)
             right += int((frame["label"] == frame["prediction"]).sum())
     click.echo(f"{rows} predictions of {found.models}: accuracy {right / rows:.4f}")

@@ -73,7 +73,8 @@ def predict(
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
         or of the samples' owner; missing where the global model meets common samples), ``label``
         and ``prediction`` (class indices), ``probability_0`` to ``probability_<C-1>`` (softmax,
-        float64), and the names of both classes, ``label_name`` and ``prediction_name``.
+        float64), the names of both classes, ``label_name`` and ``prediction_name``, and ``file``
+        where samples are files.
 
     Raises:
         ConfigError: no finished run, no such client or split, or data that do not fit the model.
@@ -164,6 +165,8 @@ def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
     columns = {"sample": index, "label": label, "prediction": predicted}
     columns |= {f"probability_{k}": chances[:, k] for k in range(dataset.num_classes)}
     columns |= {"label_name": names[label], "prediction_name": names[predicted]}
+    if dataset.files:
+        columns["file"] = [dataset.files[i] for i in index.tolist()]
     return pd.DataFrame(columns)
 
 

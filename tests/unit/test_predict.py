@@ -18,6 +18,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import csv_plain
 from fedsim.metrics.scores import auc
 from fedsim.training.setup import prepare
 from tests.decomposing import config, digits
@@ -179,10 +180,12 @@ def test_the_file_is_the_same_every_time_and_reads_back(runs, tmp_path):
     found = pd.read_csv(files[0], keep_default_na=False, na_values=[""])
     columns = ["sample", "client_id", "label", "prediction"]
     columns += [f"probability_{k}" for k in range(3)]
-    assert found.columns.tolist() == [*columns, "label_name", "prediction_name"]
+    assert found.columns.tolist() == [*columns, "label_name", "prediction_name", "file"]
     assert (found[columns].to_numpy() == frame[columns].to_numpy(dtype=float)).all()
-    names = found["label_name"].str.removeprefix("'")
-    assert names.tolist() == [CLASSES[label] for label in found["label"]]
+    names = [CLASSES[label] for label in found["label"]]
+    assert found["label_name"].map(csv_plain).tolist() == names
+    assert found["label_name"][found["label"] == 0].tolist()[0] == "'=healthy, or so"
+    assert found["file"].tolist() == [f"images/{i}.png" for i in found["sample"]]
     accuracy = store.rounds["test_accuracy"].iloc[-1]
     assert done.output.splitlines() == [
         f"{len(frame)} predictions of each client's own model: accuracy {accuracy:.4f}",
