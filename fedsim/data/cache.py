@@ -2,16 +2,25 @@
 
 The folder is ``$FEDSIM_CACHE``, else ``~/.cache/fedsim``. What lies there can be deleted at any
 time while no run uses it.
+
+A pack ends with a checksum of all bytes before it. Whoever loads a pack compares it first, one pass
+over the file, and makes a damaged pack anew; :func:`unchecked` is for processes whose images are
+compared otherwise. The checksum is CRC-32: packs suffer accidents, no attacks; every change within
+32 bits is found, any other with all but one in 4e9; and it takes a third of the time of SHA-256,
+a fifth of that of BLAKE2b (1.6, 0.5 and 0.3 GiB/s on one core).
 """
 
 import hashlib
+import logging
 import math
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +30,23 @@ from fedsim.core.files import ARRAY_FILE_ERRORS
 from fedsim.core.types import Array
 
 _VERSION = 1
+_MARK = b"fedsim-crc32"
+"""Before the checksum (four bytes, little endian) at the end of a pack."""
+_BLOCK = 1 << 22
+"""Bytes that are read at a time."""
+_checks = ContextVar("checks", default=True)
+
+logger = logging.getLogger("fedsim")
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Packs that are loaded in the block are not compared with their checksums."""
+    before = _checks.set(False)
+    try:
+        yield
+    finally:
+        _checks.reset(before)
 
 
 def cache_dir() -> Path:
@@ -54,7 +80,8 @@ def packed(
     """(N, 3, size, size) uint8 of image files, memory mapped and read-only.
 
     The pack, whose name begins with ``name``, is made anew when the list of files, a file's size or
-    its time of change differs. ``decode`` turns one file into (3, size, size) uint8.
+    its time of change differs, and, with a warning, when it is damaged. ``decode`` turns one file
+    into (3, size, size) uint8.
 
     Raises:
         DataError: a file cannot be decoded, or the cache folder cannot be written.
@@ -64,7 +91,10 @@ def packed(
         info = file.stat()
         digest.update(f"\0{file.resolve()}\0{info.st_size}\0{info.st_mtime_ns}".encode())
     path = cache_dir() / "packed" / f"{name}-{size}-{digest.hexdigest()}.npy"
-    if not path.exists():
+    reason = _damage(path) if path.exists() and _checks.get() else ""
+    if reason:
+        logger.warning("%s: %s; it is made anew from the images", path, reason)
+    if reason or not path.exists():
         _pack(path, files, size, decode)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -72,6 +102,30 @@ def packed(
         raise DataError(
             f"{path}: damaged; delete it, it is made anew ({one_line(error)})"
         ) from error
+
+
+def _damage(path: Path) -> str:
+    """Why a pack cannot be used, empty where it can."""
+    checksum, left = 0, path.stat().st_size - len(_MARK) - 4
+    try:
+        with path.open("rb") as file:
+            while left > 0 and (block := file.read(min(left, _BLOCK))):
+                checksum = zlib.crc32(block, checksum)
+                left -= len(block)
+            end = file.read()
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    if not end.startswith(_MARK):
+        return "has no checksum (packed by an earlier version of fedsim, or cut off)"
+    return "" if end == _MARK + checksum.to_bytes(4, "little") else "damaged (wrong checksum)"
+
+
+def _append_checksum(path: Path) -> None:
+    checksum = 0
+    with path.open("r+b") as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+        file.write(_MARK + checksum.to_bytes(4, "little"))
 
 
 def _pack(
@@ -94,4 +148,5 @@ def _pack(
 
         list(pool.map(fill, range(len(files))))
         store.flush()
+        _append_checksum(new)
         os.replace(new, path)

@@ -1,6 +1,7 @@
 """A configuration made concrete: data, partition, model, method and executor."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from fedsim.core.types import (
     Vector,
 )
 from fedsim.data import partitions, patients, splits
+from fedsim.data.cache import unchecked
 from fedsim.data.holdout import fewest_samples, hold_out, without_small_users
 from fedsim.data.shifts import shifted
 from fedsim.engine import registry as executors
@@ -128,9 +130,13 @@ def _fewest(config: RunConfig) -> int:
     return fewest_samples(c.min_samples, c.client_val_fraction, c.client_test_fraction)
 
 
-def read_images(config: RunConfig, partition: Partition) -> Array:
-    """The samples (N, ...) that clients see, from this machine's files."""
-    return _shifted(config, _dataset(config)[0], partition).x
+def read_images(config: RunConfig, partition: Partition, check: bool) -> Array:
+    """The samples (N, ...) that clients see, from this machine's files.
+
+    With ``check`` packed images are compared with their checksum, and made anew if damaged.
+    """
+    with nullcontext() if check else unchecked():
+        return _shifted(config, _dataset(config)[0], partition).x
 
 
 def _client_file(config: RunConfig) -> Path | None:

@@ -326,13 +326,54 @@ def test_pack_is_made_once_and_anew_when_a_file_changes(covid, cache, monkeypatc
     assert len(list((cache / "packed").iterdir())) == 2
 
 
-def test_damaged_pack_and_unwritable_cache_are_refused(covid, cache, monkeypatch):
+def only(folder: Path) -> Path:
+    (path,) = folder.iterdir()
+    return path
+
+
+def flip(path: Path, at: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(at * (len(content) - 1))] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "header": lambda path: flip(path, 0.02),
+    "pixel": lambda path: flip(path, 0.6),
+    "checksum": lambda path: flip(path, 1.0),
+    "cut off": lambda path: os.truncate(path, 100),
+    "empty": lambda path: os.truncate(path, 0),
+    "of an earlier version": lambda path: os.truncate(path, path.stat().st_size - 16),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
+    first = np.array(data.load("covid_fl", covid, image_size=8).x)
+    path = only(cache / "packed")
+    whole = path.read_bytes()
+    DAMAGE[damage](path)
+    assert path.read_bytes() != whole
+    assert not caplog.records
+    assert np.array_equal(data.load("covid_fl", covid, image_size=8).x, first)
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("fedsim", "WARNING")
+    assert record.getMessage().startswith(f"{path}: ")
+    assert record.getMessage().endswith("; it is made anew from the images")
+    assert path.read_bytes() == whole
     data.load("covid_fl", covid, image_size=8)
-    path = next((cache / "packed").iterdir())
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"covid_fl-8-.*\.npy: damaged; delete it"):
-        data.load("covid_fl", covid, image_size=8)
-    monkeypatch.setenv("FEDSIM_CACHE", str(path / "file-not-folder"))
+    assert len(caplog.records) == 1
+
+
+def test_pack_is_read_by_plain_numpy(covid, cache):
+    """Earlier versions of fedsim, and other programs, see the array alone."""
+    x = data.load("covid_fl", covid, image_size=8).x
+    assert np.array_equal(np.load(only(cache / "packed"), mmap_mode="r"), x)
+
+
+def test_unwritable_cache_is_refused(covid, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "file"))
     with pytest.raises(DataError, match=r"cannot be written .*FEDSIM_CACHE"):
         data.load("covid_fl", covid, image_size=8)
 
