@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedsim.training.driver import resume, run
     from fedsim.training.export import load_model
     from fedsim.training.predict import predict
+    from fedsim.training.trackers import tracker
 
 __all__ = [
     "Callback",
@@ -29,6 +30,7 @@ __all__ = [
     "predict",
     "resume",
     "run",
+    "tracker",
 ]
 
 _HOME = {
@@ -41,6 +43,7 @@ _HOME = {
     "predict": "fedsim.training.predict",
     "resume": "fedsim.training.driver",
     "run": "fedsim.training.driver",
+    "tracker": "fedsim.training.trackers",
 }
 
 

@@ -128,6 +128,7 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         found |= {f"{section}.{leaf}": v for leaf, v in names.defaults(section).items()}
     data = names.catalogue()["datasets"].get(str(settings.get("data.name")), {})
     filled = {"model.name": data.get("model"), "data.partition": data.get("partition")}
+    filled["data.group"] = "none"  # what a run without known patients has
     return found | {key: value for key, value in filled.items() if value is not None}
 
 
@@ -136,7 +137,7 @@ def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     from fedsim.config import sections
 
     standard = {key: field.default for key, field in sections.fields().items()}
-    return {**standard, **getattr(sections, "ADDED", {}), **settings}
+    return {**standard, **sections.ADDED, **settings}
 
 
 def _classes(path: Path) -> list[dict[str, str]]:

@@ -231,6 +231,23 @@ def out_option(text: str) -> Callable[[F], F]:
     )
 
 
+TRACKERS = ("tensorboard", "wandb", "mlflow")
+"""The names in :data:`fedsim.training.trackers.TRACKERS`."""
+
+
+def track_option(function: F) -> F:
+    """``--track NAME``, repeatable."""
+    return click.option(
+        "--track",
+        cls=GroupedOption,
+        group="Files",
+        type=click.Choice(TRACKERS),
+        multiple=True,
+        help="Also write for TensorBoard, Weights & Biases (offline) or MLflow, to a folder of "
+        "this name in the run directory. Repeatable; needs the extra 'track'.",
+    )(function)
+
+
 def format_option(function: F) -> F:
     """``--format table|json``, parameter ``form``."""
     return click.option(

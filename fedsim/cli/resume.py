@@ -9,7 +9,7 @@ import click
 
 from fedsim.cli.common import interruptible, make_importable
 from fedsim.cli.names import folders
-from fedsim.cli.options import FLAGS, SettingsCommand, set_option, verbose_option
+from fedsim.cli.options import FLAGS, SettingsCommand, set_option, track_option, verbose_option
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -23,14 +23,16 @@ CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not i
 @click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
 @click.argument("directory", metavar="DIR", shell_complete=folders)
 @set_option("Engine", "Another key of section engine: engine.memory_per_client=4. Repeatable.")
+@track_option
 @verbose_option
 @click.pass_context
-def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
+def resume(ctx: click.Context, /, directory: str, track: tuple[str, ...], flags: Settings) -> None:
     """Continue a run that was interrupted, killed or failed.
 
     DIR is its directory. The tables are cut back to the newest checkpoint; at the end, the files
     are those of a run without interruption. Only settings that cannot change the result, such as
-    where the work is done, may be given anew. A finished run shows its result.
+    where the work is done, may be given anew. Trackers that the run had go on without --track. A
+    finished run shows its result.
 
     \b
       fedsim resume runs/digits/fedld/RUN
@@ -48,7 +50,9 @@ def resume(ctx: click.Context, /, directory: str, flags: Settings) -> None:
         show_result(store.path, store.summary)
         return
     from fedsim.training import driver
+    from fedsim.training.trackers import tracker
 
+    trackers = [tracker(name) for name in dict.fromkeys(track)]
     shown = display()
     with interruptible(ctx, shown):
-        driver.resume(store.path, flags, [shown], progress=False)
+        driver.resume(store.path, flags, [shown, *trackers], progress=False)

@@ -13,6 +13,7 @@ from fedsim.cli.options import (
     out_option,
     preset_options,
     set_any_option,
+    track_option,
     verbose_option,
 )
 
@@ -24,10 +25,17 @@ if TYPE_CHECKING:
 @preset_options
 @set_any_option
 @out_option("Directory of the run; a new one under runs/ by default.")
+@track_option
 @verbose_option
 @click.pass_context
 def run(
-    ctx: click.Context, /, preset: str | None, config: str | None, out: str | None, flags: Settings
+    ctx: click.Context,
+    /,
+    preset: str | None,
+    config: str | None,
+    out: str | None,
+    track: tuple[str, ...],
+    flags: Settings,
 ) -> None:
     """Run one experiment and write its tables.
 
@@ -48,7 +56,9 @@ def run(
 
     settings = configuration(preset, config, flags)
     from fedsim.training import driver
+    from fedsim.training.trackers import tracker
 
+    trackers = [tracker(name) for name in dict.fromkeys(track)]
     shown = display()
     with interruptible(ctx, shown):
-        driver.run(settings, Path(out) if out else None, [shown], progress=False)
+        driver.run(settings, Path(out) if out else None, [shown, *trackers], progress=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from fedsim.cli.options import (
     SettingsCommand,
     out_option,
     set_any_option,
+    track_option,
     verbose_option,
 )
 from fedsim.core.errors import FedsimError, exit_status
@@ -38,10 +40,17 @@ ALL_LISTED, LISTED = 1000, 20
 @click.option(
     "--dry-run", is_flag=True, cls=GroupedOption, group="Files", help="Only list the runs."
 )
+@track_option
 @verbose_option
 @click.pass_context
 def sweep(
-    ctx: click.Context, /, experiment: str, out: str | None, dry_run: bool, flags: Settings
+    ctx: click.Context,
+    /,
+    experiment: str,
+    out: str | None,
+    dry_run: bool,
+    track: tuple[str, ...],
+    flags: Settings,
 ) -> None:
     """Run a grid of experiments; finished runs are skipped.
 
@@ -73,14 +82,19 @@ def sweep(
             most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
             click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
         return
-    _run_missing(ctx, runs, folder)
+    _run_missing(ctx, runs, folder, list(dict.fromkeys(track)))
 
 
-def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None:
+def _run_missing(
+    ctx: click.Context, runs: list[SweepRun], folder: Path, track: Sequence[str]
+) -> None:
     from fedsim.training import driver, resume, signals
     from fedsim.training import sweep as sweeps
     from fedsim.training.progress import display
+    from fedsim.training.trackers import tracker
 
+    for name in track:
+        tracker(name)  # refuses one that is not installed before anything starts
     sweeps.check_out(runs, folder)
     missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
     on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
@@ -88,12 +102,13 @@ def _run_missing(ctx: click.Context, runs: list[SweepRun], folder: Path) -> None
 
     def start(config: RunConfig, out: Path) -> None:
         shown = display(final_table=False)
+        callbacks = [shown, *(tracker(name) for name in track)]
         ray = session if config.engine.kind == "ray" else None
         try:
             if resume.can_resume(config, out):
-                driver.resume(out, resume.placement(config), [shown], ray, progress=False)
+                driver.resume(out, resume.placement(config), callbacks, ray, progress=False)
             else:
-                driver.run(config, out, [shown], ray, progress=False)
+                driver.run(config, out, callbacks, ray, progress=False)
         except FedsimError as error:
             show_traceback(ctx, error)
             raise

@@ -45,6 +45,7 @@ from fedsim.training.round import lr_at, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
+from fedsim.training.trackers import Tracker, tracked, tracker
 
 if TYPE_CHECKING:
     from fedsim.engine.ray.pool import Session
@@ -305,7 +306,7 @@ def resume(
     Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
     starts again in its directory. A finished run is returned as it is. The ``overrides`` are
     settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``,
-    ``session`` and ``progress`` are those of :func:`run`.
+    ``session`` and ``progress`` are those of :func:`run`. The run's trackers go on.
 
     Raises:
         ConfigError: no run is there, another process has it, its configuration was changed, or
@@ -330,7 +331,7 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        followers = _followers(callbacks, progress)
+        followers = _followers([*_trackers(store.path, callbacks), *callbacks], progress)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             store.remove_unfinished()
             store.truncate_tables(position.tables)
@@ -347,6 +348,19 @@ def resume(
             )
             del start, position
             return loop.run()
+
+
+def _trackers(run: Path, given: Sequence[Callback]) -> list[Callback]:
+    """The trackers of a run that is resumed, but for those that are given again."""
+    names = [callback.name for callback in given if isinstance(callback, Tracker)]
+    found: list[Callback] = []
+    for name in tracked(run):
+        if name not in names:
+            try:
+                found.append(tracker(name))
+            except ConfigError as error:
+                logger.warning("%s; the run is resumed without this tracker", error)
+    return found
 
 
 def _followers(callbacks: Sequence[Callback], progress: bool | None) -> Callbacks:

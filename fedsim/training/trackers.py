@@ -253,7 +253,8 @@ class MLflow(Tracker):
         """Adds the results of summary.csv, and ends the run."""
         if self.client is not None:
             results = {k: v for k, v in summary.items() if k.startswith(("final_", "best_test_"))}
-            self.log(self.newest or 0, _finite(results), {})
+            if self.newest:
+                self.log(self.newest, _finite(results), {})
             self._finish("FINISHED")
 
     def close(self) -> None:
