@@ -160,13 +160,14 @@ class WeightsAndBiases(Tracker):
 
     def open(self, info: RunInfo, folder: Path) -> int:
         """Begins a run, or goes on with it under the same id."""
-        self.state = folder / STATE
-        known = json.loads(self.state.read_text()) if self.state.exists() else {}
-        self.id = known.get("id") or secrets.token_hex(4)
+        newest = self._newest(folder)
+        state = folder / STATE
+        if not state.exists():
+            files.write(state, json.dumps({"id": secrets.token_hex(4)}).encode())
         self.run = self.library.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
-            id=self.id,
+            id=json.loads(state.read_text())["id"],
             name=info.out.resolve().name,
             config=decisive(info.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
@@ -176,14 +177,12 @@ class WeightsAndBiases(Tracker):
                 x_disable_stats=True,
             ),
         )  # fmt: skip
-        self._remember(newest := int(known.get("round", 0)))
         return newest
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """One step of the run."""
         drawn = {tag: self.library.Histogram(values) for tag, values in samples.items()}
         self.run.log({**numbers, **drawn}, step=round, commit=True)
-        self._remember(round)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
         """Adds the row of summary.csv, and ends the run."""
@@ -200,8 +199,28 @@ class WeightsAndBiases(Tracker):
         run, self.run = self.run, None
         run.finish(exit_code=status)
 
-    def _remember(self, newest: int) -> None:
-        files.write(self.state, json.dumps({"id": self.id, "round": newest}).encode())
+    def _newest(self, folder: Path) -> int:
+        """The largest step in the files of the runs before: W&B writes them later than asked."""
+        record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
+        found = (r for file in folder.glob("*run-*/*.wandb") for r in _leveldb_log(file))
+        return max((record.FromString(data).history.step.num for data in found), default=0)
+
+
+def _leveldb_log(file: Path) -> Iterator[bytes]:
+    """The whole records of a .wandb file: a log as LevelDB writes it, after a header of 7 bytes."""
+    data, at, block, record = file.read_bytes(), 7, 2**15, b""
+    while at + 7 <= len(data):
+        if (room := block - at % block) < 7:  # too little for the CRC (4), length (2) and kind (1)
+            at += room
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        if at + 7 + length > len(data):
+            return
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # a whole record, or the end of one
+            yield record
+            record = b""
 
 
 class MLflow(Tracker):
