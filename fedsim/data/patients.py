@@ -17,11 +17,11 @@ from fedsim.data.splits import rows
 
 
 def numbered(patient: I64, site: I64 | None) -> I64:
-    """(N,) the number of each sample's patient, known by (site, patient)."""
+    """(N,) the number of each sample's patient, known by (site, patient), both >= 0."""
     if site is None:
         return patient
-    pairs = np.stack([site, patient], axis=1)
-    return np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    pair = site * (int(patient.max(initial=0)) + 1) + patient
+    return np.unique(pair, return_inverse=True)[1].astype(np.int64)
 
 
 def of(dataset: Dataset) -> I64 | None:
@@ -60,7 +60,6 @@ def whole(
     """
     member = np.unique(patient, return_inverse=True)[1].reshape(-1)
     size = np.bincount(member)
-    of_patient = np.split(np.argsort(member, kind="stable"), np.cumsum(size)[:-1])
 
     def dealt(draw: Draw) -> list[I64]:
         label = most_frequent(draw.labels, member)
@@ -71,10 +70,10 @@ def whole(
         if not by_label:
             label, target = np.zeros_like(label), target.sum(axis=1, keepdims=True)
         owner = _assigned(target, label, size, draw.rng)
-        return [
-            np.concatenate([np.empty(0, np.int64), *(of_patient[p] for p in np.flatnonzero(mine))])
-            for mine in owner == np.arange(draw.num_clients)[:, None]
-        ]
+        of_sample = owner[member]
+        order = np.argsort(of_sample, kind="stable")
+        ends = np.cumsum(np.bincount(of_sample, minlength=draw.num_clients))
+        return np.split(order, ends[:-1])
 
     return dealt
 
@@ -84,10 +83,12 @@ def most_frequent(labels: I64, member: I64) -> I64:
 
     ``labels`` and ``member`` are (n,), the latter in 0..P-1.
     """
-    pairs, counts = np.unique(np.stack([member, labels], axis=1), axis=0, return_counts=True)
-    order = np.lexsort((pairs[:, 1], -counts, pairs[:, 0]))
-    _, first = np.unique(pairs[order, 0], return_index=True)
-    return pairs[order[first], 1]
+    classes = int(labels.max()) + 1
+    pair, count = np.unique(member * classes + labels, return_counts=True)
+    person, label = np.divmod(pair, classes)
+    order = np.lexsort((label, -count, person))
+    _, first = np.unique(person[order], return_index=True)
+    return label[order[first]]
 
 
 def _assigned(target: I64, label: I64, size: I64, rng: np.random.RandomState) -> I64:
@@ -191,7 +192,7 @@ def check(dataset: Dataset, partition: Partition) -> None:
 
 
 def _in_several(number: I64, value: I64) -> I64:
-    """The numbers that occur with more than one value, both (n,)."""
-    pairs = np.unique(np.stack([number, value], axis=1), axis=0)
-    numbers, times = np.unique(pairs[:, 0], return_counts=True)
+    """The numbers that occur with more than one value; both are (n,) and >= 0."""
+    most = int(value.max(initial=0)) + 1
+    numbers, times = np.unique(np.unique(number * most + value) // most, return_counts=True)
     return numbers[times > 1]

@@ -197,7 +197,7 @@ def _check_data(dataset: Dataset, table: Mapping[str, Array], sample: I64, file:
     if not dataset.per_token:
         known["label"] = dataset.y.astype(str)
     if dataset.files:
-        known["file"] = np.array(dataset.files, dtype=object)
+        known["file"] = np.array([name.strip() for name in dataset.files], dtype=object)
     for name, values in known.items():
         if name not in table:
             continue
