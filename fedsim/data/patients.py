@@ -17,10 +17,13 @@ from fedsim.data.splits import rows
 
 
 def numbered(patient: I64, site: I64 | None) -> I64:
-    """(N,) the number of each sample's patient, known by (site, patient), both >= 0."""
+    """(N,) the number of each sample's patient, known by (site, patient), both >= 0.
+
+    In the order of ``patient``: where no number is at two sites, parts are drawn as by it alone.
+    """
     if site is None:
         return patient
-    pair = site * (int(patient.max(initial=0)) + 1) + patient
+    pair = patient * (int(site.max(initial=0)) + 1) + site
     return np.unique(pair, return_inverse=True)[1].astype(np.int64)
 
 

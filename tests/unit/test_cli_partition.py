@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from PIL import Image
 
+import fedsim
 from fedsim.cli import main
+from fedsim.cli.report import analysis
+from fedsim.config.run import RunConfig
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +85,47 @@ def test_sites_of_generated_data_are_as_many_as_clients(tmp_path: Path) -> None:
     refused = partition("-d", "shortcut", *args[4:], *split)
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "data.num_clients 50: partition 'files' of shortcut has 11 clients" in refused.stderr
+
+
+def pictures(root: Path) -> Path:
+    (root / "images").mkdir(parents=True)
+    lines = ["filename,label,site"]
+    for i in range(60):
+        Image.new("RGB", (6, 6), (4 * i, 0, 0)).save(root / "images" / f"{i}.png")
+        label = "diabetic retinopathy" if i % 2 else "normal"
+        lines.append(f"{i}.png,{label},{('clinic a', 'b')[i // 2 % 2]}")
+    (root / "labels.csv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+@pytest.mark.integration
+def test_classes_and_sites_go_by_their_names(tmp_path: Path, monkeypatch) -> None:
+    drawn = []
+    figure = analysis("partition").figure
+    monkeypatch.setattr(
+        analysis("partition"), "figure", lambda *args: drawn.append(figure(*args)) or drawn[-1]
+    )
+    args = ["-d", "folder", "--data-dir", str(pictures(tmp_path / "d")), "--sample-rate", "1"]
+    args += ["--set", "data.image_size=6"]
+    done = partition(*args, "--out", "p")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[1] == "2 sites: b 24, clinic a 24"
+    head = lines[2].replace("0 diabetic reti...", "D").replace("1 normal", "N")
+    assert head.split() == ["client", "name", "D", "N", "samples"]
+    assert [line.split()[1:-3] for line in lines[3:5]] == [["b"], ["clinic", "a"]]
+    texts = [t.get_text() for t in drawn[0].axes[1].get_yticklabels()]
+    assert texts == ["diabetic re\u2026", "normal"]
+    run = fedsim.run(
+        RunConfig(
+            algorithm="fedavg",
+            model={"name": "logistic"},
+            data={"name": "folder", "dir": str(tmp_path / "d"), "image_size": 6},
+            train={"rounds": 1, "sample_rate": 1.0},
+            engine={"kind": "serial"},
+        ),
+        tmp_path / "run",
+    )
+    written = json.loads((run.path / "env.json").read_text())
+    assert written["classes"] == ["diabetic retinopathy", "normal"]
+    assert written["sites"] == ["b", "clinic a"]

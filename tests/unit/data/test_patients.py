@@ -130,6 +130,19 @@ def test_none_gives_the_bytes_that_data_without_patients_have():
         assert all(map(np.array_equal, one.train, other.train))
 
 
+def test_numbers_at_one_site_each_draw_the_common_parts_that_they_drew_before():
+    draw = np.random.default_rng(0)
+    patient = draw.integers(0, 40, 300)
+    stratum, site = draw.integers(0, 3, 300), draw.permutation(40)[patient] % 3
+    one, other = (
+        holdout.held_out(stratum, group, 0.2, 0, "split.test", "x")
+        for group in (patient, patients.numbered(patient, site))
+    )
+    assert np.array_equal(one, other)
+    apart = patients.numbered(patient, draw.integers(0, 2, 300))
+    assert len(np.unique(apart)) > 40
+
+
 def test_what_patients_cannot_give_is_refused():
     data = people(6, 0)
     with pytest.raises(DataError, match=r"7 clients with at least one .* need 7, .* people has 6"):
