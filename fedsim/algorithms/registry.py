@@ -15,7 +15,7 @@ from typing import Any
 
 import fedsim.algorithms
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import MarginControl
+from fedsim.client import LocalRule, MarginControl
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import resolve, signature, users_code
 from fedsim.core.settings import Scalar, checked
@@ -88,6 +88,14 @@ def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorit
             f"algorithm {name!r}: the function returned {type(built).__name__}, needed is "
             "fedsim.algorithms.Algorithm"
         )
+    kinds = {"local": LocalRule, "server": Server, "criterion": MarginControl}
+    for part, kind in kinds.items():
+        found = getattr(built, part)
+        if not isinstance(found, kind):
+            raise ConfigError(
+                f"algorithm {name!r}: its {part} is {type(found).__name__}, needed is "
+                f"{kind.__name__}"
+            )
     return built
 
 

@@ -9,6 +9,7 @@ import signal
 import sysconfig
 import traceback
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -78,7 +79,9 @@ def described(error: BaseException) -> str:
 
     The place is missing where no function of the user's was running.
     """
-    text = " ".join(str(error).split())
+    text = "its text cannot be shown"
+    with suppress(Exception):
+        text = " ".join(str(error).split())
     text = text if len(text) <= MOST else f"{text[:MOST]} ..."
     kind = type(error).__name__
     place = _place(error)

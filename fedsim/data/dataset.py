@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -241,7 +242,7 @@ def check(dataset: Dataset, source: str, whole: bool = False) -> None:
         ConfigError: an unknown augmentation.
         DataError: a wrong dtype, shape, label or index; says which.
     """
-    for kept, message in (*_of_samples(dataset), *_of_parts(dataset, whole)):
+    for kept, message in chain(_of_samples(dataset), _of_parts(dataset, whole)):
         if not kept:
             raise DataError(f"{source}: data set {dataset.name}: {message}")
 
@@ -253,6 +254,10 @@ Rules = Iterator[tuple[bool, str]]
 def _of_samples(d: Dataset) -> Rules:
     """The rules for x, y and how they are read."""
     x, y = d.x, d.y
+    arrays = {"x": x, "y": y, "train": d.train, "val": d.val, "test": d.test}
+    odd = [name for name, array in arrays.items() if not isinstance(array, np.ndarray)]
+    yield not odd, f"{', '.join(odd)} has to be a NumPy array"
+    yield all(isinstance(name, str) for name in (d.name, *d.class_names)), "names have to be texts"
     if d.pipeline is not None:
         check_augment(d.pipeline.augment)
         shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
@@ -260,6 +265,8 @@ def _of_samples(d: Dataset) -> Rules:
         normal = len(d.pipeline.mean) == len(d.pipeline.std) == x.shape[1]
         yield normal, f"mean and std need {x.shape[1]} values"
         yield min(d.pipeline.std) > 0 and d.pipeline.size > 0, "std and size have to be > 0"
+        finite = bool(np.isfinite((*d.pipeline.mean, *d.pipeline.std)).all())
+        yield finite, "mean and std have to be finite"
         yield d.vocabulary == 0, f"images with a vocabulary of {d.vocabulary}"
     elif d.vocabulary:
         shaped = x.dtype == np.int32 and x.ndim == 2

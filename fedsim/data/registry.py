@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.imports import call, resolve, signature
+from fedsim.core.imports import call, resolve, signature, users_code
 from fedsim.core.settings import Scalar, checked
 from fedsim.core.types import Dataset
 from fedsim.data import readers
@@ -160,5 +160,6 @@ def _load_own(
             f"{where}: the function returned {type(dataset).__name__}, needed is "
             "fedsim.core.types.Dataset"
         )
-    check(dataset, name)
+    with users_code(where, DataError):
+        check(dataset, name)
     return dataset

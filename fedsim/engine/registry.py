@@ -12,9 +12,11 @@ from typing import Any, Protocol, cast
 import fedsim.engine
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import resolve
+from fedsim.core.imports import call, resolve
 from fedsim.engine.base import Executor
 from fedsim.engine.worker import WorkerSpec
+
+_METHODS = [name for name in vars(Executor) if not name.startswith("_")]
 
 
 class MakeExecutor(Protocol):
@@ -65,6 +67,26 @@ def load(kind: str) -> MakeExecutor:
     return cast(MakeExecutor, importlib.import_module(f"fedsim.engine.{kind}").make_executor)
 
 
+def start(spec: WorkerSpec, engine: EngineConfig, **given: Any) -> Executor:
+    """The executor of ``engine.kind``; ``given`` as for :class:`MakeExecutor`.
+
+    Raises:
+        ConfigError: there is none of that name, its settings cannot be met here, or a function of
+            the user's fails or makes something else.
+    """
+    make = load(engine.kind)
+    if ":" not in engine.kind:
+        return make(spec, engine, **given)
+    executor = call(make, f"engine.kind={engine.kind}", spec, engine, **given)
+    missing = [name for name in _METHODS if not hasattr(executor, name)]
+    if missing:
+        raise ConfigError(
+            f"engine.kind={engine.kind}: the function returned {type(executor).__name__}, which "
+            f"has no {missing[0]!r} of fedsim.engine.base.Executor"
+        )
+    return cast(Executor, executor)
+
+
 def check(engine: EngineConfig) -> None:
     """Checks ``engine.kind``, and the settings that its executor refuses; starts nothing.
 
@@ -73,4 +95,4 @@ def check(engine: EngineConfig) -> None:
     """
     check_settings = getattr(inspect.getmodule(load(engine.kind)), "check_settings", None)
     if check_settings is not None:
-        check_settings(engine)
+        call(check_settings, f"engine.kind={engine.kind}", engine)

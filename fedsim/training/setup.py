@@ -298,12 +298,15 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
     model, algorithm = _model(config, dataset), algorithm_of(config)
     with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
         built = models.build(model, config.seed, algorithm.adapt)
-    flat = FlatModel(built, torch.device("cpu"))
+        flat = FlatModel(built, torch.device("cpu"))
+        clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     bad = not_finite(flat.vector(), flat.layout)
     if bad:
         raise ConfigError(
             f"model.name={model.name}: the start weights are NaN or infinite in tensor {bad[0]}"
         )
+    if not flat.params:
+        raise ConfigError(f"model.name={model.name}: no parameter of it is trained")
     trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
     split = hasattr(built, "features") and any(trained) and not all(trained)
     if algorithm.local.needs_features and not split:
@@ -331,7 +334,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         initial=flat.vector(),
         cohort_size=cohort_size(partition.num_clients, config.train.sample_rate),
         alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
-        clock=clock_of(config, partition.num_clients, algorithm, flat.layout),
+        clock=clock,
     )
 
 
@@ -393,7 +396,7 @@ def _check_patience(config: RunConfig, dataset: Dataset) -> None:
 def make_executor(setup: Setup, session: Any = None) -> Executor:
     """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
     engine = setup.config.engine
-    return executors.load(engine.kind)(
+    return executors.start(
         setup.spec,
         engine,
         update_bytes=setup.vector_bytes,
