@@ -122,7 +122,7 @@ def collapsed(run: Path) -> bool | None:
         return None
     frame = read(file, numbers=("round", "support", "recall"))
     last = frame[(frame["round"] == frame["round"].max()) & (frame["support"] > 0)]
-    if not len(last):
+    if len(last) < 2:  # with one class there is nothing to tell apart
         return None
     return bool(last["recall"].mean() <= 1 / len(last) + TOLERANCE)
 

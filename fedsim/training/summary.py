@@ -17,24 +17,31 @@ METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
 """Of the test part; each has a final, a best and a last-10 column."""
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
 """How the clients' accuracies spread."""
+TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
+"""When the target accuracy was reached."""
+TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
+"""Columns of rounds.csv that are summed up."""
+OPTIONAL = ("server", "margin", "margin_weight", "margin_threshold")
+"""Settings that are columns only where they are set."""
+ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
+ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
+"""Keys that are columns under another name, or no part of the result."""
 
 
 def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
-    """The summary of a finished run from its rounds.csv.
+    """The summary of a finished run from its tables.
 
     ``best`` is the round with the best accuracy on the validation part where there is one, else on
     the test part, the earliest on ties; ``last10`` is the mean over evaluated rounds among the last
     ten. The columns after the settings are what the run took, when it reached the target accuracy
-    (seconds of this machine, and of the virtual clock), the other metrics, and how the clients'
-    accuracies spread.
+    (seconds of this machine, and of the virtual clock), the other metrics, how the clients'
+    accuracies spread, and whether the final model collapsed.
     """
-    config = setup.config
-    rounds = store.read("rounds")
+    config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
     best_by = "val" if tested["val_accuracy"].notna().any() else "test"
-    best = None
-    if len(tested):  # a callback may stop a run before its first evaluation
-        best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax())
+    # a callback may stop a run before its first evaluation
+    best = int(tested[f"{best_by}_accuracy"].to_numpy().argmax()) if len(tested) else None
     scores = {metric: _scores(tested[f"test_{metric}"], best, len(rounds)) for metric in METRICS}
     accuracy = scores.pop("accuracy")
     row: dict[str, Any] = {
@@ -54,26 +61,38 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "last10_test_accuracy": accuracy["last10"],
         "total_seconds": seconds,
     }
-    optional = ("server", "margin", "margin_weight", "margin_threshold")
-    row |= {key: getattr(config, key) for key in optional if getattr(config, key) is not None}
+    row |= settings_of(config)
+    row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
+    row |= {name: rounds[name].sum(min_count=1) for name in TOTALS}
+    row |= _target(config, store, rounds)
+    for metric, values in scores.items():
+        row |= {f"{take}_test_{metric}": value for take, value in values.items()}
+    row |= _spread_of_clients(store)
+    final = final_predictions(store)
+    return row | {"collapsed": None if final is None else final.collapsed}
+
+
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """Every other setting that a result depends on, by key; runs that differ in one are no seeds.
+
+    Those of the methods and of the data set in use have the keys of their sections.
+    """
+    row = {key: getattr(config, key) for key in OPTIONAL if getattr(config, key) is not None}
     for method in config.methods:
         values = config.hyperparameters[method]
         row |= {f"{method}.{key}": value for key, value in values.items()}
-    row |= settings_of(config)
-    row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
-    totals = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
-    row |= {name: rounds[name].sum(min_count=1) for name in totals}
-    row |= _target(config, store, rounds)
-    for metric, values in scores.items():
-        row |= {f"{name}_test_{metric}": value for name, value in values.items()}
-    final = final_predictions(store)
-    return row | _clients(store) | {"collapsed": None if final is None else final.collapsed}
+    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
+    if config.clock != ClockConfig():
+        sections["clock"] = config.clock
+    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
+    options = config.hyperparameters.get(config.data.name, {})
+    values |= {f"{config.data.name}.{key}": value for key, value in options.items()}
+    return row | {key: value for key, value in values.items() if key not in ELSEWHERE}
 
 
-ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
-ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
-"""Keys that are columns under another name, or no part of the result."""
-TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
+def last10(values: pd.Series[float], rounds: int) -> float:
+    """The mean over the evaluated rounds among the last ten."""
+    return float(values[values.index > rounds - 10].mean())
 
 
 def _scores(values: pd.Series[float], best: int | None, rounds: int) -> dict[str, float | None]:
@@ -85,7 +104,7 @@ def _scores(values: pd.Series[float], best: int | None, rounds: int) -> dict[str
     }
 
 
-def _clients(store: RunStore) -> dict[str, float | None]:
+def _spread_of_clients(store: RunStore) -> dict[str, float | None]:
     """Standard deviation (of the population), 10th percentile and minimum over the clients.
 
     Of the accuracies in the last evaluation of evaluations.csv on the test part; where the clients
@@ -119,19 +138,3 @@ def _target(config: RunConfig, store: RunStore, rounds: pd.DataFrame) -> dict[st
         "seconds_to_target": until["seconds"].sum(),
         "simulated_seconds_to_target": simulated.sum(min_count=1),
     }
-
-
-def settings_of(config: RunConfig) -> dict[str, Any]:
-    """Every other setting that a result depends on, by dotted key; differing runs are no seeds."""
-    sections = {name: getattr(config, name) for name in ("data", "model", "train", "evaluation")}
-    if config.clock != ClockConfig():
-        sections["clock"] = config.clock
-    values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
-    options = config.hyperparameters.get(config.data.name, {})
-    values |= {f"{config.data.name}.{key}": value for key, value in options.items()}
-    return {key: value for key, value in values.items() if key not in ELSEWHERE}
-
-
-def last10(values: pd.Series[float], rounds: int) -> float:
-    """The mean over the evaluated rounds among the last ten."""
-    return float(values[values.index > rounds - 10].mean())
