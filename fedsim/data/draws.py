@@ -117,16 +117,16 @@ def redrawn(
         best = max(best, sizes, key=lambda s: min(s, default=-1))
     reached = sorted(best)
     smallest = "" if len(reached) <= 20 else " for its smallest clients"
-    whole, patients, least = patient is not None, "", ""
+    what, least = f"data.alpha {draw.alpha} with ", ""
+    patients, advice = "", "a larger alpha, fewer clients or a smaller minimum"
     if patient is not None:
+        what, least = "data.group patient: ", f" and {min_patients} patients"
         patients = f" of {len(np.unique(patient))} patients"
-        least = f" and {min_patients} patients (data.group patient)"
+        advice = "fewer clients, a larger alpha where the partition has one, or --group none"
     raise DataError(
-        f"data.alpha {draw.alpha} with {draw.num_clients} clients and {len(draw.labels)} training "
-        f"samples{patients}: none of {MAX_TRIES} draws gives every client data.min_samples "
-        f"{min_samples}{least}; the best one reached {reached[:20]}{smallest}; take a larger "
-        f"alpha, fewer clients{', ' if whole else ' or '}a smaller minimum"
-        f"{' or --group none' if whole else ''}"
+        f"{what}{draw.num_clients} clients and {len(draw.labels)} training samples{patients}: none "
+        f"of {MAX_TRIES} draws gives every client data.min_samples {min_samples}{least}; the best "
+        f"one reached {reached[:20]}{smallest}; take {advice}"
     )
 
 

@@ -233,11 +233,14 @@ def _assembled(
         )
     if not (part == TEST).any():
         raise DataError(f"{file}: no sample is in the part test")
+    tested = sample[part == TEST]
+    groups = {name: own[np.isin(own, tested)] for name, own in dataset.groups.items()}
     changed = replace(
         dataset,
+        groups={name: own for name, own in groups.items() if len(own)},
         train=np.sort(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))]),
         val=sample[part == VAL],
-        test=sample[part == TEST],
+        test=tested,
     )
     partition = Partition(
         train=train, val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)

@@ -21,6 +21,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel, not_finite
 from fedsim.core.types import (
+    I64,
     Array,
     Dataset,
     Layout,
@@ -130,13 +131,18 @@ def _fewest(config: RunConfig) -> int:
     return fewest_samples(c.min_samples, c.client_val_fraction, c.client_test_fraction)
 
 
-def read_images(config: RunConfig, partition: Partition, check: bool) -> Array:
+def read_images(
+    config: RunConfig, partition: Partition, parts: tuple[I64, I64, I64], check: bool
+) -> Array:
     """The samples (N, ...) that clients see, from this machine's files.
 
+    ``parts`` are the driver's train, val and test: a split file is not read again.
     With ``check`` packed images are compared with their checksum, and made anew if damaged.
     """
     with nullcontext() if check else unchecked():
-        return _shifted(config, _dataset(config)[0], partition).x
+        train, val, test = parts
+        dataset = replace(_read(config), train=train, val=val, test=test)
+        return _shifted(config, dataset, partition).x
 
 
 def _client_file(config: RunConfig) -> Path | None:
@@ -263,8 +269,9 @@ class Setup:
         data = self.config.data
         absolute = {"dir": str(Path(data.dir).absolute())} if data.dir else {}
         config = self.config.model_copy(update={"data": data.model_copy(update=absolute)})
+        parts = self.dataset.train, self.dataset.val, self.dataset.test
         return LocalImages(
-            partial(read_images, config, self.partition), array_sha256(self.dataset.x)
+            partial(read_images, config, self.partition, parts), array_sha256(self.dataset.x)
         )
 
 

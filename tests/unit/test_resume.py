@@ -555,10 +555,11 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
         driver.resume(run, {"train.lr": 1.0})
 
 
-def test_other_data_are_refused(after_four, tmp_path):
+@pytest.mark.parametrize("name", ["partition.csv", "split.csv"])
+def test_other_data_are_refused(after_four, tmp_path, name):
     run = shutil.copytree(after_four, tmp_path / "run")
-    flip(run / "partition.csv", 0.5)
-    with pytest.raises(DataError, match=r"partition\.csv: .*they have changed"):
+    flip(run / name, 0.5)
+    with pytest.raises(DataError, match=rf"{name}: .*they have changed"):
         driver.resume(run)
 
 

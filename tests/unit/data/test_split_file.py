@@ -183,3 +183,33 @@ def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert (tmp_path / "p/split.csv").read_bytes() == (first.path / "split.csv").read_bytes()
+
+
+def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypatch):
+    shortcut = {"name": "shortcut", "num_clients": 6, "samples_per_client": 10}
+    data, made, _ = setup.load(RunConfig(data=shortcut, train={"sample_rate": 1.0}))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    written(data, made, Path("split.csv"))
+    shifted = {"feature_shift": "noise", "partition_file": "split.csv", "val_fraction": 0.3}
+    config = RunConfig(
+        data={**shortcut, **shifted}, train={"sample_rate": 1.0}, engine={"data_from": "node"}
+    )
+    ready = setup.prepare(config)
+    images = ready.spec.to_send().local_images
+    assert images is not None
+    monkeypatch.chdir(tmp_path)  # a worker is elsewhere
+    assert np.array_equal(images(), ready.dataset.x)
+    assert np.array_equal(ready.dataset.test, data.test)
+
+
+def test_groups_of_test_samples_follow_an_edited_test_part(tmp_path):
+    data = toy(groups={"hard": np.arange(200, 210), "easy": np.arange(210, N)})
+    made = partitions.make(data, "iid", num_clients=2)
+    table = written(data, made, tmp_path / "split.csv")
+    table = table[~table["sample"].isin([str(i) for i in range(205, N)])]
+    table.to_csv(tmp_path / "split.csv", index=False)
+    again, _ = splits.read(data, tmp_path / "split.csv")
+    assert {name: own.tolist() for name, own in again.groups.items()} == {
+        "hard": [200, 201, 202, 203, 204]
+    }
