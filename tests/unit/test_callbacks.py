@@ -8,6 +8,7 @@ import pytest
 from methods import config, results
 
 import fedsim
+from fedsim.core.errors import StoreError
 from fedsim.storage.rows import TABLES, ClientRow, RoundRow
 from fedsim.training import driver
 
@@ -147,8 +148,12 @@ def test_callbacks_are_closed_at_the_end_and_after_an_error(tmp_path, monkeypatc
     callback = Closed()
     fedsim.run(config("fedavg", train={"rounds": 1}), tmp_path / "run", callbacks=[callback])
     assert callback.closed == 1
-    monkeypatch.setattr(driver, "run_round", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
+
+    def full(*_):
+        raise StoreError("no space left")
+
+    monkeypatch.setattr(driver, "run_round", full)
+    with pytest.raises(StoreError):
         fedsim.run(config("fedavg"), tmp_path / "failed", callbacks=[callback])
     assert callback.closed == 2
 

@@ -260,7 +260,7 @@ def test_a_diverged_run_ends_with_status_1_and_one_line() -> None:
 def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from fedsim.training import driver
 
-    def stop(*_: object) -> None:
+    def stop(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(driver, "run", stop)

@@ -98,7 +98,8 @@ def test_a_page_to_read(tmp_path):
     assert "all settings have their defaults" in text
     assert "best (round 3)" in text
     lines = text.splitlines()
-    assert [line.split() for line in lines if "0.2500" in line] == [["ill", "9", "0.2500", "-"]]
+    (row,) = [line.split() for line in lines if "0.2500" in line]
+    assert row[:4] == ["ill", "9", "0.2500", "-"]
     assert "test accuracy  0.0000 ▁▅█ 1.0000  rounds 1 to 3" in text
     with lock(run):
         assert call("show", run).startswith(f"{run}: running (pid ")

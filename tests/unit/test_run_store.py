@@ -27,7 +27,9 @@ def test_tables_of_a_run_without_an_end(tmp_path):
 def test_it_reads_and_does_not_write(tmp_path):
     store = fedsim.RunStore(write_run(tmp_path / "a", end=True))
     public = {name for name in dir(store) if not name.startswith("_")}
-    assert public == {"path", "finished", "summary", "rounds", "clients", "read"}
+    assert public == {
+        "path", "finished", "summary", "rounds", "clients", "read", "read_environment",
+    }  # fmt: skip
     assert issubclass(RunWriter, fedsim.RunStore)
     before = {file: file.read_bytes() for file in store.path.iterdir()}
     assert (store.summary["rounds"], repr(store), store._repr_html_()) is not None
