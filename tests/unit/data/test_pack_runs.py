@@ -67,10 +67,9 @@ def ready(folder: Path) -> setup.Setup:
 
 
 def test_a_node_mends_its_own_cache(ready, tmp_path, caplog):
-    wanted = np.array(ready.dataset.x)
+    wanted, local_images = np.array(ready.dataset.x), ready.spec.local_images
     flip_middle(tmp_path)
-    images = ready.spec.local_images()
-    assert np.array_equal(images, wanted)
+    assert np.array_equal(local_images(), wanted)
     assert "damaged" in caplog.text
 
 
