@@ -60,8 +60,7 @@ def save_clients(
     head = tensors.header(shapes, {"format": "pt", **metadata})
     if len(head) > tensors.MAX_HEADER:
         logger.warning(
-            "%s: not written, the names of %d tensors are more than safetensors reads; the newest "
-            "checkpoint has them",
+            "%s: not written, the names of %d tensors are more than safetensors reads",
             *(run / CLIENTS, len(shapes)),
         )
         return

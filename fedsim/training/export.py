@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.config import experiments
-from fedsim.config.experiments import Setting
+from fedsim.config.experiments import Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, EngineConfig
@@ -31,7 +32,6 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
 from fedsim.storage.final_models import CLIENTS, MODEL, ClientTensors
 from fedsim.storage.run_dir import RunStore, RunWriter
-from fedsim.training.resume import check_paths
 from fedsim.training.setup import Setup, algorithm_of
 
 START_WEIGHTS = {"pretrained": False, "weights": None}
@@ -131,17 +131,18 @@ class Description:
 
     def metadata(self) -> dict[str, str]:
         """As texts of JSON."""
-        model = {k: v for k, v in asdict(self)["model"].items() if k not in START_WEIGHTS}
+        network: dict[str, Any] = asdict(self)["model"]
+        model = {key: value for key, value in network.items() if key not in START_WEIGHTS}
         lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
         return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
 
 
-def finished_run(run: Path, data_dir: Path | str | None = None) -> RunConfig:
+def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
     """The configuration of a finished run, for work in this process without training.
 
     Args:
         run: its directory.
-        data_dir: takes the place of ``data.dir``.
+        settings: those that take the place of the run's.
 
     Raises:
         ConfigError: no finished run is there, or its configuration cannot be used.
@@ -151,15 +152,8 @@ def finished_run(run: Path, data_dir: Path | str | None = None) -> RunConfig:
         raise ConfigError(f"{run}: holds no run (no config.yaml)")
     if not RunStore(run).finished:
         raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
-    settings = dict(experiments.read(file).settings)
-    if data_dir is not None:
-        settings["data.dir"] = Setting(str(data_dir), "--data-dir")
-    check_paths(
-        settings,
-        ("data.dir", "data.partition_file"),
-        "go to the directory where the run was started, or give --data-dir",
-    )
-    config = resolve(settings)
+    written = experiments.of_its_version(experiments.read(file).settings)
+    config = resolve(written, settings or {})
     return config.model_copy(
         update={
             "model": config.model.model_copy(update=START_WEIGHTS),

@@ -19,6 +19,8 @@ import pandas as pd
 import torch
 from scipy.special import softmax
 
+from fedsim.config import experiments
+from fedsim.config.experiments import Setting
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
@@ -36,6 +38,7 @@ from fedsim.training.export import (
     finished_run,
     personal_slots,
 )
+from fedsim.training.resume import check_paths
 from fedsim.training.setup import Setup, assemble, load_whole, prepare
 
 ALL = "all"
@@ -44,6 +47,9 @@ SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
 every sample of the data set."""
 Own = Literal["train", "val", "test"]
 OWN: tuple[Own, ...] = ("train", "val", "test")
+
+ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
+"""What to do where relative paths lead nowhere."""
 
 logger = logging.getLogger("fedsim")
 
@@ -181,12 +187,16 @@ def prepared(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    config = finished_run(path, data_dir)
+    given = {} if data_dir is None else {"data.dir": Setting(str(data_dir), "--data-dir")}
+    config = finished_run(path, given)
     if client is not None:
         check_client(config, client)
     known, environment = Description.read(path), RunWriter(path).read_environment()
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
+    if not new:
+        keys = ("data.dir", "data.partition_file")[len(given) :]
+        check_paths(experiments.read(path / "config.yaml").settings, keys, ELSEWHERE)
     setup = _new_data(config, known) if new else _own_data(path, config)
     origin = f"data.dir {config.data.dir}" if config.data.dir else setup.dataset.name
     told = tuple(map(str, environment.get("classes", ()))) if new else ()

@@ -275,6 +275,28 @@ def test_a_run_of_an_earlier_version(runs, tmp_path):
     assert not (tmp_path / "p.csv").exists()
 
 
+def test_a_key_that_the_run_did_not_know_has_the_value_of_its_version(images, tmp_path):
+    """Patients were not kept together: with them the clients would have other samples."""
+    data = {"partition": "dirichlet", "num_clients": 3, "group": "none"}
+    store = fedsim.run(on_images(images, "fedavg", data=data), tmp_path / "run")
+    wanted = fedsim.predict(store.path, split="own_train")
+    file = store.path / "config.yaml"
+    file.write_text(file.read_text().replace("  group: none\n", ""))
+    pd.testing.assert_frame_equal(fedsim.predict(store.path, split="own_train"), wanted)
+
+
+def test_relative_paths_that_lead_nowhere(images, tmp_path, monkeypatch):
+    monkeypatch.chdir(images.parent)
+    store = fedsim.run(on_images(images.name, "fedavg"), tmp_path / "run")
+    wanted = fedsim.predict(store.path)
+    monkeypatch.chdir(tmp_path)
+    assert fedsim.load_model(store.path) is not None
+    with pytest.raises(ConfigError, match=r"'scans' is not here; .* or give --data-dir$"):
+        fedsim.predict(store.path)
+    found = fedsim.predict(store.path, split="test", data_dir=images)
+    pd.testing.assert_frame_equal(found, wanted)
+
+
 def test_texts_with_a_label_for_every_token_are_refused(tmp_path):
     data = {"name": f"{__name__}:tokens", "partition": "iid"}
     settings = config("fedavg", data=data, model={"name": f"{__name__}:tagger"})
@@ -305,7 +327,7 @@ def tagger(num_classes, vocabulary, length):
         (["--split", "own_val"], "--split own_val: the clients of this run own no val samples"),
         (["--split", "val"], "--split val: folder has no such part in this run"),
         (["--split", "tset"], "--split tset: there is no such split (did you mean 'test'?); "),
-        (["--data-dir", "nowhere"], "'nowhere' is not here; relative paths start where"),
+        (["--data-dir", "nowhere"], "data.dir nowhere: there is no such folder"),
         (["--data-dir", "/no/where"], "/no/where: there is no such folder"),
     ],
 )
