@@ -46,7 +46,7 @@ MOVED = {
 }
 """Columns of summaries that are called otherwise now, and that other data sets have no more."""
 SKIPPED = ("timings.csv", "env.json", "config.yaml")
-LATER = ("confusion.csv", "clients.safetensors")
+LATER = ("confusion.csv", "split.csv", "clients.safetensors")
 """Files that earlier versions do not write."""
 COUNTERS = "num_batches_tracked"
 """The tensors of a model that earlier versions do not write end in this."""
