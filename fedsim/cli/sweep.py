@@ -168,6 +168,5 @@ def show_aggregate(table: pd.DataFrame) -> None:
     show(rows)
     if collapsed.any():
         click.echo(
-            "collapsed: runs whose final model is no better than chance: its balanced accuracy is "
-            "at most 1 / classes, as where it predicts one class for all test samples"
+            "collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes"
         )

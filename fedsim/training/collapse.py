@@ -42,15 +42,15 @@ class FinalPredictions:
         chance = f"{1 / self.num_classes:.4f} ({self.num_classes} classes)"
         if self.only_class is None:
             return (
-                f"balanced accuracy {self.balanced_accuracy:.4f} after the last round is at most "
+                f"balanced accuracy {self.balanced_accuracy:.4f} in the last evaluation is at most "
                 f"that of chance, {chance}"
             )
-        label = name = str(self.only_class)
-        if self.only_class < len(names) and names[self.only_class] != label:
-            name = f"{label} ({names[self.only_class]})"
+        label = str(self.only_class)
+        name = names[self.only_class] if self.only_class < len(names) else label
+        known = f" ({name})" if name.strip() not in ("", label) else ""
         return (
-            f"class {name} is predicted for all {self.num_samples} test samples after the last "
-            f"round; balanced accuracy is that of chance, {chance}"
+            f"class {label}{known} is predicted for all {self.num_samples} test samples in the "
+            f"last evaluation; balanced accuracy is that of chance, {chance}"
         )
 
 

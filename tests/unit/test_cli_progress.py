@@ -83,7 +83,7 @@ def test_the_result_shows_the_other_metrics_and_a_collapse(
     (tmp_path / "env.json").write_text('{"classes": ["no DR", "DR"]}')
     progress.show_result(tmp_path, summary)
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "class 0 (no DR) is predicted for all 40 test samples after the last round; balanced "
+        "class 0 (no DR) is predicted for all 40 test samples in the last evaluation; balanced "
         "accuracy is that of chance, 0.5000 (2 classes)"
     )
 

@@ -227,19 +227,19 @@ def classes(*rows):
         # one class alone is predicted
         (
             [(0, 60, 1.0, 0.6), (1, 30, 0.0, 0.0), (2, 10, 0.0, 0.0), (3, 0, "", 0.0)], True,
-            "class 0 (a) is predicted for all 100 test samples after the last round; balanced "
+            "class 0 (a) is predicted for all 100 test samples in the last evaluation; balanced "
             "accuracy is that of chance, 0.3333 (3 classes)",
         ),
         # one that no test sample has
         (
             [(0, 60, 0.0, 0.0), (1, 40, 0.0, 0.0), (2, 0, "", 0.0)], True,
-            "balanced accuracy 0.0000 after the last round is at most that of chance, 0.5000 "
+            "balanced accuracy 0.0000 in the last evaluation is at most that of chance, 0.5000 "
             "(2 classes)",
         ),
         # class 0 is always right, but also class 1 is predicted, for samples of class 2
         ([(0, 60, 1.0, 0.75), (1, 30, 0.0, 0.0), (2, 10, 0.0, 0.0)], True, "balanced accuracy 0.3"),
         # hits of a random model below chance
-        ([(0, 50, 0.5, 0.5), (1, 50, 0.48, 0.49)], True, "balanced accuracy 0.4900 after"),
+        ([(0, 50, 0.5, 0.5), (1, 50, 0.48, 0.49)], True, "balanced accuracy 0.4900 in the last"),
         # the majority class nearly always
         ([(0, 60, 1.0, 0.61), (1, 40, 0.05, 1.0)], False, None),
         # a mean over three models, rounded

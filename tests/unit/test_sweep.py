@@ -560,7 +560,9 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
         ["algorithm=fedavg", "3", *(f"{a}.00 +- 2.48" for a in (51, 61, 41)), "3 of 3"],
         ["algorithm=fedprox", "3", *(f"{a}.00 +- 2.48" for a in (61, 71, 51)), "-"],
     ]
-    assert lines[4].startswith("collapsed: runs whose final model is no better than chance")
+    assert lines[4].startswith(
+        "collapsed: runs whose final balanced accuracy is at most that of chance"
+    )
     show_aggregate(table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan]))
     lines = capsys.readouterr().out.splitlines()
     assert [re.split(" {2,}", line)[-1] for line in lines[1:]] == ["final balanced %", "25.00", "-"]
