@@ -102,10 +102,16 @@ def allowed(field: FieldInfo) -> str:
     kinds = (field.annotation, *get_args(field.annotation))
     names = [name for kind in kinds if get_origin(kind) is Literal for name in get_args(kind)]
     bounds = [
-        f"{sign} {getattr(bound, name):g}"
+        f"{sign} {number(getattr(bound, name))}"
         for bound in field.metadata
         for name, sign in (("gt", ">"), ("ge", "≥"), ("lt", "<"), ("le", "≤"))
         if hasattr(bound, name)
     ]
     said = ", ".join(f"`{name}`" for name in names) or ", ".join(bounds)
     return f" ({said})" if said else ""
+
+
+def number(value: float) -> str:
+    """A bound as people write it: 2^64 for 18446744073709551616."""
+    power = int(value).bit_length() - 1
+    return f"2^{power}" if power > 30 and value == 2**power else f"{value:g}"
