@@ -43,7 +43,7 @@ def environment(tmp_path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "launch").symlink_to(ROOT / "launch")
     return os.environ | {
-        "PATH": f"{commands}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": f"{ROOT}",
         "FEDSIM_CACHE": str(tmp_path / "cache"),
         "MPLBACKEND": "agg",
