@@ -7,7 +7,6 @@ import logging
 import re
 from typing import Literal, get_args, get_origin
 
-import click
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -62,7 +61,9 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa:
 
 def commands() -> str:
     """The page of all commands: their help, as a terminal shows it."""
-    group = click.Context(main, info_name="fedsim", max_content_width=96, terminal_width=96)
+    group = main.make_context(
+        "fedsim", [], resilient_parsing=True, max_content_width=96, terminal_width=96
+    )
     lines = [CLI, "```text", main.get_help(group), "```"]
     for name in main.list_commands(group):
         command = main.get_command(group, name)
