@@ -30,6 +30,7 @@ class Details:
         settings: all of them by dotted key, under the present names of keys; what an earlier
             version did not know yet has the value that stands for it.
         environment: env.json; empty where it is damaged.
+        collapsed: whether the final model is no better than chance, by summary.csv.
         rounds: the rows of rounds.csv.
         classes: the rows of classes.csv of the newest evaluated round.
     """
@@ -37,6 +38,7 @@ class Details:
     status: RunStatus
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
+    collapsed: bool
     rounds: Sequence[Row]
     classes: Sequence[Row]
 
@@ -93,14 +95,10 @@ def read(run: str | Path) -> Details:
     given = experiments.read(path / "config.yaml").settings
     try:
         found = status.read(path)
-        rounds = status.rounds(path)
-        classes = _classes(path)
         if found.problem:
             raise ValueError(found.problem)
-        for row in rounds:
-            for column, cell in row.items():
-                if cell and not _is_number(cell):
-                    raise ValueError(f"{path / 'rounds.csv'}: {column} is {cell!r}, not a number")
+        rounds = _table(path / "rounds.csv", numbers=True)
+        classes = _table(path / "classes.csv")
     except (OSError, ValueError, csv.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     used = {given[key].value for key in ("algorithm", "data.name") if key in given}
@@ -114,8 +112,9 @@ def read(run: str | Path) -> Details:
         status=found,
         settings=_filled(values),
         environment=_environment(path),
+        collapsed=_collapsed(path),
         rounds=rounds,
-        classes=classes,
+        classes=[row for row in classes if row["round"] == classes[-1]["round"]],
     )
 
 
@@ -140,10 +139,21 @@ def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**standard, **sections.ADDED, **settings}
 
 
-def _classes(path: Path) -> list[dict[str, str]]:
-    file = path / "classes.csv"
+def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
+    """The rows of a table, none where the run has none.
+
+    Raises:
+        OSError, ValueError, csv.Error: it cannot be read; ``round`` is no whole number; with
+            ``numbers``, a cell is no number.
+    """
     rows = status.table(file) if file.exists() else []
-    return [row for row in rows if row.get("round") == rows[-1]["round"]]
+    for line, row in enumerate(rows, 2):
+        if not row.get("round", "").isdigit():
+            raise ValueError(f"{file}, line {line}: round is no whole number")
+        for column, cell in row.items() if numbers else ():
+            if cell and not _is_number(cell):
+                raise ValueError(f"{file}, line {line}: {column} is {cell!r}, not a number")
+    return rows
 
 
 def _environment(path: Path) -> dict[str, Any]:
@@ -152,6 +162,11 @@ def _environment(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _collapsed(path: Path) -> bool:
+    rows = status.table(path / "summary.csv") if (path / "summary.csv").exists() else []
+    return any(row.get("collapsed") == "True" for row in rows)
 
 
 def _is_number(text: str) -> bool:

@@ -83,7 +83,8 @@ def compare(runs: tuple[str, ...], form: str) -> None:
             if value is not None and column not in CURVES[:1]
         }
         done = f"{each.status.rounds_done} of {each.settings['train.rounds']}"
-        results.append({"state": each.status.state, "rounds": done, **pairs})
+        collapsed = {"collapsed": "yes"} if each.collapsed else {}
+        results.append({"state": each.status.state, "rounds": done, **collapsed, **pairs})
     show_table(_beside("result", labels, results))
 
 
@@ -120,6 +121,8 @@ def _print(found: Details) -> None:
                 for column, values in found.results.items()
             ]
         )
+    if found.collapsed:
+        click.echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
     _print_classes(found)
     _print_curves(found)
 
@@ -132,7 +135,7 @@ def _print_classes(found: Details) -> None:
     names = found.environment.get("classes")
     rows = []
     for row in found.classes:
-        label = row["label"]
+        label = row.get("label", "-")
         scores = {k: _short(v) for k, v in row.items() if k not in ("round", "label")}
         if isinstance(names, list) and label.isdigit() and int(label) < len(names):
             label = str(names[int(label)])
@@ -159,7 +162,11 @@ def _print_curves(found: Details) -> None:
 
 
 def _short(cell: str) -> str:
-    return f"{float(cell):.4f}" if "." in cell else cell or "-"
+    """A cell of classes.csv with four decimals."""
+    try:
+        return f"{float(cell):.4f}" if "." in cell else cell or "-"
+    except ValueError:
+        return cell
 
 
 def _values(found: Details) -> dict[str, Any]:
@@ -176,6 +183,7 @@ def _values(found: Details) -> dict[str, Any]:
         "changed": {k: {"value": v, "default": d} for k, (v, d) in found.changed.items()},
         "settings": dict(found.settings),
         "best_round": found.best_round,
+        "collapsed": found.collapsed,
         "results": found.results,
         "classes": [dict(row) for row in found.classes],
         "curves": {column: details.curve(found.rounds, column) for column in CURVES},

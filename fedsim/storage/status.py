@@ -130,7 +130,7 @@ def read(path: Path) -> RunStatus:
         if (path / "summary.csv").exists():
             return RunStatus(**known | _of_summary(path), state=FINISHED)
         return RunStatus(**known | _of_rounds(path), state=state)
-    except (ConfigError, OSError, ValueError, csv.Error) as error:
+    except (ConfigError, OSError, ValueError, csv.Error, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = reason if str(path) in str(reason) else f"{path}: {reason}"
         return RunStatus(**known, state=DAMAGED, problem=problem)

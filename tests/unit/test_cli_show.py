@@ -204,6 +204,8 @@ def test_one_run_is_no_comparison(tmp_path):
         ("config.yaml", "a: [", 2),
         ("rounds.csv", "round,x\n1,abc\n", 1),
         ("rounds.csv", "a\n1,2\n", 1),
+        ("rounds.csv", "a,b\n1,2\n", 1),
+        ("classes.csv", "a,b\n1,2\n", 1),
     ],
 )
 def test_a_damaged_run_is_refused_with_the_file(name, text, code, tmp_path):
@@ -242,3 +244,14 @@ def test_torch_and_pandas_are_not_imported(tmp_path):
         )
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
         assert done.returncode == 0, done.stderr
+
+
+def test_a_collapse_is_said(tmp_path):
+    a, b = (write_run(tmp_path / name, end=True) for name in "ab")
+    for run, said in ((a, "True"), (b, "False")):
+        (run / "summary.csv").write_text(f"rounds,collapsed\n3,{said}\n")
+    assert "the final model collapsed" in call("show", a)
+    assert "the final model collapsed" not in call("show", b)
+    lines = [line.split() for line in call("compare", a, b).splitlines()]
+    assert ["collapsed", "yes", "-"] in lines
+    assert (shown(a)["collapsed"], shown(b)["collapsed"]) == (True, False)
