@@ -65,13 +65,11 @@ def whole(
     size = np.bincount(member)
 
     def dealt(draw: Draw) -> list[I64]:
-        label = most_frequent(draw.labels, member)
+        label = most_frequent(draw.labels, member) if by_label else np.zeros_like(size)
         target = np.stack(
             [np.bincount(label[member[own]], minlength=label.max() + 1)
              for own in rule(replace(draw, labels=label[member]))]
         )  # fmt: skip
-        if not by_label:
-            label, target = np.zeros_like(label), target.sum(axis=1, keepdims=True)
         owner = _assigned(target, label, size, draw.rng)
         of_sample = owner[member]
         order = np.argsort(of_sample, kind="stable")

@@ -152,8 +152,13 @@ def _table(file: Path) -> dict[str, Array]:
     """The file's cells as stripped texts, (n,) by column."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
-            header, *lines = csv.reader(stream)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+            reader = csv.reader(stream)
+            try:
+                header, *lines = reader
+            except csv.Error as error:
+                where = f"{file}, row {reader.line_num}"
+                raise DataError(f"{where}: not a row of CSV ({error})") from error
+    except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: not a CSV table ({one_line(error)})") from error
     while lines and not lines[-1]:
         lines.pop()
@@ -215,7 +220,16 @@ def _assembled(
     dataset: Dataset, table: Mapping[str, Array], found: Rows, file: Path
 ) -> tuple[Dataset, Partition]:
     sample, part, client = found
-    num_clients = int(client.max()) + 1
+    trained = np.unique(client[(part == TRAIN) & (client >= 0)])
+    if not len(trained):
+        raise DataError(f"{file}: no training sample has a client")
+    num_clients = len(trained)
+    missing = np.flatnonzero(trained != np.arange(num_clients))
+    if len(missing) or client.max() >= num_clients:
+        first = missing[0] if len(missing) else num_clients
+        raise DataError(
+            f"{file}: client {first} has no training samples; clients are numbered 0, 1, ..."
+        )
 
     def of_clients(*parts: int) -> tuple[I64, ...]:
         mine = np.flatnonzero(np.isin(part, parts) & (client >= 0))
@@ -223,14 +237,6 @@ def _assembled(
         cuts = np.searchsorted(client[mine], np.arange(1, num_clients))
         return tuple(np.split(sample[mine], cuts)) if len(mine) else ()
 
-    train = of_clients(TRAIN)
-    if not train:
-        raise DataError(f"{file}: no training sample has a client")
-    empty = [k for k, own in enumerate(train) if not len(own)]
-    if empty:
-        raise DataError(
-            f"{file}: client {empty[0]} has no training samples; clients are numbered 0, 1, ..."
-        )
     if not (part == TEST).any():
         raise DataError(f"{file}: no sample is in the part test")
     tested = sample[part == TEST]
@@ -243,7 +249,7 @@ def _assembled(
         test=tested,
     )
     partition = Partition(
-        train=train, val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)
+        train=of_clients(TRAIN), val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)
     )
     names: tuple[str, ...] = _sites_of(changed, partition)
     if "name" in table:

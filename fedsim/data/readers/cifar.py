@@ -78,7 +78,10 @@ def _read(
     std: tuple[float, ...],
 ) -> Raw:
     file, names_key = names
-    classes = tuple(_text(name) for name in _get(_load(place / file), names_key, place / file))
+    listed = _get(_load(place / file), names_key, place / file)
+    if not isinstance(listed, list):
+        raise DataError(f"{place / file}: {names_key.decode()} is no list of names")
+    classes = tuple(map(_text, listed))
     batches = [_batch(place / name, key, len(classes)) for name in (*train, test)]
     num_test = len(batches[-1][1])
     y = np.concatenate([labels for _, labels in batches])

@@ -163,6 +163,14 @@ def test_cifar100_takes_the_fine_labels(tmp_path: Path):
     assert len(loaded.test) == 2
 
 
+@pytest.mark.parametrize("names", [None, 7, {}])
+def test_cifar_without_a_list_of_names_is_refused(tmp_path: Path, names):
+    write_cifar10(tmp_path)
+    save(tmp_path / "batches.meta", {b"label_names": names})
+    with pytest.raises(DataError, match=r"batches\.meta: label_names is no list of names"):
+        data.load("cifar10", tmp_path)
+
+
 class Evil:
     def __reduce__(self):
         return (os.system, ("touch never-made",))

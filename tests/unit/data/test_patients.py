@@ -143,6 +143,18 @@ def test_numbers_at_one_site_each_draw_the_common_parts_that_they_drew_before():
     assert len(np.unique(apart)) > 40
 
 
+def test_patients_of_texts_with_a_label_per_token_stay_whole():
+    data = people(60, 2)
+    tokens = np.zeros((len(data.y), 5), np.int32)
+    data = replace(data, x=tokens, y=tokens.astype(np.int64), vocabulary=3, pipeline=None)
+    for kind in ("iid", "quantity"):
+        made = partitions.make(
+            data, kind, num_clients=4, alpha=5.0, group="patient", min_patients=2
+        )
+        made = holdout.hold_out(data, made, test_fraction=0.2, group="patient")
+        assert_apart(data, made)
+
+
 def test_what_patients_cannot_give_is_refused():
     data = people(6, 0)
     with pytest.raises(DataError, match=r"7 clients with at least one .* need 7, .* people has 6"):
