@@ -13,6 +13,7 @@ from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 
 from fedsim.cli import main
+from fedsim.cli.listing import KINDS
 from fedsim.cli.options import FLAGS
 from fedsim.config import sections
 
@@ -29,6 +30,22 @@ when a run failed, 2 for usage, configuration or data that are refused before th
 143 after Ctrl-C or SIGTERM. An error is one line; `--verbose` or `FEDSIM_DEBUG=1` shows the
 traceback, too.
 """
+NAMES = """# Data sets, models, partitions, presets
+
+What `fedsim list datasets`, `models`, `partitions` and `presets` show; the methods have
+[a page of their own](../METHODS.md). A data set, a model or a method may also be a function of
+yours, named `module:function`: see [add a data set](../tutorials/own-data.md),
+[a model](../tutorials/own-model.md), [a method](../tutorials/own-method.md).
+
+Decoded images and downloads are kept in a cache, `$FEDSIM_CACHE`, by default `~/.cache/fedsim`. A
+data set that is downloaded is read from `--data-dir` where that is given, without a network.
+"""
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),
+    "models": ("name", "inputs", "description"),
+    "partitions": ("name", "description"),
+    "presets": ("name", "runs", "description"),
+}
 KEYS = """# Configuration keys
 
 The same keys serve in YAML files, in `--set KEY=VALUE` and as arguments of `fedsim.RunConfig`
@@ -44,6 +61,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that are made from the commands and from :mod:`fedsim.config.sections`."""
     files.append(File.generated(config, "reference/cli.md", content=commands()))
     files.append(File.generated(config, "reference/config.md", content=keys()))
+    files.append(File.generated(config, "reference/names.md", content=names()))
     return files
 
 
@@ -71,6 +89,24 @@ def commands() -> str:
             ctx = command.make_context(name, [], group, resilient_parsing=True)
             lines += ["", f"## fedsim {name}", "", "```text", ctx.get_help(), "```"]
     return "\n".join(lines) + "\n"
+
+
+def names() -> str:
+    """The page of data sets, models, partitions and presets: what ``fedsim list`` shows."""
+    lines = [NAMES]
+    for kind, columns in COLUMNS.items():
+        lines += ["", f"## {kind.capitalize()}", "", f"| {' | '.join(columns)} |"]
+        lines.append("| --- " * len(columns) + "|")
+        for row in KINDS[kind.replace(" ", "")]():
+            lines.append(f"| `{row['name']}` | {' | '.join(cell(row[c]) for c in columns[1:])} |")
+    return "\n".join(lines) + "\n"
+
+
+def cell(value: object) -> str:
+    """A value of a row in words."""
+    if isinstance(value, dict):
+        return ", ".join(f"`{key}`={item}" for key, item in value.items())
+    return "" if value is None else str(value).replace("|", "&#124;").replace("[", "&#91;")
 
 
 def keys() -> str:
