@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -141,10 +140,8 @@ class TrainingLoop:
     def _early_stopping(self) -> EarlyStopping:
         """What ``train.patience`` says of the rounds that are complete."""
         stopping = EarlyStopping(self.setup.config.train.patience)
-        if self.position.rounds:
-            rounds = self.store.read("rounds")
-            for round, accuracy in zip(rounds["round"], rounds["val_accuracy"], strict=True):
-                stopping.add(round, None if math.isnan(accuracy) else accuracy)
+        if stopping.patience is not None and self.position.rounds:
+            stopping.read(self.store.path / "rounds.csv")
         return stopping
 
     def _round(self, position: Position, log: RoundLog) -> ServerState:

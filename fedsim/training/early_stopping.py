@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.core import files
 
 
 @dataclass
@@ -28,6 +32,17 @@ class EarlyStopping:
         self.waited += 1
         if accuracy > self.best:
             self.best, self.best_round, self.waited = accuracy, round, 0
+
+    def read(self, rounds: Path) -> None:
+        """Takes note of all rounds in a rounds.csv, whose numbers are read without rounding.
+
+        Raises:
+            StoreError: it cannot be read.
+        """
+        with files.reading(rounds) as path, path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                value = row["val_accuracy"]
+                self.add(int(row["round"]), float(value) if value else None)
 
     @property
     def due(self) -> bool:

@@ -130,7 +130,8 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
     (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
     result = fedsim("sweep", "g.yaml", *QUICK, "--out", "s")
-    assert (result.exit_code, result.stderr) == (1, "error: s/summary.csv: Is a directory\n")
+    message = "error: s/summary.csv: cannot be read (Is a directory)\n"
+    assert (result.exit_code, result.stderr) == (1, message)
 
 
 def test_help_without_a_command_and_the_version() -> None:

@@ -20,7 +20,7 @@ from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DivergedError, WorkerError
 from fedsim.core.types import Dataset, Pipeline, RoundContext
-from fedsim.data import partitions
+from fedsim.data import splits
 from fedsim.engine.base import SCORES
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
@@ -28,6 +28,7 @@ from fedsim.metrics.scores import mean_scores
 from fedsim.models.vision import SplitModel
 from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
+from fedsim.storage.run_dir import csv_text
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
 from fedsim.training.round import _moved, draw_cohort, lr_at, run_round
@@ -36,7 +37,7 @@ from tests.decomposing import named_tensors
 
 pytestmark = pytest.mark.integration
 
-TABLES = ("rounds", "clients", "classes", "partition")
+TABLES = ("rounds", "clients", "classes", "confusion", "partition", "split")
 
 
 def tiny(folder, val_fraction=0.0):
@@ -741,7 +742,7 @@ def test_a_csv_file_of_clients_means_the_partition_files(tmp_path):
     first = config(data={"name": "digits", "num_clients": 4})
     setup = prepare(first)
     file = tmp_path / "split.CSV"
-    partitions.write(setup.partition, setup.dataset, file)
+    file.write_text(csv_text(splits.columns(setup.dataset, setup.partition)))
     given = {"name": "digits", "partition_file": str(file), "num_clients": 4}
     again = prepare(config(data=given))
     assert again.config.data.partition == "files"
