@@ -80,7 +80,7 @@ def metadata_of(run: Path) -> Mapping[str, str]:
         return found or {}
 
 
-def load_model(run: Path, layout: Layout) -> Vector:
+def load_vector(run: Path, layout: Layout) -> Vector:
     """The vector (D,) of ``model.safetensors``.
 
     Raises:

@@ -149,7 +149,8 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
     """
     file = run / "config.yaml"
     if not file.is_file():
-        raise ConfigError(f"{run}: holds no run (no config.yaml)")
+        hint = "; name one of the runs in it" if any(run.glob("*/config.yaml")) else ""
+        raise ConfigError(f"{run}: holds no run (no config.yaml){hint}")
     if not RunStore(run).finished:
         raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
     written = experiments.of_its_version(experiments.read(file).settings)
@@ -178,7 +179,7 @@ def final_state(
     Raises:
         StoreError: a file is missing or damaged, or does not fit the network.
     """
-    params = final_models.load_model(run, layout)
+    params = final_models.load_vector(run, layout)
     if not personal or (not needed and not (run / CLIENTS).exists()):
         return ServerState(params=params)
     return ServerState(params=params, clients=ClientStates(ClientTensors(run, personal)))

@@ -363,6 +363,10 @@ def test_runs_and_files_that_cannot_be_used(runs, tmp_path):
     file = tmp_path / "p.csv"
     no_run = command(tmp_path, "--out", file)
     assert no_run.stderr == f"error: {tmp_path}: holds no run (no config.yaml)\n"
+    assert (
+        "(no config.yaml); name one of the runs"
+        in command(runs["fedavg"].path.parent, "--out", file).stderr
+    )
     part = shutil.copytree(runs["fedavg"].path, tmp_path / "part")
     (part / "summary.csv").unlink()
     unfinished = command(part, "--out", file)
