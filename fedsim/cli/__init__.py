@@ -29,6 +29,7 @@ from fedsim.cli.run import run
 from fedsim.cli.runs import runs
 from fedsim.cli.show import compare, show
 from fedsim.cli.sweep import sweep
+from fedsim.core.errors import EngineLostError
 from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.
@@ -77,6 +78,10 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
+        except EngineLostError as error:  # it was said when it happened
+            show_traceback(ctx, error)
+            show_notes(error)
+            ctx.exit(error.exit_status)
         except Exception as error:  # noqa: BLE001 - the last place that can say what happened
             show_traceback(ctx, error)
             show_error(error_text(error))

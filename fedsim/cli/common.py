@@ -71,7 +71,10 @@ class Echo(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
-        click.echo(self.format(record), err=record.levelno >= logging.WARNING)
+        if record.levelno >= logging.ERROR:
+            show_error(self.format(record))
+        else:
+            click.echo(self.format(record), err=record.levelno >= logging.WARNING)
 
 
 def show_log() -> None:

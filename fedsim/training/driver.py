@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -87,6 +88,9 @@ class TrainingLoop:
         self._write_environment()
         self._write_split()
         self.callbacks.start(self._info())
+        watch = getattr(self.executor, "watch", None)  # of those whose processes may die
+        if watch is not None:
+            watch(self._engine_lost)
         with handled() as interrupts:
             self._rounds(interrupts)
             self._write_environment()  # again, now that the devices are known
@@ -97,6 +101,10 @@ class TrainingLoop:
             store.write_summary(summary)
         self.callbacks.end(summary)
         return RunStore(store.path)
+
+    def _engine_lost(self, reason: str) -> None:
+        """Says it at once, from the engine's thread: the process may end at any moment."""
+        logger.error("%s; resume with: fedsim resume %s", reason, shlex.quote(str(self.store.path)))
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""

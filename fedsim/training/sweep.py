@@ -25,7 +25,7 @@ from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.errors import ConfigError, EngineLostError, FedsimError
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.resume import archive, can_resume, is_complete
 from fedsim.training.summary import CLIENT_COLUMNS, METRICS
@@ -208,6 +208,8 @@ def run_all(
             if not resumed:
                 archive(out / run.name)
             start(run.config, out / run.name)
+        except EngineLostError:
+            raise  # the runs that follow need the same processes
         except FedsimError as error:
             reason = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
             logger.info("[%d/%d] %s: failed: %s", position, len(runs), run.name, reason)

@@ -91,7 +91,7 @@ def _keep_sigterm_handler() -> Iterator[None]:
 def _loopback_only() -> Iterator[None]:
     """A Ray that starts meanwhile listens on the loopback address, as it does on macOS.
 
-    The only use of ``ray._private``: Ray has no setting for this. ``_node_ip_address="127.0.0.1"``
+    Uses ``ray._private``: Ray has no setting for this. ``_node_ip_address="127.0.0.1"``
     is replaced by the machine's own address, and the variable is read when Ray is imported, which
     may have been long before; the processes that Ray starts read the variable.
     """

@@ -143,6 +143,7 @@ class Dispatcher:
         self._pool.reset_clock()
         self._spec = self._spec or self._make_spec()
         while waiting or running:
+            self._pool.head.check()
             self._pool.start(self._wanted(waiting, len(running)), self._spec)
             self._hand_out(waiting, running)
             if not running:

@@ -8,7 +8,7 @@ or node takes with it is done again elsewhere, with the same bits.
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -106,16 +106,18 @@ class RayExecutor:
 
     def broadcast(self, params: Vector, downlink: Vectors) -> Any:
         """See :class:`~fedsim.engine.base.Executor`; one object each, for any number of actors."""
-        self._dispatcher.sent(params)
-        self._dispatcher.sent(downlink)
+        with self._session.head.guard():
+            self._dispatcher.sent(params)
+            self._dispatcher.sent(downlink)
         return params, downlink
 
     def train(
         self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        self._replan()
-        return self._train(clients, sent, states, ctx)
+        with self._session.head.guard():
+            self._replan()
+            return self._train(clients, sent, states, ctx)
 
     def _train(
         self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
@@ -200,8 +202,9 @@ class RayExecutor:
         cache, models = self._dispatcher.sent, {id(params) for (params, _), _ in jobs}
         usual, cache.room = cache.room, len(models) + 2  # so that none is sent to a node twice
         try:
-            run = self._dispatcher.run(calls, "")
-            answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
+            with self._session.head.guard():
+                run = self._dispatcher.run(calls, "")
+                answers = {cast(EvaluationCall, call).position: answer for call, answer in run}
         finally:
             cache.limit(usual)
         found: list[list[Any]] = [[] for _ in jobs]
@@ -220,6 +223,13 @@ class RayExecutor:
             return measure.join(parts)
         return measure.compute(concatenated(parts), self._spec, part, indices(self._spec, part))
 
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Has it told, from another thread, if the Ray that was started here dies.
+
+        Ray may end this process at any moment then.
+        """
+        self._session.head.watch(tell)
+
     def incidents(self) -> list[Incident]:
         """See :class:`~fedsim.engine.base.Executor`."""
         found, self._pool.incidents = self._pool.incidents, []
@@ -227,9 +237,11 @@ class RayExecutor:
 
     def close(self) -> None:
         """Gives the actors back, and ends the session if it is the executor's own."""
+        self._session.head.watch(None)
         try:
-            self._pool.close()
-            self._aggregators.close()
+            if not self._session.head.reason:
+                self._pool.close()
+                self._aggregators.close()
         finally:
             if not self._shares_session:
                 self._session.close()

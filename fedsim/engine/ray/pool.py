@@ -30,6 +30,7 @@ from fedsim.engine import devices
 from fedsim.engine.base import Incident, Measure
 from fedsim.engine.ray.cluster import connect, refuse_mixed
 from fedsim.engine.ray.faults import failure, fault_of
+from fedsim.engine.ray.head import Head, own_processes
 from fedsim.engine.ray.placement import Share
 from fedsim.engine.ray.sharded import split
 from fedsim.engine.worker import Worker, WorkerSpec
@@ -137,6 +138,7 @@ class Session:
 
     def __init__(self, engine: EngineConfig) -> None:
         self._disconnect = connect(engine)
+        self.head = Head(own_processes())
         self.share: Share | None = None
         self._idle: list[Any] = []
 
@@ -185,7 +187,9 @@ class Session:
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        self.prepare(None)
+        self.head.close()
+        if not self.head.reason:
+            self.prepare(None)
         self._disconnect()
 
     def __enter__(self) -> Session:
@@ -230,6 +234,7 @@ class ActorPool:
         self.idle: set[int] = set()
         self.starting: dict[Any, int] = {}
         self.incidents: list[Incident] = []
+        self.head = session.head
         self._session = session
         self._max_retries = max_retries
         self._allow_mixed = allow_mixed

@@ -19,6 +19,7 @@ from fedsim.engine.ray.calls import EvaluationCall, Task, TrainCall
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
 from fedsim.engine.ray.executor import RayExecutor
 from fedsim.engine.ray.faults import Fault
+from fedsim.engine.ray.head import Head
 from fedsim.engine.ray.placement import Node, Share
 from fedsim.engine.ray.pool import ActorPool, Location
 from fedsim.engine.ray.sharded import Aggregators
@@ -92,6 +93,7 @@ class Actors:
 
     def __init__(self):
         self.made, self.ended = [], []
+        self.head = Head({})
         self.share = Share(1.0, 0.5)
 
     def acquire(self):
