@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pandas as pd
 
-from . import AnalysisError, curves, layout, partition, report, selection, style, tables
+from . import AnalysisError, curves, layout, names, partition, report, selection, style, tables
 from .overview import Descriptions
 from .runs import find, group, summaries, write_csv
 from .scores import SCORES, TAKES
@@ -66,7 +66,8 @@ def curves_command(
 @figure_option
 def heatmap_command(source: Path, out: Path) -> None:
     """Training samples by client and class, from a partition.csv."""
-    style.save(partition.figure(partition.load(source)), out)
+    run = source if source.is_dir() else source.parent
+    style.save(partition.figure(partition.load(source), names.classes(run) or ()), out)
     click.echo(f"wrote {out}")
 
 
@@ -134,14 +135,23 @@ def table_command(
 )  # fmt: skip
 @by_option
 @baseline_option
+@click.option(
+    "--metric", "metrics", multiple=True, type=click.Choice(list(SCORES)), default=("accuracy",),
+    show_default="accuracy",
+    help="Score of the test part that the page is about; with several, the first one leads and the "
+    "others have tables too. All but the loss are side by side in one table anyway.",
+)  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Heading of the page.")
 @click.pass_obj
 def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
-    baseline: str | None, title: str | None,
+    baseline: str | None, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
-    """All tables and figures of the runs, and one HTML page that shows them."""
-    written = report.write(dirs, out, by, baseline, title, descriptions or {})
+    """All tables and figures of the runs, and one HTML page that shows them.
+
+    The page begins with what is significant and what has collapsed. It needs no other file.
+    """
+    written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics)
     _tell(written.unfinished)
     for absent in written.absent:
         click.echo(f"left out {absent.title}: {absent.reason}", err=True)

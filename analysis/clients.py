@@ -1,24 +1,25 @@
-"""Accuracy by client, by group of test samples, and by class, after a run's last evaluation."""
+"""Accuracy by client and by group of test samples, after a run's last evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from . import panels, series, style
+from . import names, panels, series, style
 from .panels import Absent, Drawing, Facets, facet_lines
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
-CLASSES = "Recall by class"
 SPLITS = {
     "own_test": "its own test part", "own_val": "its own validation part",
     "own_train": "its own training part", "test": "the common test part",
 }  # fmt: skip
 """Splits in clients' rows of evaluations.csv, the preferred one first, and their names."""
-PRINTED = 12
-"""Recalls are printed in panels of at most this many classes."""
 MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 
 
@@ -49,12 +50,19 @@ def by_client(facets: Facets) -> Drawing | Absent:
     labels = list(dict.fromkeys(label for part in chosen.values() for label in part))
     counts = [float(n) for part in chosen.values() for frame in part.values() for n in frame["n"]]
     lines = facet_lines(facets)
+    sites = _sites(facets)
     with style.look():
         fig, places = panels.method_rows(list(chosen), labels, "Client accuracy (%)")
         for axes, part in zip(places, chosen.values(), strict=True):
             for label, frame in part.items():
-                accuracies = 100 * frame["mean"].to_numpy()
-                _strip(axes, accuracies, labels.index(label), lines[label].colour)
+                accuracies = 100 * frame["mean"]
+                _strip(axes, accuracies, labels.index(label), lines[label].colour, sites)
+        if sites:
+            handles = [
+                Line2D([], [], marker=marker, linestyle="", color="#444444")
+                for marker, _ in zip(MARKERS, sites, strict=False)
+            ]
+            panels.legend(fig, handles, list(sites.values()))
     seeds = panels.seed_note(counts).partition(",")[0].lower()
     every = dict.fromkeys(group.label for groups in facets.values() for group in groups)
     without = [style.title(label) for label in every if label not in labels]
@@ -67,17 +75,43 @@ def by_client(facets: Facets) -> Drawing | Absent:
             f"dot is a client ({seeds}); boxes hold the middle half of the clients, the line in a "
             "box is the median, whiskers span all clients. Methods that keep a model per client "
             f"are evaluated with it, the others with the global model.{missing}"
+            + " The shapes are the sites."
+            * bool(sites)
         ),
         reading=(
             "A short box far to the right serves all clients well; dots far to the left are "
             "clients that the method leaves behind."
         ),
         figure=fig,
+        alt=_told_clients(chosen),
     )
 
 
-def _strip(axes: Axes, values: np.ndarray, row: int, colour: str) -> None:
-    """A box plot with all its values, spread over the height of the row."""
+def _sites(facets: Facets) -> Mapping[int, str]:
+    """The clients' names by id, if they are few and the same everywhere."""
+    found = [names.clients(names.first_run(groups)) for groups in facets.values()]
+    few = all(one == found[0] for one in found) and len(found[0]) <= len(MARKERS)
+    return found[0] if few else {}
+
+
+def _told_clients(chosen: Mapping[str, Mapping[str, Any]]) -> str:
+    said = [
+        f"{style.title(label)}{f' ({title})' if title else ''} {100 * frame['mean'].median():.1f} "
+        f"({100 * frame['mean'].min():.1f} to {100 * frame['mean'].max():.1f})"
+        for title, part in chosen.items()
+        for label, frame in part.items()
+    ]
+    return f"Box plots. Median client accuracy in per cent, with its range: {'; '.join(said)}."
+
+
+def _strip(
+    axes: Axes, accuracies: pd.Series[float], row: int, colour: str, sites: Mapping[int, str]
+) -> None:
+    """A box plot with all its values, spread over the height of the row.
+
+    ``accuracies`` are in per cent, indexed by client; clients with a site have its shape.
+    """
+    values = accuracies.to_numpy()
     axes.boxplot(
         values, positions=[row], orientation="horizontal", widths=0.56, whis=(0, 100),
         manage_ticks=False, patch_artist=True, showfliers=False,
@@ -88,7 +122,12 @@ def _strip(axes: Axes, values: np.ndarray, row: int, colour: str) -> None:
     )  # fmt: skip
     heights = row + 0.2 * (2 * (np.arange(len(values)) * 0.618034 % 1) - 1)
     size = 14 if len(values) <= 60 else 6
-    axes.scatter(values, heights, s=size, color=colour, alpha=0.45, linewidths=0, zorder=3)
+    dots: dict[str, Any] = {"color": colour, "linewidths": 0, "zorder": 3}
+    if not sites:
+        axes.scatter(values, heights, s=size, alpha=0.45, **dots)
+    for marker, client in zip(MARKERS, sites, strict=False):
+        if client in accuracies.index:
+            axes.scatter(accuracies[client], row, s=34, marker=marker, alpha=0.8, **dots)
 
 
 def by_group(facets: Facets) -> Drawing | Absent:
@@ -105,7 +144,7 @@ def by_group(facets: Facets) -> Drawing | Absent:
             GROUPS, "no rows of groups in evaluations.csv; data with groups of test samples "
             "(`-d shortcut`) have them",
         )  # fmt: skip
-    names = list(dict.fromkeys(name for frame in frames for name in frame.index))
+    known = list(dict.fromkeys(name for frame in frames for name in frame.index))
     labels = list(dict.fromkeys(label for part in found.values() for label in part))
     lines = facet_lines(facets)
     with style.look():
@@ -113,21 +152,21 @@ def by_group(facets: Facets) -> Drawing | Absent:
         for axes, part in zip(places, found.values(), strict=True):
             for label, frame in part.items():
                 row, colour = labels.index(label), lines[label].colour
-                _groups(axes, 100 * panels.column(frame, "accuracy"), names, row, colour)
+                _groups(axes, 100 * panels.column(frame, "accuracy"), known, row, colour)
         handles = [
             Line2D(
                 [], [], marker=MARKERS[index % len(MARKERS)], linestyle="", markersize=7,
                 color="#444444", markerfacecolor="#444444" if index == 0 else "white",
             )
-            for index, _ in enumerate(names)
+            for index, _ in enumerate(known)
         ]  # fmt: skip
         seeds = panels.seed_note((n for frame in frames for n in frame["n"]), "bar")
-        panels.legend(fig, handles, names, seeds)
+        panels.legend(fig, handles, known, seeds)
     return Drawing(
         name="groups",
         title=GROUPS,
         caption=(
-            f"Accuracy on the groups of test samples ({', '.join(names)}) after the last round. "
+            f"Accuracy on the groups of test samples ({', '.join(known)}) after the last round. "
             f"{seeds}."
         ),
         reading=(
@@ -136,7 +175,18 @@ def by_group(facets: Facets) -> Drawing | Absent:
             "the label, in conflicting ones it points to the other class)."
         ),
         figure=fig,
+        alt=_told_groups(found),
     )
+
+
+def _told_groups(found: Mapping[str, Mapping[str, pd.DataFrame]]) -> str:
+    said = []
+    for title, part in found.items():
+        for label, frame in part.items():
+            means = (100 * frame["accuracy"]["mean"]).items()
+            texts = ", ".join(f"{name} {value:.1f}" for name, value in means)
+            said.append(f"{style.title(label)}{f' ({title})' if title else ''}: {texts}")
+    return f"Dot plot. Test accuracy in per cent by group: {'; '.join(said)}."
 
 
 def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour: str) -> None:
@@ -150,64 +200,3 @@ def _groups(axes: Axes, frame: pd.DataFrame, names: list[str], row: int, colour:
                 fmt=MARKERS[index % len(MARKERS)], color=colour, capsize=3, markersize=7,
                 markerfacecolor=colour if index == 0 else "white", elinewidth=1.2,
             )  # fmt: skip
-
-
-def by_class(facets: Facets) -> Drawing | Absent:
-    """Recall as one heat map of methods by classes per setting, means over seeds."""
-    found = {
-        title: series.aggregated(groups, "classes", ["recall"], "label", take="last")
-        for title, groups in facets.items()
-    }
-    frames = [frame["recall"] for part in found.values() for frame in part.values()]
-    if not frames:
-        return Absent(CLASSES, "no recall in classes.csv; every `fedsim run` that tests writes it")
-    labels = list(dict.fromkeys(label for part in found.values() for label in part))
-    recalls = {
-        title: pd.DataFrame({label: part[label]["recall"]["mean"] for label in part}).T.reindex(
-            labels
-        )
-        for title, part in found.items()
-    }
-    seeds = panels.seed_note(n for frame in frames for n in frame["n"]).partition(",")[0].lower()
-    return Drawing(
-        name="classes",
-        title=CLASSES,
-        caption=(
-            "Share of each class's test samples that are recognised after the last round; "
-            f"{seeds}. Classes without test samples are white."
-        ),
-        reading=(
-            "A light cell in a dark row is a class that the method gives up. Rows that are even "
-            "treat the classes alike."
-        ),
-        figure=_recall_maps(recalls, labels),
-    )
-
-
-def _recall_maps(recalls: dict[str, pd.DataFrame], labels: list[str]) -> Figure:
-    with style.look():
-        columns = 1 if max(part.shape[1] for part in recalls.values()) > PRINTED else 2
-        fig, places = panels.method_rows(list(recalls), labels, "Class", columns)
-        for axes, part in zip(places, recalls.values(), strict=True):
-            values = 100 * part.to_numpy(dtype=np.float64)
-            count = values.shape[1]
-            image = axes.pcolormesh(
-                np.arange(count + 1) - 0.5, np.arange(len(labels) + 1) - 0.5, values,
-                cmap="Blues", vmin=0, vmax=100, edgecolors="white", linewidth=0.8,
-            )  # fmt: skip
-            axes.grid(visible=False)
-            axes.tick_params(length=0)
-            axes.spines[:].set_visible(False)
-            step = -(-count // 20)
-            names = [f"{name:g}" for name in part.columns[::step]]
-            axes.set_xticks(range(0, count, step), names)
-            for (row, column), value in np.ndenumerate(values) if count <= PRINTED else ():
-                if np.isfinite(value):
-                    axes.text(
-                        column, row, f"{value:.0f}", ha="center", va="center", fontsize=9.5,
-                        color="white" if value > 60 else "black",
-                    )  # fmt: skip
-        places[0].set_ylim(len(labels) - 0.5, -0.5)
-        bar = fig.colorbar(image, ax=places, pad=0.015, label="Recall (%)")
-        bar.outline.set_visible(False)
-    return fig

@@ -1,7 +1,7 @@
 """Learning curves: a metric of rounds.csv by round, mean and 95 % interval over seeds."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +22,9 @@ class Metric:
     factor: float = 1.0
 
     @property
-    def limits(self) -> tuple[float, float]:
-        """Bounds of the axis: percentages end at 0 and 100."""
-        return (-1, 101) if self.factor == 100 else (-math.inf, math.inf)
+    def possible(self) -> tuple[float, float]:
+        """The range of possible values, in the unit of the axis: all are at least 0."""
+        return (0, 100) if self.factor == 100 else (0, math.inf)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -42,7 +42,7 @@ METRICS: Mapping[str, Metric] = {
     "conflict_ratio": Metric("Conflicting client pairs (%)", 100),
     "update_norm": Metric("Norm of the server step"),
 }
-TITLE = "Accuracy and loss by round"
+TITLE = "Test scores and loss by round"
 
 
 def series(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
@@ -94,34 +94,67 @@ def figure(
     note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
-    return panels.grid(shown, len(shown), note)
+    return panels.grid(*_arranged(shown), note)
 
 
-def draw(rounds: Rounds) -> Drawing | Absent:
-    """Test accuracy and loss by round, one row of panels per setting."""
-    shown = []
-    for title, values in rounds.items():
-        found = {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
-        shown += [_panel(metric, found, title) for metric in ("test_accuracy", "test_loss")]
-    if not any(panel.curves for panel in shown):
-        return Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
-    seeds = panels.panel_note(shown)
+def _arranged(shown: Sequence[Panel]) -> tuple[list[Panel | None], int]:
+    """Panels side by side if each has few curves, else small multiples, and their columns."""
+    found, columns = panels.multiples(shown)
+    return found, len(shown) if list(shown) == found else columns
+
+
+def drawings(rounds: Rounds, score: str = "accuracy") -> Iterator[Drawing | Absent]:
+    """A score of the test part and the loss by round, one row of panels per setting.
+
+    With few methods they are one figure, else small multiples of each.
+    """
+    metrics = list(dict.fromkeys((f"test_{score}", "test_loss")))
+    found = {
+        title: {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
+        for title, values in rounds.items()
+    }
+    shown = {
+        metric: [_panel(metric, frames, title) for title, frames in found.items()]
+        for metric in metrics
+    }
+    every = [panel for row in zip(*shown.values(), strict=True) for panel in row]
+    if not any(panel.curves for panel in every):
+        yield Absent(TITLE, "no test accuracy in rounds.csv; data with a test part have it")
+        return
     lines = style.lines([label for values in rounds.values() for label in values])
+    if all(len(panel.curves) <= panels.TOGETHER for panel in every):
+        yield _drawing(
+            "curves", TITLE, every, panels.grid(every, 2, panels.panel_note(every), lines)
+        )
+        return
+    for metric, own in shown.items():
+        if any(panel.curves for panel in own):
+            name = "curves" if metric == metrics[0] else "curves_loss"
+            note = panels.panel_note(own) + "; the other methods in grey"
+            title = f"{METRICS[metric].label.partition(' (')[0]} by round"
+            yield _drawing(name, title, own, panels.grid(*panels.multiples(own), note, lines))
+
+
+def _drawing(name: str, title: str, shown: Sequence[Panel], figure: Figure) -> Drawing:
+    what = " and ".join(dict.fromkeys(panel.label for panel in shown))
+    apart = any(len(panel.curves) > panels.TOGETHER for panel in shown)
     return Drawing(
-        name="curves",
-        title=TITLE,
+        name=name,
+        title=title,
         caption=(
-            f"Accuracy and cross-entropy loss on the test part by communication round. {seeds}."
+            f"{what} by communication round. {panels.panel_note(shown)}."
+            + " Each panel shows one method, and the means of the others in grey." * apart
         ),
         reading=(
-            "Higher accuracy and lower loss are better; a steeper start is faster learning. Bands "
+            "Higher scores and a lower loss are better; a steeper start is faster learning. Bands "
             "that overlap may still differ seed by seed: the paired comparisons are in the tables."
         ),
-        figure=panels.grid(shown, 2, seeds, lines),
+        figure=figure,
+        alt=panels.told(shown),
     )
 
 
 def _panel(metric: str, found: Mapping[str, pd.DataFrame], title: str = "") -> Panel:
     shown = METRICS[metric]
     lines = panels.curves(found, metric, shown.factor)
-    return Panel(label=shown.label, curves=lines, title=title, limits=shown.limits)
+    return Panel(label=shown.label, curves=lines, title=title, possible=shown.possible)

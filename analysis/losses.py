@@ -60,6 +60,7 @@ def by_round(facets: Facets) -> Drawing | Absent:
                     curves=panels.curves(part, column),
                     title=title,
                     zero=column in LOSSES,
+                    possible=(-math.inf if column in LOSSES else 0, math.inf),
                 )
                 for column, label in COLUMNS.items()
             ]
@@ -79,7 +80,8 @@ def by_round(facets: Facets) -> Drawing | Absent:
             "model loses against the mean of the clients' models. Values are signed, the grey line "
             "marks zero: below it, averaging the models helps."
         ),
-        figure=panels.grid(shown, 2 if len(kinds) == 1 else 4, seeds, facet_lines(facets)),
+        figure=panels.grid(shown, 2, seeds, facet_lines(facets)),
+        alt=panels.told(shown),
     )
 
 
@@ -140,6 +142,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
                     title=title,
                     x=ALPHA,
                     log=True,
+                    possible=(0, math.inf),
                 )
                 for loss, label in LOSSES.items()
             ]
@@ -170,6 +173,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
             f"nearer its line is to zero, the less it does so. {_signs(signed)}"
         ),
         figure=panels.grid(shown, 2, seeds, {name: line for name, (*_, line) in LINES.items()}),
+        alt=panels.told(shown),
     )
 
 

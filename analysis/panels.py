@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,16 @@ FEW = 12
 """Curves of at most this many points show them as dots."""
 WIDTH = 8.8
 """Width in inches of a figure with one or two columns."""
+TOGETHER = 3
+"""Curves of at most this many methods are told apart in one panel; more become small multiples."""
+DIRECT = 8
+"""At most this many curves of a panel are labelled at their ends."""
+WORDY = 28
+"""Longer names stand in a legend."""
+SPOKEN = 12
+"""Texts for readers of alternative texts name at most this many methods."""
+GREY = "#A9AFB5"
+Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,20 +40,80 @@ class Panel:
         curves: by group label, columns mean, low, high (NaN: no band) and n on an index of x.
         title: the panel's heading, if the figure has several of the kind.
         zero: whether a line marks the value 0.
-        limits: bounds that the vertical axis does not exceed, for shares and per cent.
+        possible: the range of possible values, at which bands and the vertical axis end.
         reach: values that the vertical axis always includes.
         x: the horizontal axis.
         log: a logarithmic x axis that decreases to the right, with ticks at the points.
+        behind: further means by label, in grey.
     """
 
     label: str
     curves: Mapping[str, pd.DataFrame]
     title: str = ""
     zero: bool = False
-    limits: tuple[float, float] = (-math.inf, math.inf)
+    possible: tuple[float, float] = (-math.inf, math.inf)
     reach: tuple[float, ...] = ()
     x: str = "Communication round"
     log: bool = False
+    behind: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+
+
+def apart(panel: Panel) -> list[Panel]:
+    """Small multiples: a panel per curve with the others in grey, all with the same vertical axis.
+
+    A panel of at most :data:`TOGETHER` curves stays one.
+    """
+    if len(panel.curves) <= TOGETHER:
+        return [panel]
+    frames = [clipped(curve, panel.possible) for curve in panel.curves.values()]
+    ends = pd.concat([frame[part] for frame in frames for part in ("mean", "low", "high")])
+    return [
+        replace(
+            panel,
+            curves={label: curve},
+            behind={other: own for other, own in panel.curves.items() if other != label},
+            title="; ".join(filter(None, (style.title(label), panel.title))),
+            reach=(*panel.reach, float(ends.min()), float(ends.max())),
+        )
+        for label, curve in panel.curves.items()
+    ]
+
+
+def multiples(panels: Sequence[Panel]) -> tuple[list[Panel | None], int]:
+    """The panels of :func:`apart` with each panel's own on rows of their own, and the columns.
+
+    None is an empty place at the end of a row.
+    """
+    blocks = [apart(panel) for panel in panels]
+    widest = max(map(len, blocks), default=1)
+    columns = 4 if widest == 4 or widest > 9 else min(3, widest)
+    if all(len(block) == 1 for block in blocks):
+        return list(panels), min(2, len(panels))
+    padded: list[Panel | None] = []
+    for block in blocks:
+        padded += [*block, *[None] * (-len(block) % columns)]
+    return padded, columns
+
+
+def told(panels: Sequence[Panel]) -> str:
+    """What a figure of panels shows, in words: where each curve ends, for readers of the text.
+
+    The first :data:`SPOKEN` curves of a panel are told.
+    """
+    said = []
+    for panel in panels:
+        ends = {name: curve["mean"].iloc[-1] for name, curve in panel.curves.items() if len(curve)}
+        texts = [f"{style.title(name)} {value:.4g}" for name, value in list(ends.items())[:SPOKEN]]
+        more = [f"and {len(ends) - SPOKEN} more"] * (len(ends) > SPOKEN)
+        where = f" ({panel.title})" if panel.title else ""
+        said.append(f"{panel.label}{where} ends at {', '.join([*texts, *more])}")
+    return "Line chart. " + "; ".join(said) + "."
+
+
+def clipped(curve: pd.DataFrame, possible: tuple[float, float]) -> pd.DataFrame:
+    """A curve whose band ends at the possible values."""
+    bounds = {part: curve[part].clip(*possible) for part in ("low", "high")}
+    return curve.assign(**bounds)
 
 
 def curves(
@@ -88,38 +158,98 @@ def panel_note(panels: Sequence[Panel]) -> str:
 
 
 def grid(
-    panels: Sequence[Panel],
+    panels: Sequence[Panel | None],
     columns: int,
     note: str,
     lines: Mapping[str, style.Line] | None = None,
 ) -> Figure:
-    """A figure of panels in rows of ``columns``, with one legend below all of them.
+    """A figure of panels in rows of ``columns``; None is an empty place.
 
-    ``note`` stands above the legend: the meaning of line and band. ``lines`` are by label; None for
-    those of :func:`analysis.style.lines`.
+    Few curves are labelled at their ends; else there is one legend below all panels. ``note``
+    stands below: the meaning of line and band. ``lines`` are by label; None for those of
+    :func:`analysis.style.lines`.
     """
+    there = [panel for panel in panels if panel is not None]
     columns = min(columns, len(panels))
     rows = math.ceil(len(panels) / columns)
-    labels = list(dict.fromkeys(label for panel in panels for label in panel.curves))
+    labels = list(dict.fromkeys(label for panel in there for label in panel.curves))
     looks = lines or style.lines(labels)
+    multiples = any(panel.behind for panel in there)
+    widest = max((len(style.title(label)) for label in labels), default=0)
+    few = max(len(panel.curves) for panel in there) <= DIRECT
+    direct = few and widest <= WORDY and not multiples
     with style.look():
         height = 3.4 if rows == 1 else 2.5 * rows
-        fig = Figure(figsize=(max(WIDTH, 3.1 * columns), height + 0.7))
+        width = max(WIDTH, (3.1 + 0.07 * widest * direct * (columns > 2)) * columns)
+        fig = Figure(figsize=(WIDTH if multiples else width, height + 0.7 - 0.3 * direct))
         places = fig.subplots(rows, columns, squeeze=False).ravel()
+        below = [*panels[columns:], *[None] * columns]
         for index, (axes, panel) in enumerate(zip(places, panels, strict=False)):
+            if panel is None:
+                axes.set_visible(False)
+                continue
+            for curve in panel.behind.values():
+                axes.plot(curve.index, curve["mean"], color=GREY, linewidth=0.9, zorder=1.2)
             for label, curve in panel.curves.items():
-                _draw(axes, curve, looks[label], style.title(label))
+                shown = clipped(curve, panel.possible)
+                _draw(axes, shown, looks[label], style.title(label), len(panel.curves))
             _frame(axes, panel)
-            if index + columns >= len(panels):
+            if direct:
+                _label_ends(axes, panel, looks)
+            if below[index] is None:
                 axes.set_xlabel(panel.x)
+            if multiples and index % columns:
+                axes.set_ylabel("")
+                axes.tick_params(labelleft=False)
         for axes in places[len(panels) :]:
             axes.set_visible(False)
-        handles = [
-            Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)
-            for label in labels
-        ]
-        legend(fig, handles, [style.title(label) for label in labels], note)
+        if multiples or direct:
+            fig.supxlabel(note, color="#555555", fontsize=10)
+        else:
+            handles = [
+                Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)
+                for label in labels
+            ]
+            legend(fig, handles, [style.title(label) for label in labels], note)
     return fig
+
+
+def _label_ends(axes: Axes, panel: Panel, looks: Mapping[str, style.Line]) -> None:
+    """Each curve's name beside its last point, moved apart where the ends are close."""
+    low, high = axes.get_ylim()
+    ends = sorted(
+        (float(curve["mean"].iloc[-1]), label)
+        for label, curve in panel.curves.items()
+        if len(curve)
+    )
+    if not ends:
+        return
+    wanted = np.array([(value - low) / (high - low) for value, _ in ends])
+    places = _spaced(wanted, min(0.085, 1 / len(ends)))
+    for (value, label), place in zip(ends, places, strict=True):
+        last = panel.curves[label].index[-1]
+        axes.annotate(
+            style.title(label), (last, value), (1.03, place), textcoords="axes fraction",
+            color=looks[label].colour, fontsize=9.5, va="center", annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-", "color": looks[label].colour, "linewidth": 0.7, "shrinkA": 1,
+                "shrinkB": 2, "relpos": (0, 0.5),
+            },
+        )  # fmt: skip
+
+
+def _spaced(wanted: Floats, gap: float) -> Floats:
+    """Increasing places nearest to the wanted ones (n,), at least ``gap`` apart, within 0..1."""
+    steps = gap * np.arange(len(wanted))
+    blocks: list[tuple[float, int]] = []  # mean and number of places that touch each other
+    for value in wanted - steps:
+        mean, count = float(value), 1
+        while blocks and blocks[-1][0] >= mean:
+            other, more = blocks.pop()
+            mean, count = (other * more + mean * count) / (more + count), more + count
+        blocks.append((mean, count))
+    level = np.concatenate([np.full(count, mean) for mean, count in blocks])
+    return np.clip(level, 0, max(0.0, 1 - float(steps[-1]))) + steps
 
 
 def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = "") -> None:
@@ -143,14 +273,17 @@ def _fits(fig: Figure, labels: Sequence[str], rows: int) -> bool:
     return width <= 11.5 * fig.get_figwidth()
 
 
-def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str) -> None:
+def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, count: int) -> None:
     x = curve.index.to_numpy()
     axes.plot(
         x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
         marker="o" if len(x) <= FEW else "", markersize=4,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():
-        axes.fill_between(x, curve["low"], curve["high"], color=line.colour, alpha=0.12, lw=0)
+        axes.fill_between(
+            x, curve["low"], curve["high"], color=line.colour, lw=0,
+            alpha=0.2 if count == 1 else 0.12 if count <= TOGETHER else 0.06,
+        )  # fmt: skip
 
 
 def _frame(axes: Axes, panel: Panel) -> None:
@@ -171,7 +304,8 @@ def _frame(axes: Axes, panel: Panel) -> None:
     axes.update_datalim([(axes.dataLim.x0, y) for y in panel.reach])
     axes.autoscale_view(scalex=False)
     low, high = axes.get_ylim()
-    axes.set_ylim(max(low, panel.limits[0]), min(high, panel.limits[1]))
+    pad = 0.02 * (high - low)
+    axes.set_ylim(max(low, panel.possible[0] - pad), min(high, panel.possible[1] + pad))
 
 
 ROW = 0.34
@@ -219,6 +353,7 @@ class Drawing:
         caption: what is shown, over how many seeds, and the meaning of the band.
         reading: how to read the figure.
         figure: the Matplotlib figure.
+        alt: what is seen, in words.
     """
 
     name: str
@@ -226,6 +361,7 @@ class Drawing:
     caption: str
     reading: str
     figure: Figure
+    alt: str
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from . import AnalysisError, style
+from . import AnalysisError, names, style
 from .panels import Absent, Drawing
 from .runs import Group, read, text
 
@@ -29,7 +29,6 @@ NAMED = ("dataset", "data.partition", "alpha", "data.seed", "seed")
 CLIENTS, IMAGES = 10, 8
 """Images are shown of at most this many clients, and at most this many of each."""
 _WIDTH = 8.8
-_LONG = 12
 _INCHES = 0.94
 _POINTS_ACROSS = 510
 """Approximate width of the bubbles' axes in points."""
@@ -45,7 +44,7 @@ def load(path: Path) -> pd.DataFrame:
     frame = read(file, numbers=("client_id", "label", "train_samples"))
     if frame.empty:
         raise AnalysisError(f"{file}: no rows; a partition has one per client and label")
-    return frame
+    return names.plain_names(frame)
 
 
 def matrix(frame: pd.DataFrame) -> pd.DataFrame:
@@ -106,8 +105,8 @@ def _cells(fig: Figure, axes: Axes, counts: pd.DataFrame, class_names: Sequence[
     )  # fmt: skip
     axes.set_ylabel("Class")
     step = steps(num_classes)
-    shown = [_short(class_names[c]) if class_names else str(c) for c in counts.index[::step]]
-    axes.set_yticks(np.arange(0, num_classes, step), shown)
+    known = names.of_labels(counts.index.astype(int).tolist()[::step], class_names)
+    axes.set_yticks(np.arange(0, num_classes, step), [names.short(name, 16) for name in known])
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.tick_params(length=0)
@@ -137,8 +136,8 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     num_clients = counts.shape[1]
     named = "name" in frame.columns and bool(frame["name"].notna().all())
     if named and num_clients <= LABELLED:
-        names = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [str(names[client]) for client in counts.columns]
+        known = frame.drop_duplicates("client_id").set_index("client_id")["name"]
+        texts = [str(known[client]) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70
         axes.set_xticks(
             np.arange(num_clients), texts, rotation=30 if crowded else 0,
@@ -170,6 +169,7 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
     several = len(first) > 1
     more = f" The runs have {len(first)} partitions; {MOST} are shown." if len(first) > MOST else ""
     for index, (file, words) in enumerate(list(first.values())[:MOST], start=1):
+        frame = load(file).dropna(axis="columns", how="all")
         yield Drawing(
             name=f"partition_{index}",
             title=f"{TITLE} ({index} of {len(first)})" if several else TITLE,
@@ -182,8 +182,19 @@ def drawings(groups: Sequence[Group]) -> Iterator[Drawing | Absent]:
                 "Columns that look alike mean clients with the same mix of classes, columns with "
                 "few filled cells mean clients that know few classes."
             ),
-            figure=figure(load(file).dropna(axis="columns", how="all")),
+            figure=figure(frame, names.classes(file.parent) or ()),
+            alt=_told(frame),
         )
+
+
+def _told(frame: pd.DataFrame) -> str:
+    counts = matrix(frame)
+    totals, classes = counts.sum(axis=0), (counts > 0).sum(axis=0)
+    return (
+        f"Heat map of {counts.shape[1]} clients by {counts.shape[0]} classes. A client has "
+        f"{totals.min():,} to {totals.max():,} training samples of {classes.min()} to "
+        f"{classes.max()} classes."
+    )
 
 
 @dataclass(frozen=True)
@@ -256,7 +267,7 @@ def _bubbles(
     axes.set_ylabel("Class")
     step = steps(num_classes)
     axes.set_yticks(
-        np.arange(0, num_classes, step), [_short(class_names[c]) for c in counts.index[::step]]
+        np.arange(0, num_classes, step), [names.short(class_names[c]) for c in counts.index[::step]]
     )
     ticks(axes, frame, counts)
     for size in _round_sizes(largest):
@@ -287,11 +298,7 @@ def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
                 image[0] if grey else np.moveaxis(image, 0, -1), cmap="gray" if grey else None,
                 vmin=0, vmax=255, interpolation="nearest",
             )  # fmt: skip
-            axes.set_title(_short(label), fontsize=9, pad=2)
+            axes.set_title(names.short(label), fontsize=9, pad=2)
         line[0].text(
             -0.12, 0.5, row.title, transform=line[0].transAxes, ha="right", va="center", fontsize=10
         )
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LONG else name[: _LONG - 1] + "…"

@@ -41,7 +41,18 @@ def draw(facets: Facets) -> Drawing | Absent:
             "Compare only runs of one machine."
         ),
         figure=_figure(found),
+        alt=_told(found),
     )
+
+
+def _told(found: dict[str, dict[str, pd.Series[float]]]) -> str:
+    said = [
+        f"{style.title(label)}{f' ({title})' if title else ''} {stack.sum():.3g}, most in "
+        f"{stack.idxmax()}"
+        for title, part in found.items()
+        for label, stack in part.items()
+    ]
+    return f"Stacked bars. Seconds per round: {'; '.join(said)}."
 
 
 def _per_round(seconds: pd.Series[float]) -> pd.Series[float]:

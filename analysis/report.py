@@ -13,8 +13,10 @@ from markupsafe import Markup, escape
 
 from . import (
     AnalysisError,
+    classes,
     clients,
     curves,
+    headline,
     layout,
     losses,
     overview,
@@ -79,7 +81,8 @@ def write(
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
-    columns ``by`` of summary.csv distinguish the groups; settings among them become panels.
+    columns ``by`` of summary.csv distinguish the groups; settings among them become panels. The
+    ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads.
 
     Raises:
         AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``
@@ -87,15 +90,16 @@ def write(
     """
     _check(out)
     finished, unfinished = find(dirs)
-    runs = completed(summaries(finished), [name for name in SCORES if name != "loss"])
+    runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
     groups = group(runs, by)
     settings = settings_by(by, groups)
+    final = tables.scored(groups, metrics[0], "final", baseline)
     made = list(_tables(runs, groups, by, settings, baseline, metrics))
     for folder in (out, out / "figures", out / "tables"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
     absent = []
-    for part, drawn in _drawings(groups, settings):
+    for part, drawn in _drawings(groups, settings, metrics[0]):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
@@ -114,6 +118,8 @@ def write(
     page = environment.get_template("report.html").render(
         title=title or overview.title(groups),
         lead=overview.lead(groups, baseline),
+        findings=headline.findings(facets(groups, settings), metrics[0], baseline, final),
+        first=pictures.pop("headline"),
         sections=_sections(methods, common, made, pictures, absent, unfinished),
         foot="Made by `fedsim report` from the CSV files of the run directories. The page needs no "
         "other file; its figures and tables are also in the folders `figures` and `tables`.",
@@ -133,14 +139,23 @@ def _check(out: Path) -> None:
 
 
 def _drawings(
-    groups: Sequence[Group], settings: Sequence[str]
+    groups: Sequence[Group], settings: Sequence[str], score: str
 ) -> Iterator[tuple[str, Drawing | Absent]]:
-    """Yields the figures, each with the key of its section; one is in memory at a time."""
+    """Yields the figures, each with the key of its section; one is in memory at a time.
+
+    ``score`` is shown first, a key of :data:`analysis.scores.SCORES`.
+    """
     split = facets(groups, settings)
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
+    if f"test_{score}" not in columns:
+        columns = (*columns, f"test_{score}")
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
-    yield "accuracy", curves.draw(rounds)
-    yield "accuracy", clients.by_class(split)
+    yield "headline", headline.draw(split, score)
+    for drawn in curves.drawings(rounds, score):
+        yield "accuracy", drawn
+    yield "classes", classes.confusion(split)
+    for column in classes.KINDS:
+        yield "classes", classes.by_class(split, column)
     yield "accuracy", clients.by_client(split)
     yield "accuracy", clients.by_group(split)
     yield "terms", losses.by_round(split)
@@ -199,7 +214,8 @@ def _sections(
     parts: list[tuple[str, str, Sequence[Block]]] = [
         ("runs", "What was run", [methods]),
         ("results", "Results", [table for table in made if table not in terms]),
-        ("accuracy", "Accuracy", []),
+        ("accuracy", "Learning curves and clients", []),
+        ("classes", "Classes", []),
         ("terms", "Where the loss comes from", terms),
         ("updates", "How the clients' updates agree", []),
         ("data", "The clients' data", []),

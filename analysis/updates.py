@@ -15,11 +15,11 @@ COSINES = "Pairwise cosines and principal axes in the last round"
 SMOOTH = 20
 """Window of the moving mean: a SMOOTHth of the rounds, since each round has another cohort."""
 PANELS: Sequence[tuple[str, str, float, tuple[float, float], tuple[float, ...]]] = (
-    ("Conflicting pairs (%)", "conflict_ratio", 100, (-2, 102), (0, 10)),
-    ("Gradient diversity", "gradient_diversity", 1, (0.95, math.inf), (1,)),
-    ("Share of first axis (%)", "top_axis_share", 100, (-2, 102), ()),
+    ("Conflicting pairs (%)", "conflict_ratio", 100, (0, 100), (0, 10)),
+    ("Gradient diversity", "gradient_diversity", 1, (1, math.inf), (1,)),
+    ("Share of first axis (%)", "top_axis_share", 100, (0, 100), ()),
 )
-"""Label, column of rounds.csv, factor, limits and reach of each panel of the agreement."""
+"""Label, column of rounds.csv, factor, possible values and reach of each panel of the agreement."""
 
 
 def agreement(rounds: Rounds) -> Drawing | Absent:
@@ -32,10 +32,10 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
                 label=label,
                 curves=panels.curves(smooth, column, factor),
                 title=title,
-                limits=limits,
+                possible=possible,
                 reach=reach,
             )
-            for label, column, factor, limits, reach in PANELS
+            for label, column, factor, possible, reach in PANELS
         ]
     kinds = [kind for kind in range(3) if any(panel.curves for panel in found[kind::3])]
     if not kinds:
@@ -59,6 +59,7 @@ def agreement(rounds: Rounds) -> Drawing | Absent:
             "aggregation keeps first."
         ),
         figure=panels.grid(shown, len(kinds), seeds, lines),
+        alt=panels.told(shown),
     )
 
 
@@ -66,7 +67,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
     """Sorted pairwise cosines and eigenvalue shares of the last round."""
     left = [
         panels.Panel(
-            label="Cosine", curves=_sorted(groups), title=title, zero=True, limits=(-1.05, 1.05),
+            label="Cosine", curves=_sorted(groups), title=title, zero=True, possible=(-1, 1),
             x="Pairs of clients, sorted (%)",
         )
         for title, groups in facets.items()
@@ -77,7 +78,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
         panels.Panel(
             label="Eigenvalue share (%)",
             curves=panels.curves(_spectrum(groups), "share", 100),
-            title=title, limits=(-2, 102), x="Principal axis",
+            title=title, possible=(0, 100), x="Principal axis",
         )
         for title, groups in facets.items()
     ]  # fmt: skip
@@ -97,6 +98,7 @@ def cosines(facets: Facets) -> Drawing | Absent:
             "share."
         ),
         figure=panels.grid(shown, 2, seeds, facet_lines(facets)),
+        alt=panels.told(shown),
     )
 
 

@@ -1,0 +1,223 @@
+"""The beginning of a report: what is significant, what collapsed, and one figure of the results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+
+from . import panels, series, stats, style
+from .layout import COLLAPSE, Table, Unit
+from .panels import Drawing, Facets, facet_lines
+from .runs import Group
+from .scores import SCORES, TAKES, by_seed, counts
+from .stats import SIGNIFICANT, TESTS, Estimate, estimate
+
+MOST = 6
+"""At most this many settings have a sentence of their own."""
+GUESS = {
+    "accuracy": "always the most frequent class", "balanced_accuracy": "always the same class",
+}  # fmt: skip
+"""What a score of guessing is, in the legend."""
+
+
+def findings(facets: Facets, score: str, baseline: str | None, compared: Table) -> list[str]:
+    """Sentences: the best method of each setting, the comparisons with the baseline, collapses.
+
+    ``compared`` is the table of the final scores. The runs of the groups are
+    :func:`analysis.scores.completed`.
+    """
+    told = [_leading(title, groups, score) for title, groups in list(facets.items())[:MOST]]
+    if len(facets) > MOST:
+        told.append(f"The {len(facets) - MOST} other settings are in the tables.")
+    if baseline is not None:
+        told.append(_against(baseline, compared.data, SCORES[score].unit))
+    told.append(_collapsed(facets))
+    return [text for text in told if text]
+
+
+def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
+    """The best method under one setting, and which others it differs from."""
+    shown = SCORES[score]
+    title = TAKES["final"].format(shown.title)
+    title = title[0].lower() + title[1:]
+    where = f"{setting}: " * bool(setting)
+    values = by_seed(groups, score, "final")
+    found = stats.ranking(values, lowest=shown.lowest)
+    if found is None:
+        return f"{where}no {title}."
+    best = estimate(values[found.leader].tolist())
+    name = style.title(found.leader)
+    number = f"{shown.unit.spread(best)} {shown.unit.name} ({_seeds(best)})"
+    if not found.adjusted:
+        return f"{where}{title} of {name}: {number}."
+    kind = "lowest" if shown.lowest else "highest"
+    fallen = counts(groups).get(found.leader, 0)
+    if found.differs and not fallen:
+        count = len(found.adjusted)
+        others = "the other method" if count == 1 else f"each of the {count} other methods"
+        told = f"{where}**{name} has the {kind} {title}**, {number}, significantly"
+        return f"{told} {_side(shown.lowest)} {others}."
+    told = f"{where}{name} has the {kind} {title}, {number}"
+    different = [style.title(label) for label, p in found.adjusted.items() if p < SIGNIFICANT]
+    equal = len(found.adjusted) - len(different)
+    if all(math.isnan(p) for p in found.adjusted.values()):
+        told += "; no test is possible, which needs two seeds that vary."
+    elif not different:
+        told += ", but **does not differ significantly** from any other."
+    elif equal:
+        told += (
+            f"; significantly {_side(shown.lowest)} {_listed(different)}, not the {equal} others."
+        )
+    else:
+        told += "."
+    return told + f" It has collapsed in {fallen} of {best.n} runs." * bool(fallen)
+
+
+def _side(lowest: bool) -> str:
+    return "below" if lowest else "above"
+
+
+def _seeds(found: Estimate) -> str:
+    return "one seed" if found.n == 1 else f"mean over {found.n} seeds ± 95 % CI"
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    shown = list(names[:most]) + [f"{len(names) - most} more"] * (len(names) > most)
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
+    """Which groups differ significantly from the baseline."""
+    tested = data[data["pairs"] > 0]
+    different = tested[tested["p_holm"] < SIGNIFICANT]
+    name = style.title(baseline)
+    if not len(different):
+        return f"No method differs significantly from {name} (Holm-corrected, {len(tested)} tests)."
+    points = f" {unit.of_differences}"
+    texts = [
+        f"{row['method']} ({unit.number(row['difference'], '+')}{points}, p {row['p_holm']:.2g})"
+        for row in different.to_dict("records")
+    ]
+    return (
+        f"{len(different)} of {len(tested)} groups differ significantly from {name}: "
+        f"{_listed(texts)}."
+    )
+
+
+def _collapsed(facets: Facets) -> str:
+    """Which groups have collapsed runs; empty if it is unknown."""
+    known, texts = False, []
+    for setting, inside in facets.items():
+        for label, count in counts(inside).items():
+            runs = next(one for one in inside if one.label == label).runs
+            known |= bool(runs["collapsed"].notna().any())
+            if count:
+                where = f", {setting}" * bool(setting)
+                texts.append(f"{style.title(label)} ({count} of {len(runs)} runs{where})")
+    if texts:
+        return (
+            f"**Collapsed: {_listed(texts)}.** These final models predict one class only, or their "
+            "balanced accuracy is at most that of chance; their accuracy says how frequent that "
+            "class is. Compare balanced accuracy and the confusion matrices."
+        )
+    return "No final model has collapsed: all tell classes apart." if known else ""
+
+
+def draw(facets: Facets, score: str) -> Drawing:
+    """Final scores: mean, interval and seeds, one row per method and a panel per setting."""
+    shown = SCORES[score]
+    factor = shown.unit.factor
+    found = {
+        title: {
+            label: factor * own
+            for label, own in by_seed(groups, score, "final").items()
+            if own.notna().any()
+        }
+        for title, groups in facets.items()
+    }
+    labels = list(dict.fromkeys(g.label for groups in facets.values() for g in groups))
+    lines = facet_lines(facets)
+    guesses = {title: _guess(groups, score) for title, groups in facets.items()}
+    title = TAKES["final"].format(shown.title)
+    with style.look():
+        columns = 1 if len(found) == 1 else 2
+        fig, places = panels.method_rows(list(found), labels, shown.unit.head(title), columns)
+        for axes, (setting, values) in zip(places, found.items(), strict=True):
+            fallen = counts(facets[setting])
+            for label, own in values.items():
+                _row(axes, own, labels.index(label), lines[label].colour, bool(fallen.get(label)))
+            guess = guesses[setting]
+            if guess is not None:
+                axes.axvline(
+                    factor * guess, color="#777777", linestyle=":", linewidth=1.2, zorder=1
+                )
+            axes.margins(x=0.06)
+        handles = [
+            Line2D([], [], color="#444444", marker="o", linestyle="-"),
+            Line2D([], [], color="#444444", marker="|", linestyle=""),
+        ]
+        texts = ["mean and 95 % CI over seeds", "a seed"]
+        if any(value for groups in facets.values() for value in counts(groups).values()):
+            handles.append(
+                Line2D([], [], color="#444444", marker="o", linestyle="", markerfacecolor="white")
+            )
+            texts.append(f"{COLLAPSE} with collapsed runs")
+        if any(guess is not None for guess in guesses.values()):
+            handles.append(Line2D([], [], color="#777777", linestyle=":"))
+            texts.append(f"predicting {GUESS[score]}")
+        panels.legend(fig, handles, texts)
+    return Drawing(
+        name="headline",
+        title=title,
+        caption=f"{title}: mean, 95 % confidence interval over seeds, and each seed.",
+        reading=(
+            f"{'Left' if shown.lowest else 'Right'} is better. Intervals that overlap may still "
+            f"differ seed by seed: the sentences above rest on {TESTS['t']}s over common seeds "
+            f"with Holm's correction, at level {SIGNIFICANT:g}."
+        ),
+        figure=fig,
+        alt=_told(found, title, shown.unit),
+    )
+
+
+def _row(axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool) -> None:
+    """Mean with interval, a tick for each seed, and the mean in figures."""
+    found = estimate(values.tolist())
+    axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
+    axes.errorbar(
+        found.mean, row, xerr=None if math.isnan(found.half) else found.half, fmt="o",
+        color=colour, capsize=3, markersize=7, elinewidth=1.4,
+        markerfacecolor="white" if fallen else colour,
+    )  # fmt: skip
+    axes.annotate(
+        f"{found.mean:.3g}{COLLAPSE * fallen}", (found.mean, row), (0, 6),
+        textcoords="offset points", ha="center", fontsize=9,
+    )  # fmt: skip
+
+
+def _guess(groups: Sequence[Group], score: str) -> float | None:
+    """The score of predicting one class always; None if the classes are unknown."""
+    if score not in GUESS:
+        return None
+    found = series.values(groups[:1], "classes", ["support"], "label", take="last")
+    support = [
+        frame["support"].xs(frame.index.get_level_values("seed")[0], level="seed")
+        for frame in found.values()
+    ]
+    there = support[0][support[0] > 0] if support else pd.Series(dtype=float)
+    if len(there) < 2:
+        return None
+    return float(there.max() / there.sum()) if score == "accuracy" else 1 / len(there)
+
+
+def _told(found: Mapping[str, Mapping[str, pd.Series[float]]], title: str, unit: Unit) -> str:
+    said = []
+    for setting, values in found.items():
+        means = {style.title(label): own.mean() for label, own in values.items()}
+        texts = [f"{label} {mean:.4g}" for label, mean in list(means.items())[: panels.SPOKEN]]
+        said.append(f"{f'{setting}: ' * bool(setting)}{', '.join(texts)}")
+    return f"Dot plot. {unit.head(title)}, mean over seeds. {'; '.join(said)}."
