@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,13 +57,30 @@ KINDS: Mapping[str, Kind] = {
 }  # fmt: skip
 
 
-def by_class(facets: Facets, column: str) -> Drawing | Absent:
-    """A heat map of methods by classes per setting, means over seeds; a key of :data:`KINDS`."""
+Found = dict[str, Mapping[str, pd.DataFrame]]
+"""By setting and label: aggregated columns of classes.csv by class."""
+
+
+def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
+    """Recall and AUC, each as a heat map of methods by classes per setting, means over seeds."""
+    found: dict[str, Found] = {column: {} for column in KINDS}
+    for title, groups in facets.items():
+        every = list(KINDS)
+        together = [every] if not series.absent(groups, "classes", every) else [[c] for c in every]
+        for columns in together:
+            part = series.aggregated(groups, "classes", columns, "label", take="last")
+            for column in columns:
+                found[column][title] = part
+    known = {title: names.classes(names.first_run(groups)) for title, groups in facets.items()}
+    for column, parts in found.items():
+        yield _heat_map(column, parts, known)
+
+
+def _heat_map(
+    column: str, found: Found, known: Mapping[str, Sequence[str] | None]
+) -> Drawing | Absent:
+    """The heat map of a key of :data:`KINDS`."""
     kind = KINDS[column]
-    found = {
-        title: series.aggregated(groups, "classes", [column], "label", take="last")
-        for title, groups in facets.items()
-    }
     frames = [frame[column] for part in found.values() for frame in part.values()]
     if not frames:
         return Absent(kind.title, kind.missing)
@@ -71,8 +88,8 @@ def by_class(facets: Facets, column: str) -> Drawing | Absent:
     tables = {}
     for title, part in found.items():
         table = pd.DataFrame({label: part[label][column]["mean"] for label in part}).T
-        known = names.classes(names.first_run(facets[title]))
-        table.columns = pd.Index(names.of_labels(table.columns.astype(int).tolist(), known))
+        classes = table.columns.astype(int).tolist()
+        table.columns = pd.Index(names.of_labels(classes, known[title]))
         tables[title] = 100 * table.reindex(labels)
     seeds = panels.seed_note(n for frame in frames for n in frame["n"]).partition(",")[0].lower()
     return Drawing(
@@ -204,11 +221,11 @@ def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
 
 def _matrices(found: Mapping[str, tuple[Matrix, list[str]]]) -> Figure:
     widest = max(len(matrix) for matrix, _ in found.values())
-    columns = min(len(found), 3 if widest <= 6 else 2)
+    columns = min(len(found), 3 if widest <= 6 and len(found) != 4 else 2)
     rows = math.ceil(len(found) / columns)
-    side = panels.WIDTH / max(columns, 2)
+    side = 0.92 * panels.WIDTH / max(columns, 2)
     with style.look():
-        fig = Figure(figsize=(max(side * columns, 5.5), 0.95 * side * rows + 0.3))
+        fig = Figure(figsize=(max(side * columns + 0.7, 5.5), 0.95 * side * rows + 0.3))
         places = fig.subplots(rows, columns, squeeze=False).ravel()
         for index, (title, (matrix, known)) in enumerate(found.items()):
             axes = places[index]
@@ -223,7 +240,10 @@ def _matrices(found: Mapping[str, tuple[Matrix, list[str]]]) -> Figure:
                 axes.set_xlabel("Predicted class")
         for axes in places[len(found) :]:
             axes.set_visible(False)
-        bar = fig.colorbar(image, ax=list(places), pad=0.015, label="Share of the class (%)")
+        bar = fig.colorbar(
+            image, ax=list(places), pad=0.015, label="Share of the class (%)",
+            aspect=20 * rows, anchor=(0, 1), shrink=1 / rows if rows > 1 else 0.9,
+        )  # fmt: skip
         bar.outline.set_visible(False)
     return fig
 

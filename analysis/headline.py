@@ -58,20 +58,20 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     fallen = counts(groups).get(found.leader, 0)
     if found.differs and not fallen:
         count = len(found.adjusted)
-        others = "the other method" if count == 1 else f"each of the {count} other methods"
+        others = "the other method" if count == 1 else f"each of the {count} others"
+        others += " (Holm-corrected over them)" * (count > 1)
         told = f"{where}**{name} has the {kind} {title}**, {number}, significantly"
         return f"{told} {_side(shown.lowest)} {others}."
     told = f"{where}{name} has the {kind} {title}, {number}"
     different = [style.title(label) for label, p in found.adjusted.items() if p < SIGNIFICANT]
-    equal = len(found.adjusted) - len(different)
+    equal = [style.title(label) for label in found.adjusted if style.title(label) not in different]
     if all(math.isnan(p) for p in found.adjusted.values()):
         told += "; no test is possible, which needs two seeds that vary."
     elif not different:
         told += ", but **does not differ significantly** from any other."
     elif equal:
-        told += (
-            f"; significantly {_side(shown.lowest)} {_listed(different)}, not the {equal} others."
-        )
+        side = _side(shown.lowest)
+        told += f"; significantly {side} {_listed(different)}, not {side} {_listed(equal)}."
     else:
         told += "."
     return told + f" It has collapsed in {fallen} of {best.n} runs." * bool(fallen)
@@ -96,15 +96,16 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     different = tested[tested["p_holm"] < SIGNIFICANT]
     name = style.title(baseline)
     if not len(different):
-        return f"No method differs significantly from {name} (Holm-corrected, {len(tested)} tests)."
+        count = f"corrected over all {len(tested)} comparisons with it"
+        return f"Of the comparisons with {name}, none is significant ({count})."
     points = f" {unit.of_differences}"
     texts = [
         f"{row['method']} ({unit.number(row['difference'], '+')}{points}, p {row['p_holm']:.2g})"
         for row in different.to_dict("records")
     ]
     return (
-        f"{len(different)} of {len(tested)} groups differ significantly from {name}: "
-        f"{_listed(texts)}."
+        f"Of {len(tested)} comparisons with {name}, {len(different)} are significant (corrected "
+        f"over all of them): {_listed(texts)}."
     )
 
 
@@ -131,6 +132,7 @@ def draw(facets: Facets, score: str) -> Drawing:
     """Final scores: mean, interval and seeds, one row per method and a panel per setting."""
     shown = SCORES[score]
     factor = shown.unit.factor
+    most = math.inf if shown.lowest else factor
     found = {
         title: {
             label: factor * own
@@ -149,7 +151,8 @@ def draw(facets: Facets, score: str) -> Drawing:
         for axes, (setting, values) in zip(places, found.items(), strict=True):
             fallen = counts(facets[setting])
             for label, own in values.items():
-                _row(axes, own, labels.index(label), lines[label].colour, bool(fallen.get(label)))
+                row, colour = labels.index(label), lines[label].colour
+                _row(axes, own, row, colour, bool(fallen.get(label)), most)
             guess = guesses[setting]
             if guess is not None:
                 axes.axvline(
@@ -184,12 +187,16 @@ def draw(facets: Facets, score: str) -> Drawing:
     )
 
 
-def _row(axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool) -> None:
-    """Mean with interval, a tick for each seed, and the mean in figures."""
+def _row(
+    axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, most: float
+) -> None:
+    """Mean with interval within 0..most, a tick for each seed, and the mean in figures."""
     found = estimate(values.tolist())
     axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
+    low, high = max(found.low, 0.0), min(found.high, most)
+    ends = [[found.mean - low], [high - found.mean]]
     axes.errorbar(
-        found.mean, row, xerr=None if math.isnan(found.half) else found.half, fmt="o",
+        found.mean, row, xerr=None if math.isnan(found.half) else ends, fmt="o",
         color=colour, capsize=3, markersize=7, elinewidth=1.4,
         markerfacecolor="white" if fallen else colour,
     )  # fmt: skip

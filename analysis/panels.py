@@ -304,7 +304,8 @@ def _frame(axes: Axes, panel: Panel) -> None:
     axes.update_datalim([(axes.dataLim.x0, y) for y in panel.reach])
     axes.autoscale_view(scalex=False)
     low, high = axes.get_ylim()
-    pad = 0.02 * (high - low)
+    span = panel.possible[1] - panel.possible[0]
+    pad = 0.01 * (span if math.isfinite(span) else high - low)
     axes.set_ylim(max(low, panel.possible[0] - pad), min(high, panel.possible[1] + pad))
 
 

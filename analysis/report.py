@@ -154,8 +154,8 @@ def _drawings(
     for drawn in curves.drawings(rounds, score):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)
-    for column in classes.KINDS:
-        yield "classes", classes.by_class(split, column)
+    for drawn in classes.by_class(split):
+        yield "classes", drawn
     yield "accuracy", clients.by_client(split)
     yield "accuracy", clients.by_group(split)
     yield "terms", losses.by_round(split)
@@ -212,15 +212,14 @@ def _sections(
         names = ", ".join(f"`{path}`" for path in unfinished)
         left_out.append(f"**Runs that have not finished** (no summary.csv): {names}.")
     parts: list[tuple[str, str, Sequence[Block]]] = [
-        ("runs", "What was run", [methods]),
         ("results", "Results", [table for table in made if table not in terms]),
         ("accuracy", "Learning curves and clients", []),
         ("classes", "Classes", []),
         ("terms", "Where the loss comes from", terms),
         ("updates", "How the clients' updates agree", []),
         ("data", "The clients' data", []),
+        ("runs", "What was run", [methods, common]),
         ("time", "Time", []),
-        ("settings", "Settings", [common]),
         ("absent", "Left out", left_out),
         ("words", "Terms", [overview.TERMS]),
     ]

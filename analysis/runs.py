@@ -66,8 +66,8 @@ def read(
         with warnings.catch_warnings():  # lines longer than the header
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = pd.read_csv(
-                path, keep_default_na=False, na_values=[""], dtype=dict.fromkeys(texts, "str"),
-                index_col=False,
+                path, keep_default_na=False, na_values=[""], index_col=False, low_memory=False,
+                dtype=dict.fromkeys(texts, "str") or None,  # an empty one costs time
             )  # fmt: skip
     except (ValueError, OSError, pd.errors.ParserWarning) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -78,7 +78,8 @@ def read(
             f"{path}: no column {', '.join(missing)}; it has {', '.join(map(str, frame.columns))}"
         )
     there = [*numbers, *(column for column in optional if column in frame.columns)]
-    for column in (c for c in there if not pd.api.types.is_numeric_dtype(frame[c])):
+    kinds = frame.dtypes
+    for column in (c for c in there if not pd.api.types.is_numeric_dtype(kinds[c])):
         values = pd.to_numeric(frame[column], errors="coerce")
         bad = values.isna() & frame[column].notna()
         if bad.any():

@@ -12,7 +12,18 @@ from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
 from run_files import write_run
 
-from analysis import clients, curves, losses, panels, partition, phases, series, style, updates
+from analysis import (
+    classes,
+    clients,
+    curves,
+    losses,
+    panels,
+    partition,
+    phases,
+    series,
+    style,
+    updates,
+)
 from analysis.panels import Absent, Drawing, facets, settings_by
 from analysis.runs import Group, find, group, summaries
 
@@ -87,17 +98,20 @@ def test_hyperparameters_are_no_settings_of_the_experiment(tmp_path: Path) -> No
 def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
     groups = groups_of(two[0].parent)
     rounds = {"": series.values(groups, "rounds", ROUNDS)}
-    figure = drawn(curves.draw(rounds)).figure
+    (figure,) = (drawn(one).figure for one in curves.drawings(rounds))
     first, second = (100 * table(run, "rounds")["test_accuracy"].to_numpy() for run in two[:2])
     accuracy, loss = figure.axes
     assert lines_of(accuracy)["FedLD"] == pytest.approx((first + second) / 2)
     # t(0.975, 1) = 12.7062047362; s = |a - b| / sqrt(2); half = t s / sqrt(2) = t |a - b| / 2
     half = 12.7062047362 * np.abs(first - second) / 2
     (band,) = accuracy.collections
-    low = band.get_paths()[0].vertices[:, 1].min()
-    assert low == pytest.approx(((first + second) / 2 - half).min())
+    ends = band.get_paths()[0].vertices[:, 1]
+    middle = (first + second) / 2
+    assert ends.min() == pytest.approx((middle - half).min().clip(0))
+    assert ends.max() == pytest.approx((middle + half).max().clip(max=100))
     assert lines_of(loss)["FedAvg"] == pytest.approx(table(two[2], "rounds")["test_loss"])
-    assert figure.legends[0].get_title().get_text().startswith("Mean over 1 to 2 seeds")
+    assert figure.get_supxlabel().startswith("Mean over 1 to 2 seeds")
+    assert {text.get_text() for text in accuracy.texts} == {"FedAvg", "FedLD"}
 
 
 def test_a_curve_ends_where_seeds_end() -> None:
@@ -123,7 +137,7 @@ def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
     for mu, tables in ((0.1, ("timings",)), (1.0, ("cosines", "spectrum"))):
         write_run(tmp_path, "fedprox", tables=tables, **{"fedprox.mu": mu})
     groups = groups_of(tmp_path, "algorithm", "fedprox.mu")
-    everywhere = drawn(curves.draw({"": series.values(groups, "rounds", ROUNDS)}))
+    (everywhere,) = map(drawn, curves.drawings({"": series.values(groups, "rounds", ROUNDS)}))
     only = drawn(updates.cosines({"": groups})).figure.axes[0].lines[0]
     assert only.get_label() == "FedProx, fedprox.mu=1"
     assert only.get_color() == everywhere.figure.axes[0].lines[1].get_color()
@@ -131,7 +145,7 @@ def test_a_line_stays_where_another_group_has_no_data(tmp_path: Path) -> None:
 
 
 def test_legends_are_balanced_and_no_wider_than_the_figure() -> None:
-    labels = [f"method number {index}" for index in range(7)]
+    labels = [f"method number {index}" for index in range(9)]
     one = pd.DataFrame({"mean": [1.0], "low": [np.nan], "high": [np.nan], "n": [1]})
     figure = panels.grid([panels.Panel(label="y", curves=dict.fromkeys(labels, one))], 2, "note")
     with style.look():
@@ -344,7 +358,9 @@ def test_groups_of_test_samples(two: list[Path]) -> None:
 
 
 def test_recall_by_class(two: list[Path]) -> None:
-    figure = drawn(clients.by_class({"": groups_of(two[0].parent)})).figure
+    recall, auc = classes.by_class({"": groups_of(two[0].parent)})
+    assert isinstance(auc, Absent)
+    figure = drawn(recall).figure
     (mesh,) = (c for c in figure.axes[0].collections if isinstance(c, QuadMesh))
     recalls = [
         frame["recall"][frame["round"] == 6].to_numpy()
@@ -401,7 +417,8 @@ def test_a_phase_of_some_rounds_counts_by_their_share(tmp_path: Path) -> None:
         (updates.cosines, "--cosines"),
         (clients.by_client, "--evaluate-clients-every"),
         (clients.by_group, "shortcut"),
-        (clients.by_class, "classes.csv"),
+        (lambda facets: next(classes.by_class(facets)), "classes.csv"),
+        (classes.confusion, "confusion.csv"),
         (phases.draw, "timings.csv"),
     ],
 )

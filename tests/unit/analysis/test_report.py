@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import write_run
+from run_files import PRESENT, write_run
 
 from analysis import overview, style
 from analysis.cli import main
@@ -20,8 +20,8 @@ from analysis.layout import FORMATS
 pytestmark = pytest.mark.integration
 
 FIGURES = [
-    "agreement", "classes", "clients", "cosines", "curves", "decomposition", "groups",
-    "partition_1", "phases",
+    "agreement", "class_auc", "classes", "clients", "confusion", "cosines", "curves",
+    "decomposition", "groups", "headline", "partition_1", "phases",
 ]  # fmt: skip
 TABLES = [
     "accuracy_best", "accuracy_final", "accuracy_last10", "decomposition_last_train_population",
@@ -70,9 +70,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three methods of two seeds with every table."""
     root = tmp_path_factory.mktemp("runs")
     for seed in (0, 1):
-        write_run(root, "fedavg", seed)
-        write_run(root, "fedld", seed)
-        write_run(root, "fedld", seed, margin="none")
+        write_run(root, "fedavg", seed, tables=PRESENT)
+        write_run(root, "fedld", seed, tables=PRESENT)
+        write_run(root, "fedld", seed, margin="none", tables=PRESENT)
     return root
 
 
@@ -111,7 +111,9 @@ def test_every_table_in_three_formats(report: Path) -> None:
 def test_numbers_of_the_page_are_those_of_the_runs(page: Page, runs: Path) -> None:
     summaries = [pd.read_csv(file) for file in runs.glob("fedavg*/summary.csv")]
     final = pd.concat(summaries)["final_test_accuracy"]
-    assert f"{100 * final.mean():.2f} ± {100 * final.std():.2f}".split()[0] in page.text
+    # t(0.975, 1) s / sqrt(2)
+    half = 12.7062047362 * final.std() / 2**0.5
+    assert f"{100 * final.mean():.2f} ± {100 * half:.2f}" in page.text
     assert "6 finished runs in 3 groups over 2 seeds (0–1)" in page.text  # noqa: RUF001
     assert "8 clients, 100 % of them in each round, 6 communication rounds" in page.text
 
@@ -142,8 +144,8 @@ def test_contents_lead_to_sections_and_names_are_unique(page: Page) -> None:
     assert len(names) == len(set(names))
     anchors = [value[1:] for value in page.values("href") if value.startswith("#")]
     assert anchors == [
-        "runs", "results", "accuracy", "terms", "updates", "data", "time", "settings", "absent",
-        "words",
+        "content", "results", "accuracy", "classes", "terms", "updates", "data", "runs", "time",
+        "absent", "words",
     ]  # fmt: skip
     assert set(anchors) <= set(names)
 
@@ -152,7 +154,12 @@ def test_every_figure_has_words(page: Page) -> None:
     images = [value for tag, name, value in page.attributes if tag == "img" and name == "src"]
     assert len(images) == len(FIGURES)
     assert all(value.startswith("data:image/png;base64,") for value in images)
-    assert all(len(value) > 40 for value in page.values("alt"))
+    alts = page.values("alt")
+    assert len(alts) == len(images) == len(set(alts))
+    assert all(
+        re.match(r"(Line chart|Dot plot|Heat map|Box plots|Stacked|Confusion)", a) for a in alts
+    )
+    assert all(re.search(r"\d", value) for value in alts)
     assert page.text.count("How to read this.") == len(FIGURES)
     assert page.text.count("95 % t interval") > 5
 
@@ -181,8 +188,10 @@ def test_runs_without_optional_tables(tmp_path: Path) -> None:
     for flag in ("--decompose-every N", "--cosines", "--evaluate-clients-every N"):
         assert f"fedsim run {flag}" in found.text
         assert f"`fedsim run {flag}`" in result.stderr
-    assert found.tags.count("img") == 2
+    assert found.tags.count("img") == 3
     assert "One run each." in found.text
+    assert "no confusion.csv" in found.text
+    assert "classes" not in found.values("id")
 
 
 @pytest.mark.slow
@@ -216,6 +225,42 @@ def test_unfinished_runs_are_named(runs: Path, tmp_path: Path) -> None:
     result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
     assert f"left out {gone}: no summary.csv" in result.stderr
     assert str(gone) in (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
+    text = (report / "report.html").read_text(encoding="utf-8")
+    start = text[text.index("<header>") : text.index("</header>")]
+    assert 'class="findings"' in start
+    assert start.count("<img") == 1
+    assert "highest final test accuracy" in start
+    assert "Of the comparisons with FedAvg, none is significant" in start
+    assert "No final model has collapsed" in start
+
+
+def test_tables_and_figures_are_reachable_by_keyboard_and_named(page: Page) -> None:
+    regions = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
+    count = regions.count("wide")
+    assert count == len(FIGURES) + page.tags.count("table")
+    assert page.values("tabindex") == ["0"] * count
+    assert page.values("role") == ["region"] * count
+    named = [v for tag, name, v in page.attributes if (tag, name) == ("div", "aria-label")]
+    assert len(named) == len(set(named)) == count
+    links = [v for tag, name, v in page.attributes if (tag, name) == ("a", "href")]
+    assert links[0] == "#content"
+    scopes = page.values("scope")
+    assert scopes.count("col") == page.tags.count("th") - scopes.count("row")
+    assert scopes.count("row") > page.tags.count("table")
+
+
+def test_another_score_leads(runs: Path, tmp_path: Path) -> None:
+    asked = ("--metric", "balanced_accuracy", "--metric", "loss")
+    result = invoke(runs, "--out", tmp_path / "r", *asked)
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
+    assert "highest final test balanced accuracy" in text
+    names = {file.stem for file in (tmp_path / "r" / "tables").iterdir()}
+    assert {"balanced_accuracy_final", "loss_last10", "scores"} <= names
+    assert "accuracy_final" not in names
 
 
 # ---- refusals
@@ -256,8 +301,8 @@ def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path: Path) -> N
     (out / "figures" / "own.png").write_bytes(b"mine")
     assert invoke(tmp_path / "runs", "--out", out, "--title", "second").exit_code == 0
     text = (out / "report.html").read_text(encoding="utf-8")
-    assert "second" in text
-    assert "first" not in text.partition("<main>")[0]
+    assert "<h1>second</h1>" in text
+    assert "<h1>first" not in text
     assert (out / "figures" / "own.png").read_bytes() == b"mine"
 
 
@@ -266,14 +311,24 @@ def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path: Path) -> N
 COUNT = """<script>
 window.addEventListener('load', () => {
   const images = [...document.images];
-  const shown = images.filter(i => i.complete && i.naturalWidth > 0).length;
+  const shown = images.filter(i => i.complete && i.naturalWidth > 0 && i.alt).length;
   const wide = document.documentElement.scrollWidth > window.innerWidth;
-  document.body.insertAdjacentHTML('beforeend', `<p>shown ${shown}/${images.length} ${wide}</p>`);
+  const stuck = [...document.querySelectorAll('.wide')].filter(region => {
+    const first = region.querySelector('tbody th');
+    region.scrollLeft = 60;
+    return first && region.scrollLeft &&
+      Math.abs(first.getBoundingClientRect().left - region.getBoundingClientRect().left) > 1;
+  }).length;
+  const lost = [...document.querySelectorAll('.wide')].filter(region => {
+    region.focus(); return document.activeElement !== region;
+  }).length;
+  document.body.insertAdjacentHTML('beforeend',
+    `<p>shown ${shown}/${images.length} ${wide} stuck ${stuck} lost ${lost}</p>`);
 });
 </script></body>"""
 
 
-OF_SWEEP = [*sorted({*FIGURES, "fig2"} - {"groups"}), "partition_2"]
+OF_SWEEP = [*sorted({*FIGURES, "fig2", "curves_loss"} - {"groups"}), "partition_2"]
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +357,7 @@ def test_a_sweep_of_fedsim_gives_every_figure_and_table(sweep: Path, sweep_runs:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("width", [400, 1400])
+@pytest.mark.parametrize("width", [400, 800, 1400])
 @pytest.mark.parametrize(("page", "figures"), [("report", FIGURES), ("sweep", OF_SWEEP)])
 def test_chromium_shows_every_image_without_complaint(
     page: str,
@@ -323,11 +378,13 @@ def test_chromium_shows_every_image_without_complaint(
     done = subprocess.run(
         [
             browser, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr",
-            "--disable-dev-shm-usage", f"--user-data-dir={tmp_path / 'profile'}",
+            "--disable-dev-shm-usage", "--disable-quic", "--no-first-run",
+            "--disable-background-networking", "--disable-component-update", "--disable-sync",
+            f"--user-data-dir={tmp_path / 'profile'}",
             f"--window-size={width},1200", "--virtual-time-budget=10000", "--dump-dom",
             copy.as_uri(),
         ],
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
-    assert f"shown {len(figures)}/{len(figures)} false" in done.stdout
+    assert f"shown {len(figures)}/{len(figures)} false stuck 0 lost 0" in done.stdout
     assert "CONSOLE" not in done.stderr

@@ -295,7 +295,7 @@ def test_figure_shows_means_and_bands(runs: Path) -> None:
     assert drawn["FedLD"].get_ydata() == pytest.approx([10, 50, 84])
     assert drawn["FedLD"].get_color() == style.LINES["fedld"].colour
     assert len(accuracy.collections) == 2
-    assert "1 to 3 seeds" in figure.legends[0].get_title().get_text()
+    assert "1 to 3 seeds" in figure.get_supxlabel()
     assert 0 >= accuracy.get_ylim()[0] >= -1
 
 
@@ -305,7 +305,7 @@ def test_one_seed_each_is_drawn_without_bands(tmp_path: Path) -> None:
     (axes,) = figure.axes
     assert len(axes.collections) == 0
     assert axes.lines[0].get_marker() == "o"
-    assert figure.legends[0].get_title().get_text() == "One run each"
+    assert figure.get_supxlabel() == "One run each"
 
 
 # ---- partition

@@ -1,0 +1,191 @@
+"""The beginning of a report, small multiples, and what figures say about classes and sites."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.collections import QuadMesh
+from run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
+from test_figures import drawn
+
+from analysis import AnalysisError, classes, clients, curves, headline, names, panels, series
+from analysis.panels import Panel
+from analysis.runs import find, group, summaries
+from analysis.scores import completed
+from analysis.tables import scored
+
+CLASSES = "round,label,support,recall,precision"
+
+
+def found(root: Path, baseline: str | None = None, score: str = "accuracy") -> list[str]:
+    groups = group(completed(summaries(find([root])[0]), [score]))
+    table = scored(groups, score, "final", baseline)
+    return headline.findings({"": groups}, score, baseline, table)
+
+
+def runs_of(root: Path, **accuracies: tuple[float, ...]) -> None:
+    for name, values in accuracies.items():
+        for seed, value in enumerate(values):
+            run_of(root, name, seed, [value])
+
+
+def test_a_significant_difference_is_said(tmp_path: Path) -> None:
+    runs_of(tmp_path, fedavg=(0.5, 0.51, 0.52), fedld=(0.6, 0.62, 0.61), moon=(0.4, 0.41, 0.43))
+    first, second = found(tmp_path, "fedavg")
+    assert first == (
+        "**FedLD has the highest final test accuracy**, 61.00 ± 2.48 % (mean over 3 seeds ± 95 % "
+        "CI), significantly above each of the 2 others (Holm-corrected over them)."
+    )
+    # differences 0.10 0.11 0.09: p 0.0033; -0.10 -0.10 -0.09: p 0.0012, times 2
+    assert second == (
+        "Of 2 comparisons with FedAvg, 2 are significant (corrected over all of them): FedLD "
+        "(+10.00 points, p 0.0033) and MOON (-9.67 points, p 0.0024)."
+    )
+
+
+def test_no_significant_difference_is_said(tmp_path: Path) -> None:
+    runs_of(tmp_path, fedavg=(0.5, 0.6, 0.55), fedld=(0.6, 0.52, 0.6), moon=(0.1, 0.11, 0.1))
+    (text,) = found(tmp_path)
+    assert text.startswith("FedLD has the highest final test accuracy, 57.33")
+    assert text.endswith("; significantly above MOON, not above FedAvg.")
+    (one,) = found(*runs_one_seed(tmp_path / "one"))
+    assert "no test is possible" in one
+
+
+def runs_one_seed(root: Path) -> tuple[Path]:
+    runs_of(root, fedavg=(0.5,), fedld=(0.6,))
+    return (root,)
+
+
+def test_a_collapse_is_said(tmp_path: Path) -> None:
+    runs_of(tmp_path, fedavg=(0.5, 0.51, 0.52), fedld=(0.6, 0.62, 0.61))
+    for folder in tmp_path.glob("*"):
+        recall = (1, 0) if folder.name == "fedld-1" else (0.9, 0.4)
+        lines = (f"1,{label},9,{value},1" for label, value in enumerate(recall))
+        rows(folder, "classes", CLASSES, *lines)
+    first, second = found(tmp_path)
+    assert first.endswith("It has collapsed in 1 of 3 runs.")
+    assert "**" not in first
+    assert second.startswith("**Collapsed: FedLD (1 of 3 runs).** These final models predict one")
+    rows(tmp_path / "fedld-1", "classes", CLASSES, "1,0,9,0.9,1", "1,1,9,0.4,1")
+    assert found(tmp_path)[-1] == "No final model has collapsed: all tell classes apart."
+
+
+def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> None:
+    runs_of(tmp_path, fedavg=(0.5, 0.7), fedld=(0.9, 0.98))
+    for folder in tmp_path.glob("*"):
+        rows(folder, "classes", CLASSES, "1,0,30,0.9,1", "1,1,10,0.4,1")
+    groups = group(completed(summaries(find([tmp_path])[0]), ()))
+    shown = headline.draw({"": groups}, "accuracy")
+    (axes,) = shown.figure.axes
+    seeds = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 2]
+    assert [sorted(line.get_xdata()) for line in seeds[:2]] == [
+        pytest.approx([50, 70]), pytest.approx([90, 98]),
+    ]  # fmt: skip
+    assert [text.get_text() for text in axes.texts] == ["60", "94"]
+    # 30 of 40 samples are of class 0
+    assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [75]
+    # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
+    ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
+    assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
+    assert "FedAvg 60, FedLD 94" in shown.alt
+
+
+def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
+    labels = ["fedavg", "fedld", "fedgh", "moon"]
+    for name in labels:
+        for seed in (0, 1):
+            write_run(tmp_path, name, seed, tables=())
+    rounds = {"": series.values(groups_of(tmp_path), "rounds", ["test_accuracy", "test_loss"])}
+    accuracy, loss = map(drawn, curves.drawings(rounds))
+    assert (accuracy.name, loss.name) == ("curves", "curves_loss")
+    axes = [one for one in accuracy.figure.axes if one.get_visible()]
+    titles = [one.get_title(loc="left") for one in axes]
+    assert titles == ["FedAvg", "FedGH", "FedLD", "MOON"]
+    assert [len(one.lines) for one in axes] == [4] * 4
+    assert {one.get_ylim() for one in axes} == {axes[0].get_ylim()}
+    for one in axes:
+        (band,) = one.collections
+        ends = band.get_paths()[0].vertices[:, 1]
+        assert 0 <= ends.min() <= ends.max() <= 100
+    assert all(name in accuracy.alt for name in titles)
+
+
+def test_blocks_of_small_multiples_begin_on_rows_of_their_own() -> None:
+    one = pd.DataFrame({"mean": [1.0], "low": [0.5], "high": [2.0], "n": [2]})
+    many = Panel(label="y", curves={f"m{i}": one for i in range(5)})
+    few = Panel(label="z", curves={"m0": one})
+    arranged, columns = panels.multiples([many, few])
+    assert columns == 3
+    assert [panel is None for panel in arranged] == [False] * 5 + [True, False, True, True]
+    assert panels.multiples([few, few]) == ([few, few], 2)
+
+
+def test_labels_at_the_ends_do_not_overlap() -> None:
+    got = panels._spaced(np.array([0.5, 0.5, 0.52, 0.9]), 0.1)
+    # the first three share their mean place: (0.5 + 0.5 + 0.52) / 3
+    assert got.tolist() == pytest.approx([0.5067 - 0.1, 0.5067, 0.5067 + 0.1, 0.9], abs=1e-3)
+    assert panels._spaced(np.array([0.0, 0.0]), 0.1).tolist() == pytest.approx([0, 0.1])
+    assert panels._spaced(np.array([1.0, 1.0]), 0.1).tolist() == pytest.approx([0.9, 1.0])
+
+
+def test_confusion_is_the_share_of_each_class_over_seeds(tmp_path: Path) -> None:
+    header = "round,label,prediction,count"
+    for seed, lines in enumerate((("2,0,0,8", "2,1,0,1", "2,1,1,3"), ("2,0,1,5", "2,1,1,9"))):
+        folder = run_of(tmp_path, "fedld", seed, [0.5, 0.5])
+        rows(folder, "confusion", header, "1,1,0,100", *lines)
+        (folder / "env.json").write_text(json.dumps({"classes": ["no", "yes"]}))
+    shown = drawn(classes.confusion({"": groups_of(tmp_path)}))
+    axes = shown.figure.axes[0]
+    (mesh,) = (c for c in axes.collections if isinstance(c, QuadMesh))
+    # class 0: (100 + 0) / 2 right; class 1: 1 of 4 and 0 of 9 taken for 0
+    assert np.asarray(mesh.get_array()).ravel().tolist() == [50, 50, 12.5, 87.5]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["no", "yes"]
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["no", "yes"]
+    assert "most often confused: no as yes (50 %)" in shown.alt
+
+
+def test_classes_have_their_names_and_an_auc(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedld", 0, tables=PRESENT)
+    recall, auc = map(drawn, classes.by_class({"": groups_of(tmp_path)}))
+    for shown in (recall, auc):
+        axes = shown.figure.axes[0]
+        assert [t.get_text() for t in axes.get_xticklabels()] == list(NAMES)
+    (mesh,) = (c for c in auc.figure.axes[0].collections if isinstance(c, QuadMesh))
+    frame = pd.read_csv(next(tmp_path.iterdir()) / "classes.csv")
+    last = frame["auc"][frame["round"] == 6].to_numpy()
+    assert np.asarray(mesh.get_array()).ravel() == pytest.approx(100 * last)
+    assert "eel" in recall.alt or "fox" in recall.alt
+
+
+def test_runs_of_two_versions_have_the_auc_of_the_newer(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0)
+    write_run(tmp_path, "fedld", 0, tables=PRESENT)
+    recall, auc = map(drawn, classes.by_class({"": groups_of(tmp_path)}))
+    assert [t.get_text() for t in recall.figure.axes[0].get_yticklabels()] == ["FedAvg", "FedLD"]
+    assert [t.get_text() for t in auc.figure.axes[0].get_yticklabels()] == ["FedLD"]
+
+
+def test_few_sites_have_a_shape_each(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, "fedld", clients=3)
+    sites = ("'=north", "south", "west")
+    lines = (f"{client},0,5,1,{site}" for client, site in enumerate(sites))
+    rows(folder, "partition", "client_id,label,train_samples,test_samples,name", *lines)
+    figure = drawn(clients.by_client({"": groups_of(tmp_path)})).figure
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts == ["=north", "south", "west"]
+
+
+def test_env_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert names.classes(tmp_path) is None
+    (tmp_path / "env.json").write_text("{")
+    with pytest.raises(AnalysisError, match=r"env\.json: cannot be read as JSON"):
+        names.classes(tmp_path)
+    (tmp_path / "env.json").write_text('{"device": "cpu"}')
+    assert names.classes(tmp_path) is None
+    assert names.of_labels([0, 3], ["a", "b"]) == ["a", "3"]
+    assert [names.plain(name) for name in ("'-x", "'x", "-x")] == ["-x", "'x", "-x"]
