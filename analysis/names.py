@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from . import AnalysisError
-from .runs import Group, read
+from .runs import Group, plain, read
 
 LONG = 12
 """Figures shorten longer names."""
@@ -54,13 +53,8 @@ def clients(run: Path) -> Mapping[int, str]:
     frame = read(file, numbers=("client_id",)).drop_duplicates("client_id")
     if "name" not in frame or not frame["name"].notna().all():
         return {}
-    names = frame["name"].astype(str).map(plain)
-    return dict(zip(frame["client_id"].astype(int), names, strict=True))
-
-
-def plain(name: str) -> str:
-    """A name without the apostrophe that keeps spreadsheets from reading it as a formula."""
-    return re.sub(r"^'(?=[=+\-@\t\r])", "", name)
+    known = plain_names(frame.astype({"name": "str"}))
+    return dict(zip(known["client_id"].astype(int), known["name"], strict=True))
 
 
 def short(name: str, most: int = LONG) -> str:
@@ -69,7 +63,7 @@ def short(name: str, most: int = LONG) -> str:
 
 
 def plain_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """A partition.csv whose column ``name`` is as :func:`plain` has it."""
+    """A partition.csv whose column ``name`` is as :func:`analysis.runs.plain` has it."""
     if "name" not in frame.columns:
         return frame
     return frame.assign(name=frame["name"].map(plain, na_action="ignore"))

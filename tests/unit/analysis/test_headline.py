@@ -188,4 +188,3 @@ def test_env_json_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "env.json").write_text('{"device": "cpu"}')
     assert names.classes(tmp_path) is None
     assert names.of_labels([0, 3], ["a", "b"]) == ["a", "3"]
-    assert [names.plain(name) for name in ("'-x", "'x", "-x")] == ["-x", "'x", "-x"]
