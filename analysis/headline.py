@@ -125,7 +125,9 @@ def _collapsed(facets: Facets) -> str:
             "balanced accuracy is at most that of chance; their accuracy says how frequent that "
             "class is. Compare balanced accuracy and the confusion matrices."
         )
-    return "No final model has collapsed: all tell classes apart." if known else ""
+    return (
+        "No final model has collapsed: all have a balanced accuracy above that of chance." * known
+    )
 
 
 def draw(facets: Facets, score: str) -> Drawing:

@@ -228,6 +228,8 @@ def _sections(
 
 
 def _inline(text: str) -> Markup:
-    """Escaped text, with ``**bold**`` and back-quoted ``code``."""
-    bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(text)))
+    """Escaped text, with ``**bold**`` and back-quoted ``code``; what ± means is not broken."""
+    ci = "± 95 % CI"
+    unbroken = text.replace(ci, ci.replace(" ", "\N{NO-BREAK SPACE}"))
+    bold = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(unbroken)))
     return Markup(re.sub(r"`(.+?)`", r"<code>\1</code>", bold))

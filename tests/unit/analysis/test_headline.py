@@ -72,7 +72,7 @@ def test_a_collapse_is_said(tmp_path: Path) -> None:
     assert "**" not in first
     assert second.startswith("**Collapsed: FedLD (1 of 3 runs).** These final models predict one")
     rows(tmp_path / "fedld-1", "classes", CLASSES, "1,0,9,0.9,1", "1,1,9,0.4,1")
-    assert found(tmp_path)[-1] == "No final model has collapsed: all tell classes apart."
+    assert found(tmp_path)[-1].startswith("No final model has collapsed: all have")
 
 
 def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> None:

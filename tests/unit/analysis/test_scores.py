@@ -235,3 +235,17 @@ def test_markdown_and_csv_have_the_signs(runs: Path) -> None:
     lines = layout.csv(made).splitlines()
     assert lines[0].endswith("p,p_holm,leads,collapsed")
     assert [line.rsplit(",", 2)[1:] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
+
+
+@pytest.mark.slow
+def test_what_is_computed_for_older_runs_is_what_fedsim_writes(sweep_runs: Path) -> None:
+    """The summaries of fedsim's own runs, and the same without the columns of this version."""
+    present = summaries(find([sweep_runs])[0])
+    every = [name for name in scores.SCORES if name != "loss"]
+    columns = [scores.column(name, take) for name in every[1:] for take in scores.TAKES]
+    older = scores.completed(present.drop(columns=[*columns, "collapsed"]), every)
+    for name in columns:
+        assert older[name].to_numpy() == pytest.approx(
+            present[name].astype(float).to_numpy(), abs=1e-12, nan_ok=True
+        )
+    assert older["collapsed"].tolist() == present["collapsed"].tolist()
