@@ -6,11 +6,15 @@ memory and the others in segment files, each written once, with the states of se
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from fedsim.core.errors import StoreError
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
 
@@ -67,25 +71,41 @@ class Segment:
         unwritten: the states, until the file is written.
         size: bytes of all states in it.
         sha256: of the file, empty until it is written.
+        checksums: CRC-32 of each client's state, known once it was written or read; a state that is
+            read later must have it.
     """
 
     path: Path
     unwritten: Mapping[int, Vectors] = field(default_factory=dict)
     size: int = field(kw_only=True)
     sha256: str = field(default="", kw_only=True)
+    checksums: dict[int, int] = field(default_factory=dict, kw_only=True)
 
     def write(self) -> None:
         """Writes the file, unless it is there."""
         if self.sha256:
             return
         named = {f"{c}/{k}": a for c, state in self.unwritten.items() for k, a in state.items()}
+        self.checksums = {client: _checksum(state) for client, state in self.unwritten.items()}
         self.sha256 = tensors.save(self.path, named)
         self.unwritten = {}  # only now: another thread may read a state at any time
 
     def read(self, client: int) -> Vectors:
         """The state of a client; one thread may read while another writes."""
         state = self.unwritten.get(client)
-        return tensors.load(self.path, f"{client}/") if state is None else state
+        if state is None:
+            state = tensors.load(self.path, f"{client}/")
+            checksum = _checksum(state)
+            if self.checksums.setdefault(client, checksum) != checksum:
+                raise StoreError(f"{self.path}: damaged: the state of client {client} has changed")
+        return state
+
+
+def _checksum(state: Vectors) -> int:
+    checksum = 0
+    for name in sorted(state):
+        checksum = zlib.crc32(np.ascontiguousarray(state[name]).data, checksum)
+    return checksum
 
 
 class ClientStateStore(Mapping[int, Vectors]):

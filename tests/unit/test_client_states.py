@@ -198,3 +198,19 @@ def test_models_are_evaluated_some_at_a_time(monkeypatch):
     monkeypatch.setattr(evaluate, "MEMORY", 1)
     one = evaluate.batches({c: candidate(c) for c in range(3)})
     assert [list(some) for some in one] == [[0], [1], [2]]
+
+
+def test_a_flipped_byte_of_a_state_in_a_file_is_not_passed_on(tmp_path):
+    store = ClientStateStore(tmp_path, 0)
+    store.put({1: own(1), 2: own(2)})
+    write(store, "clients-000001.safetensors")
+    store.evict()
+    assert in_memory(store) == 0
+    assert store[2]["w"].tolist() == own(2)["w"].tolist()
+    path = tmp_path / "clients-000001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1  # of client 2, whose array is the last
+    path.write_bytes(content)
+    assert store[1]["w"].tolist() == own(1)["w"].tolist()
+    with pytest.raises(StoreError, match=r"clients-000001\.safetensors: .*state of client 2"):
+        store[2]
