@@ -123,6 +123,9 @@ class RunStore:
             frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
         except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
             raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
+        first = TABLES[table].columns()[0] if table in TABLES else None
+        if first not in (None, *frame.columns[:1]):
+            raise StoreError(f"{path}: its first column is {frame.columns[0]!r}, not {first!r}")
         for name in frame.select_dtypes(exclude="number"):
             frame[name] = [files.csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
         return frame

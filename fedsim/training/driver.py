@@ -85,8 +85,8 @@ class TrainingLoop:
             Interrupted: the process was told to end.
         """
         store, setup = self.store, self.setup
+        self._write_split()  # first, since it refuses a run whose data have changed
         self._write_environment()
-        self._write_split()
         self.callbacks.start(self._info())
         watch = getattr(self.executor, "watch", None)  # of those whose processes may die
         if watch is not None:

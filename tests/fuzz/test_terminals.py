@@ -1,0 +1,115 @@
+"""Odd surroundings: closed pipes, other locales, no home, no place to write; in processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.integration
+
+LIST = ("list", "algorithms")
+PARTITION = ("partition", "--clients", "4")
+
+
+def started(
+    tmp_path: Path, *args: str, without: tuple[str, ...] = (), **environment: str
+) -> subprocess.Popen[bytes]:
+    """``fedsim ARGS`` in a folder of its own."""
+    known = {k: v for k, v in os.environ.items() if k not in without}
+    known |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedsim", *args],
+        cwd=tmp_path,
+        env=known | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
+    out, err = process.communicate(timeout=300)
+    assert b"Traceback" not in err, err
+    return process.returncode, out, err
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"NO_COLOR": "1", "COLUMNS": "1", "TERM": "dumb"},
+        {"COLUMNS": "x", "LINES": "0", "TERM": "no-such-terminal"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "HOME": "/nonexistent"},
+        {"LC_ALL": "no_such_locale", "PYTHONIOENCODING": "ascii"},
+    ],
+    ids=str,
+)
+def test_a_list_is_shown_whatever_the_terminal(environment: dict[str, str], tmp_path: Path) -> None:
+    status, out, err = ended(started(tmp_path, *LIST, **environment))
+    assert (status, err) == (0, b"")
+    assert b"fedavg" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_home(tmp_path: Path) -> None:
+    status, out, err = ended(started(tmp_path, *PARTITION, without=("HOME", "XDG_CACHE_HOME")))
+    assert (status, err) == (0, b"")
+    assert b"on 4 clients" in out
+
+
+def test_names_in_other_scripts_in_a_plain_locale(tmp_path: Path) -> None:
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    args = ("partition", "-d", "\u533b\u9662", "--clients", "4")
+    status, _, err = ended(started(tmp_path, *args, **plain))
+    assert status == 2
+    assert err.startswith(b"error: ")
+    assert err.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("args", [LIST, ("--help",), PARTITION], ids=" ".join)
+def test_a_reader_that_goes_away(args: tuple[str, ...], tmp_path: Path) -> None:
+    process = started(tmp_path, *args, PYTHONUNBUFFERED="1")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait(timeout=300)
+    assert b"Traceback" not in err, err
+    assert b"BrokenPipe" not in err, err
+    assert process.returncode in (1, 128 + signal.SIGPIPE, -signal.SIGPIPE)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    try:
+        run = ("run", "--engine", "serial", "--rounds", "1", "--clients", "4")
+        status, _, err = ended(started(tmp_path, *run))
+    finally:
+        tmp_path.chmod(0o700)
+    assert status == 1
+    assert err.count(b"\n") == 1
+
+
+def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    with full.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "fedsim", *LIST],
+            cwd=ROOT,
+            stdout=out,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"error: ")
+    assert done.stderr.count(b"\n") == 1
