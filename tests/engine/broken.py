@@ -23,6 +23,25 @@ def build() -> Algorithm:
     return Algorithm(local=Broken())
 
 
+class Ending(BaseException):
+    """No Exception, as what libraries end threads with."""
+
+
+@dataclass(frozen=True)
+class Leaving(LocalRule):
+    """Ends its process in order, or tries to."""
+
+    by_exit: bool
+
+    def begin(self, env: LocalEnv) -> None:
+        if env.ctx.round == 1 and env.client_id == 2:
+            raise SystemExit(0) if self.by_exit else Ending("on purpose")
+
+
+def build_leaving(by_exit: bool = True) -> Algorithm:
+    return Algorithm(local=Leaving(by_exit))
+
+
 @dataclass(frozen=True)
 class BrokenLate(LocalRule):
     """Fails when the gradients are there, and leaves them behind."""

@@ -44,9 +44,22 @@ def rounds_of(store):
 
 
 def test_a_run_of_its_own_ends_what_it_started(ray_folder, tmp_path):
-    with pytest.raises(WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"):
+    place = r"\(.*broken\.py:\d+, in begin\)$"
+    with pytest.raises(WorkerError, match=rf"^round 2, client 2: ValueError: on purpose {place}"):
         fedsim.run(config("tests.engine.broken:build"), tmp_path / "broken")
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("kind", ["ray", "serial"])
+@pytest.mark.parametrize(
+    ("by_exit", "said"), [(True, "SystemExit: 0"), (False, "Ending: on purpose")]
+)
+def test_a_method_cannot_end_the_process(kind, by_exit, said, ray_folder, tmp_path):
+    settings = config("tests.engine.broken:build_leaving", kind=kind)
+    options = {"tests.engine.broken:build_leaving": {"by_exit": by_exit}}
+    settings = settings.model_copy(update={"hyperparameters": options})
+    with pytest.raises(WorkerError, match=rf"^round 2, client 2: {said} \(.*broken\.py"):
+        fedsim.run(settings, tmp_path / "leaving")
 
 
 def test_on_a_ray_that_others_use_too(ray_folder, tmp_path, monkeypatch):

@@ -144,7 +144,9 @@ def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
         store = fedsim.run(settings, tmp_path / name, session=session)
         errors = store.read("errors")
         assert errors["client_id"].tolist() == [2]
-        assert errors["error"].iloc[0] == "round 2, client 2: ValueError: on purpose"
+        error = errors["error"].iloc[0]
+        assert error.startswith("round 2, client 2: ValueError: on purpose (")
+        assert "broken.py:" in error
         return bytes_of(store)
 
     serial = run("serial", kind="serial")

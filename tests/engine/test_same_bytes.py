@@ -71,7 +71,8 @@ def test_an_error_in_a_client_names_round_and_client(shared_ray, tmp_path):
         train={"rounds": 3, "sample_rate": 1.0},
     )
     with pytest.raises(
-        fedsim.core.errors.WorkerError, match=r"^round 2, client 2: ValueError: on purpose$"
+        fedsim.core.errors.WorkerError,
+        match=r"^round 2, client 2: ValueError: on purpose \(.*, in begin\)$",
     ):
         fedsim.run(config, tmp_path / "out", session=shared_ray)
 

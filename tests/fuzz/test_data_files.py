@@ -86,7 +86,7 @@ def trace() -> dict[str, Content]:
 
 SERIAL = "--engine serial --rounds 1 --out out"
 SETS: dict[str, tuple[Callable[[], dict[str, Content]], str]] = {
-    "folder": (folder, "partition -d folder --data-dir data --clients 2 --set data.image_size=8"),
+    "folder": (folder, "partition -d folder --data-dir data --set data.image_size=8"),
     "arrays": (arrays, "partition -d pneumoniamnist --data-dir data --clients 2"),
     "idx": (idx, "partition -d mnist --data-dir data --clients 2"),
     "users": (users, "partition -d synthetic --data-dir data"),

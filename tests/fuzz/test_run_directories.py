@@ -127,6 +127,8 @@ def files_of(run: Path) -> list[str]:
     return sorted(p.relative_to(run).as_posix() for p in run.rglob("*") if p.is_file())
 
 
+READ_LAST = ("timings.csv", "errors.csv")
+"""Tables that are read when a run ends, after it has gone on."""
 CERTAIN = ("config.yaml", "env.json")
 HARMLESS = (gone, flipped, a_link_to_nowhere)
 """Damages after which a run may still be resumed, as from an older version."""
@@ -135,7 +137,7 @@ HARMLESS = (gone, flipped, a_link_to_nowhere)
 def resuming(run: Path) -> list[tuple[str, Callable[[Path], None]]]:
     """Every damage of the settings, and two of each other file."""
     draw = random.Random(0)
-    others = [name for name in files_of(run) if name not in (*CERTAIN, ".lock")]
+    others = [name for name in files_of(run) if name not in (*CERTAIN, *READ_LAST, ".lock")]
     contents = [damage for damage in DAMAGES if damage is not a_folder]
     return [(name, damage) for name in CERTAIN for damage in DAMAGES] + [
         (name, damage) for name in others for damage in draw.sample(contents, 2)
@@ -150,7 +152,6 @@ def test_resume(interrupted: Path, tmp_path: Path) -> None:
                 "resume run",
                 status=2 if name in CERTAIN and damage not in HARMLESS else (0, 1, 2),
                 files={"run": copied(interrupted, name, damage)},
-                stays=name not in ("timings.csv", "errors.csv"),  # cut, and read at the end alone
             )
             for name, damage in resuming(interrupted)
         ),

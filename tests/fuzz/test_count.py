@@ -1,0 +1,20 @@
+"""How many bad inputs are tried."""
+
+from __future__ import annotations
+
+from tests.fuzz import test_commands, test_data_files, test_documents, test_own_code, test_settings
+
+
+def test_there_are_hundreds_of_each_kind() -> None:
+    settings = [len(test_settings.yaml_cases(key)) for key in test_settings.KEYS]
+    settings += [len(test_settings.set_cases(key)) for key in test_settings.KEYS]
+    counts = {
+        "settings": sum(settings),
+        "documents": len(test_documents.CASES) + 200,
+        "command lines": len(test_commands.USAGE),
+        "own code": len(test_own_code.CASES),
+        "data files": 40 * len(test_data_files.SETS) + len(test_data_files.WEIGHTS),
+    }
+    print(counts)  # noqa: T201
+    assert sum(counts.values()) > 2000, counts
+    assert min(counts.values()) >= 100, counts
