@@ -55,6 +55,12 @@ def write(path: Path, data: bytes) -> None:
         unfinished.write_bytes(data)
 
 
+def cache_dir() -> Path:
+    """The folder for packed and downloaded data sets, and what else can be made anew."""
+    given = os.environ.get("FEDSIM_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "fedsim"
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import ARRAY_FILE_ERRORS
+from fedsim.core.files import ARRAY_FILE_ERRORS, cache_dir
 from fedsim.core.types import Array
 
 _VERSION = 1
@@ -47,12 +47,6 @@ def unchecked() -> Iterator[None]:
         yield
     finally:
         _checks.reset(before)
-
-
-def cache_dir() -> Path:
-    """The folder for packed and downloaded data sets."""
-    given = os.environ.get("FEDSIM_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "fedsim"
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from fedsim.core.errors import DataError, one_line
-from fedsim.data.cache import cache_dir, workspace
+from fedsim.core.files import cache_dir
+from fedsim.data.cache import workspace
 
 
 def fetch(urls: tuple[str, ...], md5: str, folder: str, file: str) -> Path:

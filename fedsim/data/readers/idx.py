@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import check_images, check_labels, find_folder
+from fedsim.core.files import cache_dir, check_images, check_labels, find_folder
 from fedsim.core.types import Array
-from fedsim.data.cache import cache_dir
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
 
