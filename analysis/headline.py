@@ -13,7 +13,7 @@ from . import panels, series, stats, style
 from .layout import COLLAPSE, Table, Unit
 from .panels import Drawing, Facets, facet_lines
 from .runs import Group
-from .scores import SCORES, TAKES, by_seed, counts
+from .scores import COLLAPSED, SCORES, TAKES, by_seed, counts
 from .stats import SIGNIFICANT, TESTS, Estimate, estimate
 
 MOST = 6
@@ -110,12 +110,13 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
 
 
 def _collapsed(facets: Facets) -> str:
-    """Which groups have collapsed runs; empty if it is unknown."""
-    known, texts = False, []
+    """Which groups have collapsed runs; empty if none, and it is unknown for some."""
+    known, texts = True, []
     for setting, inside in facets.items():
-        for label, count in counts(inside).items():
-            runs = next(one for one in inside if one.label == label).runs
-            known |= bool(runs["collapsed"].notna().any())
+        fallen = counts(inside)
+        for label, runs in ((one.label, one.runs) for one in inside):
+            count = fallen.get(label, 0)
+            known &= label in fallen and bool(runs[COLLAPSED].notna().all())
             if count:
                 where = f", {setting}" * bool(setting)
                 texts.append(f"{style.title(label)} ({count} of {len(runs)} runs{where})")

@@ -194,7 +194,7 @@ def grid(
                 shown = clipped(curve, panel.possible)
                 _draw(axes, shown, looks[label], style.title(label), len(panel.curves))
             _frame(axes, panel)
-            if direct:
+            if direct or (multiples and len(panel.curves) > 1):
                 _label_ends(axes, panel, looks)
             if below[index] is None:
                 axes.set_xlabel(panel.x)

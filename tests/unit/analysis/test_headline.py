@@ -125,6 +125,15 @@ def test_blocks_of_small_multiples_begin_on_rows_of_their_own() -> None:
     assert panels.multiples([few, few]) == ([few, few], 2)
 
 
+def test_a_block_of_few_curves_among_small_multiples_is_labelled() -> None:
+    one = pd.DataFrame({"mean": [1.0], "low": [0.5], "high": [2.0], "n": [2]})
+    many = Panel(label="y", curves={f"m{i}": one for i in range(4)})
+    few = Panel(label="z", curves={"m0": one, "m1": one})
+    figure = panels.grid(*panels.multiples([many, few]), "note")
+    texts = [{text.get_text() for text in axes.texts} for axes in figure.axes]
+    assert texts[:5] == [set(), set(), set(), set(), {"m0", "m1"}]
+
+
 def test_labels_at_the_ends_do_not_overlap() -> None:
     got = panels._spaced(np.array([0.5, 0.5, 0.52, 0.9]), 0.1)
     # the first three share their mean place: (0.5 + 0.5 + 0.52) / 3
