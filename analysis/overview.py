@@ -44,8 +44,8 @@ TERMS: Mapping[str, str] = {
     "eigenvalue's share of the trace says how much of them lies along it.",
     "Recall": "Share of a class's test samples that the model recognises.",
     "Balanced accuracy, macro-F1, AUC": "Means over the classes, each of which counts alike "
-    "however frequent it is: of the recall; of the harmonic mean of recall and precision; of the area "
-    "under the ROC curve of the class against the rest, where 50 % is guessing.",
+    "however frequent it is: of the recall; of the harmonic mean of recall and precision; of the "
+    "area under the ROC curve of the class against the rest, where 50 % is guessing.",
     "Collapsed": "A final model that predicts one class only, or whose balanced accuracy is at "
     "most that of chance: 1 / number of classes with test samples.",
     "Aligned, conflicting": "Test samples in which a shortcut (a mark that has nothing to do with "
