@@ -100,9 +100,9 @@ def _place(error: BaseException) -> str:
         file = Path(frame.filename)
         packaged = {"site-packages", "dist-packages"} & set(file.parts)
         if not packaged and file.is_absolute() and not frame.filename.startswith(others):
-            here = file.is_relative_to(Path.cwd())
-            name = file.relative_to(Path.cwd()) if here else file
-            return f"{name}:{frame.lineno}, in {frame.name}"
+            with suppress(OSError, ValueError):  # the current directory is gone, or another
+                file = file.relative_to(Path.cwd())
+            return f"{file}:{frame.lineno}, in {frame.name}"
     return ""
 
 

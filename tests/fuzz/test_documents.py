@@ -208,6 +208,7 @@ def mutated(seed: int) -> str:
 
 
 CASES = cases()
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("number", range(8))

@@ -95,6 +95,7 @@ def set_cases(key: str) -> list[Case]:
 
 
 KEYS = tuple(fields())
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.parametrize("key", KEYS)
