@@ -27,17 +27,21 @@ FENCE = re.compile(r"^ *```(?:bash|console|sh)?\n(.*?)^ *```$", re.MULTILINE | r
 
 
 def commands() -> list[tuple[str, tuple[str, ...]]]:
-    """Every line ``fedsim COMMAND ...`` of the pages' blocks, with the page's name."""
+    """Every line ``fedsim COMMAND ...`` of the pages' blocks, with the page's name.
+
+    Those that a page shows with their error message are left out.
+    """
     found = []
     for page in PAGES:
         for block in FENCE.findall(page.read_text()):
-            for line in block.replace("\\\n", " ").splitlines():
+            lines = block.replace("\\\n", " ").splitlines()
+            for line, answer in zip(lines, [*lines[1:], ""], strict=True):
                 line = re.split(r"\s#|\|\||&&|; ", line.strip().removeprefix("$ "))[0].rstrip()
                 line = (
                     line.removesuffix("'") if line.count("'") % 2 else line
                 )  # ends a ray exec '...'
                 words = shlex.split(line) if re.match(r"(\.venv/bin/)?fedsim \w", line) else []
-                if words:
+                if words and not answer.startswith("error:"):
                     found.append((str(page.relative_to(ROOT)), tuple(words[1:])))
     return found
 
