@@ -94,13 +94,10 @@ def figure(
     note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
-    return panels.grid(*_arranged(shown), note)
-
-
-def _arranged(shown: Sequence[Panel]) -> tuple[list[Panel | None], int]:
-    """Panels side by side if each has few curves, else small multiples, and their columns."""
-    found, columns = panels.multiples(shown)
-    return found, len(shown) if list(shown) == found else columns
+    arranged, columns = panels.multiples(shown)
+    if arranged == shown:
+        return panels.grid(shown, len(shown), note)
+    return panels.grid(arranged, columns, f"{note}; the other methods in grey")
 
 
 def drawings(rounds: Rounds, score: str = "accuracy") -> Iterator[Drawing | Absent]:
