@@ -24,7 +24,7 @@ def test_a_notebook_is_stored_with_its_outputs_and_without_errors(path):
     outputs = [output for cell in cells for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.output_type == "error"]
-    assert str(ROOT.parent) not in path.read_text()
+    assert str(ROOT) not in path.read_text()
 
 
 @pytest.mark.integration
