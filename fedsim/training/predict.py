@@ -22,14 +22,16 @@ from scipy.special import softmax
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting
 from fedsim.config.run import RunConfig
+from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
 from fedsim.core.types import I64, Array, Dataset, Owned, Part, Partition
+from fedsim.data import splits
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunWriter
+from fedsim.storage.run_dir import RunWriter, csv_text
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import (
     Description,
@@ -50,6 +52,9 @@ OWN: tuple[Own, ...] = ("train", "val", "test")
 
 ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
 """What to do where relative paths lead nowhere."""
+_NOT_THESE = (
+    "these are not the data of the run (for new data: --data-dir NEW, with --split all or none)"
+)
 
 logger = logging.getLogger("fedsim")
 
@@ -232,8 +237,8 @@ def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -
 
 
 def _own_data(run: Path, config: RunConfig) -> Setup:
-    """The run's setup; a DataError where the data now give other clients."""
-    setup = prepare(config)
+    """The run's setup; a DataError where the data now give other clients or samples."""
+    setup, split = prepare(config), run / "split.csv"
     table = RunWriter(run).read("partition").groupby("client_id")
     sizes = table[["train_samples", "test_samples"]].sum()
     train, nothing = setup.partition.train, setup.dataset.test[:0]
@@ -241,14 +246,23 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
     now = [[len(a), len(b)] for a, b in zip(train, tests, strict=True)]
     if sizes.to_numpy().tolist() != now:
         raise DataError(
-            f"{run / 'partition.csv'}: the clients now have other numbers of samples; these are "
-            f"not the data of the run (for new data: --data-dir NEW, with --split {ALL} or none)"
+            f"{run / 'partition.csv'}: the clients now have other numbers of samples; {_NOT_THESE}"
         )
+    now_split = csv_text(splits.columns(setup.dataset, setup.partition)).encode()
+    with files.reading(split):
+        if split.exists() and split.read_bytes() != now_split:  # older versions wrote none
+            raise DataError(
+                f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
+            )
     return setup
 
 
 def _new_data(config: RunConfig, known: Description) -> Setup:
     """A setup with all samples of other data as the test part; nobody owns any of them."""
+    alone = config.data.model_copy(
+        update={"group": "none"}
+    )  # who the patients are need not be known
+    config = config.model_copy(update={"data": alone})
     dataset = load_whole(config)
     if dataset.pipeline is not None and known.mean:
         pipeline = replace(dataset.pipeline, mean=known.mean, std=known.std)

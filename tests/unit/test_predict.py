@@ -218,6 +218,29 @@ def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):
         fedsim.predict(runs["fedbn"].path, client=2, split="own_test", data_dir=other)
 
 
+def test_new_images_need_not_say_whose_they_are(runs, images, tmp_path):
+    """Though the run kept patients together."""
+    store = runs["fedbn"]
+    assert "group: patient" in (store.path / "config.yaml").read_text()
+    new = shutil.copytree(images, tmp_path / "new")
+    table = pd.read_csv(new / "labels.csv")
+    table[["filename", "label"]].to_csv(new / "labels.csv", index=False)
+    wanted = fedsim.predict(store.path, client=1, data_dir=images)
+    pd.testing.assert_frame_equal(fedsim.predict(store.path, client=1, data_dir=new), wanted)
+
+
+@pytest.mark.parametrize("column", ["label", "filename"])
+def test_data_that_changed_are_not_those_of_the_run(column, runs, images, tmp_path):
+    """Though every client has as many samples as before."""
+    changed = shutil.copytree(images, tmp_path / "changed")
+    table = pd.read_csv(changed / "labels.csv")
+    first, second = 0, table.index[table["label"] == 1][0]
+    table.loc[[first, second], column] = table.loc[[second, first], column].to_numpy()
+    table.to_csv(changed / "labels.csv", index=False)
+    with pytest.raises(DataError, match=r"split\.csv: .* are not the data of the run"):
+        fedsim.predict(runs["fedbn"].path, split="own_train", data_dir=changed)
+
+
 def test_data_of_another_kind_are_refused(runs, tmp_path):
     new = write_images(tmp_path / "new", count=4, classes=("a", "b"))
     with pytest.raises(DataError, match=r"classes are a, b, those of the run =healthy, or so, "):
