@@ -31,15 +31,19 @@ class TableDigest:
 
     Args:
         name: of the table.
-        content: what is there already.
     """
 
-    def __init__(self, name: str, content: bytes = b"") -> None:
+    def __init__(self, name: str) -> None:
         self.name, self.size = name, 0
         self._sha256 = hashlib.sha256()
         self._lines = array("I")  # CRC-32 of each line
         self._saved = 0  # of these
-        self.add(content)
+
+    def add_file(self, path: Path) -> None:
+        """Takes in what a table has already, a block of whole lines at a time."""
+        with path.open("rb") as file:
+            while lines := file.readlines(BLOCK):
+                self.add(b"".join(lines))
 
     def add(self, data: bytes) -> None:
         """Takes in whole lines that were appended to the table."""

@@ -237,10 +237,11 @@ class RunWriter(RunStore):
 
     def _digest(self, table: str) -> TableDigest:
         if table not in self._digests:
+            digest = TableDigest(table)
             with files.reading(self.path / f"{table}.csv") as path:
-                self._digests[table] = TableDigest(
-                    table, path.read_bytes() if path.exists() else b""
-                )
+                if path.exists():
+                    digest.add_file(path)
+            self._digests[table] = digest
         return self._digests[table]
 
     def table_digests(self) -> dict[str, Prefix]:
@@ -306,7 +307,8 @@ def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
     """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
     frame = pd.DataFrame(columns)
     for name in frame.select_dtypes(exclude="number"):
-        frame[name] = frame[name].map(cell)
+        code, values = pd.factorize(frame[name], use_na_sentinel=False)  # most occur many times
+        frame[name] = np.array([cell(value) for value in values], dtype=object)[code]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import errno
+import hashlib
 import json
 import os
 import platform
 import re
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,7 @@ from fedsim.storage.run_dir import (
     RunWriter,
     cell,
     check_free,
+    csv_text,
     default_path,
     environment,
     to_json,
@@ -217,6 +220,17 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
     assert (tmp_path / "timings.csv").exists() == bool(left)
 
 
+def test_a_long_table_is_not_read_as_a_whole_to_go_on_with_it(tmp_path):
+    text = b"round,lr\n" + b"".join(b"%d,0.1%s\n" % (i, b"0" * 200) for i in range(1, 60_000))
+    (tmp_path / "rounds.csv").write_bytes(text)
+    tracemalloc.start()
+    found = RunWriter(tmp_path).table_digests()["rounds"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.record() == {"size": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+    assert peak < len(text) / 2
+
+
 def test_a_path_below_a_file_cannot_be_created(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(StoreError, match=r"--out .*file/run: cannot be created \(Not a directory"):
@@ -252,6 +266,16 @@ def test_the_bytes_of_a_table(tmp_path):
 def test_an_empty_table_has_its_header(tmp_path):
     RunWriter(tmp_path).append("errors", [])
     assert (tmp_path / "errors.csv").read_bytes() == b"round,client_id,attempt,node,error\n"
+
+
+def test_a_text_of_many_rows_is_made_safe_once(monkeypatch):
+    """A split has a row per sample, and few sites."""
+    seen = []
+    monkeypatch.setattr(files, "csv_safe", lambda text: seen.append(text) or text)
+    site = np.array(["north", "south"], dtype=object)[np.arange(1000) % 2]
+    text = csv_text({"sample": np.arange(1000), "site": site})
+    assert text.splitlines()[:3] == ["sample,site", "0,north", "1,south"]
+    assert seen == ["north", "south"]
 
 
 def test_text_with_commas_and_line_ends_stays_one_cell(tmp_path):

@@ -78,8 +78,9 @@ class Head:
                 status = process.poll()
                 if status is not None:
                     self.reason = described(name, process.pid, status)
-                    if self._tell is not None:
-                        self._tell(self.reason)
+                    tell = self._tell  # another thread may change it
+                    if tell is not None:
+                        tell(self.reason)
                     return
 
 
