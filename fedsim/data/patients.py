@@ -55,6 +55,7 @@ def whole(
     Class by class, from the largest patient to the smallest, in random order among equals, each
     patient goes to the client that lacks most; what a client got too much of one class it gets
     less of the next. Where all patients have one sample each client gets as many as by the rule.
+    Samples that a rule leaves to nobody are dealt as well.
 
     Args:
         rule: deals samples.

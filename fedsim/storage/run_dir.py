@@ -202,8 +202,8 @@ class RunWriter(RunStore):
             self.write(name, text)
         elif path.read_bytes() not in [t.encode() for t in (text, *others)]:
             raise DataError(
-                f"{path}: the data now give another partition; they have changed since the run "
-                "began, which cannot go on with them"
+                f"{path}: the data now give another partition; they, or this file, have changed "
+                "since the run began, which cannot go on with them"
             )
 
     def append(self, table: str, rows: Iterable[Row]) -> None:

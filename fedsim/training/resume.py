@@ -54,7 +54,7 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
     if not (folder / "summary.csv").exists():
         return False
     found = experiments.read(folder / "config.yaml").settings
-    key = difference(wanted, {key: given.value for key, given in found.items()})
+    key = difference(wanted, {k: given.value for k, given in found.items()}, _has_patients(folder))
     if key is not None:
         raise ConfigError(
             f"{folder}: finished with another {key}; give another --out or move this run away"
@@ -62,14 +62,31 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
     return True
 
 
-def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
+def _has_patients(run: Path) -> bool | None:
+    """Whether split.csv says whose the samples are; None where an earlier version wrote none."""
+    with files.reading(run / "split.csv") as path:
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            return b"patient" in file.readline().strip().split(b",")
+
+
+def difference(
+    wanted: RunConfig, found: Mapping[str, Any], patients: bool | None = None
+) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement cannot change a result. ``found`` is the finished run's config.yaml, nested or dotted.
+    Placement cannot change a result.
+
+    Args:
+        wanted: the configuration.
+        found: the finished run's config.yaml, nested or dotted.
+        patients: whether its data say whose the samples are; None: that is not known.
     """
     free = {f"engine.{leaf}" for leaf in PLACEMENT}
     have = dict(_flat(found))
-    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | filled_by_the_data(wanted, have)
+    filled = filled_by_the_data(wanted, have, patients)
+    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | filled
     for key, value in want.items():
         found_there = have.get(key, ADDED.get(key))
         if key not in free and found_there != value:
@@ -77,10 +94,13 @@ def difference(wanted: RunConfig, found: Mapping[str, Any]) -> str | None:
     return None
 
 
-def filled_by_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, Any]:
-    """What :meth:`RunConfig.concrete` would fill in, as far as is known without the data.
+def filled_by_the_data(
+    wanted: RunConfig, have: Mapping[str, Any], patients: bool | None
+) -> dict[str, Any]:
+    """What :meth:`RunConfig.resolved` would fill in, as far as is known without the data.
 
-    What only the data's files say is taken from the finished run ``have``.
+    What only the data's files say is taken from the finished run ``have``, of whose ``patients``
+    :func:`difference` speaks.
     """
     info = data.find(wanted.data.name)
     filled: dict[str, Any] = {}
@@ -93,7 +113,9 @@ def filled_by_the_data(wanted: RunConfig, have: Mapping[str, Any]) -> dict[str, 
         filled["data.partition"] = kind if users and kind in FIXED_PARTITIONS else own
     if not wanted.decides_num_clients and kind in FIXED_PARTITIONS:
         filled["data.num_clients"] = have.get("data.num_clients")
-    if wanted.data.group is None:
+    if wanted.data.group is None and patients is not None:
+        filled["data.group"] = "patient" if patients and kind != "files" else "none"
+    elif wanted.data.group is None:
         held_out = wanted.data.client_val_fraction + wanted.data.client_test_fraction > 0
         drawn = kind not in FIXED_PARTITIONS or (held_out and kind != "files")
         may = "patient" if drawn and (info is None or info.patients) else "none"
@@ -171,7 +193,8 @@ def can_resume(wanted: RunConfig, run: Path) -> bool:
         found = experiments.read(run / "config.yaml").settings
     except ConfigError:
         return False
-    return difference(wanted, {key: given.value for key, given in found.items()}) is None
+    have = {key: given.value for key, given in found.items()}
+    return difference(wanted, have, _has_patients(run)) is None
 
 
 def placement(config: RunConfig) -> dict[str, object]:

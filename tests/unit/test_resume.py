@@ -559,7 +559,7 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
 def test_other_data_are_refused(after_four, tmp_path, name):
     run = shutil.copytree(after_four, tmp_path / "run")
     flip(run / name, 0.5)
-    with pytest.raises(DataError, match=rf"{name}: .*they have changed"):
+    with pytest.raises(DataError, match=rf"{name}: .*they, or this file, have changed"):
         driver.resume(run)
 
 

@@ -313,6 +313,25 @@ def test_a_finished_run_of_an_earlier_version_counts_only_if_it_would_be_the_sam
     assert resume.is_complete(same, folder)
 
 
+@pytest.mark.parametrize("done", ["none", "patient"])
+def test_a_finished_run_with_another_group_does_not_count(tmp_path, done):
+    """Unset is patient where the data know patients, whatever the run had that is there."""
+    for known in (False, True):
+        folder = tmp_path / str(known)
+        folder.mkdir()
+        wanted = RunConfig(data={"name": "folder", "dir": ".", "num_clients": 50})
+        had = wanted.resolved(num_clients=50, partition="dirichlet", model="cnn", group=done)
+        (folder / "config.yaml").write_text(to_yaml(had))
+        (folder / "summary.csv").write_text("")
+        names = ["file", "patient"] if known else ["file"]
+        (folder / "split.csv").write_text(",".join(["sample,part,client_id,label", *names]) + "\n")
+        if known == (done == "patient"):
+            assert resume.is_complete(wanted, folder)
+        else:
+            with pytest.raises(ConfigError, match=r"finished with another data\.group"):
+                resume.is_complete(wanted, folder)
+
+
 @pytest.mark.parametrize("clients", [3, 10])
 def test_fundus_photographs_keep_both_eyes_together(shared_data, clients):
     root = shared_data / "fundus-sites"
