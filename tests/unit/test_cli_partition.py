@@ -115,7 +115,7 @@ def test_classes_and_sites_go_by_their_names(tmp_path: Path, monkeypatch) -> Non
     assert head.split() == ["client", "name", "D", "N", "samples"]
     assert [line.split()[1:-3] for line in lines[3:5]] == [["b"], ["clinic", "a"]]
     texts = [t.get_text() for t in drawn[0].axes[1].get_yticklabels()]
-    assert texts == ["diabetic re\u2026", "normal"]
+    assert texts == ["diabetic retino\u2026", "normal"]
     run = fedsim.run(
         RunConfig(
             algorithm="fedavg",

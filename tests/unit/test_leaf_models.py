@@ -275,8 +275,8 @@ def test_model_of_your_own_for_other_inputs(
     [
         (SENT140, "tagger", r"2 samples give \(2, 25, 2\), not logits \(2, 2\)$"),
         (REDDIT, "bag", r"2 samples give \(2, 30\), not logits \(2, 10, 30\)$"),
-        (SENT140, "linear", r"does not take tokens \(2, 25\) \("),
-        (SYNTHETIC, "picky", r"does not take features \(2, 60\) \(not enough values"),
+        (SENT140, "linear", r"does not take tokens \(2, 25\): RuntimeError"),
+        (SYNTHETIC, "picky", r"does not take features \(2, 60\): ValueError: not enough values"),
     ],
 )
 def test_model_of_your_own_that_does_not_fit(

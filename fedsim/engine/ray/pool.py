@@ -80,6 +80,8 @@ class ClientActor:
         devices.keep_freed_memory()
         try:
             self._worker = Worker(spec, device, fraction)
+        except ConfigError as error:  # the driver could build the model
+            raise WorkerError(f"a client actor failed to start: {error}") from error
         except (FedsimError, KeyboardInterrupt):
             raise
         except BaseException as error:
