@@ -1,4 +1,4 @@
-"""Patients: whole patients are dealt to clients and held out, and what became of them is said.
+"""Patients: keeps the samples of a patient together, in partitions and in held-out parts.
 
 A patient is known by site and name: patient 1 of one hospital is not patient 1 of another. One with
 samples of several classes counts with the most frequent of them (ties: the lowest).
@@ -33,14 +33,16 @@ def of(dataset: Dataset) -> I64 | None:
 
 
 def grouping(dataset: Dataset, kind: str, wanted: str | None) -> str:
-    """``data.group``: what is wanted, else patient where patients are known, but for lists.
+    """``data.group``: what is wanted; by default patient where patients are known, but none for
+    client lists.
 
     Raises:
         ConfigError: patients are to be kept together, and are not known.
     """
     if wanted == "patient" and dataset.patient is None:
         raise ConfigError(
-            f"data.group 'patient': {dataset.name} says not whose its samples are; allowed: none"
+            f"data.group 'patient': {dataset.name} does not say which patients its samples are "
+            "from; allowed: none"
         )
     known = dataset.patient is not None and kind != "files"
     return wanted or ("patient" if known else "none")
@@ -189,7 +191,7 @@ def check(dataset: Dataset, partition: Partition) -> None:
         first, second = np.unique(found.client[own])[:2].tolist()
         raise DataError(
             f"data.group 'patient': the client lists of {dataset.name} give patient {name} to "
-            f"clients {first} and {second}; allowed for them: none"
+            f"clients {first} and {second}; with these lists only 'none' is allowed"
         )
 
 

@@ -31,7 +31,7 @@ from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunWriter, csv_text
+from fedsim.storage.run_dir import RunStore, csv_text
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import (
     Description,
@@ -196,7 +196,7 @@ def prepared(
     config = finished_run(path, given)
     if client is not None:
         check_client(config, client)
-    known, environment = Description.read(path), RunWriter(path).read_environment()
+    known, environment = Description.read(path), RunStore(path).read_environment()
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
     if not new:
@@ -239,7 +239,7 @@ def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -
 def _own_data(run: Path, config: RunConfig) -> Setup:
     """The run's setup; a DataError where the data now give other clients or samples."""
     setup, split = prepare(config), run / "split.csv"
-    table = RunWriter(run).read("partition").groupby("client_id")
+    table = RunStore(run).read("partition").groupby("client_id")
     sizes = table[["train_samples", "test_samples"]].sum()
     train, nothing = setup.partition.train, setup.dataset.test[:0]
     tests = setup.partition.test or (nothing,) * len(train)

@@ -164,7 +164,9 @@ def test_what_patients_cannot_give_is_refused():
     alone = Partition(train=(np.flatnonzero(patients.of(data) == 0),))
     with pytest.raises(DataError, match="client 0 has too few patients for a test part of its own"):
         holdout.hold_out(data, alone, test_fraction=0.2, group="patient")
-    with pytest.raises(ConfigError, match=r"data.group 'patient': digits says not whose"):
+    with pytest.raises(
+        ConfigError, match=r"data.group 'patient': digits does not say which patients"
+    ):
         setup.load(RunConfig(data={"group": "patient"}))
     with pytest.raises(ConfigError, match=r"data.group: .*'none' or 'patient'"):
         RunConfig(data={"group": "site"})
@@ -254,6 +256,7 @@ def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
     done = CliRunner().invoke(main, ["partition", *args, "--group", "patient"])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "the client lists of folder give patient p" in done.stderr
+    assert "with these lists only 'none' is allowed" in done.stderr
 
 
 def config(root: Path, **changes: object) -> RunConfig:
