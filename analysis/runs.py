@@ -38,6 +38,9 @@ _RENAMED = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Columns of earlier versions, which held the options of all data sets in every run."""
+_ADDED = {"data.group": "none"}
+"""Columns that earlier versions did not write, and the values that stand for them among runs that
+have the column."""
 SHOWN = 8
 """An error message names at most this many values of a setting."""
 
@@ -157,6 +160,8 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
+    for column in table.columns.intersection(list(_ADDED)):
+        table[column] = table[column].where(table[column].notna(), _ADDED[column])
     return table.astype({column: float for column in RESULTS})
 
 
@@ -252,7 +257,9 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: s
     if differ:
         found = "; ".join(f"{column} ({_values(runs[column])})" for column in differ)
         more = "".join(f" --by {c}" for c in (*(c for c in by if c not in METHOD[1:]), *differ))
-        raise AnalysisError(f"{what} differ in {found}: choose runs of one, or group with{more}")
+        raise AnalysisError(
+            f"{what} differ in {found}: give runs that do not differ, or group with{more}"
+        )
 
 
 def _values(column: pd.Series[Any]) -> str:

@@ -16,6 +16,8 @@ from .stats import Estimate, estimate
 
 CHOSEN = "chosen"
 """Column of a selection: whether the value is chosen."""
+EVERY = "all"
+"""Method of a selection among all runs: what ``within`` distinguishes is itself chosen."""
 METRICS: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 """Columns of rounds.csv to choose by, and the score that each is on the test part."""
 
@@ -39,10 +41,12 @@ def choose(
             :func:`analysis.runs.group`.
     """
     table = completed(table, [METRICS[metric]])
+    by = expanded(table, by)
     methods: dict[str, list[Group]] = {}
     columns = [column for column in expanded(table, within) if column not in by]
     for one in group(table, (*columns, *by)):
-        methods.setdefault(label_of(one.runs[columns].iloc[0]), []).append(one)
+        name = label_of(one.runs[columns].iloc[0]) if columns else EVERY
+        methods.setdefault(name, []).append(one)
     having = {
         name: groups
         for name, groups in methods.items()

@@ -30,7 +30,8 @@ class Details:
         settings: all of them by dotted key, under the present names of keys; what an earlier
             version did not know yet has the value that stands for it.
         environment: env.json; empty where it is damaged.
-        collapsed: whether the final model is no better than chance, by summary.csv.
+        collapsed: whether the final model is no better than chance, by summary.csv; None where it
+            does not say, as for unfinished runs and those of earlier versions.
         rounds: the rows of rounds.csv.
         classes: the rows of classes.csv of the newest evaluated round.
     """
@@ -38,7 +39,7 @@ class Details:
     status: RunStatus
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
-    collapsed: bool
+    collapsed: bool | None
     rounds: Sequence[Row]
     classes: Sequence[Row]
 
@@ -90,7 +91,7 @@ def read(run: str | Path) -> Details:
     if not path.is_dir():
         raise ConfigError(f"RUN {path}: there is no such folder")
     if not status.is_run({entry.name for entry in path.iterdir()}):
-        hint = "; 'fedsim runs' lists those below it" if any(status.find(path)) else ""
+        hint = f"; 'fedsim runs {path}' lists those below it" if any(status.find(path)) else ""
         raise ConfigError(f"RUN {path}: holds no run{hint}")
     given = experiments.read(path / "config.yaml").settings
     try:
@@ -164,9 +165,10 @@ def _environment(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _collapsed(path: Path) -> bool:
+def _collapsed(path: Path) -> bool | None:
     rows = status.table(path / "summary.csv") if (path / "summary.csv").exists() else []
-    return any(row.get("collapsed") == "True" for row in rows)
+    said = rows[0].get("collapsed") if rows else None
+    return said == "True" if said else None
 
 
 def _is_number(text: str) -> bool:

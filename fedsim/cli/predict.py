@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from fedsim.cli.common import make_importable
+from fedsim.cli.names import folders
 from fedsim.cli.options import GroupedCommand, GroupedOption, verbose_option
 from fedsim.core.errors import ConfigError
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=folders)
 @click.option(
     "--client",
     cls=GroupedOption,
@@ -34,6 +35,7 @@ from fedsim.core.errors import ConfigError
     cls=GroupedOption,
     group="What to predict",
     metavar="NEW",
+    shell_complete=folders,
     help="Read this folder in place of the run's data.dir: new data of the same kind and classes, "
     "with labels.",
 )

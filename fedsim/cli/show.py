@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 """The columns of rounds.csv that are drawn."""
+YES = {True: "yes", False: "no"}
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
 
@@ -65,7 +66,7 @@ def compare(runs: tuple[str, ...], form: str) -> None:
     from fedsim.training.tables import show as show_table
 
     if len(runs) < 2:
-        raise ConfigError(f"{len(runs)} RUN given; to compare takes at least two")
+        raise ConfigError(f"RUN: at least two are needed, {len(runs)} given")
     found = [details.read(run) for run in runs]
     labels = _labels([each.status.path for each in found])
     if form == "json":
@@ -83,7 +84,7 @@ def compare(runs: tuple[str, ...], form: str) -> None:
             if value is not None and column not in CURVES[:1]
         }
         done = f"{each.status.rounds_done} of {each.settings['train.rounds']}"
-        collapsed = {"collapsed": "yes"} if each.collapsed else {}
+        collapsed = {} if each.collapsed is None else {"collapsed": YES[each.collapsed]}
         results.append({"state": each.status.state, "rounds": done, **collapsed, **pairs})
     show_table(_beside("result", labels, results))
 
@@ -198,6 +199,7 @@ def _compared(found: Sequence[Details]) -> dict[str, Any]:
         "runs": [str(each.status.path) for each in found],
         "states": [each.status.state for each in found],
         "settings": {key: [run.get(key) for run in differing] for key in _keys(differing)},
+        "collapsed": [each.collapsed for each in found],
         "results": [each.results for each in found],
     }
 

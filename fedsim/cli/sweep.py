@@ -157,7 +157,7 @@ def show_aggregate(table: pd.DataFrame) -> None:
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):
-        row = {"configuration": str(line["configuration"]), "n": str(line["n"])}
+        row = {"configuration": str(line["configuration"]) or "-", "n": str(line["n"])}
         for head, column in known.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             interval = f" +- {100 * half:.2f}" if half == half else ""

@@ -107,8 +107,9 @@ def _find(folder: Path) -> Iterator[RunStatus | SweepStatus]:
             except OSError:  # somebody else's folder, or gone meanwhile
                 continue
     own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
-    if "aggregate.csv" in names or any("=" in run.path.name for run in own):
-        runs = [run for run in own if not ARCHIVED.search(run.path.name)]
+    runs = [run for run in own if not ARCHIVED.search(run.path.name)]
+    # an unfinished sweep has no tables yet, but names its runs by their settings
+    if "aggregate.csv" in names or (runs and all("=" in run.path.name for run in runs)):
         yield SweepStatus(path=folder, state=_state(runs, "aggregate.csv" in names), runs=runs)
         yield from (replace(run, sweep=folder) for run in own)
         below = [b for b in below if isinstance(b, SweepStatus) or b.path.parent != folder]

@@ -117,6 +117,12 @@ def test_runs_of_a_sweep_follow_it(tmp_path):
     assert listed(tmp_path)["s"]["state"] == "finished"
 
 
+def test_a_run_with_an_equals_sign_in_its_name_makes_no_sweep(tmp_path):
+    for name in ("a", "lr=0.1"):
+        write_run(tmp_path / name, end=True)
+    assert {entry["kind"] for entry in listed(tmp_path).values()} == {"run"}
+
+
 def test_a_run_that_holds_its_lock_is_running_and_stays_undisturbed(tmp_path):
     run = write_run(tmp_path / "a")
     with files.lock(run):

@@ -188,14 +188,14 @@ def test_what_holds_no_run_is_refused(command, tmp_path):
     assert call(command, absent, *other, status=2) == (
         f"error: RUN {absent}: there is no such folder\n"
     )
-    wanted = f"error: RUN {sweep}: holds no run; 'fedsim runs' lists those below it\n"
+    wanted = f"error: RUN {sweep}: holds no run; 'fedsim runs {sweep}' lists those below it\n"
     assert call(command, sweep, *other, status=2) == wanted
     assert call(command, empty, *other, status=2) == f"error: RUN {empty}: holds no run\n"
 
 
 def test_one_run_is_no_comparison(tmp_path):
     run = write_run(tmp_path / "a")
-    assert call("compare", run, status=2) == "error: 1 RUN given; to compare takes at least two\n"
+    assert call("compare", run, status=2) == "error: RUN: at least two are needed, 1 given\n"
 
 
 @pytest.mark.parametrize(
@@ -247,11 +247,12 @@ def test_torch_and_pandas_are_not_imported(tmp_path):
 
 
 def test_a_collapse_is_said(tmp_path):
-    a, b = (write_run(tmp_path / name, end=True) for name in "ab")
-    for run, said in ((a, "True"), (b, "False")):
+    a, b, c = (write_run(tmp_path / name, end=True) for name in "abc")
+    for run, said in ((a, "True"), (b, "False"), (c, "")):
         (run / "summary.csv").write_text(f"rounds,collapsed\n3,{said}\n")
     assert "the final model collapsed" in call("show", a)
     assert "the final model collapsed" not in call("show", b)
-    lines = [line.split() for line in call("compare", a, b).splitlines()]
-    assert ["collapsed", "yes", "-"] in lines
-    assert (shown(a)["collapsed"], shown(b)["collapsed"]) == (True, False)
+    lines = [line.split() for line in call("compare", a, b, c).splitlines()]
+    assert ["collapsed", "yes", "no", "-"] in lines
+    assert compared(a, b, c)["collapsed"] == [True, False, None]
+    assert [shown(run)["collapsed"] for run in (a, b, c)] == [True, False, None]

@@ -86,7 +86,15 @@ def test_keys_of_set_and_their_values() -> None:
 
 def test_directories_of_runs_are_completed_by_the_shell() -> None:
     shell = ShellComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE")
-    for args in (["show"], ["compare", "a"], ["runs"], ["resume"], ["run", "--data-dir"]):
+    for args in (
+        ["show"],
+        ["compare", "a"],
+        ["predict"],
+        ["predict", "a", "--data-dir"],
+        ["runs"],
+        ["resume"],
+        ["run", "--data-dir"],
+    ):
         assert [item.type for item in shell.get_completions(args, "ru")] == ["dir"]
 
 

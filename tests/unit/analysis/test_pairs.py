@@ -299,6 +299,27 @@ def test_the_first_of_equal_values_is_chosen(tmp_path: Path) -> None:
     assert "| **0.1** | 1 | 50.00 | 50.00 | chosen |" in line
 
 
+@pytest.mark.parametrize("server", [None, "fedadam"])
+def test_a_method_is_chosen_among_all(server: str | None, tmp_path: Path) -> None:
+    for name, val in (("fedavg", 0.4), ("fedld", 0.6)):
+        run_of(tmp_path / "runs", name, 0, [0.5], [val], **({"server": server} if server else {}))
+    file = tmp_path / "chosen.csv"
+    result = select(tmp_path / "runs", "--by", "algorithm", "--out", file)
+    assert result.exit_code == 0, result.output
+    (chosen,) = pd.read_csv(file).to_dict("records")
+    assert (chosen["method"], chosen["algorithm"]) == ("all", "fedld")
+
+
+def test_an_earlier_name_of_a_setting_is_chosen_by(tmp_path: Path) -> None:
+    for value, val in ((0.5, 0.4), (0.9, 0.6)):
+        options = {"dataset": "shortcut", "data.correlation": value}
+        run_of(tmp_path / "runs", "fedavg", 0, [0.5], [val], **options)
+    file = tmp_path / "chosen.csv"
+    result = select(tmp_path / "runs", "--by", "data.correlation", "--out", file)
+    assert result.exit_code == 0, result.output
+    assert pd.read_csv(file)["shortcut.correlation"].tolist() == [0.9]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

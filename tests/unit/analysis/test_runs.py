@@ -159,8 +159,8 @@ def test_every_differing_setting_is_named(runs: Path) -> None:
     with pytest.raises(AnalysisError) as caught:
         groups_of(runs)
     assert str(caught.value) == (
-        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): choose "
-        "runs of one, or group with --by algorithm --by fedld.weight --by train.lr"
+        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): give "
+        "runs that do not differ, or group with --by algorithm --by fedld.weight --by train.lr"
     )
 
 
@@ -493,6 +493,16 @@ def test_older_runs_are_grouped_with_those_of_today(tmp_path: Path) -> None:
             "fedld, shortcut.correlation=0.9",
         ]
         assert [len(group.runs) for group in groups] == [1, 2]
+
+
+def test_settings_that_older_runs_lack_have_the_value_that_stands_for_them(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedld", 0, [0.5])
+    run_of(tmp_path, "fedld", 1, [0.5], **{"data.group": "none"})
+    run_of(tmp_path, "fedavg", 0, [0.5], **{"data.group": "none"})
+    assert [len(group.runs) for group in groups_of(tmp_path)] == [1, 2]
+    run_of(tmp_path, "fedld", 2, [0.5], **{"data.group": "patient"})
+    with pytest.raises(AnalysisError, match=r"the runs differ in data\.group \(none, patient\)"):
+        groups_of(tmp_path)
 
 
 def test_options_that_had_no_effect_are_no_difference(tmp_path: Path) -> None:
