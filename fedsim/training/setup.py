@@ -176,7 +176,7 @@ def _partition(
             order=c.order,
         )
     except DataError as error:
-        if not asked or fewest == c.min_samples:
+        if not asked or f"data.min_samples {fewest}" not in str(error) or fewest == c.min_samples:
             raise
         raise DataError(
             f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "

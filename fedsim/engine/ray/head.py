@@ -21,6 +21,8 @@ from fedsim.core.errors import EngineLostError, FedsimError
 
 INTERVAL = 0.05
 """Seconds between two looks; each takes microseconds."""
+WAIT = 5 * INTERVAL
+"""Seconds after an error until it is sure that the processes are there."""
 NEEDED = ("gcs_server", "raylet")
 """Ray's names of the processes without which nothing goes on."""
 
@@ -62,6 +64,8 @@ class Head:
         try:
             yield
         except (FedsimError, RayError) as error:
+            if self._processes:
+                self._thread.join(WAIT)  # the error may come before the thread looks again
             if self.reason:
                 raise EngineLostError(self.reason) from error
             raise

@@ -259,6 +259,12 @@ def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
     assert "with these lists only 'none' is allowed" in done.stderr
 
 
+def test_too_few_patients_are_not_explained_by_a_number_of_samples(tmp_path):
+    root = write_folder(tmp_path / "eyes")
+    with pytest.raises(DataError, match=r"take fewer clients or --group none$"):
+        setup.load(config(root, num_clients=40, client_test_fraction=0.2))
+
+
 def config(root: Path, **changes: object) -> RunConfig:
     return RunConfig(
         algorithm="fedavg",

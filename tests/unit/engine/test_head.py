@@ -65,6 +65,20 @@ def test_an_error_is_that_of_the_process_where_one_has_ended(processes):
     head.close()
 
 
+def test_an_error_may_come_before_the_thread_looks_again(processes, monkeypatch):
+    monkeypatch.setattr("fedsim.engine.ray.head.INTERVAL", 0.2)
+    head = Head(processes)
+
+    def is_faster():
+        processes["raylet"].kill()
+        raise WorkerError("round 3: lost")
+
+    monkeypatch.setattr("fedsim.engine.ray.head.WAIT", PATIENCE, raising=False)
+    with pytest.raises(EngineLostError, match="raylet"), head.guard():
+        is_faster()
+    head.close()
+
+
 def test_what_happened_before_anybody_asked_is_told(processes):
     head = Head(processes)
     processes["gcs"].communicate(b"\n")
