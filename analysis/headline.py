@@ -55,6 +55,12 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     if not found.adjusted:
         return f"{where}{title} of {name}: {number}."
     kind = "lowest" if shown.lowest else "highest"
+    near = stats.EQUAL * abs(best.mean)
+    tied = [label for label in found.adjusted if abs(values[label].mean() - best.mean) <= near]
+    if tied:
+        names = _listed([name, *map(style.title, tied)])
+        verb = "have the same" if len(tied) == len(found.adjusted) else f"share the {kind}"
+        return f"{where}{names} {verb} {title}: {shown.unit.number(best.mean)} {shown.unit.name}."
     fallen = counts(groups).get(found.leader, 0)
     if found.differs and not fallen:
         count = len(found.adjusted)
@@ -66,12 +72,13 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     different = [style.title(label) for label, p in found.adjusted.items() if p < SIGNIFICANT]
     equal = [style.title(label) for label in found.adjusted if style.title(label) not in different]
     if all(math.isnan(p) for p in found.adjusted.values()):
-        told += "; no test is possible, which needs two seeds that vary."
+        told += "; no test is possible without two common seeds whose differences vary."
     elif not different:
         told += ", but **does not differ significantly** from any other."
     elif equal:
         side = _side(shown.lowest)
-        told += f"; significantly {side} {_listed(different)}, not {side} {_listed(equal)}."
+        told += f"; significantly {side} {_listed(different)}, "
+        told += f"not significantly {side} {_listed(equal)}."
     else:
         told += "."
     return told + f" It has collapsed in {fallen} of {best.n} runs." * bool(fallen)

@@ -51,9 +51,18 @@ def test_no_significant_difference_is_said(tmp_path: Path) -> None:
     runs_of(tmp_path, fedavg=(0.5, 0.6, 0.55), fedld=(0.6, 0.52, 0.6), moon=(0.1, 0.11, 0.1))
     (text,) = found(tmp_path)
     assert text.startswith("FedLD has the highest final test accuracy, 57.33")
-    assert text.endswith("; significantly above MOON, not above FedAvg.")
+    assert text.endswith("; significantly above MOON, not significantly above FedAvg.")
     (one,) = found(*runs_one_seed(tmp_path / "one"))
     assert "no test is possible" in one
+
+
+def test_equal_means_have_no_leader(tmp_path: Path) -> None:
+    runs_of(tmp_path, fedavg=(0.1, 0.2), fedld=(0.2, 0.1))
+    (text,) = found(tmp_path)
+    assert text == "FedAvg and FedLD have the same final test accuracy: 15.00 %."
+    runs_of(tmp_path, moon=(0.1, 0.1))
+    (text,) = found(tmp_path)
+    assert text == "FedAvg and FedLD share the highest final test accuracy: 15.00 %."
 
 
 def runs_one_seed(root: Path) -> tuple[Path]:
