@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -73,9 +73,10 @@ class Callback:
 
 @dataclass(frozen=True)
 class Callbacks:
-    """All callbacks of a run, called in their order."""
+    """All callbacks of a run, called in their order; the same failure is reported once."""
 
     callbacks: Sequence[Callback] = ()
+    reported: set[str] = field(default_factory=set, init=False)
 
     def start(self, info: RunInfo) -> None:
         """See :meth:`Callback.on_run_start`."""
@@ -102,7 +103,9 @@ class Callbacks:
             try:
                 answers.append(call(callback))
             except Exception as error:
-                name = type(callback).__name__
-                logger.warning("%s of callback %s failed: %r", hook, name, error)
+                message = f"{hook} of callback {type(callback).__name__} failed: {error!r}"
+                if message not in self.reported:
+                    self.reported.add(message)
+                    logger.warning("%s", message)
                 logger.debug("its traceback", exc_info=True)
         return answers

@@ -11,6 +11,7 @@ import fedsim
 from fedsim.core.errors import StoreError
 from fedsim.storage.rows import TABLES, ClientRow, RoundRow
 from fedsim.training import driver
+from fedsim.training.callbacks import Callbacks
 
 pytestmark = pytest.mark.integration
 
@@ -115,6 +116,19 @@ def test_an_exception_is_a_warning_and_changes_no_byte(tmp_path, caplog):
     assert said[0] == "on_run_start of callback Broken failed: ValueError('no start')"
     assert "on_round_end of callback Broken failed: ValueError('no round 2')" in said
     assert len(said) == 5
+
+
+class Unheard(fedsim.Callback):
+    def on_round_end(self, round, rows):
+        raise BrokenPipeError("no reader")
+
+
+def test_a_failure_in_every_round_is_reported_once(caplog):
+    callbacks = Callbacks([Unheard()])
+    with caplog.at_level(logging.WARNING, "fedsim"):
+        for number in (1, 2, 3):
+            assert not callbacks.round_end(number, {})
+    assert len(caplog.records) == 1
 
 
 def test_rows_refuse_a_misspelt_column():
