@@ -102,7 +102,7 @@ class Callbacks:
         for callback in self.callbacks:
             try:
                 answers.append(call(callback))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 message = f"{hook} of callback {type(callback).__name__} failed: {error!r}"
                 if message not in self.reported:
                     self.reported.add(message)

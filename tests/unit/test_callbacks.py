@@ -101,7 +101,7 @@ class Broken(fedsim.Callback):
         raise ValueError(f"no round {round}")
 
     def on_run_end(self, summary):
-        raise ValueError("no end")
+        raise SystemExit("no end")
 
 
 @pytest.mark.integration
@@ -115,6 +115,7 @@ def test_an_exception_is_a_warning_and_changes_no_byte(tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "on_run_start of callback Broken failed: ValueError('no start')"
     assert "on_round_end of callback Broken failed: ValueError('no round 2')" in said
+    assert said[-1] == "on_run_end of callback Broken failed: SystemExit('no end')"
     assert len(said) == 5
 
 
