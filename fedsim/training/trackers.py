@@ -51,10 +51,14 @@ class Tracker(Callback):
     """What pip installs."""
     module: ClassVar[str]
     """What is imported."""
+    environment: ClassVar[Mapping[str, str]] = {}
+    """Variables that the module reads when it is imported, where the user has not set them."""
 
     def __init__(self) -> None:
+        for variable, value in self.environment.items():
+            os.environ.setdefault(variable, value)
         try:
-            self.library = importlib.import_module(self.module)
+            self.sdk = importlib.import_module(self.module)
         except ImportError as error:
             raise ConfigError(
                 f"--track {self.name}: {error}; it needs the package {self.package}: "
@@ -103,13 +107,13 @@ class TensorBoard(Tracker):
             settings = decisive(info.config)
             text = "\n".join(f"    {key}: {value}" for key, value in settings.items())
             first, start, _ = self._hparams(settings)
-            for summary in (first, start, self.library.summary.text("config", text)):
+            for summary in (first, start, self.sdk.summary.text("config", text)):
                 self._write(summary, 0)
         return newest
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """One record for all: a kill leaves no half of a round."""
-        make = self.library.summary
+        make = self.sdk.summary
         parts = [make.scalar(tag, value) for tag, value in numbers.items()]
         parts += [make.histogram(tag, np.array(v), "auto") for tag, v in samples.items()]
         self._write(make.Summary(value=[value for part in parts for value in part.value]), round)
@@ -126,7 +130,7 @@ class TensorBoard(Tracker):
             self.writer = None
 
     def _hparams(self, settings: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-        return self.library.summary.hparams(dict(settings), {"test_accuracy": 0.0})
+        return self.sdk.summary.hparams(dict(settings), {"test_accuracy": 0.0})
 
     def _write(self, summary: Any, step: int) -> None:
         event = importlib.import_module("tensorboardX.proto.event_pb2").Event
@@ -152,11 +156,8 @@ class WeightsAndBiases(Tracker):
     """A run of W&B in ``RUN/wandb``, offline unless WANDB_MODE says otherwise."""
 
     name, package, module = "wandb", "wandb", "wandb"
+    environment: ClassVar = {"WANDB_ERROR_REPORTING": "false"}
     run: Any = None
-
-    def __init__(self) -> None:
-        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # it is read at import
-        super().__init__()
 
     def open(self, info: RunInfo, folder: Path) -> int:
         """Begins a run, or goes on with it under the same id."""
@@ -164,7 +165,7 @@ class WeightsAndBiases(Tracker):
         state = folder / STATE
         if not state.exists():
             files.write(state, json.dumps({"id": secrets.token_hex(4)}).encode())
-        self.run = self.library.init(
+        self.run = self.sdk.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
             id=json.loads(state.read_text())["id"],
@@ -172,7 +173,7 @@ class WeightsAndBiases(Tracker):
             config=decisive(info.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
             resume="allow",
-            settings=self.library.Settings(
+            settings=self.sdk.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True,
                 x_disable_stats=True,
             ),
@@ -181,7 +182,7 @@ class WeightsAndBiases(Tracker):
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """One step of the run."""
-        drawn = {tag: self.library.Histogram(values) for tag, values in samples.items()}
+        drawn = {tag: self.sdk.Histogram(values) for tag, values in samples.items()}
         self.run.log({**numbers, **drawn}, step=round, commit=True)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
@@ -227,11 +228,8 @@ class MLflow(Tracker):
     """A run of MLflow, in files in ``RUN/mlflow`` unless MLFLOW_TRACKING_URI names a server."""
 
     name, package, module = "mlflow", "mlflow-skinny", "mlflow"
+    environment: ClassVar = {"MLFLOW_DISABLE_TELEMETRY": "true"}
     client: Any = None
-
-    def __init__(self) -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it is read at import
-        super().__init__()
 
     def open(self, info: RunInfo, folder: Path) -> int:
         """Begins a run, or goes on with it."""
@@ -239,7 +237,7 @@ class MLflow(Tracker):
         if uri is None:  # MLflow wants to be asked for a store of files
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = folder.resolve().as_uri()
-        client = self.library.MlflowClient(tracking_uri=uri)
+        client = self.sdk.MlflowClient(tracking_uri=uri)
         state = folder / STATE
         self.seen: set[tuple[str, int]] = set()
         if state.exists():
@@ -254,7 +252,7 @@ class MLflow(Tracker):
             run = client.create_run(experiment, run_name=info.out.resolve().name)
             self.id = run.info.run_id
             files.write(state, json.dumps({"id": self.id}).encode())
-        make = self.library.entities.Param
+        make = self.sdk.entities.Param
         params = [make(_plain(k), str(v)[:500]) for k, v in decisive(info.config).items()]
         for start in range(0, len(params), 100):  # so many at once are allowed
             client.log_batch(self.id, params=params[start : start + 100])
@@ -263,7 +261,7 @@ class MLflow(Tracker):
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:  # noqa: ARG002
         """The scalars; MLflow has no histograms."""
-        make, now = self.library.entities.Metric, time.time_ns() // 1_000_000
+        make, now = self.sdk.entities.Metric, time.time_ns() // 1_000_000
         new = {tag: v for tag, v in numbers.items() if (tag, round) not in self.seen}
         metrics = [make(tag, value, now, round) for tag, value in new.items()]
         self.client.log_batch(self.id, metrics=metrics)
