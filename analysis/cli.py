@@ -6,7 +6,18 @@ from pathlib import Path
 import click
 import pandas as pd
 
-from . import AnalysisError, curves, layout, names, partition, report, selection, style, tables
+from . import (
+    AnalysisError,
+    curves,
+    layout,
+    names,
+    partition,
+    report,
+    selection,
+    style,
+    tables,
+    trials,
+)
 from .overview import Descriptions
 from .runs import find, group, summaries, write_csv
 from .scores import SCORES, TAKES
@@ -149,8 +160,16 @@ def report_command(
 ) -> None:  # fmt: skip
     """All tables and figures of the runs, and one HTML page that shows them.
 
-    The page begins with what is significant and what has collapsed. It needs no other file.
+    The page begins with what is significant and what has collapsed. It needs no other file. Where
+    DIR is that of a search by 'fedsim tune', the page shows its trials.
     """
+    if len(dirs) == 1 and trials.is_search(dirs[0]):
+        if baseline is not None or tuple(by) != ("algorithm",) or tuple(metrics) != ("accuracy",):
+            raise AnalysisError(
+                f"{dirs[0]}: a search by fedsim tune; --by, --baseline and --metric are for runs"
+            )
+        click.echo(f"wrote {report.write_search(dirs[0], out, title).page}")
+        return
     written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics)
     _tell(written.unfinished)
     for absent in written.absent:

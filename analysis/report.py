@@ -26,6 +26,7 @@ from . import (
     series,
     style,
     tables,
+    trials,
     updates,
 )  # fmt: skip
 from .overview import Descriptions
@@ -95,7 +96,7 @@ def write(
     settings = settings_by(by, groups)
     final = tables.scored(groups, metrics[0], "final", baseline)
     made = list(_tables(runs, groups, by, settings, baseline, metrics))
-    for folder in (out, out / "figures", out / "tables"):
+    for folder in (out, out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
     absent = []
@@ -106,7 +107,49 @@ def write(
             pictures.setdefault(part, []).append(_picture(drawn, out / "figures"))
     methods = overview.methods(groups, descriptions or {})
     common = overview.settings(groups, descriptions or {})
-    for table in [methods, common, *made]:
+    _write_page(
+        out,
+        tables=[methods, common, *made],
+        title=title or overview.title(groups),
+        lead=overview.lead(groups, baseline),
+        findings=headline.findings(facets(groups, settings), metrics[0], baseline, final),
+        first=pictures.pop("headline"),
+        sections=_sections(methods, common, made, pictures, absent, unfinished),
+    )
+    return Written(out / PAGE, unfinished, absent)
+
+
+def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
+    """Writes the same files about the trials of ``fedsim tune`` in a folder.
+
+    Raises:
+        AnalysisError: the folder holds no search, an unreadable file, or ``out`` other files.
+    """
+    _check(out)
+    search = trials.read(folder)
+    for each in (out, out / "figures"):
+        each.mkdir(parents=True, exist_ok=True)
+    first, *rest = (_picture(drawn, out / "figures") for drawn in trials.drawings(search))
+    listed = trials.table(search)
+    _write_page(
+        out,
+        tables=[listed],
+        title=title or f"Search over {', '.join(search.keys)}",
+        lead=trials.lead(search),
+        findings=trials.findings(search),
+        first=[first],
+        sections=[
+            Section("values", "Values of the searched settings", rest),
+            Section("trials", "Trials", [listed]),
+        ],
+    )
+    return Written(out / PAGE, (), ())
+
+
+def _write_page(out: Path, tables: Sequence[layout.Table], **content: object) -> None:
+    """Writes the tables, and the page of what the template asks for."""
+    (out / "tables").mkdir(exist_ok=True)
+    for table in tables:
         for suffix, formatted in layout.FORMATS.items():
             file = out / "tables" / f"{table.name}{suffix}"
             file.write_text(formatted([table]), encoding="utf-8", newline="\n")
@@ -116,16 +159,11 @@ def write(
     )  # fmt: skip
     environment.filters["inline"] = _inline
     page = environment.get_template("report.html").render(
-        title=title or overview.title(groups),
-        lead=overview.lead(groups, baseline),
-        findings=headline.findings(facets(groups, settings), metrics[0], baseline, final),
-        first=pictures.pop("headline"),
-        sections=_sections(methods, common, made, pictures, absent, unfinished),
         foot="Made by `fedsim report` from the CSV files of the run directories. The page needs no "
         "other file; its figures and tables are also in the folders `figures` and `tables`.",
+        **content,
     )
     (out / PAGE).write_text(page, encoding="utf-8", newline="\n")
-    return Written(out / PAGE, unfinished, absent)
 
 
 def _check(out: Path) -> None:

@@ -128,7 +128,8 @@ def write_csv(frame: pd.DataFrame) -> str:
 def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """Run directories (with a rounds.csv) at or below ``paths``: (finished, unfinished), sorted.
 
-    A run that has no summary.csv yet is unfinished.
+    A run that has no summary.csv yet is unfinished. The trials of a search by ``fedsim tune`` are
+    left out, unless the search itself or a folder in it is given.
 
     Raises:
         AnalysisError: a path does not exist, or no run lies there.
@@ -137,9 +138,12 @@ def find(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     for path in paths:
         if not path.exists():
             raise AnalysisError(f"{path}: there is no such folder")
-        below = {file.parent for file in path.rglob("rounds.csv")}
+        searches = {file.parent for file in path.glob("*/**/trials.csv")}
+        files = path.rglob("rounds.csv")
+        below = {file.parent for file in files if searches.isdisjoint(file.parents)}
         if not below:
-            raise AnalysisError(f"{path}: no run directory (a folder with rounds.csv) here")
+            hint = f"; name the search itself: {min(searches)}" if searches else ""
+            raise AnalysisError(f"{path}: no run directory (a folder with rounds.csv) here{hint}")
         runs |= below
     finished = [run for run in sorted(runs) if (run / "summary.csv").is_file()]
     return finished, sorted(runs.difference(finished))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from benchmarks import decomposition, flower, processes, report, serverstep
+from benchmarks import decomposition, peers, processes, report, serverstep, startup
 from benchmarks.pairing import Pairs, Spread, compare
 from benchmarks.profiles import profile
 from benchmarks.report import Result, of_pairs, of_step
@@ -34,7 +35,7 @@ class Options:
     repeats: int
     quick: bool
     data_dir: Path | None
-    flower_python: Path | None
+    peers: Mapping[str, Path]
 
 
 def _paired(name: str, key: str, target: float) -> Callable[[Options], Iterator[Result]]:
@@ -45,21 +46,22 @@ def _paired(name: str, key: str, target: float) -> Callable[[Options], Iterator[
             for suffix, engine in VARIANTS.items():
                 pairs = compare(WORKLOADS[key], method, options.repeats, **engine)
                 yield of_pairs(name, method + suffix, pairs, target if not suffix else None)
-        if options.flower_python is not None:
-            yield _flower(name, key, options.flower_python, options.repeats)
+        yield from _peers(name, key, options)
 
     return measure
 
 
-def _flower(name: str, key: str, python: Path, repeats: int) -> Result:
+def _peers(name: str, key: str, options: Options) -> Iterator[Result]:
+    """FedAvg in other simulators beside fedsim without checkpoints, which they do not write."""
     workload = WORKLOADS[key]
-    ours = Spread.of(compare(workload, "fedavg", repeats).fedsim)
-    theirs = flower.flower_rounds(python, workload, repeats * workload.block)
-    ratio = Spread.of([seconds / ours.median for seconds in theirs])
-    return Result(
-        name, "Flower's simulation, fedavg", "ms", 1e3 * Spread.of(theirs).median,
-        1e3 * ours.median, "fedsim", ratio, details={"seconds_per_round": theirs},
-    )  # fmt: skip
+    for peer, python in options.peers.items():
+        ours = Spread.of(compare(workload, "fedavg", options.repeats, checkpoint_every=0).fedsim)
+        theirs = peers.peer_rounds(peer, python, workload, options.repeats * workload.block)
+        ratio = Spread.of([seconds / ours.median for seconds in theirs])
+        yield Result(
+            name, f"{peers.PEERS[peer].title}, fedavg", "ms", 1e3 * Spread.of(theirs).median,
+            1e3 * ours.median, "fedsim", ratio, details={"seconds_per_round": theirs},
+        )  # fmt: skip
 
 
 def _w4(options: Options) -> Iterator[Result]:
@@ -86,10 +88,33 @@ def _w4(options: Options) -> Iterator[Result]:
         yield of_pairs("W4", method, merged, None)
 
 
+def _w5(options: Options) -> Iterator[Result]:
+    """100,000 clients beside 10,000, 1,000 and 100 sampled: cost of a client, and memory."""
+    each: dict[str, list[float]] = {"w4_10000": [], "w5": []}
+    for _ in range(max(2, options.repeats // 4)):
+        for key, seconds in each.items():
+            pairs = compare(WORKLOADS[key], "fedavg", 2)
+            seconds.append(Spread.of(pairs.fedsim).median / WORKLOADS[key].cohort)
+    few, many = each.values()
+    ratio = Spread.of([b / a for a, b in zip(few, many, strict=True)])
+    yield Result(
+        "W5", "fedavg, a client of a round", "us", 1e6 * Spread.of(many).median,
+        1e6 * Spread.of(few).median, "W4, 10,000 clients", ratio, 1.5,
+    )  # fmt: skip
+    cases = {"fedavg": [], "scaffold": ["--set", "engine.state_memory=0.05"]}
+    for method, more in cases.items():
+        arguments = [*processes.run_arguments(WORKLOADS["w5"], method, 30), *more]
+        peak = processes.peak_memory(arguments, tree=True)
+        yield Result(
+            "W5", f"{method}, process tree", "GiB", peak.tree / 2**30, target=6.0,
+            details={"driver_bytes": peak.driver},
+        )  # fmt: skip
+
+
 def _a1(options: Options) -> Iterator[Result]:
     sizes = serverstep.SIZES[:1] if options.quick else serverstep.SIZES
     for step in serverstep.measure(options.repeats, sizes=sizes):
-        yield of_step(step, 2.0 if step.method == "fedavg" else 3.0)
+        yield of_step(step, 4.0)
         if step.tables:
             case = f"K for the tables, m = {step.m}, d = {step.d / 1e6:.1f} M"
             yield Result("A1", case, "ms", 1e3 * Spread.of(step.tables).median)
@@ -140,43 +165,53 @@ def _m1(options: Options) -> Iterator[Result]:
 
 
 def _s1(options: Options) -> Iterator[Result]:
-    """From the start of the process to the first row, on the digits."""
-    seconds = [processes.start_up(["--rounds", "2"]) for _ in range(min(3, options.repeats))]
-    spread = Spread.of(seconds)
-    yield Result("S1", "start to first round", "s", spread.median, target=6.0,
-                 details={"seconds": seconds})  # fmt: skip
+    """From the start of the process to the first row, on the digits, beside bare scripts."""
+    for case, ours, theirs, target in startup.measure(min(5, options.repeats)):
+        ratio = Spread.of([a / b for a, b in zip(ours, theirs, strict=True)])
+        medians = Spread.of(ours).median, Spread.of(theirs).median
+        details = {"seconds": ours, "script": theirs}
+        yield Result("S1", case, "s", *medians, "script", ratio, target, details=details)
 
 
-def _gpu(name: str, key: str, gpus: float) -> Callable[[Options], Iterator[Result]]:
-    """A workload on the GPU, with the same float32 on both sides and with --fast and TF32."""
+def _gpu(
+    name: str, key: str, gpus: float, *, stacked: bool = False
+) -> Callable[[Options], Iterator[Result]]:
+    """A workload on the GPU, with the same float32 on both sides and with --fast and TF32.
+
+    ``stacked``: once more with one actor that trains clients as one model.
+    """
+    ways: dict[str, dict[str, Any]] = {"": {"gpus_per_client": gpus}}
+    if stacked:
+        ways[", client_batch=auto"] = {"gpus_per_client": 1.0, "client_batch": "auto"}
 
     def measure(options: Options) -> Iterator[Result]:
         if not torch.cuda.is_available():
             yield Result(name, WORKLOADS[key].title, skipped="skipped: torch finds no GPU here")
             return
         for method in METHODS:
-            for fast in (False, True):
+            for (suffix, engine), fast in product(ways.items(), (False, True)):
                 pairs = compare(
                     WORKLOADS[key], method, options.repeats, device="cuda", tf32=fast,
-                    gpus_per_client=gpus, fast=fast,
+                    fast=fast, **engine,
                 )  # fmt: skip
-                yield of_pairs(name, method + (", --fast" if fast else ""), pairs, None)
+                yield of_pairs(name, method + suffix + ", --fast" * fast, pairs, None)
 
     return measure
 
 
 BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
-    "W1": _paired("W1", "w1", 2.0),
-    "W2": _paired("W2", "w2", 1.1),
-    "W3": _paired("W3", "w3", 1.3),
+    "W1": _paired("W1", "w1", 1.8),
+    "W2": _paired("W2", "w2", 1.05),
+    "W3": _paired("W3", "w3", 1.15),
     "W4": _w4,
+    "W5": _w5,
     "A1": _a1,
     "D1": _d1,
     "MEM": _memory,
     "M1": _m1,
     "S1": _s1,
     "G1": _gpu("G1", "g1", 1.0),
-    "G2": _gpu("G2", "g2", 0.5),
+    "G2": _gpu("G2", "g2", 0.5, stacked=True),
 }
 
 
@@ -187,9 +222,12 @@ BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
 @click.option("--out", type=click.Path(path_type=Path), default=Path("runs/benchmarks.json"),
               show_default=True, help="All as JSON; the table as CSV beside it.")  # fmt: skip
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True), help="MNIST, for M1.")
+@click.option("--peers", "names_of_peers", metavar="NAME[,NAME]", default="",
+              help="Other simulators beside W1 to W3: flower, pfl.")  # fmt: skip
 @click.option("--flower-python", type=click.Path(path_type=Path, exists=True),
               help="Python of an environment with flwr[simulation] and torch.")  # fmt: skip
-@click.option("--flower", "with_flower", is_flag=True, help="Compare with Flower, too.")
+@click.option("--pfl-python", type=click.Path(path_type=Path, exists=True),
+              help="Python of an environment with pfl and torch.")  # fmt: skip
 @click.option("--profiles", is_flag=True, help="Profile every workload, not those that miss.")
 def main(
     names: tuple[str, ...],
@@ -197,15 +235,22 @@ def main(
     quick: bool,
     out: Path,
     data_dir: Path | None,
+    names_of_peers: str,
     flower_python: Path | None,
-    with_flower: bool,
+    pfl_python: Path | None,
     profiles: bool,
 ) -> None:
     """Measures fedsim beside a bare PyTorch loop; without NAMES everything."""
-    if with_flower and flower_python is None:
-        click.echo("--flower: skipped, --flower-python names no Python with flwr", err=True)
-    python = flower_python if with_flower else None
-    options = Options(repeats or (3 if quick else 8), quick, data_dir, python)
+    pythons = {"flower": flower_python, "pfl": pfl_python}
+    chosen = dict[str, Path]()
+    for peer in filter(None, names_of_peers.split(",")):
+        if peer not in pythons:
+            raise click.BadParameter(f"{peer!r} given; allowed: flower, pfl", param_hint="--peers")
+        python = pythons[peer]
+        if python is None:
+            raise click.UsageError(f"--peers {peer} needs --{peer}-python")
+        chosen[peer] = python
+    options = Options(repeats or (3 if quick else 8), quick, data_dir, chosen)
     facts, results = report.machine_facts(), list[Result]()
     for name in names or BENCHMARKS:
         for result in BENCHMARKS[name](options):

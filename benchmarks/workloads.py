@@ -57,6 +57,7 @@ WORKLOADS = {
         Workload("w3", "10 of 10 clients, 25.6 M parameters, 1 step", 10, 10, 20, 32, "wide", 2),
         Workload("w4_1000", "100 of 1,000, logistic", 1000, 100, 20, 8, "logistic", 10),
         Workload("w4_10000", "100 of 10,000, logistic", 10000, 100, 20, 8, "logistic", 10),
+        Workload("w5", "1,000 of 100,000, logistic", 100_000, 1000, 20, 8, "logistic", 2),
         Workload("w3_small", "3 of 3 clients, 2.1 M parameters", 3, 3, 20, 32, "wide_small", 2),
         Workload("m1", "100 of 1,000, MNIST-sized, CNN 1.66 M", 1000, 100, 60, 28, "cnn", 1),
         Workload("g1", "8 of 8 clients, ResNet-50, 100 images", 8, 8, 100, 224, "resnet50", 2, 3),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from fedsim import algorithms
-from fedsim.algorithms import registry
+from fedsim.algorithms.catalogue import build_docstring
 
 PAGE = Path(__file__).resolve().parent / "METHODS.md"
 INTRO = """# Methods
@@ -28,6 +27,9 @@ Adam, and `--server fedgh,fedadam` FedGH's step, then Adam; `fedadam.weights` ha
 Each method's hyperparameters are read from its own section. What a method's own clients send stays
 with them (FedNova's normalisation, SCAFFOLD's control variates); what cannot be combined is refused
 with the reason.
+
+The last column of the table says, for each method with its default options, whether clients can be
+trained in blocks (`--client-batch`), as one model with a client dimension.
 
 Of the public code named here, these versions were read: FL-bench 075292b (servers) and c6503ac
 (clients), FedLab a0bb295 and 6a41bb4, PFLlib 487a29e, Flower 2d0adc7 and 10d58a7, JianXu95/FedPAC
@@ -58,21 +60,32 @@ def title(name: str) -> tuple[str, str, str]:
 
 def options(name: str) -> list[tuple[str, str, str]]:
     """Each hyperparameter with its default and its line in the docstring of ``build``."""
-    text = inspect.getdoc(registry.builder(name)) or ""
+    text = build_docstring(name)
     said = dict(re.findall(r"^    (\w+): (.+(?:\n     +.+)*)", text, re.MULTILINE))
     found = algorithms.parameters(name).items()
     return [(key, str(p.default), " ".join(said[key].split())) for key, p in found]
+
+
+def said(stackable: bool | str) -> str:
+    """Whether a method's clients can be trained as a block."""
+    return "yes" if stackable is True else f"no: {stackable}"
 
 
 def page() -> str:
     """The whole of METHODS.md."""
     names = algorithms.names()
     fields = {name: algorithms.fields(name) for name in names}
+    blocks = {name: algorithms.load(name).local.stackable for name in names}
     overview = (
-        (f"[`{n}`](#{n})", title(n)[2], *(fields[n][f] for f in algorithms.FIELDS[:4]))
+        (
+            f"[`{n}`](#{n})",
+            title(n)[2],
+            *(fields[n][f] for f in algorithms.FIELDS[:4]),
+            said(blocks[n]),
+        )
         for n in names
     )
-    head = ("Method", "Paper", "Client part", "Server part", "State", "Also sent")
+    head = ("Method", "Paper", "Client part", "Server part", "State", "Also sent", "Blocks")
     lines = [INTRO, *table(head, overview)]
     for name in names:
         label, what, source = title(name)

@@ -95,7 +95,9 @@ def rounds(settings) -> Iterator[Round]:
             log = RoundLog(number + 1)
             cohort = draw_cohort(ctx, setup.cohort_size)
             own = {c: state.clients[c] for c in cohort if c in state.clients}
-            reports, deltas = again.train(cohort, state.params, state.downlink, own, ctx)
+            reports, deltas = again.train(
+                [(c,) for c in cohort], state.params, state.downlink, own, ctx
+            )
             local = {
                 r.client_id: merged(setup, state.params + delta, r.state)
                 for r, delta in zip(reports, deltas, strict=True)

@@ -42,12 +42,12 @@ def sandbox():
         yield found
 
 
-def config(method: str) -> RunConfig:
+def config(method: str, batch: int = 1) -> RunConfig:
     return RunConfig(
         algorithm=method,
         data={"num_clients": 8},
         train={"rounds": ROUNDS, "sample_rate": 0.5, "local_epochs": EPOCHS},
-        engine={"kind": "serial"},
+        engine={"kind": "serial", "client_batch": batch},
     )
 
 
@@ -61,13 +61,13 @@ def run(sandbox: Sandbox, method: str, *more: str) -> subprocess.Popen[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     """The files of each method's run in one process, computed when first asked for."""
-    known: dict[str, dict[str, object]] = {}
+    known: dict[tuple[str, int], dict[str, object]] = {}
 
-    def of(method: str) -> dict[str, object]:
-        if method not in known:
+    def of(method: str, batch: int = 1) -> dict[str, object]:
+        if (method, batch) not in known:
             out = tmp_path_factory.mktemp(method) / "run"
-            known[method] = contents(fedsim.run(config(method), out).path)
-        return known[method]
+            known[method, batch] = contents(fedsim.run(config(method, batch), out).path)
+        return known[method, batch]
 
     return of
 
@@ -91,19 +91,24 @@ def flip_a_byte_of_the_newest_checkpoint(run: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("method", "kills"),
+    ("method", "kills", "batch"),
     [
-        ("fedpac", 2),  # states of clients, private answers and two phases
-        pytest.param("fedld", 4, marks=pytest.mark.nightly),
-        pytest.param("fedbn", 3, marks=pytest.mark.nightly),
-        pytest.param("fedpac", 5, marks=pytest.mark.nightly),
+        ("fedpac", 2, 1),  # states of clients, private answers and two phases
+        ("scaffold", 2, 3),  # states of clients that train together
+        pytest.param("fedld", 4, 1, marks=pytest.mark.nightly),
+        pytest.param("fedbn", 3, 1, marks=pytest.mark.nightly),
+        pytest.param("fedpac", 5, 1, marks=pytest.mark.nightly),
+        *(
+            pytest.param(method, 2, 3, marks=pytest.mark.nightly)
+            for method in ("fedavg", "fedprox", "feddyn", "fedld")
+        ),
     ],
 )
-def test_killed_again_and_again(method, kills, sandbox, undisturbed):
+def test_killed_again_and_again(method, kills, batch, sandbox, undisturbed):
     """At random moments; each time another process goes on, while the last one's Ray still ends."""
     draw = random.Random(method)
     table = sandbox.work / "run" / "rounds.csv"
-    process, done = run(sandbox, method), 0
+    process, done = run(sandbox, method, "--client-batch", str(batch)), 0
     for _ in range(kills):
         kill_in_a_round(process, table, done, draw.random())
         done = count_rows(table)
@@ -111,7 +116,7 @@ def test_killed_again_and_again(method, kills, sandbox, undisturbed):
     out, err = wait_for_exit(process)
     assert re.search(r"resuming run after round [1-9]", out)
     assert err == ""
-    assert contents(table.parent) == undisturbed(method)
+    assert contents(table.parent) == undisturbed(method, batch)
     resumed = json.loads((table.parent / "env.json").read_text())["resumed"]
     assert len(resumed) == kills
 
@@ -224,7 +229,9 @@ def test_a_sweep_goes_on(number, sandbox, undisturbed):
     if number == signal.SIGINT:
         interrupt(process, number)
         _, err = wait_for_exit(process, 130)
-        assert err == "interrupted; the runs are in sweep, the same command continues\n"
+        stopping, interrupted = err.splitlines()
+        assert stopping.startswith("stopping: every run ends its round and leaves a checkpoint")
+        assert interrupted == "interrupted; the runs are in sweep, the same command continues"
     else:
         process.kill()
         process.communicate()

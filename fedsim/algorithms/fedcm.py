@@ -16,6 +16,7 @@ added to the mixed gradient, as in the official code. alpha = 1 is FedAvg with u
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -43,6 +44,7 @@ class MixedGradient(LocalRule):
     """Steps along the gradient and the server's direction."""
 
     alpha: float
+    stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """The server's direction; zeros in the first round."""

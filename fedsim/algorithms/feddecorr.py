@@ -17,7 +17,7 @@ about B; the experiments of FedDecorr and FedGH ran with ``code`` and beta = 0.1
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,22 +30,34 @@ Decorrelation = Literal["code", "paper"]
 _VARIANCE: Mapping[Decorrelation, float] = {"code": 1e-8, "paper": 1e-12}
 
 
-def decorrelation(features: Tensor, form: Decorrelation = "code") -> Tensor:
+def decorrelation(
+    features: Tensor, form: Decorrelation = "code", weights: Tensor | None = None
+) -> Tensor:
     """How much the features correlate over the batch (FedDecorr); 0 for a single sample.
 
     With the correlations rho over the batch, those of a constant feature being 0: ``code`` is
     ``(B - 1)^2 / B`` times the mean of rho_ij^2 over pairs i != j, ``paper`` the mean of rho_ij^2
     over all i and j. The released code adds 1e-8 to variances; the paper's form has only what
-    keeps it finite.
+    keeps it finite. With ``weights`` (B,) only the samples count whose weight, one over their
+    number, is not 0.
     """
-    b, d = features.shape
-    if b == 1:
+    n, d = features.shape
+    if n == 1:
         return features.new_zeros(())
     x = upcast(features)
-    z = (x - x.mean(dim=0)) / (x.var(dim=0) + _VARIANCE[form]).sqrt()
+    b: float | Tensor = n
+    freedom: float | Tensor = n - 1
+    if weights is None:
+        centred, variance = x - x.mean(dim=0), x.var(dim=0)
+    else:
+        b = 1 / weights.amax()
+        freedom = (b - 1).clamp(min=1)
+        centred = (x - weights @ x) * (weights > 0).unsqueeze(1)
+        variance = centred.square().sum(dim=0) / freedom
+    z = centred / (variance + _VARIANCE[form]).sqrt()
     products = matmul(z.T, z)
     if form == "paper":
-        return (products / (b - 1)).square().mean()
+        return (products / freedom).square().mean()
     others = products - torch.diag_embed(products.diagonal())
     return others.square().sum() / max(1, d * (d - 1)) / b
 
@@ -56,10 +68,11 @@ class Decorrelated(FeaturePenalty):
 
     beta: float
     form: Decorrelation
+    stackable: ClassVar[bool | str] = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """At beta = 0 it is FedAvg bit for bit."""
-        return self.beta * decorrelation(batch.h, self.form)
+        return self.beta * decorrelation(batch.h, self.form, env.weights)
 
 
 def build(beta: NonNegative = 0.1, form: Decorrelation = "code") -> Algorithm:

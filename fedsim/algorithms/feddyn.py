@@ -37,9 +37,10 @@ class RegularisedObjective(LocalRule):
     alpha: float
     client_alpha: str
     plain_sgd: ClassVar[bool] = True
+    stackable: ClassVar[bool | str] = True
 
-    def client_weight(self, env: LocalEnv) -> float:
-        """alpha_i, the weight of this client's regulariser."""
+    def client_weight(self, env: LocalEnv) -> float | Tensor:
+        """alpha_i, the weight of this client's regulariser; (A,) in a block."""
         return self.alpha / (env.relative_size if self.client_alpha == "by_samples" else 1.0)
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
@@ -49,8 +50,12 @@ class RegularisedObjective(LocalRule):
 
     def adjust_grads(self, env: LocalEnv, s: list[Tensor]) -> None:
         """``p.grad += alpha w - (lambda_i + alpha w_t)``."""
-        gradients = env.grads()
-        torch._foreach_add_(gradients, env.params, alpha=self.client_weight(env))
+        gradients, weight = env.grads(), self.client_weight(env)
+        if isinstance(weight, Tensor):
+            for g, p in zip(gradients, env.params, strict=True):
+                g += weight.view(-1, *[1] * (p.ndim - 1)) * p
+        else:
+            torch._foreach_add_(gradients, env.params, alpha=weight)
         torch._foreach_sub_(gradients, s)
 
     def finish(self, env: LocalEnv, s: list[Tensor]) -> Uplink:

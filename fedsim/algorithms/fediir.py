@@ -21,7 +21,7 @@ RotatedMNIST, 5e-3 for VLCS, 1e-3 for PACS and 5e-4 for OfficeHome.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,14 +36,20 @@ from fedsim.core.types import RoundContext, Vectors
 from fedsim.server import Average, Cohort, Exchanged, Server, Weights
 
 
-def head_gradient(features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+def head_gradient(
+    features: Tensor, logits: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> Tensor:
     """(C, d + 1) gradient of the cross-entropy by the weight and, last, the bias of a linear head.
 
-    ``(softmax - onehot)^T [h, 1] / B``, a differentiable function of logits and features.
+    ``(softmax - onehot)^T [h, 1] / B``, a differentiable function of logits and features. With
+    ``weights`` (B,) these take the place of 1 / B.
     """
     h, logits = upcast(features), upcast(logits)
     wrong = logits.softmax(dim=1) - nn.functional.one_hot(labels, logits.shape[1])
-    return matmul(wrong.T, torch.cat([h, torch.ones_like(h[:, :1])], dim=1)) / len(labels)
+    inputs = torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+    if weights is not None:
+        return matmul((weights.unsqueeze(1) * wrong).T, inputs)
+    return matmul(wrong.T, inputs) / len(labels)
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class Invariant(FeaturePenalty):
     """Adds the squared distance of the batch's head gradient to the running mean gm."""
 
     gamma: float
+    stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""
@@ -84,7 +91,7 @@ class Invariant(FeaturePenalty):
 
     def penalty(self, env: LocalEnv, s: Tensor, batch: Batch) -> Tensor:
         """At gamma = 0 it is FedAvg bit for bit."""
-        away = head_gradient(batch.h, batch.logits, batch.y) - s
+        away = head_gradient(batch.h, batch.logits, batch.y, env.weights) - s
         return self.gamma * away.square().sum()
 
 

@@ -21,7 +21,7 @@ optimisers of the other rule.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -35,6 +35,8 @@ from fedsim.server.optimizers import HeavyBall
 
 class WithNormaliser(Proximal):
     """Also uploads the normaliser |a|_1, the effective number of its steps."""
+
+    stackable: ClassVar[bool | str] = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """The normaliser |a|_1."""

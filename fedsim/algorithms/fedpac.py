@@ -25,7 +25,7 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import scipy.linalg
@@ -103,6 +103,7 @@ class AlignedFeatures(FeaturePenalty):
     lam: float
     head_lr: float
     head_epochs: int
+    stackable: ClassVar[bool | str] = "local training has two phases"
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """First the head, then the extractor."""

@@ -14,7 +14,7 @@ over tensors k (not squared, no half); its gradient is mu times a unit vector pe
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,6 +32,7 @@ class Proximal(LocalRule):
 
     mu: float
     form: Form
+    stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:
         """The received parameters w_t."""
@@ -43,7 +44,8 @@ class Proximal(LocalRule):
             return
         pull = list(torch._foreach_sub(env.params, s))
         if self.form == "l2_per_tensor":
-            pull = [d / torch.where(d.norm() > 0, d.norm(), 1.0) for d in pull]
+            norms = map(env.norm, pull)
+            pull = [d / torch.where(n > 0, n, 1.0) for d, n in zip(pull, norms, strict=True)]
         torch._foreach_add_(env.grads(), pull, alpha=self.mu)
 
 

@@ -18,7 +18,7 @@ direction of the server. rho = 0 is FedAvg, and FedCM where alpha < 1.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class SharpnessAware(LocalRule):
     rho: float
     variant: str
     eta: float
+    stackable: ClassVar[bool | str] = "its loss takes a gradient of its own"
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss at w for the log; at rho = 0 the objective too."""
@@ -71,6 +72,8 @@ class SharpnessAware(LocalRule):
 @dataclass(frozen=True)
 class WithMomentum(SharpnessAware, MixedGradient):
     """MoFedSAM: the gradient at w + e is mixed with the server's direction."""
+
+    stackable: ClassVar[bool | str] = SharpnessAware.stackable
 
 
 def build(

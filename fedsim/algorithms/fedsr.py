@@ -20,7 +20,7 @@ features of the unchanged model and a_cmi has no effect.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -35,9 +35,9 @@ from fedsim.models.probabilistic import ProbabilisticModel
 from fedsim.server import Average, Server, Weights
 
 
-def length(z: Tensor, power: Literal[1, 2]) -> Tensor:
-    """``mean_b ||z_b||^power`` of features (B, d)."""
-    return torch.linalg.vector_norm(upcast(z), dim=1).pow(power).mean()
+def lengths(z: Tensor, power: Literal[1, 2]) -> Tensor:
+    """(B,) ``||z_b||^power`` of features (B, d)."""
+    return torch.linalg.vector_norm(upcast(z), dim=1).pow(power)
 
 
 def gaussian_divergence(mu: Tensor, sigma: Tensor, r_mu: Tensor, r_sigma: Tensor) -> Tensor:
@@ -53,10 +53,11 @@ class ShortFeatures(FeaturePenalty):
 
     a_l2r: float
     power: Literal[1, 2]
+    stackable: ClassVar[bool | str] = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """``a_l2r`` times the length of the model's features."""
-        return self.a_l2r * length(batch.h, self.power)
+        return self.a_l2r * env.mean(lengths(batch.h, self.power))
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,14 @@ class SimpleRepresentation(ShortFeatures):
     """Adds the length of the sampled features and their divergence from the class's Gaussian."""
 
     a_cmi: float
+    stackable: ClassVar[bool | str] = "its loss draws noise for a whole batch"
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One draw of torch's global generator for each sample."""
         mu, sigma = env.model.distribution(x)  # type: ignore[operator]
         z = mu + sigma * torch.randn_like(mu)
         objective, ce = env.criterion.with_cross_entropy(env.model.head(z), y)  # type: ignore[operator]
-        objective = objective + self.a_l2r * length(z, self.power)
+        objective = objective + self.a_l2r * env.mean(lengths(z, self.power))
         if self.a_cmi > 0:
             r_mu, r_sigma, scale = env.model.reference(y)  # type: ignore[operator]
             apart = gaussian_divergence(scale * mu, scale * sigma, r_mu, r_sigma)

@@ -20,6 +20,7 @@ CIFAR-100 and Tiny-ImageNet.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,6 +47,9 @@ class Contrastive(FeaturePenalty):
 
     mu: float
     temperature: float
+    stackable: ClassVar[bool | str] = (
+        "a client's first participation has another loss than later ones"
+    )
 
     def begin(self, env: LocalEnv) -> Tensor | None:
         """(D,) the client's previous model, None in its first participation."""

@@ -26,7 +26,7 @@ Memory is N models, a round mixes N of them for N clients: for small models and 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -104,6 +104,8 @@ def ascended(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
 @dataclass(frozen=True)
 class UploadModel(LocalRule):
     """Plain SGD; the trained model goes to the server."""
+
+    stackable: ClassVar[bool | str] = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:
         """The whole model (D,)."""

@@ -6,71 +6,16 @@ named ``module:function``.
 """
 
 import importlib
-import inspect
-import pkgutil
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-import fedsim.algorithms
 from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.catalogue import chain, check, check_known
 from fedsim.client import LocalRule, MarginControl
-from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import resolve, signature, users_code
-from fedsim.core.settings import Scalar, checked
+from fedsim.core.errors import ConfigError
+from fedsim.core.imports import resolve, users_code
 from fedsim.server import Average, Server
-
-
-def names() -> tuple[str, ...]:
-    """The names of all built-in methods, sorted."""
-    modules = (m.name for m in pkgutil.iter_modules(fedsim.algorithms.__path__))
-    return tuple(sorted(set(modules) - {"base", "registry"}))
-
-
-def describe(name: str) -> str:
-    """The first line of the method's docstring: what it is and its source."""
-    text = inspect.getdoc(inspect.getmodule(builder(name))) or name
-    return text.splitlines()[0]
-
-
-FIELDS = ("client", "server", "state", "sends", "public code")
-"""What every built-in method's docstring says at its end, for docs/METHODS.md."""
-
-
-def fields(name: str) -> Mapping[str, str]:
-    """The fields at the end of a method's docstring, ``:client: plain SGD`` and so on."""
-    text = inspect.getdoc(inspect.getmodule(builder(name))) or ""
-    found = re.findall(r"^:([a-z ]+): (.+(?:\n    .+)*)", text, re.MULTILINE)
-    return {field: " ".join(content.split()) for field, content in found}
-
-
-def parameters(name: str) -> Mapping[str, inspect.Parameter]:
-    """The hyperparameters of a method: the keyword parameters of its ``build``.
-
-    Raises:
-        ConfigError: no such method, ``module:function`` that cannot be imported, or a parameter
-            without a type or a name to give it by.
-    """
-    where = f"algorithm {name!r}"
-    found = signature(builder(name), where, evaluate=True).parameters
-    for key, parameter in found.items():
-        named = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        if not named or parameter.annotation is parameter.empty:
-            raise ConfigError(
-                f"{where}: {str(parameter)!r} is no hyperparameter; all parameters of the function "
-                f"have to be keywords with a type, as in {key}: float = 0.5"
-            )
-    return found
-
-
-def check(name: str, hyperparameters: Mapping[str, Any]) -> dict[str, Scalar]:
-    """The hyperparameters with the types that the method's ``build`` declares.
-
-    Raises:
-        ConfigError: no such method or hyperparameter, a value that is missing or of another type.
-    """
-    return checked(name, parameters(name), hyperparameters)
 
 
 def load(name: str, hyperparameters: Mapping[str, Any] | None = None) -> Algorithm:
@@ -134,22 +79,6 @@ def compose(
     return replace(algorithm, server=composed, criterion=criterion)
 
 
-def chain(server: str | None) -> tuple[str, ...]:
-    """The methods that ``server`` names, in their order.
-
-    Raises:
-        ConfigError: one of them is named twice.
-    """
-    found = () if server is None else tuple(part.strip() for part in server.split(","))
-    for name in found:
-        if found.count(name) > 1:
-            raise ConfigError(
-                f"server {server!r} names {name!r} twice, but there is one set of hyperparameters "
-                "for each method"
-            )
-    return found
-
-
 def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
     """The server of method ``name`` with the parts of others in the place of its own.
 
@@ -194,10 +123,6 @@ def builder(name: str) -> Callable[..., Algorithm]:
     """
     if ":" in name:
         return resolve(name, f"algorithm {name!r}")
-    if name not in names():
-        raise ConfigError(
-            f"unknown algorithm {name!r}; known are {', '.join(names())}, "
-            f"or module:function{nearest(name, names())}"
-        )
+    check_known(name)
     build: Callable[..., Algorithm] = importlib.import_module(f"fedsim.algorithms.{name}").build
     return build

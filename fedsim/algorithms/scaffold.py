@@ -22,7 +22,7 @@ evaluation mode, without augmentation.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class CorrectedGradient(LocalRule):
     """SGD with the correction c - c_i."""
 
     option: str
+    stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> tuple[list[Tensor], Tensor | None]:
         """The correction, and the new control variate where it is known before training."""

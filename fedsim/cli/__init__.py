@@ -29,6 +29,7 @@ from fedsim.cli.run import run
 from fedsim.cli.runs import runs
 from fedsim.cli.show import compare, show
 from fedsim.cli.sweep import sweep
+from fedsim.cli.tune import tune
 from fedsim.core.errors import EngineLostError
 from fedsim.version import __version__
 
@@ -39,6 +40,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
   fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
+  fedsim tune FILE --trials 25                 hyperparameters by the validation part
   fedsim runs                                  what is there, and how far it is
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim report DIR --out report               tables and figures of runs, on one page
@@ -105,7 +107,7 @@ def main(ctx: click.Context) -> None:
 
 
 for command in (
-    *(run, resume, sweep, runs, show, compare, predict, listing, partition, doctor),
+    *(run, resume, sweep, tune, runs, show, compare, predict, listing, partition, doctor),
     *COMMANDS,
 ):
     main.add_command(command)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,9 @@ from fedsim.training.signals import handled
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
     from fedsim.config.run import RunConfig
+    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.training.progress import Lines
+    from fedsim.training.trackers import Tracker
 
 
 LONGEST = 1000
@@ -34,15 +36,67 @@ def configuration(preset: str | None, config: str | None, flags: Settings) -> Ru
     Raises:
         ConfigError: a setting cannot be used.
     """
-    from fedsim.config.resolve import read_layers, resolve, warn_unused
+    return resolved(layers_of(preset, config, flags))
+
+
+def layers_of(preset: str | None, config: str | None, flags: Settings) -> Sequence[Settings]:
+    """The settings of --preset, --config and the other flags; a later layer wins.
+
+    The user's modules that they name can be imported from then on.
+
+    Raises:
+        ConfigError: there is no such preset, file or folder.
+    """
+    from fedsim.config.resolve import read_layers
 
     file = None if config is None else Path(config)
     layers = read_layers(preset=preset, file=file, overrides=flags)
     make_importable(*layers)
+    return layers
+
+
+def resolved(layers: Sequence[Settings]) -> RunConfig:
+    """The configuration of layers of settings; warns of those that have no effect.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    from fedsim.config.resolve import resolve, warn_unused
+
+    resolve(*layers, build=False)  # finds most errors before torch is imported
     found = resolve(*layers)
     for layer in layers:
         warn_unused(layer, [found])
     return found
+
+
+def trackers_of(names: Sequence[str]) -> list[Tracker]:
+    """The trackers of --track.
+
+    Raises:
+        ConfigError: one is not installed.
+    """
+    if not names:
+        return []
+    from fedsim.training.trackers import tracker
+
+    return [tracker(name) for name in dict.fromkeys(names)]
+
+
+def session_ahead(ctx: click.Context, config: RunConfig) -> SessionAhead | None:
+    """Ray on its way while torch is imported and the data are read, where the run needs it.
+
+    None where the data folder is not there: then the run will not begin. Ray ends with the command,
+    after errors are shown.
+    """
+    folder = config.data.dir
+    if config.engine.kind != "ray" or (folder is not None and not Path(folder).exists()):
+        return None
+    from fedsim.engine.ray.ahead import SessionAhead
+
+    ahead = SessionAhead(config)
+    ctx.find_root().call_on_close(ahead.close)
+    return ahead
 
 
 def make_importable(*layers: Settings) -> None:
@@ -67,14 +121,19 @@ def make_importable(*layers: Settings) -> None:
 
 
 class Echo(logging.Handler):
-    """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line."""
+    """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line.
+
+    Both streams are named, since click finds the terminal itself below a display that is active,
+    and would write into its lines.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         """Prints a record."""
         if record.levelno >= logging.ERROR:
             show_error(self.format(record))
         else:
-            click.echo(self.format(record), err=record.levelno >= logging.WARNING)
+            stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
+            click.echo(self.format(record), file=stream)
 
 
 def show_log() -> None:
@@ -90,7 +149,7 @@ def show_error(message: str) -> None:
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    click.echo(f"error: {text}", err=True)
+    click.echo(f"error: {text}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:
@@ -99,9 +158,14 @@ def show_notes(error: BaseException) -> None:
         click.echo(f"note: {' '.join(note.split())}", err=True)
 
 
+def tracebacks(ctx: click.Context) -> bool:
+    """Whether tracebacks are shown: with ``--verbose`` or ``FEDSIM_DEBUG=1``."""
+    return bool(ctx.meta.get(VERBOSE)) or os.environ.get("FEDSIM_DEBUG", "0") not in ("", "0")
+
+
 def show_traceback(ctx: click.Context, error: BaseException) -> None:
-    """The traceback, with ``--verbose`` or ``FEDSIM_DEBUG=1``."""
-    if ctx.meta.get(VERBOSE) or os.environ.get("FEDSIM_DEBUG", "0") not in ("", "0"):
+    """The traceback, where tracebacks are shown."""
+    if tracebacks(ctx):
         click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +61,7 @@ def _origin(info: DatasetInfo) -> str:
 
 
 def _models() -> Rows:
-    from fedsim.models.registry import CATALOGUE
+    from fedsim.models.catalogue import CATALOGUE
 
     return [
         {"name": name, "inputs": ", ".join(e.inputs), "description": e.description}
@@ -76,12 +77,11 @@ def _partitions() -> Rows:
 
 def _presets() -> Rows:
     from fedsim.config import presets
-    from fedsim.training import sweep
 
     return [
         {
             "name": name,
-            "runs": len(sweep.combinations(presets.load(name))),
+            "runs": math.prod(len(axis.values) for axis in presets.load(name).grid),
             "description": presets.load(name).about,
         }
         for name in presets.names()

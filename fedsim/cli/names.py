@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.shell_completion import CompletionItem
-
-from fedsim.core import files as core_files
 
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 KINDS = {
@@ -31,37 +25,12 @@ FOLDERS = ("data.dir", "engine.working_dir")
 @cache
 def catalogue() -> dict[str, dict[str, dict[str, Any]]]:
     """By kind (algorithms, datasets, models, partitions, presets) and name: a description, and
-    where there are any the defaults of the options.
-
-    To import what has the names takes seconds, too long for a shell that waits: the result is kept
-    in the cache folder for as long as no file of the package changes.
-    """
-    package = Path(__file__).resolve().parents[1]
-    sources = sorted(path for end in ("py", "yaml") for path in package.rglob(f"*.{end}"))
-    stats = [(str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in sources]
-    stamp = hashlib.sha256(repr(stats).encode()).hexdigest()
-    place = hashlib.sha256(str(package).encode()).hexdigest()[:16]
-    file = core_files.cache_dir() / f"names-{place}.json"
-    try:
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        if kept["stamp"] == stamp:
-            return dict(kept["names"])
-    except (OSError, ValueError, TypeError, KeyError):
-        pass  # none yet, or a damaged one
-    text = json.dumps({"stamp": stamp, "names": _import_names()})
-    with contextlib.suppress(OSError):  # without a cache the next call takes as long
-        file.parent.mkdir(parents=True, exist_ok=True)
-        core_files.write(file, text.encode())
-    return dict(json.loads(text)["names"])
-
-
-def _import_names() -> dict[str, dict[str, dict[str, Any]]]:
-    """What :func:`catalogue` returns, from the packages themselves."""
+    where there are any the defaults of the options."""
     from fedsim import algorithms, data
     from fedsim.config import presets
     from fedsim.core.settings import defaults
     from fedsim.data import partitions
-    from fedsim.models.registry import NAMES
+    from fedsim.models import NAMES
 
     methods = {
         name: {

@@ -129,6 +129,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "Engine": (
         Flag("engine.kind", ("--engine",), "ray|serial"),
         Flag("engine.actors", ("--actors",), "auto|per-client|N"),
+        Flag("engine.client_batch", ("--client-batch",), "N|auto"),
         Flag("engine.gpus_per_client", ("--gpus-per-client",), "F"),
         Flag("engine.cpus_per_client", ("--cpus-per-client",), "F"),
         Flag("engine.address", ("--address",), "ADDR"),
@@ -245,6 +246,42 @@ def track_option(function: F) -> F:
         multiple=True,
         help="Also write for TensorBoard, Weights & Biases (offline) or MLflow, to a folder of "
         "this name in the run directory. Repeatable; needs the extra 'track'.",
+    )(function)
+
+
+class ParallelType(click.ParamType[Any]):
+    """``auto``, or a whole number from 1."""
+
+    name = "auto|N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Literal["auto"] | int:
+        """The value; refuses anything else."""
+        if value == "auto":
+            return "auto"
+        number = str(value)
+        whole = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+        if not whole or int(number) < 1:
+            self.fail(f"{value!r} given; must be auto or a whole number from 1", param, ctx)
+        return int(number)
+
+
+MOST_DIGITS = 5
+"""Of --parallel; no machine drives more runs at once."""
+
+
+def parallel_option(function: F) -> F:
+    """``--parallel auto|N``."""
+    return click.option(
+        "--parallel",
+        cls=GroupedOption,
+        group="Engine",
+        type=ParallelType(),
+        default="auto",
+        metavar="auto|N",
+        help="Runs that are done at once; auto: as many as fit into cores, memory and GPUs.  "
+        "[auto]",
     )(function)
 
 

@@ -64,12 +64,12 @@ def partition(
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
     from fedsim.data import holdout, patients
-    from fedsim.training import setup
+    from fedsim.training import loading
     from fedsim.training.tables import show
 
     settings = configuration(preset, config, flags)
     check_output(out, plot)
-    dataset, split, kind = setup.load(settings)
+    dataset, split, kind = loading.load(settings)
     title = (
         f"{dataset.name}, {kind}: {sum(map(len, split.train))} training samples of "
         f"{dataset.num_classes} classes on {split.num_clients} clients"

@@ -1,5 +1,6 @@
 """The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
 
+import inspect
 import sys
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -44,7 +45,7 @@ class AnalysisCommand(click.Command):
 def descriptions() -> dict[str, str]:
     """A line on each method and setting, by its name in summary.csv: the report shows them."""
     from fedsim import algorithms, data
-    from fedsim.algorithms.registry import builder
+    from fedsim.algorithms.catalogue import build_docstring
     from fedsim.config.sections import fields
     from fedsim.core.settings import described
     from fedsim.data.registry import reader
@@ -52,10 +53,10 @@ def descriptions() -> dict[str, str]:
     said = {name: algorithms.describe(name) for name in algorithms.names()}
     found = {name: text.partition(": ")[2] or text for name, text in said.items()}
     found |= {key: field.description or "" for key, field in fields().items()}
-    sections = [(name, builder(name)) for name in algorithms.names()]
-    sections += [(info.name, reader(info.name)) for info in data.catalogue()]
-    for section, function in sections:
-        found |= {f"{section}.{name}": text for name, text in described(function).items()}
+    sections = {name: build_docstring(name) for name in algorithms.names()}
+    sections |= {info.name: inspect.getdoc(reader(info.name)) or "" for info in data.catalogue()}
+    for section, docstring in sections.items():
+        found |= {f"{section}.{name}": text for name, text in described(docstring).items()}
     short = {
         "dataset": "data.name",
         "model": "model.name",

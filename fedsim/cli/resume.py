@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import interruptible, make_importable
+from fedsim.cli.common import interruptible, make_importable, session_ahead, trackers_of
 from fedsim.cli.names import folders
 from fedsim.cli.options import FLAGS, SettingsCommand, set_option, track_option, verbose_option
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
-DECISIVE = ("engine.on_client_failure", "engine.fast")
+DECISIVE = ("engine.client_batch", "engine.on_client_failure", "engine.fast")
 """Keys of section engine that can change a result: they are fixed for a run."""
 CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not in DECISIVE)}
 """The flags that may be given anew, since they cannot change a result."""
@@ -39,20 +39,22 @@ def resume(ctx: click.Context, /, directory: str, track: tuple[str, ...], flags:
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
     from fedsim.config import experiments
+    from fedsim.core.imports import uncollected
     from fedsim.storage.run_dir import RunStore
     from fedsim.training.progress import display, show_result
+    from fedsim.training.resume import configuration
 
-    store = RunStore(Path(directory))
+    store, shown = RunStore(Path(directory)), display()
     file = store.path / "config.yaml"
     make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
     if file.is_file() and store.finished:
         click.echo(f"{directory} is finished; its result:")
         show_result(store.path, store.summary)
         return
-    from fedsim.training import driver
-    from fedsim.training.trackers import tracker
-
-    trackers = [tracker(name) for name in dict.fromkeys(track)]
-    shown = display()
+    trackers = trackers_of(track)
     with interruptible(ctx, shown):
-        driver.resume(store.path, flags, [shown, *trackers], progress=False)
+        session = session_ahead(ctx, configuration(store.path, flags, build=False))
+        with uncollected():
+            from fedsim.training import driver  # imports torch, while Ray starts
+
+        driver.resume(store.path, flags, [shown, *trackers], session, progress=False)

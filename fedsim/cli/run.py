@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import configuration, interruptible
+from fedsim.cli.common import interruptible, layers_of, resolved, session_ahead, trackers_of
 from fedsim.cli.options import (
     SettingsCommand,
     out_option,
@@ -52,13 +52,20 @@ def run(
 
     Ctrl-C and SIGTERM save a checkpoint; 'fedsim resume DIR' continues the run.
     """
+    from fedsim.config.resolve import resolve
+    from fedsim.core.imports import uncollected
+    from fedsim.storage.run_dir import check_free
     from fedsim.training.progress import display
 
-    settings = configuration(preset, config, flags)
-    from fedsim.training import driver
-    from fedsim.training.trackers import tracker
-
-    trackers = [tracker(name) for name in dict.fromkeys(track)]
-    shown = display()
+    folder, shown = Path(out) if out else None, display()
     with interruptible(ctx, shown):
-        driver.run(settings, Path(out) if out else None, [shown, *trackers], progress=False)
+        layers = layers_of(preset, config, flags)
+        early = resolve(*layers, build=False)
+        if folder is not None:
+            check_free(folder)
+        trackers = trackers_of(track)
+        session = session_ahead(ctx, early)
+        with uncollected():
+            from fedsim.training import driver  # imports torch, while Ray starts
+
+        driver.run(resolved(layers), folder, [shown, *trackers], session, progress=False)

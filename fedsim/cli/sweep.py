@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import make_importable, show_notes, show_traceback
+from fedsim.cli.common import make_importable, show_notes, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     GroupedOption,
     SettingsCommand,
     out_option,
+    parallel_option,
     set_any_option,
     track_option,
     verbose_option,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedsim.config.experiments import Settings
-    from fedsim.config.run import RunConfig
+    from fedsim.engine.drivers import Drivers
     from fedsim.training.sweep import SweepRun
 
 
@@ -40,6 +42,7 @@ ALL_LISTED, LISTED = 1000, 20
 @click.option(
     "--dry-run", is_flag=True, cls=GroupedOption, group="Files", help="Only list the runs."
 )
+@parallel_option
 @track_option
 @verbose_option
 @click.pass_context
@@ -49,6 +52,7 @@ def sweep(
     experiment: str,
     out: str | None,
     dry_run: bool,
+    parallel: Literal["auto"] | int,
     track: tuple[str, ...],
     flags: Settings,
 ) -> None:
@@ -62,6 +66,11 @@ def sweep(
       fedsim sweep table3_small --seed 0 --rounds 5       a quick look
       fedsim sweep table1_retina_split1 --data-dir data/ --gpus-per-client 0.2
       fedsim sweep my_grid.yaml --dry-run
+      fedsim sweep my_grid.yaml --parallel 4              four runs at once
+
+    Runs go side by side, as many as fit ('--parallel auto'), with the results of each run alone.
+    Without a GPU, and unless an engine or a setting of Ray's is given, runs that fill the machine
+    take place in one process each (the serial engine).
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
     mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the
@@ -74,54 +83,65 @@ def sweep(
     make_importable(loaded.settings, flags)
     count = sweeps.size(loaded, flags)
     shortened = dry_run and count > ALL_LISTED
-    runs = sweeps.expand(loaded, flags, first=LISTED if shortened else None)
     folder = Path(out) if out else Path("runs") / f"sweep-{name}"
     if dry_run:
+        runs = sweeps.expand(loaded, flags, LISTED if shortened else None, parallel)
         click.echo("\n".join(run.name for run in runs))
         if shortened:
             most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
             click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
         return
-    _run_missing(ctx, runs, folder, list(dict.fromkeys(track)))
+    from fedsim.core.machine import cores
+    from fedsim.training import slots
+
+    with ExitStack() as stack:
+        some = sweeps.expand(loaded, flags, cores(), parallel, build=False)
+        ahead = slots.start_ahead([run.config for run in some], parallel, stack)
+        runs = sweeps.expand(loaded, flags, parallel=parallel)
+        make = partial(slots.make_drivers, parallel=parallel, sessions=stack, ahead=ahead)
+        _run_missing(ctx, runs, folder, make, stack, tuple(dict.fromkeys(track)))
 
 
 def _run_missing(
-    ctx: click.Context, runs: list[SweepRun], folder: Path, track: Sequence[str]
+    ctx: click.Context,
+    runs: list[SweepRun],
+    folder: Path,
+    make: Callable[..., Drivers],
+    stack: ExitStack,
+    track: tuple[str, ...],
 ) -> None:
-    from fedsim.training import driver, resume, signals
+    from fedsim.core import files
+    from fedsim.training import board, signals
     from fedsim.training import sweep as sweeps
+    from fedsim.training.parallel import Follower, Here
     from fedsim.training.progress import display
-    from fedsim.training.trackers import tracker
 
-    for name in track:
-        tracker(name)  # refuses one that is not installed before anything starts
-    sweeps.check_out(runs, folder)
-    missing = [run for run in runs if not resume.is_complete(run.config, folder / run.name)]
-    on_ray = [run.config.engine for run in missing if run.config.engine.kind == "ray"]
-    session = None
-
-    def start(config: RunConfig, out: Path) -> None:
-        shown = display(final_table=False)
-        callbacks = [shown, *(tracker(name) for name in track)]
-        ray = session if config.engine.kind == "ray" else None
-        try:
-            if resume.can_resume(config, out):
-                driver.resume(out, resume.placement(config), callbacks, ray, progress=False)
-            else:
-                driver.run(config, out, callbacks, ray, progress=False)
-        except FedsimError as error:
-            show_traceback(ctx, error)
-            raise
-        finally:
-            shown.close()
-
+    trackers_of(track)  # refuses one that is not installed before anything starts
+    missing = sweeps.missing(runs, folder)
+    took = sweeps.seconds_of_groups(runs, folder)
+    missing.sort(key=lambda run: -took.get(run.group, 0.0))  # the longest first
+    verbose = tracebacks(ctx)
     try:
-        with signals.handled(), ExitStack() as sessions:
-            if on_ray:
-                from fedsim.engine.ray.pool import Session
-
-                session = sessions.enter_context(Session(on_ray[0]))
-            table, failed = sweeps.run_all(runs, folder, start)
+        with signals.handled(), ExitStack() as locked, stack:
+            configs = [run.config for run in missing]
+            drivers = make(configs, callbacks=lambda: [display(final_table=False)])
+            with files.writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            locked.enter_context(files.lock(folder))
+            if isinstance(drivers, Here):
+                follower: Follower = board.OneByOne([run.name for run in runs], verbose)
+            else:
+                shown = board.board_type()(
+                    total=len(runs),
+                    waiting=[run.name for run in missing],
+                    width=len(drivers.slots),
+                    group_of=sweeps.group_of,
+                    took=took,
+                    verbose=verbose,
+                )
+                stack.callback(shown.close)
+                follower = shown
+            table, failed = sweeps.run_all(runs, missing, folder, drivers, follower, track)
     except KeyboardInterrupt as interrupt:
         click.echo(f"interrupted; the runs are in {folder}, the same command continues", err=True)
         show_notes(interrupt)
@@ -131,8 +151,8 @@ def _run_missing(
         click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
-            f"{len(failed)} of {len(runs)} runs failed; the same command tries them again: "
-            + " ".join(failed)
+            f"{len(failed)} of {len(runs)} runs failed (reasons above); the same command "
+            "tries them again: " + " ".join(failed)
         )
 
 
@@ -147,7 +167,7 @@ COLUMNS = {
 
 def show_aggregate(table: pd.DataFrame) -> None:
     """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did."""
-    from fedsim.training.tables import show
+    from fedsim.training.tables import interval, show
 
     click.echo(
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
@@ -160,8 +180,7 @@ def show_aggregate(table: pd.DataFrame) -> None:
         row = {"configuration": str(line["configuration"]) or "-", "n": str(line["n"])}
         for head, column in known.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
-            interval = f" +- {100 * half:.2f}" if half == half else ""
-            row[head] = f"{100 * mean:.2f}{interval}" if mean == mean else "-"
+            row[head] = interval(100 * mean, 100 * half, 2)
         if collapsed.any():
             row["collapsed"] = f"{count} of {line['n']}" if count else "-"
         rows.append(row)

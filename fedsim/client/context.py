@@ -132,6 +132,19 @@ class LocalEnv:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params if p.grad is not None]
 
+    @property
+    def weights(self) -> Tensor | None:
+        """(B,) of the batch's samples where it is padded, 1/n or 0: in a block. None elsewhere."""
+        return None
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of one number per sample (B,), by ``weights`` where there are any."""
+        return values.mean()
+
+    def norm(self, tensor: Tensor) -> Tensor:
+        """The Euclidean norm of a parameter or gradient; in a block each client's, (A, 1, ...)."""
+        return tensor.norm()
+
     def gradient(self) -> Tensor:
         """(P,) the gradient of the criterion over all of the client's data, with weight decay.
 

@@ -1,7 +1,6 @@
 """The classification loss: cross-entropy with or without margin control.
 
-Shapes: logits (B, C), features (B, d), labels (B,) int64. All values are means over the batch
-unless stated. Half precision is computed in float32.
+Shapes: logits (B, C), features (B, d), labels (B,) int64. Half precision is computed in float32.
 Sources: FedLD (Zeng et al., MICCAI 2024, Eq. 3) and Puli et al., "Don't blame dataset shift!"
 (NeurIPS 2023), whose scalar margins are generalised to C classes by the log-sum-exp margin. Losses
 of a single method are in that method's file.
@@ -29,23 +28,23 @@ def margins(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def logit_hinge(logits: Tensor, threshold: float) -> Tensor:
-    """``mean_b max(0, ||f_b|| - u)^2``: a threshold u on the length of the logits."""
+    """(B,) ``max(0, ||f_b|| - u)^2``: a threshold u on the length of the logits."""
     squared = logits.square().sum(dim=1)
     beyond = squared > threshold**2
     length = torch.where(beyond, squared, torch.ones_like(squared)).sqrt()
-    return torch.where(beyond, length - threshold, torch.zeros_like(length)).square().mean()
+    return torch.where(beyond, length - threshold, torch.zeros_like(length)).square()
 
 
 def sigma_damp(logits: Tensor, labels: Tensor, scale: float, tau: float) -> Tensor:
-    """``mean_b softplus(-z)``, ``z = s m (1 - sigmoid(m / tau))`` (Puli et al. 2023)."""
+    """(B,) ``softplus(-z)``, ``z = s m (1 - sigmoid(m / tau))`` (Puli et al. 2023)."""
     m = margins(logits, labels)
-    return -F.logsigmoid(scale * m * torch.sigmoid(-m / tau)).mean()
+    return -F.logsigmoid(scale * m * torch.sigmoid(-m / tau))
 
 
 def sigma_stitch(logits: Tensor, labels: Tensor, threshold: float) -> Tensor:
-    """``mean_b softplus(-z)``, ``z = m`` up to u and ``2u - m`` beyond (Puli et al. 2023)."""
+    """(B,) ``softplus(-z)``, ``z = m`` up to u and ``2u - m`` beyond (Puli et al. 2023)."""
     m = margins(logits, labels)
-    return -F.logsigmoid(torch.minimum(m, 2 * threshold - m)).mean()
+    return -F.logsigmoid(torch.minimum(m, 2 * threshold - m))
 
 
 def upcast(x: Tensor) -> Tensor:
@@ -59,20 +58,22 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
 
+Reduce = Callable[[Tensor], Tensor]
+"""The mean over a batch, or the sum over all of it."""
+
 PENALTIES: Mapping[str, Callable[[Tensor, float], Tensor]] = {
-    "marg_log": lambda f, _: torch.log1p(f.square().sum(dim=1)).mean(),
-    "softmax_frob": lambda f, _: torch.log1p(f.softmax(dim=1).square().sum()),
-    "spectral": lambda f, _: f.square().sum(dim=1).mean(),
+    "marg_log": lambda f, _: torch.log1p(f.square().sum(dim=1)),
+    "spectral": lambda f, _: f.square().sum(dim=1),
     "logit_hinge": logit_hinge,
 }
-"""Forms that add ``weight * penalty(logits, threshold)`` to the cross-entropy: :data:`FORMS`."""
+"""Forms that add ``weight`` times the mean of these (B,) to the cross-entropy: :data:`FORMS`."""
 
 REPLACEMENTS: Mapping[str, Callable[[Tensor, Tensor, float], Tensor]] = {
     "sigma_damp": lambda f, y, tau: sigma_damp(f, y, 1.0, tau),
     "sigma_damp_kappa": lambda f, y, t: sigma_damp(f, y, KAPPA * t, 1 / KAPPA),
     "sigma_stitch": sigma_stitch,
 }
-"""Forms that take the place of the cross-entropy; they have a threshold and no weight."""
+"""Forms whose mean takes the place of the cross-entropy; they have a threshold and no weight."""
 
 FORMS: Mapping[str, str] = {
     "none": "plain cross-entropy",
@@ -131,9 +132,41 @@ class MarginControl:
             logits, labels = logits[counted], labels[counted]
         logits = upcast(logits)
         ce = F.cross_entropy(logits, labels)
+        return self._objective(logits, labels, ce, Tensor.mean, Tensor.sum), ce
+
+    def weighted(self, logits: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """:meth:`with_cross_entropy` where batches are padded, for one or many clients: (...) each.
+
+        Args:
+            logits: (..., B, C), or (..., B, T, C) where every token has a label.
+            labels: (..., B) or (..., B, T).
+            weights: (..., B) one over the number of samples, 0 for padding.
+        """
+        if labels.ndim > weights.ndim:
+            counted = ((weights > 0).unsqueeze(-1) & (labels >= 0)).flatten(-2).to(weights)
+            logits, labels = logits.flatten(-3, -2), labels.flatten(-2).clamp(min=0)
+            weights = counted / counted.sum(dim=-1, keepdim=True)
+        counted = (weights > 0).to(weights)
+        many, labels = upcast(logits).flatten(0, -2), labels.flatten()
+
+        def mean(values: Tensor) -> Tensor:
+            return (weights * values.view_as(weights)).sum(dim=-1)
+
+        def total(values: Tensor) -> Tensor:
+            return (counted.unsqueeze(-1) * values.view(*weights.shape, -1)).sum(dim=(-2, -1))
+
+        ce = mean(F.cross_entropy(many, labels, reduction="none"))
+        return self._objective(many, labels, ce, mean, total), ce
+
+    def _objective(
+        self, logits: Tensor, labels: Tensor, ce: Tensor, mean: Reduce, total: Reduce
+    ) -> Tensor:
+        """The training loss, from the cross-entropy and what reduces (B,) or (B, C)."""
         threshold = self.threshold or (2.0 if self.form == "sigma_damp" else 1.0)
         if self.form in REPLACEMENTS:
-            return REPLACEMENTS[self.form](logits, labels, threshold), ce
-        if self.form in PENALTIES and self.weight > 0:
-            return ce + self.weight * PENALTIES[self.form](logits, threshold), ce
-        return ce, ce
+            return mean(REPLACEMENTS[self.form](logits, labels, threshold))
+        if self.form == "none" or self.weight == 0:
+            return ce
+        if self.form == "softmax_frob":
+            return ce + self.weight * torch.log1p(total(logits.softmax(dim=1).square()))
+        return ce + self.weight * mean(PENALTIES[self.form](logits, threshold))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
 from fedsim.core.rng import torch_generator
-from fedsim.core.types import ClientUpdate, Vectors
+from fedsim.core.types import ClientUpdate, Training, Vectors
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,9 @@ class Uplink:
     state: Vectors = field(default_factory=dict)
 
 
+UNDECLARED = "the rule does not declare that it is right for many clients at once (stackable)"
+
+
 class LocalRule:
     """The client part of a method; the defaults are plain SGD on the classification loss.
 
@@ -34,10 +37,29 @@ class LocalRule:
     :meth:`begin` returns is handed to the other hooks.
     """
 
+    stackable: ClassVar[bool | str] = True
+    """Whether clients may be trained as a block (``engine.client_batch``), or why they may not.
+
+    A subclass says it for itself, and says True only if its ``loss`` and ``adjust_grads`` are right
+    for A clients at once, which nothing checks:
+
+    - ``adjust_grads`` sees tensors (A, *shape) in ``env.params``, ``env.grads()`` and ``s``, a
+      client each in the first dimension, and combines them elementwise. A norm over a parameter is
+      ``env.norm(tensor)``, ``env.relative_size`` is (A,).
+    - ``loss`` and ``penalty`` run within ``torch.vmap`` and see one client, in a batch with
+      padding: a mean over the samples is ``env.mean(values)``, values (B,), and no sample looks at
+      another one.
+    - ``begin`` and ``finish`` see one client alone, as always; ``begin`` returns tensors of equal
+      shapes for all clients, in lists, tuples or dicts.
+    """
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
     plain_sgd: ClassVar[bool] = False
     """Whether the method is defined for SGD without momentum only."""
+
+    def __init_subclass__(cls) -> None:
+        """Stackability is never inherited: another hook may not have it."""
+        cls.stackable = vars(cls).get("stackable", UNDECLARED)
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """The phases of local training, by default the configured epochs on all parameters."""
@@ -98,10 +120,10 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     clip = env.training.clip_norm
     losses: list[Tensor] = []
     sizes: list[int] = []
-    _enter(env, Phase(0, 0.0))
+    enter(env, Phase(0, 0.0))
     s = rule.begin(env)
     for phase in rule.phases(env):
-        _enter(env, phase)
+        enter(env, phase)
         momentum: list[Tensor] = []
         for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
             x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
@@ -112,11 +134,13 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
                 rule.adjust_grads(env, s)
                 if clip is not None:
                     torch.nn.utils.clip_grad_norm_(env.params, clip)
-                momentum = _sgd(env, momentum, phase.lr)
+                momentum = sgd(env.params, env.grads(), momentum, env.training, phase.lr)
+                for p in env.params:
+                    p.grad = None
             env.steps += 1
             losses.append(ce.detach())
             sizes.append(labels(y))
-    _enter(env, Phase(0, 0.0))
+    enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
     return ClientUpdate(
         client_id=env.client_id,
@@ -136,15 +160,16 @@ def _mean(losses: list[Tensor], sizes: list[int]) -> float:
     return sum(map(operator.mul, values, sizes)) / sum(sizes)
 
 
-def _enter(env: LocalEnv, phase: Phase) -> None:
+def enter(env: LocalEnv, phase: Phase) -> None:
     """Selects what the phase trains; the rest is frozen, and in eval mode where it has one."""
+    if not env.params or env.phase.part != phase.part:
+        env.params = []
+        for slot, parameter in env.flat.params:
+            trained = slot.head in PARTS[phase.part]
+            parameter.requires_grad_(trained)
+            if trained:
+                env.params.append(parameter)
     env.phase = phase
-    wanted = PARTS[phase.part]
-    env.params = []
-    for slot, parameter in env.flat.params:
-        parameter.requires_grad_(slot.head in wanted)
-        if slot.head in wanted:
-            env.params.append(parameter)
     env.flat.mode(train=phase.part != "head")
     if env.training.frozen_bn or min(len(env.x), env.training.batch_size) == 1:
         for norm in env.flat.norms:
@@ -154,22 +179,29 @@ def _enter(env: LocalEnv, phase: Phase) -> None:
 def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
     """Indices of the batches of all epochs, on the client's device."""
     n, size = len(env.x), env.training.batch_size
-    lone = any(norm.training for norm in env.flat.norms) and n > size and n % size == 1
+    samples = epoch_samples(n, size, any(norm.training for norm in env.flat.norms))
     for _ in range(epochs):
         shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
-        for start in range(0, n - lone, size):
+        for start in range(0, samples, size):
             yield shuffled[start : start + size]
 
 
-def _sgd(env: LocalEnv, momentum: list[Tensor], lr: float) -> list[Tensor]:
+def epoch_samples(n: int, batch_size: int, batchnorm: bool) -> int:
+    """How many of n samples are in the batches of an epoch; BatchNorm cannot train on one alone."""
+    return n - (batchnorm and n > batch_size and n % batch_size == 1)
+
+
+def sgd(
+    params: list[Tensor], grads: list[Tensor], momentum: list[Tensor], training: Training, lr: float
+) -> list[Tensor]:
     """One step of SGD in one pass over the memory; returns the momentum buffers, [] without.
 
-    The first step's gradients become the buffers, so that no memory is taken for them.
+    The first step's gradients become the buffers, so that no memory is taken for them. All tensors
+    have to be contiguous: for others the kernel is silently wrong.
     """
-    grads, training = env.grads(), env.training
     buffers = (momentum or grads) if training.momentum else []
     torch._fused_sgd_(
-        env.params,
+        params,
         grads,
         buffers,
         weight_decay=training.weight_decay,
@@ -180,6 +212,4 @@ def _sgd(env: LocalEnv, momentum: list[Tensor], lr: float) -> list[Tensor]:
         maximize=False,
         is_first_step=buffers is grads,
     )
-    for p in env.params:
-        p.grad = None
     return buffers

@@ -5,7 +5,9 @@ A file holds the keys of :class:`fedsim.config.run.RunConfig`, nested or dotted,
 - ``about``: a description;
 - ``preset``: the name of a preset to start from;
 - ``grid``: axes of a sweep. An axis is a key with a list of values; a value may also be
-  ``label: {key: value, ...}``, several settings that go together.
+  ``label: {key: value, ...}``, several settings that go together;
+- ``search``: the search space of ``fedsim tune``, keys with texts that
+  :mod:`fedsim.config.search` reads.
 """
 
 from __future__ import annotations
@@ -85,13 +87,15 @@ class Experiment:
     about: str = ""
     preset: str | None = None
     grid: tuple[Axis, ...] = ()
+    search: Settings = field(default_factory=dict)
 
     def over(self, base: Experiment) -> Experiment:
-        """This experiment with another one as its base; its own settings, text and grid win."""
+        """This experiment over another one; its own settings, text, grid and search win."""
         return Experiment(
             settings={**base.settings, **self.settings},
             about=self.about or base.about,
             grid=self.grid or base.grid,
+            search=self.search or base.search,
         )
 
 
@@ -140,7 +144,7 @@ class _Reader:
         settings: dict[str, Setting] = {}
         special: dict[str, yaml.Node] = {}
         for key, node in self.pairs(root, "the file"):
-            if key in ("about", "preset", "grid"):
+            if key in ("about", "preset", "grid", "search"):
                 special[key] = node
             else:
                 self.add(settings, key, node)
@@ -149,6 +153,7 @@ class _Reader:
             about=self.text(special, "about") or "",
             preset=self.text(special, "preset"),
             grid=self.axes(special["grid"]) if "grid" in special else (),
+            search=self.space(special["search"]) if "search" in special else {},
         )
 
     def origin(self, node: yaml.Node, key: str) -> str:
@@ -200,6 +205,12 @@ class _Reader:
         if present in settings:
             raise ConfigError(f"{found.origin}: given twice")
         settings[present] = found
+
+    def space(self, node: yaml.Node) -> Settings:
+        settings: dict[str, Setting] = {}
+        for key, value in self.pairs(node, "search"):
+            self.add(settings, key, value)
+        return settings
 
     def axes(self, node: yaml.Node) -> tuple[Axis, ...]:
         return tuple(self.axis(name, values) for name, values in self.pairs(node, "grid"))

@@ -36,13 +36,15 @@ def read_layers(
 ) -> tuple[Settings, Settings, Settings]:
     """The settings of preset, file and flags; a later layer wins.
 
-    ``preset`` takes the place of the own ``preset`` of ``file``, a YAML file without a grid;
-    ``overrides`` are the flags, see :func:`from_flags`.
+    ``preset`` takes the place of the own ``preset`` of ``file``, a YAML file without a grid or a
+    search; ``overrides`` are the flags, see :func:`from_flags`.
 
     Raises:
-        ConfigError: there is no such preset, or the file cannot be read or has a grid.
+        ConfigError: there is no such preset, or the file cannot be read or has a grid or search.
     """
     written = experiments.read(file) if file is not None else experiments.Experiment()
+    if written.search:  # a search may have a grid of seeds
+        raise ConfigError(f"{file} (search): a search is run by 'fedsim tune {file}'")
     if written.grid:
         raise ConfigError(f"{file} (grid): a grid is run by 'fedsim sweep {file}'")
     name, origin = written.preset, f"{file} (preset)"
@@ -52,8 +54,11 @@ def read_layers(
     return base, experiments.of_its_version(written.settings), overrides or {}
 
 
-def resolve(*layers: Settings) -> RunConfig:
+def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     """Merges layers of settings to a configuration; a later layer wins.
+
+    ``build=False`` is for a first look, without importing torch: the methods are not built, so what
+    they themselves refuse is not found, and ``train.momentum`` is what was given.
 
     Raises:
         ConfigError: as :func:`load_config`.
@@ -76,7 +81,7 @@ def resolve(*layers: Settings) -> RunConfig:
         else:
             raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
     try:
-        config = RunConfig.model_validate(nested)
+        config = RunConfig.model_validate(nested, context={"build": build})
     except InvalidSetting as error:
         below = (s.origin for key, s in merged.items() if key.startswith(f"{error.key}."))
         origin = merged[error.key].origin if error.key in merged else next(below, error.key)

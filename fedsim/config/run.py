@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import model_validator
+from pydantic import ValidationInfo, model_validator
 
 from fedsim import algorithms, data, models
-from fedsim.client import criterion
 from fedsim.config import renamed
 from fedsim.config.sections import (
     DataConfig,
@@ -32,7 +31,7 @@ from fedsim.config.validation import (
 )
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting
-from fedsim.data import partitions, transforms
+from fedsim.data import partitions
 
 FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
@@ -53,8 +52,12 @@ class RunConfig(RunSettings):
 
     @model_validator(mode="before")
     @classmethod
-    def _gather_options(cls, values: Any) -> Any:
-        """Moves sections of methods and data sets to ``hyperparameters``, with their defaults."""
+    def _gather_options(cls, values: Any, info: ValidationInfo) -> Any:
+        """Moves sections of methods and data sets to ``hyperparameters``, with their defaults.
+
+        With ``{"build": False}`` as context the methods are not built: torch is not imported, and
+        what only ``build`` refuses is not found.
+        """
         if not isinstance(values, Mapping):
             return values
         given = renamed.current(values)
@@ -74,8 +77,9 @@ class RunConfig(RunSettings):
         checked, plain_sgd = {}, False
         for name, section in sections.items():
             if name != data_name and data.find(name) is None:
-                checked[name], method = check_hyperparameters(name, section)
-                plain_sgd |= name == algorithm and method.local.plain_sgd
+                build = (info.context or {}).get("build", True)
+                checked[name], method = check_hyperparameters(name, section, build=build)
+                plain_sgd |= name == algorithm and method is not None and method.local.plain_sgd
             elif found := check_data_options(name, section, data_name, _of_data(given, "dir")):
                 checked[name] = found
         renamed.notify((f"data.{leaf}" for leaf in _section(values, "data")), checked)
@@ -90,8 +94,14 @@ class RunConfig(RunSettings):
     def _fits_together(self) -> RunConfig:
         check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
-        check_name("data.augment", self.data.augment, transforms.AUGMENTS, "augmentation")
-        check_name("margin", self.margin, criterion.FORMS, "form of margin control")
+        if self.data.augment is not None:
+            from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds
+
+            check_name("data.augment", self.data.augment, AUGMENTS, "augmentation")
+        if self.margin is not None:
+            from fedsim.client.criterion import FORMS
+
+            check_name("margin", self.margin, FORMS, "form of margin control")
         fractions = [("val_fraction", "test_fraction")]
         for key, beside in (*fractions, ("client_test_fraction", "client_val_fraction")):
             given, other = getattr(self.data, key), getattr(self.data, beside)
@@ -104,6 +114,11 @@ class RunConfig(RunSettings):
                     f"evaluation.{key}",
                     "has no effect without the decomposition; set evaluation.decompose_every too",
                 )
+        if self.evaluation.cosines and self.evaluation.conflicts == "never":
+            raise InvalidSetting(
+                "evaluation.conflicts",
+                "never given, but evaluation.cosines=true needs the inner products of updates",
+            )
         return self
 
     @property
@@ -128,14 +143,25 @@ class RunConfig(RunSettings):
         return info is not None and not (info.needs_folder or (info.generated and self.data.dir))
 
     def resolved(
-        self, *, num_clients: int, partition: str, model: str, group: str = "none"
+        self,
+        *,
+        num_clients: int,
+        partition: str,
+        model: str,
+        group: str = "none",
+        client_batch: int | None = None,
     ) -> RunConfig:
-        """This configuration with what the data set decided filled in, for ``config.yaml``."""
+        """This configuration with what data and model decided filled in, for ``config.yaml``.
+
+        ``client_batch`` None leaves that as it is.
+        """
+        batch = {} if client_batch is None else {"client_batch": client_batch}
         data = {"num_clients": num_clients, "partition": partition, "group": group}
         return self.model_copy(
             update={
                 "data": self.data.model_copy(update=data),
                 "model": self.model.model_copy(update={"name": model}),
+                "engine": self.engine.model_copy(update=batch),
             }
         )
 

@@ -7,7 +7,7 @@ The text under a key is its only description: the help of the command line and t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import (
@@ -44,7 +44,7 @@ RENAMED: Mapping[str, str] = {
 """Keys of earlier versions, which go on working, and what they are called now."""
 
 
-ADDED: Mapping[str, Scalar] = {"data.group": "none"}
+ADDED: Mapping[str, Scalar] = {"data.group": "none", "engine.client_batch": 1}
 """Keys that runs of earlier versions did not write, and the values that repeat these runs."""
 
 
@@ -98,6 +98,15 @@ class Section(BaseModel):
         """Why the dotted ``key`` is refused, with the nearest key that exists."""
         known = [cls.prefix + leaf for leaf in cls.model_fields]
         return f"unknown key {key!r}{nearest(key, known)}"
+
+
+def _word_or_number(value: object, words: Sequence[str]) -> str | int:
+    """One of the words, or a whole number of at least 1."""
+    text = str(value)
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if text not in words and number < 1:
+        raise ValueError(f"must be {', '.join(words)} or a whole number of at least 1")
+    return number or text
 
 
 class DataConfig(Section):
@@ -231,10 +240,26 @@ class EvaluationConfig(Section):
     clients_every: int = Field(0, ge=0)
     """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
     cosines: bool = False
-    """Write the cosines between the updates of each round, and the spectrum of their Gram
-    matrix."""
+    """Write the cosines between the updates of each round that ``conflicts`` names, and the
+    spectrum of their Gram matrix."""
+    conflicts: Literal["always", "never"] | int = "always"
+    """Rounds whose conflict_ratio, gradient_diversity and top_axis_share are computed, which need
+    the inner products of all pairs of updates: always, never, or every K rounds and after the last
+    one."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
     """Test accuracy, up to 1; summary.csv says when it was first reached."""
+
+    @field_validator("conflicts", mode="plain")
+    @classmethod
+    def _rounds(cls, value: object) -> str | int:
+        return _word_or_number(value, ("always", "never"))
+
+    @property
+    def conflicts_every(self) -> int:
+        """Rounds between two that ``conflicts`` asks for; 0: never."""
+        if isinstance(self.conflicts, int):
+            return self.conflicts
+        return 1 if self.conflicts == "always" else 0
 
     @property
     def own_split(self) -> Literal["train", "val", "test"]:
@@ -288,7 +313,8 @@ class ClockConfig(Section):
 class EngineConfig(Section):
     """Section ``engine``: where the work is done.
 
-    Results depend on the kind of device, on ``fast`` and on ``on_client_failure``, on nothing else.
+    Results depend on the kind of device, on ``fast``, ``client_batch`` and ``on_client_failure``,
+    on nothing else.
     """
 
     prefix = "engine."
@@ -296,6 +322,9 @@ class EngineConfig(Section):
     """Where clients train: on Ray, or in one process (serial)."""
     actors: Literal["auto", "per-client"] | int = "auto"
     """Worker processes that hold the clients."""
+    client_batch: Literal["auto"] | int = 1
+    """Clients that train together as one stacked model, which is faster for small ones; auto: by
+    model and data, 1: one by one."""
     gpus_per_client: float | None = Field(None, ge=0)
     """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
     engine."""
@@ -330,15 +359,11 @@ class EngineConfig(Section):
     fast: bool = False
     """On a GPU: bfloat16, TF32, channels last, autotuned kernels; bits may differ between runs."""
 
-    @field_validator("actors", "aggregation_shards", mode="plain")
+    @field_validator("actors", "client_batch", "aggregation_shards", mode="plain")
     @classmethod
-    def _word_or_number(cls, value: object, info: ValidationInfo) -> str | int:
+    def _words_or_numbers(cls, value: object, info: ValidationInfo) -> str | int:
         words = ("auto", "per-client") if info.field_name == "actors" else ("auto",)
-        text = str(value)
-        number = int(text) if text.isascii() and text.isdigit() else 0
-        if text not in words and number < 1:
-            raise ValueError(f"must be {', '.join(words)} or a whole number of at least 1")
-        return number or text
+        return _word_or_number(value, words)
 
     @field_validator("gpus_per_client", "cpus_per_client")
     @classmethod

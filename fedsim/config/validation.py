@@ -1,14 +1,18 @@
 """Checks of single settings; each raises :class:`InvalidSetting`, one line that names the key."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping
 from inspect import Parameter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedsim import algorithms, data
-from fedsim.algorithms.base import Algorithm
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting, Scalar, checked, defaults
+
+if TYPE_CHECKING:
+    from fedsim.algorithms.base import Algorithm
 
 
 def cohort_size(num_clients: int, sample_rate: float) -> int:
@@ -68,10 +72,13 @@ def check_data_options(name: str, given: Any, used: object, folder: object) -> d
     return values if name == used else {}
 
 
-def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Algorithm]:
+def check_hyperparameters(
+    name: str, given: Any, *, build: bool = True
+) -> tuple[dict[str, Scalar], Algorithm | None]:
     """One method's section, with the types that ``build`` declares, and the method it builds.
 
-    Where ``build`` refuses the values, the key is that of the value that it refuses alone.
+    Where ``build`` refuses the values, the key is that of the value that it refuses alone. With
+    ``build=False`` the method is None: it is not built, and torch is not imported.
     """
     if not isinstance(given, Mapping | None):
         raise InvalidSetting(name, f"{given!r} given; must be a section of hyperparameters")
@@ -81,6 +88,8 @@ def check_hyperparameters(name: str, given: Any) -> tuple[dict[str, Scalar], Alg
         raise
     except ConfigError as error:
         raise InvalidSetting(name, str(error)) from error
+    if not build:
+        return values, None
     try:
         return values, algorithms.load(name, values)
     except ConfigError as error:

@@ -25,6 +25,10 @@ class ConfigError(FedsimError):
     exit_status = 2
 
 
+class HeldError(ConfigError):
+    """A directory whose lock another process holds, or another run of this one."""
+
+
 class DataError(FedsimError):
     """A data file or split that is missing, damaged, mislabelled or cannot be partitioned."""
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
+from fedsim.core.errors import DataError, HeldError, StoreError, one_line
 from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
@@ -111,7 +111,7 @@ def lock(folder: Path) -> Iterator[None]:
     On a file system without locks the block runs unprotected, with a warning.
 
     Raises:
-        ConfigError: another process, or another run of this one, holds the lock.
+        HeldError: another process, or another run of this one, holds the lock.
         StoreError: the lock file cannot be written.
     """
     path = folder / LOCK_FILE
@@ -125,7 +125,7 @@ def lock(folder: Path) -> Iterator[None]:
     try:
         held.acquire()
     except Timeout:
-        raise ConfigError(
+        raise HeldError(
             f"{folder}: another live run holds this directory ({_read_holder(path)})"
         ) from None
     except OSError as error:

@@ -1,5 +1,7 @@
-"""Functions that a user names as ``module:function``."""
+"""Functions that a user names as ``module:function``, and imports of large libraries."""
 
+import atexit
+import gc
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -86,3 +88,22 @@ def users_code(where: str, kind: type[FedsimError]) -> Iterator[None]:
         raise
     except BaseException as error:  # SystemExit as well: a run does not end without a word
         raise kind(f"{where}: {described(error)}") from error
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Imports large libraries without garbage collection.
+
+    The collector would go through their objects again and again, which takes a fifth of the time to
+    import torch. It leaves what is there afterwards alone until the process ends, where extension
+    modules would report what is never collected as leaked.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)
+        if enabled:
+            gc.enable()

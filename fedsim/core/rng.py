@@ -8,7 +8,7 @@ the number of actors, retries and the order of completion cannot change a run.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -78,6 +78,32 @@ def seed_torch(seed: int, device: torch.device | None = None) -> None:
     """
     for g in _global_generators(device):
         g.manual_seed(seed)
+
+
+class TorchStreams:
+    """The draws of several clients from torch's global generators, for clients that take turns.
+
+    Args:
+        seed: that of a client by its number, as :func:`seed_torch` takes it.
+        device: that of the generators beside the CPU's.
+    """
+
+    def __init__(self, seed: Callable[[int], int], device: torch.device | None = None) -> None:
+        self._seed = seed
+        self._generators = _global_generators(device)
+        self._states: dict[int, list[torch.Tensor]] = {}
+
+    @contextmanager
+    def of(self, i: int) -> Iterator[None]:
+        """Draws inside continue those of client ``i``."""
+        if i in self._states:
+            for g, state in zip(self._generators, self._states[i], strict=True):
+                g.set_state(state)
+        else:
+            for g in self._generators:
+                g.manual_seed(self._seed(i))
+        yield
+        self._states[i] = [g.get_state() for g in self._generators]
 
 
 def _global_generators(device: torch.device | None) -> list[torch.Generator]:

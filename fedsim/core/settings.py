@@ -1,8 +1,7 @@
 """Settings that are refused by their key, and typed keyword parameters as settings."""
 
-import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from inspect import Parameter
 from typing import Annotated, Any
 
@@ -80,9 +79,9 @@ def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:
     return {name: p.default for name, p in declared.items() if p.default is not Parameter.empty}
 
 
-def described(function: Callable[..., object]) -> dict[str, str]:
+def described(docstring: str) -> dict[str, str]:
     """The text of each parameter under ``Args:`` in the docstring of a function."""
-    arguments = (inspect.getdoc(function) or "").partition("Args:")[2].partition("\n\n")[0]
+    arguments = docstring.partition("Args:")[2].partition("\n\n")[0]
     found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in found}
 

@@ -14,7 +14,6 @@ from fedsim.core.types import I64, Array, Dataset, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
 from fedsim.data.patients import numbered
-from fedsim.data.transforms import check_augment
 
 TRAIN, VAL, TEST = 0, 1, 2
 Parts = NDArray[np.int8]
@@ -259,6 +258,8 @@ def _of_samples(d: Dataset) -> Rules:
     yield not odd, f"{', '.join(odd)} has to be a NumPy array"
     yield all(isinstance(name, str) for name in (d.name, *d.class_names)), "names have to be texts"
     if d.pipeline is not None:
+        from fedsim.data.transforms import check_augment  # imports torch, which takes seconds
+
         check_augment(d.pipeline.augment)
         shaped = x.dtype == np.uint8 and x.ndim == 4 and x.shape[2] == x.shape[3]
         yield shaped, f"x is {x.dtype} {x.shape}, needed is uint8 (N, channels, H, H)"
@@ -297,7 +298,7 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     indices = all(p.dtype == np.int64 and p.ndim == 1 for p in parts)
     yield indices, "train, val and test have to be int64 index arrays"
     every = np.concatenate(parts)
-    disjoint = _within(every, 0, n) and len(np.unique(every)) == len(every)
+    disjoint = _within(every, 0, n) and not (np.bincount(every) > 1).any()
     yield disjoint, f"train, val and test have to be disjoint indices in 0..{n - 1}"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
     twice = _given_twice(d.site_names)

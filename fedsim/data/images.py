@@ -1,19 +1,24 @@
 """Image files and arrays to uint8 pixels, and from one size to another."""
 
+from __future__ import annotations
+
 import struct
 import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from PIL import Image
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
 from fedsim.core.types import Array
+
+if TYPE_CHECKING:
+    import torch
 
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 MOST_PIXELS = 89_478_485
@@ -47,6 +52,8 @@ def resize(x: Array, size: int) -> Array:
         out = np.empty((*x.shape[:2], size, size), dtype=np.uint8)
     except MemoryError as error:
         raise ConfigError(f"data.image_size {size}: {one_line(error)}") from error
+    import torch  # takes seconds to import, which the names of the data sets do without
+
     for start in range(0, len(x), _CHUNK):
         block = torch.from_numpy(x[start : start + _CHUNK].astype(np.float32))
         out[start : start + _CHUNK] = _rounded(_resized(block, [size, size]))
@@ -118,6 +125,8 @@ def _rgb(path: Path) -> torch.Tensor:
                 f"{path}: pixels of mode {image.mode!r}, needed are eight bits a channel"
             )
         pixels = np.array(image.convert("RGB"), dtype=np.float32)
+    import torch
+
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
@@ -131,6 +140,8 @@ def load_array(path: Path, size: int) -> Array:
     Raises:
         DataError: a truncated file, another dtype or shape, values outside 0..255 or in 0..1.
     """
+    import torch
+
     try:  # the header alone: it may promise more than there is
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ARRAY_FILE_ERRORS as error:
@@ -161,4 +172,4 @@ def _resized(x: torch.Tensor, size: list[int]) -> torch.Tensor:
 
 
 def _rounded(x: torch.Tensor) -> Array:
-    return x.round().clamp(0, 255).to(torch.uint8).numpy()
+    return x.round().clamp(0, 255).byte().numpy()

@@ -1,12 +1,11 @@
 """Partitions: which client owns which training samples, drawn at random or fixed by the data."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.types import I64, Dataset, Partition
+from fedsim.core.types import I64, Array, Dataset, Partition
 from fedsim.data import patients
 from fedsim.data.draws import EQUAL, UNEQUAL, Draw, redrawn
 from fedsim.data.holdout import of_sites
@@ -144,36 +143,47 @@ def default_kind(dataset: Dataset) -> str:
 
 def table(
     dataset: Dataset, partition: Partition, *, by_label: bool | None = None
-) -> list[dict[str, Any]]:
-    """The rows of partition.csv: one per client and label with any samples.
+) -> dict[str, Array]:
+    """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
-    Keys client_id, label, train_samples, test_samples (the client's own; 0 where the test set is
-    common), and name where the clients have names. Without ``by_label``, by default where every
+    They are client_id, label, train_samples, test_samples (the client's own; 0 where the test set
+    is common), and name where the clients have names. Without ``by_label``, by default where every
     token has a label, all samples have the label -1.
     """
     by_label = not dataset.per_token if by_label is None else by_label
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
-    rows: list[dict[str, Any]] = []
-    tests = partition.test or (dataset.test[:0],) * partition.num_clients
-    for client, parts in enumerate(zip(partition.train, tests, strict=True)):
-        train, test = (np.bincount(labels[p], minlength=dataset.num_classes) for p in parts)
-        for label in np.flatnonzero(train + test).tolist():
-            row: dict[str, Any] = {
-                "client_id": client,
-                "label": label + first,
-                "train_samples": int(train[label]),
-                "test_samples": int(test[label]),
-            }
-            rows.append(row | ({"name": partition.names[client]} if partition.names else {}))
-    return rows
+    width = dataset.num_classes if by_label else 1
+    train, test = (
+        _by_client(labels, owned, partition.num_clients, width)
+        for owned in (partition.train, partition.test)
+    )
+    client, label = np.nonzero(train + test)
+    columns: dict[str, Array] = {
+        "client_id": client,
+        "label": label + first,
+        "train_samples": train[client, label],
+        "test_samples": test[client, label],
+    }
+    if partition.names:
+        columns["name"] = np.array(partition.names, dtype=object)[client]
+    return columns
+
+
+def _by_client(labels: I64, owned: Sequence[I64], num_clients: int, width: int) -> I64:
+    """(K, width) how many samples of each label each client owns; 0 where ``owned`` is empty."""
+    if not owned:
+        return np.zeros((num_clients, width), dtype=np.int64)
+    client = np.repeat(np.arange(num_clients), [len(own) for own in owned])
+    cells = client * width + labels[np.concatenate(owned)]
+    return np.bincount(cells, minlength=num_clients * width).reshape(num_clients, width)
 
 
 def _check(dataset: Dataset, partition: Partition, min_samples: int) -> None:
     everything = np.concatenate(partition.train)
-    if len(np.unique(everything)) != len(everything):
-        raise DataError(f"{dataset.name}: the partition gives a sample to two clients")
     if not np.isin(everything, dataset.train).all():
         raise DataError(f"{dataset.name}: the partition names a sample outside the training part")
+    if (np.bincount(everything) > 1).any():
+        raise DataError(f"{dataset.name}: the partition gives a sample to two clients")
     for client, indices in enumerate(partition.train):
         if len(indices) < min_samples:
             name = f" ({partition.names[client]})" if partition.names else ""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import csv_plain, read_lines, read_table, whole_number
@@ -132,7 +131,8 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     if len(first) < len(sample):
         where = np.setdiff1d(np.arange(len(sample)), first)
         raise DataError(f"{_row(file, where)}: sample {sample[where[0]]} is given twice")
-    part = pd.Index(PARTS).get_indexer(pd.Index(table["part"]))
+    known = {name: number for number, name in enumerate(PARTS)}
+    part = np.array([known.get(name, -1) for name in table["part"]], dtype=np.int64)
     where = np.flatnonzero(part < 0)
     if len(where):
         raise DataError(
@@ -189,6 +189,8 @@ def _row(file: Path, where: Array) -> str:
 
 
 def _numbers(texts: Array, file: Path, what: str) -> I64:
+    import pandas as pd  # takes a third of a second to import
+
     values = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
     where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
     if len(where):

@@ -12,7 +12,7 @@ from fedsim.core.types import I64, ClientUpdate, Part, RoundContext, Scores, Vec
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of
 from fedsim.metrics.scores import SampleScores, joined
 from fedsim.metrics.splits import Samples, group_positions
-from fedsim.server.linalg import Columns
+from fedsim.server.columns import Columns
 
 T = TypeVar("T")
 Model = tuple[Vector, Vectors]

@@ -78,7 +78,10 @@ def torch_flags() -> Callable[[], None]:
     def restore() -> None:
         torch.set_num_threads(threads)
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        if torch.are_deterministic_algorithms_enabled() != deterministic or (
+            torch.is_deterministic_algorithms_warn_only_enabled() != warn_only
+        ):  # the call imports torch's compiler, which takes seconds
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         _deterministic.fill_uninitialized_memory = fill
 
     return restore

@@ -48,7 +48,8 @@ class MakeExecutor(Protocol):
 def names() -> tuple[str, ...]:
     """The names of all built-in executors, sorted."""
     modules = (m.name for m in pkgutil.iter_modules(fedsim.engine.__path__))
-    return tuple(sorted(set(modules) - {"base", "devices", "registry", "worker"}))
+    others = {"base", "blocks", "devices", "drivers", "machine", "registry", "worker"}
+    return tuple(sorted(set(modules) - others))
 
 
 def load(kind: str) -> MakeExecutor:

@@ -69,15 +69,16 @@ class SerialExecutor:
         """See :class:`~fedsim.engine.base.Executor`."""
         params, downlink = sent
         updates = []
-        for client in sorted(clients):
+        for block in self._worker.spec.blocks(clients, ctx):
             try:
-                trained = self._worker.train([client], params, downlink, states, ctx)
+                trained = self._worker.train([block], params, downlink, states, ctx)
                 updates += with_deltas(*trained)
             except WorkerError as error:
                 if not self._drops:
                     raise
-                self._incidents.append(Incident(client, 1, platform.node(), str(error)))
-        return updates
+                where = platform.node()
+                self._incidents += [Incident(client, 1, where, str(error)) for client in block]
+        return sorted(updates, key=lambda update: update.client_id)
 
     def columns(self, *_: Any) -> None:
         """See :class:`~fedsim.engine.base.Executor`; the deltas are here."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv
+from fedsim.client.block import Stack, num_steps, train_block
 from fedsim.client.trainer import train_local
 from fedsim.core.errors import DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
@@ -39,6 +40,7 @@ from fedsim.core.types import (
 from fedsim.data.transforms import transforms
 from fedsim.engine import devices
 from fedsim.engine.base import Measure, T
+from fedsim.engine.blocks import Block, Stacking, named
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
 from fedsim.metrics.splits import count, indices, name
@@ -88,6 +90,7 @@ class WorkerSpec:
         fast: on a GPU bfloat16 forward passes, TF32, autotuned kernels and images with channels
             last; bits may differ between runs and from those of an exact run.
         clock: says after how many steps a client stops.
+        stacking: how clients train together; None where they train one by one.
     """
 
     dataset: Dataset
@@ -101,10 +104,22 @@ class WorkerSpec:
     fast: bool
     local_images: LocalImages | None = None
     clock: Clock = field(default_factory=Clock)
+    stacking: Stacking | None = None
+
+    def blocks(self, clients: Sequence[int], ctx: RoundContext) -> list[Block]:
+        """The clients of a round in blocks; those of a probe go one by one."""
+        if self.stacking is None or ctx.probe:
+            return [(client,) for client in sorted(clients)]
+        steps = {}
+        for client in clients:
+            n = len(self.partition.train[client])
+            most = self.clock.participation(ctx.round, client, n).max_steps
+            steps[client] = num_steps(n, self.training, self.stacking.batchnorm, most)
+        return self.stacking.blocks(steps)
 
     def to_send(self) -> WorkerSpec:
-        """What has to travel: without names, and without the images where nodes read them."""
-        bare = replace(self.dataset, patient=None, patient_names=(), files=())
+        """What has to travel: no names and lists of clients, no images where nodes read them."""
+        bare = replace(self.dataset, clients=None, patient=None, patient_names=(), files=())
         if self.local_images is not None:
             bare = replace(bare, x=bare.x[:0])
         return replace(self, dataset=bare)
@@ -121,8 +136,8 @@ class Worker:
     Args:
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
 
-    ``progress`` is the client being trained (None in an evaluation) and when that began; None
-    between tasks.
+    ``progress`` is the block being trained (() in an evaluation) and when that began; None between
+    tasks.
     """
 
     def __init__(self, spec: WorkerSpec, device: torch.device, gpu_fraction: float = 1.0) -> None:
@@ -132,6 +147,7 @@ class Worker:
         self.gpu_fraction = gpu_fraction
         shape = replace(spec.model, pretrained=False, weights=None)
         self.flat = FlatModel(models.build(shape, spec.seed, spec.algorithm.adapt), device)
+        self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.precision, layout = devices.precision(spec.fast, device)
@@ -142,37 +158,49 @@ class Worker:
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
         self.mean_size = fmean(map(len, spec.partition.train))
-        self.progress: tuple[int | None, float] | None = None
+        self.progress: tuple[Block, float] | None = None
 
     def train(
         self,
-        clients: Sequence[int],
+        blocks: Sequence[Block],
         params: Vector,
         downlink: Vectors,
         states: Mapping[int, Vectors],
         ctx: RoundContext,
     ) -> tuple[list[ClientUpdate], Array]:
-        """Trains the clients one after the other: their updates, and beside them the deltas (k, D).
+        """Trains blocks of clients one after the other: updates, and beside them deltas (k, D).
 
-        The other arguments, such as ``params`` (D,), are those of
+        Both are in the order of the clients in ``blocks``, which are those of
+        :meth:`WorkerSpec.blocks`. The other arguments, such as ``params`` (D,), are those of
         :class:`~fedsim.engine.base.Executor`. A probe leaves the model as it is; its deltas are
         (k, 0).
 
         Raises:
-            WorkerError: a client's work failed; the message names round and client.
+            WorkerError: a block's work failed; the message names round and clients.
         """
         size = 0 if ctx.probe else self.flat.layout.size
-        deltas = np.empty((len(clients), size), dtype=np.float32)
+        deltas = np.empty((sum(map(len, blocks)), size), dtype=np.float32)
         common = as_tensor(params).to(self.device)
-        updates = []
+        updates: list[ClientUpdate] = []
         with torch_scope(ctx.seed, self.device):
-            for client, row in zip(clients, deltas, strict=True):
-                with self._named(f"round {ctx.round + 1}, client {client}", client):
-                    own = states.get(client, {})
-                    updates.append(self._train(client, common, downlink, own, ctx, row))
+            for block in blocks:
+                rows = deltas[len(updates) : len(updates) + len(block)]
+                with self._named(f"round {ctx.round + 1}, {named(block)}", block):
+                    if self.stack is not None and not ctx.probe:
+                        given = block, common, downlink, states, ctx, rows
+                        updates += self._train_stacked(self.stack, *given)
+                        continue
+                    for client, row in zip(block, rows, strict=True):
+                        own = states.get(client, {})
+                        updates.append(self._train_alone(client, common, downlink, own, ctx, row))
         return updates, deltas
 
-    def _train(
+    def _stack(self) -> Stack:
+        pipeline = self.spec.dataset.pipeline
+        augments = pipeline is not None and pipeline.augment != "none"
+        return Stack(self.flat.model, self.spec.algorithm.local, draws=augments)
+
+    def _train_alone(
         self,
         client: int,
         params: Tensor,
@@ -182,14 +210,79 @@ class Worker:
         delta: Array,
     ) -> ClientUpdate:
         index = torch.from_numpy(self.spec.partition.train[client])
-        # a probe is done as a whole
-        part = None if ctx.probe else self.spec.clock.participation(ctx.round, client, len(index))
         start = self._load(params, state)
-        env = LocalEnv(
+        x = self.images.index_select(0, index).to(self.device)
+        y = self.labels.index_select(0, index).to(self.device)
+        env = self._env(client, start, x, y, downlink, state, ctx)
+        seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
+        algorithm = self.spec.algorithm
+        rule = algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
+        update = train_local(rule, env)
+        if ctx.probe:
+            update = replace(update, state={})
+            bad = _diverged(update, delta, self.flat.layout)
+            return replace(update, num_steps=0, diverged=bad)
+        if len(self.personal):
+            own = self.flat.flat[self.personal].cpu().numpy()
+            update = replace(update, state={**update.state, "personal": own})
+            self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
+        subtract(self.flat.flat, start, torch.from_numpy(delta))
+        bad = _diverged(update, delta, self.flat.layout)
+        return update if bad is None else replace(update, diverged=bad)
+
+    def _train_stacked(
+        self,
+        stack: Stack,
+        block: Block,
+        params: Tensor,
+        downlink: Vectors,
+        states: Mapping[int, Vectors],
+        ctx: RoundContext,
+        deltas: Array,
+    ) -> list[ClientUpdate]:
+        """Trains a block as one model; ``deltas`` (k, D) are written."""
+        assert self.spec.stacking is not None  # noqa: S101
+        owned = [self.spec.partition.train[client] for client in block]
+        index, sizes = torch.from_numpy(np.concatenate(owned)), [len(own) for own in owned]
+        x = self.images.index_select(0, index).to(self.device).split(sizes)
+        y = self.labels.index_select(0, index).to(self.device).split(sizes)
+        own = [states.get(client, {}) for client in block]
+        starts = [self._start(params, state) for state in own]
+        envs = [
+            self._env(client, start, x_k, y_k, downlink, state, ctx)
+            for client, start, x_k, y_k, state in zip(block, starts, x, y, own, strict=True)
+        ]
+        width = self.spec.stacking.width
+        updates, rows = train_block(self.spec.algorithm.local, envs, stack, width)
+        if len(self.personal):
+            kept = rows[:, self.personal].cpu().numpy()
+            pairs = zip(updates, kept, strict=True)
+            updates = [replace(u, state={**u.state, "personal": k.copy()}) for u, k in pairs]
+            rows[:, self.personal] = params[self.personal]  # so that their deltas are zero
+        subtract(rows, params, torch.from_numpy(deltas))
+        layout = self.flat.layout
+        return [
+            replace(update, diverged=_diverged(update, delta, layout))
+            for update, delta in zip(updates, deltas, strict=True)
+        ]
+
+    def _env(
+        self,
+        client: int,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        downlink: Vectors,
+        state: Vectors,
+        ctx: RoundContext,
+    ) -> LocalEnv:
+        # a probe is done as a whole
+        part = None if ctx.probe else self.spec.clock.participation(ctx.round, client, len(x))
+        return LocalEnv(
             flat=self.flat,
             start=start,
-            x=self.images.index_select(0, index).to(self.device),
-            y=self.labels.index_select(0, index).to(self.device),
+            x=x,
+            y=y,
             train=self.transforms.train,
             test=self.transforms.test,
             criterion=self.spec.algorithm.criterion,
@@ -200,24 +293,9 @@ class Worker:
             downlink=downlink,
             state=state,
             precision=self.precision,
-            relative_size=len(index) / self.mean_size,
+            relative_size=len(x) / self.mean_size,
             max_steps=part.max_steps if part else None,
         )
-        seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
-        algorithm = self.spec.algorithm
-        rule = algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
-        update = train_local(rule, env)
-        if ctx.probe:
-            update = replace(update, state={})
-            bad = _diverged(update, delta, self.flat.layout)
-            return replace(update, num_steps=0, diverged=bad)
-        state = dict(update.state)
-        if len(self.personal):
-            state["personal"] = self.flat.flat[self.personal].cpu().numpy()
-            self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
-        subtract(self.flat.flat, start, torch.from_numpy(delta))
-        update = replace(update, state=state)
-        return replace(update, diverged=_diverged(update, delta, self.flat.layout))
 
     def evaluate(
         self,
@@ -259,9 +337,9 @@ class Worker:
             return torch.cat(list(logits)).float().cpu().numpy()
 
     @contextmanager
-    def _named(self, what: str, client: int | None = None) -> Iterator[None]:
+    def _named(self, what: str, block: Block = ()) -> Iterator[None]:
         """Shows the work in ``progress``; turns an exception into a WorkerError that names it."""
-        self.progress = client, time.monotonic()
+        self.progress = block, time.monotonic()
         try:
             yield
         except (FedsimError, KeyboardInterrupt):
@@ -276,10 +354,16 @@ class Worker:
 
     def _load(self, start: Tensor, state: Vectors) -> Tensor:
         """Loads the global vector with the client's own slots; returns what was loaded (D,)."""
-        if "personal" in state:
-            start = start.clone()
-            start[self.personal] = as_tensor(state["personal"]).to(self.device)
+        start = self._start(start, state)
         self.flat.load(start)
+        return start
+
+    def _start(self, params: Tensor, state: Vectors) -> Tensor:
+        """The global vector (D,) with the client's own slots."""
+        if "personal" not in state:
+            return params
+        start = params.clone()
+        start[self.personal] = as_tensor(state["personal"]).to(self.device)
         return start
 
 
@@ -298,9 +382,8 @@ def _diverged(update: ClientUpdate, delta: Array, layout: Layout) -> str | None:
 
     Looked for here, where the arrays are in the cache.
     """
-    arrays = {f"upload {name}": a for name, a in update.extras.items()}
-    arrays |= {f"own {name}": a for name, a in update.state.items()}
-    bad = [name for name, a in arrays.items() if not np.isfinite(a).all()]
+    bad = [f"upload {name}" for name, a in update.extras.items() if not np.isfinite(a).all()]
+    bad += [f"own {name}" for name, a in update.state.items() if not np.isfinite(a).all()]
     bad += not_finite(delta, layout)
     found = [f"tensor {name}" for name in bad[:1]]
     if update.num_steps and not math.isfinite(update.train_loss):

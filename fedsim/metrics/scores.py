@@ -174,11 +174,10 @@ def auc(values: F64, positive: Array) -> float:
         values: (N,) float64, larger for samples predicted positive.
         positive: (N,) bool, with at least one True and one False.
     """
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[index]
-    p = int(positive.sum())
-    q = len(positive) - p
-    return float((ranks[positive].sum() - p * (p + 1) / 2) / (p * q))
+    everything, own = np.sort(values), values[positive]
+    below, upto = (np.searchsorted(everything, own, side) for side in ("left", "right"))
+    p, q = len(own), len(values) - len(own)
+    return float((((below + upto + 1) / 2).sum() - p * (p + 1) / 2) / (p * q))
 
 
 def _outcome(logits: Array, labels: I64) -> tuple[F64, I64, F64]:

@@ -1,5 +1,18 @@
 """Models: the catalogue, their start weights, and changes such as GroupNorm."""
 
-from fedsim.models.registry import NAMES, build
+from typing import TYPE_CHECKING, Any
+
+from fedsim.models.catalogue import NAMES
+
+if TYPE_CHECKING:
+    from fedsim.models.registry import build
 
 __all__ = ["NAMES", "build"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "build":
+        raise AttributeError(f"module 'fedsim.models' has no attribute {name!r}")
+    from fedsim.models import registry  # imports torch, which takes seconds
+
+    return registry.build

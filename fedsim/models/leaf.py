@@ -20,6 +20,10 @@ class SigmoidLinear(nn.Linear):
         """(B, d) -> (B, C)."""
         return torch.sigmoid(super().forward(input))
 
+    def forward_clients(self, x: Tensor) -> Tensor:
+        """(A, B, d) -> (A, B, C) for the stacked weights of A clients."""
+        return torch.sigmoid(torch.baddbmm(self.bias[:, None], x, self.weight.mT))
+
 
 class Recurrent(nn.Module):
     """Two LSTM layers that start from zero states: (B, T, d) -> (B, T, width), every output.

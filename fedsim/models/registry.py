@@ -4,8 +4,7 @@ A worker that will load a given vector anyway should build without start weights
 (``dataclasses.replace(spec, pretrained=False, weights=None)``): nothing is read or downloaded.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +12,9 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
-from fedsim.core.types import Inputs, ModelSpec
+from fedsim.core.types import ModelSpec
 from fedsim.models import leaf, vision, weights
+from fedsim.models.catalogue import CATALOGUE, Entry
 
 
 def build(
@@ -47,89 +47,15 @@ def build(
         if ":" in spec.name:
             model = make(spec)
         else:
-            model = find(spec).make(spec.num_classes, spec.in_channels, spec.image_size)
+            module = {"vision": vision, "leaf": leaf}[find(spec).module]
+            sizes = spec.num_classes, spec.in_channels, spec.image_size
+            model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)
         weights.load(model, spec)
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
         return model if adapt is None else adapt(model)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A model of the catalogue.
-
-    Args:
-        make: (num_classes, in_channels, image_size) -> model; for other inputs see
-            :class:`ModelSpec`.
-        description: what it is, in one line.
-        min_size: of an image, in pixels.
-        inputs: what it takes.
-        per_token: it predicts a class for every token: (B, T) -> (B, T, C).
-    """
-
-    make: Callable[[int, int, int], nn.Module]
-    description: str
-    _: KW_ONLY
-    min_size: int = 1
-    inputs: tuple[Inputs, ...] = ("images",)
-    per_token: bool = False
-
-
-_VECTORS: tuple[Inputs, ...] = ("images", "features")
-_TOKENS: tuple[Inputs, ...] = ("tokens",)
-
-CATALOGUE: Mapping[str, Entry] = {
-    "logistic": Entry(
-        vision.logistic, "logistic regression on pixels or features", inputs=_VECTORS
-    ),
-    "mlp": Entry(vision.mlp, "one hidden layer of 64 ReLU units", inputs=_VECTORS),
-    "cnn": Entry(
-        vision.cnn, "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", min_size=4
-    ),
-    "cnn_reddi": Entry(
-        vision.cnn_reddi, "two convolutions, 1.2 M parameters (Reddi 2021)", min_size=6
-    ),
-    "cnn_fedavg": Entry(
-        vision.cnn_fedavg, "two 5x5 convolutions, 0.8 M parameters (FedDyn, FedSAM)", min_size=16
-    ),
-    "resnet18": Entry(
-        vision.resnet18, "ResNet-18, 11.2 M parameters, ImageNet weights", min_size=8
-    ),
-    "resnet50": Entry(
-        vision.resnet50, "ResNet-50, 23.5 M parameters, ImageNet weights", min_size=8
-    ),
-    "mobilenetv2_cifar": Entry(
-        vision.mobilenetv2_cifar, "MobileNetV2 for small images, 2.3 M parameters", min_size=8
-    ),
-    "leaf_femnist": Entry(
-        leaf.leaf_femnist, "LEAF's CNN for FEMNIST, 6.6 M parameters", min_size=4
-    ),
-    # from 9 pixels the last BatchNorm sees four values of a channel in a single image
-    "leaf_celeba": Entry(leaf.leaf_celeba, "LEAF's CNN for CelebA, 31,202 parameters", min_size=9),
-    "leaf_synthetic": Entry(
-        leaf.leaf_synthetic, "LEAF's perceptron with a sigmoid, for features", inputs=("features",)
-    ),
-    "leaf_synthetic_linear": Entry(
-        leaf.leaf_synthetic_linear, "the same without the sigmoid", inputs=("features",)
-    ),
-    "leaf_sent140": Entry(
-        leaf.leaf_sent140, "LEAF's LSTM for Sent140: a class for a text", inputs=_TOKENS
-    ),
-    "leaf_shakespeare": Entry(
-        leaf.leaf_shakespeare, "LEAF's LSTM for Shakespeare: the next character", inputs=_TOKENS
-    ),
-    "leaf_reddit": Entry(
-        leaf.leaf_reddit,
-        "LEAF's LSTM for Reddit: a class for every token",
-        inputs=_TOKENS,
-        per_token=True,
-    ),
-}
-
-NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
-"""The models' names and what each is, in one line."""
 
 
 def find(spec: ModelSpec) -> Entry:

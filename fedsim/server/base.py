@@ -21,7 +21,7 @@ import numpy as np
 from fedsim.core.types import F64, Array, Layout, RoundContext, Vectors
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import GramRule, Weights, shares
-from fedsim.server.linalg import single_threaded_blas
+from fedsim.server.threads import single_threaded_blas
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedsim.core.errors import ContractError
 from fedsim.core.types import F64, Array, ClientUpdate, Layout
-from fedsim.server.linalg import Columns, LocalColumns, ScaledColumns
+from fedsim.server.columns import Columns, LocalColumns, ScaledColumns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +104,11 @@ class Cohort:
         for key, products in zip(missing, found, strict=True):
             self._grams[key] = symmetric(products)
         return [self._grams[where.start, where.stop] for where in ranges]
+
+    def norms(self, where: slice) -> F64:
+        """(m,) 2-norms over the coordinates ``where``: from the Gram matrix where it is known."""
+        known = self._grams.get((where.start, where.stop))
+        return np.sqrt(self.columns.squares(where) if known is None else known.diagonal())
 
     def grams_with(self, vector: Array | None, ranges: Sequence[slice]) -> list[tuple[F64, F64]]:
         """The Gram matrix of each range, and the (m,) inner products with ``vector`` (D,) there.

@@ -108,7 +108,9 @@ def layout_hash(layout: Layout) -> str:
 
 def encode_record(content: Mapping[str, Any]) -> bytes:
     """The text of a record: its content with a checksum of it."""
-    return _canonical({"checkpoint": content, "sha256": _sha256(content)}) + b"\n"
+    text = _canonical(content)
+    digest = hashlib.sha256(text).hexdigest().encode()
+    return b'{"checkpoint":%b,"sha256":"%b"}\n' % (text, digest)
 
 
 def decode_record(text: bytes) -> dict[str, Any]:

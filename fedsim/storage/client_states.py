@@ -80,6 +80,8 @@ class Segment:
     size: int = field(kw_only=True)
     sha256: str = field(default="", kw_only=True)
     checksums: dict[int, int] = field(default_factory=dict, kw_only=True)
+    entries: dict[int, dict[str, tensors.Entry]] = field(default_factory=dict, kw_only=True)
+    """Where each client's arrays lie in the file, known once one of them was read."""
 
     def write(self) -> None:
         """Writes the file, unless it is there."""
@@ -94,11 +96,20 @@ class Segment:
         """The state of a client; one thread may read while another writes."""
         state = self.unwritten.get(client)
         if state is None:
-            state = tensors.load(self.path, f"{client}/")
+            state = tensors.read(self.path, self._entries().get(client, {}))
             checksum = _checksum(state)
             if self.checksums.setdefault(client, checksum) != checksum:
                 raise StoreError(f"{self.path}: damaged: the state of client {client} has changed")
         return state
+
+    def _entries(self) -> dict[int, dict[str, tensors.Entry]]:
+        if not self.entries:
+            found: dict[int, dict[str, tensors.Entry]] = {}
+            for key, entry in tensors.entries(self.path).items():
+                client, _, name = key.partition("/")
+                found.setdefault(int(client), {})[name] = entry
+            self.entries = found
+        return self.entries
 
 
 def _checksum(state: Vectors) -> int:
@@ -125,6 +136,8 @@ class ClientStateStore(Mapping[int, Vectors]):
         self._bytes = 0  # of the states in memory
         self._sizes: dict[int, int] = {}  # bytes of each client's newest state
         self._segments: dict[int, Segment] = {}  # which holds it, or will once it is written
+        self._live: dict[Segment, set[int]] = {}  # the same by segment
+        self._unsaved: set[int] = set()  # the clients whose newest state is in none
 
     def __getitem__(self, client: int) -> Vectors:
         if client in self._memory:
@@ -143,25 +156,24 @@ class ClientStateStore(Mapping[int, Vectors]):
     @property
     def unsaved_bytes(self) -> int:
         """Bytes of the states that no segment holds yet."""
-        return sum(self._sizes[client] for client in self._unsaved())
+        return sum(self._sizes[client] for client in self._unsaved)
 
     def segments(self) -> dict[Segment, list[int]]:
         """The segments that are needed, and the clients whose newest state each of them holds."""
-        live: dict[Segment, list[int]] = {}
-        for client, segment in self._segments.items():
-            live.setdefault(segment, []).append(client)
-        return live
+        return {segment: list(clients) for segment, clients in self._live.items()}
 
     def put(self, changes: Mapping[int, Vectors]) -> None:
         """Takes the newest states, all or none; an empty one: the client has none any more."""
         copies = {c: {k: owned(a) for k, a in state.items()} for c, state in changes.items()}
         for client, state in copies.items():  # nothing can fail from here on
             size = self._sizes.pop(client, 0)
-            self._segments.pop(client, None)
+            self._move(client, None)
+            self._unsaved.discard(client)
             if self._memory.pop(client, None) is not None:
                 self._bytes -= size
             if state:
                 self._add(client, state)
+                self._unsaved.add(client)
 
     def load(self, segments: Sequence[tuple[Segment, Sequence[int]]]) -> None:
         """Takes states from written files, the newest into memory as far as they fit.
@@ -172,8 +184,8 @@ class ClientStateStore(Mapping[int, Vectors]):
         for segment, clients in segments:
             for client in clients:
                 self._add(client, segment.read(client))
-                self._segments[client] = segment
-                self.evict()
+                self._move(client, segment)
+            self.evict()  # for each client it would look past all that were evicted before
 
     def new_segment(self, name: str) -> None:
         """Moves all unsaved states to a new segment, which is still to be written, if any.
@@ -181,11 +193,13 @@ class ClientStateStore(Mapping[int, Vectors]):
         It also takes the newest states out of segments that hold mostly outdated ones, about as
         many bytes again at most, so that the files stay below about twice the newest states' size.
         """
-        clients = sorted(self._unsaved() | self._in_outdated_segments())
+        clients = sorted(self._unsaved | self._in_outdated_segments())
         if clients:
             size = sum(self._sizes[client] for client in clients)
             segment = Segment(self.folder / name, {c: self[c] for c in clients}, size=size)
-            self._segments |= dict.fromkeys(clients, segment)
+            for client in clients:
+                self._move(client, segment)
+            self._unsaved.clear()
 
     def evict(self) -> bool:
         """Drops the states changed longest ago that are in files; True if the rest fits."""
@@ -206,21 +220,30 @@ class ClientStateStore(Mapping[int, Vectors]):
         self._sizes[client] = num_bytes(state)
         self._bytes += self._sizes[client]
 
-    def _unsaved(self) -> set[int]:
-        return self._sizes.keys() - self._segments.keys()
+    def _move(self, client: int, segment: Segment | None) -> None:
+        """The newest state of a client is in another segment, or in none any more."""
+        before = self._segments.pop(client, None)
+        if before is not None:
+            self._live[before].discard(client)
+            if not self._live[before]:
+                del self._live[before]
+        if segment is not None:
+            self._segments[client] = segment
+            self._live.setdefault(segment, set()).add(client)
 
     def _in_outdated_segments(self) -> set[int]:
         """The clients of the emptiest segments, while these are over twice the newest states."""
-        segments = self.segments()
-        live = {s: sum(self._sizes[c] for c in clients) for s, clients in segments.items()}
-        excess = sum(segment.size - 2 * live[segment] for segment in live)
-        left = self.unsaved_bytes
-        moved: set[int] = set()
+        left, moved = self.unsaved_bytes, set[int]()
+        saved = sum(self._sizes.values()) - left
+        excess = sum(segment.size for segment in self._live) - 2 * saved
+        if excess <= 0:
+            return moved
+        live = {s: sum(self._sizes[c] for c in clients) for s, clients in self._live.items()}
         for segment in sorted(live, key=lambda s: live[s] / max(1, s.size)):
             if excess <= 0 or left <= 0:
                 break
             if live[segment] <= left:
-                moved.update(segments[segment])
+                moved.update(self._live[segment])
                 left -= live[segment]
                 excess -= segment.size - live[segment]
         return moved

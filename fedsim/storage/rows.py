@@ -38,9 +38,7 @@ class Row(Mapping[str, Any]):
         return {name: hints[name].__metadata__[0] for name in cls.columns()}
 
     def __getitem__(self, column: str) -> Any:
-        if column not in self.columns():
-            raise KeyError(column)
-        return getattr(self, column)
+        return self.__dict__[column]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns())

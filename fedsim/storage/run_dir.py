@@ -10,20 +10,20 @@ import csv
 import datetime
 import io
 import json
+import math
 import os
 import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
@@ -33,11 +33,17 @@ from fedsim.storage.digests import Prefix, TableDigest
 from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 GROWING = tuple(table for table in TABLES if table not in ("partition", "split"))
 """The tables to which rounds add rows."""
 
 DIAGNOSTIC = ("timings", "errors")
 """Tables without results: a run resumes even if they lost rows."""
+
+_FILES = frozenset(f"{table}.csv" for table in GROWING)
+_FLOATS = (float, np.floating)
 
 
 @dataclass(frozen=True, repr=False)
@@ -113,6 +119,8 @@ class RunStore:
         Raises:
             StoreError: there is none of this name, or it is damaged.
         """
+        import pandas as pd  # a third of a second to import, which the first round does without
+
         path = self.path / f"{table}.csv"
         if not path.is_file():
             found = sorted(p.stem for p in self.path.glob("*.csv"))
@@ -176,31 +184,30 @@ class RunWriter(RunStore):
         """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
 
-    def write_partition(
-        self, rows: Iterable[PartitionRow], before: Iterable[PartitionRow] = ()
-    ) -> None:
+    def write_partition(self, *tables: Mapping[str, Array]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
 
         Args:
-            rows: of the table.
-            before: what earlier versions wrote for the same partition, which stays where it is.
+            tables: the columns of the table, (n,) each; those after the first are what earlier
+                versions wrote for the same partition, which stays where it is.
 
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
-        tables, columns = (list(rows), list(before)), PartitionRow.columns()
-        texts = [_csv(columns, t, header=True, safe=s) for s in (True, False) for t in tables]
-        self._write_once("partition.csv", *texts)
+        whole = [{"name": np.full(len(t["label"]), ""), **t} for t in tables]
+        ordered = [{name: t[name] for name in PartitionRow.columns()} for t in whole]
+        self._write_once("partition.csv", (csv_text(t, s) for s in (True, False) for t in ordered))
 
     def write_split(self, columns: Mapping[str, Array]) -> None:
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
-        self._write_once("split.csv", csv_text(columns))
+        self._write_once("split.csv", map(csv_text, [columns]))
 
-    def _write_once(self, name: str, text: str, *others: str) -> None:
+    def _write_once(self, name: str, texts: Iterator[str]) -> None:
+        """Writes the first of the texts; where the file is there, it must be one of them."""
         path = self.path / name
         if not path.exists():
-            self.write(name, text)
-        elif path.read_bytes() not in [t.encode() for t in (text, *others)]:
+            self.write(name, next(texts))
+        elif path.read_bytes() not in (text.encode() for text in texts):
             raise DataError(
                 f"{path}: the data now give another partition; they, or this file, have changed "
                 "since the run began, which cannot go on with them"
@@ -246,8 +253,7 @@ class RunWriter(RunStore):
 
     def table_digests(self) -> dict[str, Prefix]:
         """The digest of each table with results that exists, by its name."""
-        with files.reading(self.path):
-            here = [t for t in GROWING if (self.path / f"{t}.csv").exists()]
+        here = [name.removesuffix(".csv") for name in self._tables()]
         return {t: self._digest(t).prefix() for t in here if t not in DIAGNOSTIC}
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
@@ -259,10 +265,12 @@ class RunWriter(RunStore):
 
         Of a table with a digest those that were written here: nobody else's are part of it.
         """
-        with files.reading(self.path):
-            paths = [self.path / f"{table}.csv" for table in GROWING]
-            sizes = {path.name: path.stat().st_size for path in paths if path.exists()}
-        return sizes | {f"{name}.csv": digest.size for name, digest in self._digests.items()}
+        return self._tables() | {f"{name}.csv": d.size for name, d in self._digests.items()}
+
+    def _tables(self) -> dict[str, int]:
+        """The size of each table that grows with the rounds and exists, by file name."""
+        with files.reading(self.path), os.scandir(self.path) as entries:
+            return {e.name: e.stat().st_size for e in entries if e.name in _FILES}
 
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.
@@ -303,23 +311,39 @@ class RunWriter(RunStore):
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
 
-def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
-    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
-    frame = pd.DataFrame(columns)
+def csv_text(columns: Mapping[str, Array] | pd.DataFrame, safe: bool = True) -> str:
+    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts.
+
+    For ``safe`` see :func:`cell`.
+    """
+    if isinstance(columns, Mapping):
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        cells = (_cells(column, safe) for column in columns.values())
+        writer.writerows(zip(*cells, strict=True))
+        return text.getvalue()
+    frame = columns.copy()
     for name in frame.select_dtypes(exclude="number"):
-        code, values = pd.factorize(frame[name], use_na_sentinel=False)  # most occur many times
-        frame[name] = np.array([cell(value) for value in values], dtype=object)[code]
+        frame[name] = _cells(frame[name].to_numpy(), safe)
     return frame.to_csv(index=False, lineterminator="\n")
 
 
-def _csv(
-    columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool, safe: bool = True
-) -> str:
+def _cells(column: Array, safe: bool) -> list[Any]:
+    """A column's whole numbers as they are, everything else as :func:`cell` writes it."""
+    values: list[Any] = column.tolist()
+    if column.dtype.kind in "iu":
+        return values
+    known = {value: cell(value, safe) for value in dict.fromkeys(values)}  # most occur many times
+    return [known[value] for value in values]
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     if header:
         writer.writerow(columns)
-    writer.writerows([cell(row[c], safe) for c in columns] for row in rows)
+    writer.writerows([cell(row[c]) for c in columns] for row in rows)
     return text.getvalue()
 
 
@@ -330,8 +354,10 @@ def cell(value: Any, safe: bool = True) -> str:
     """
     if value is None:
         return ""
-    if isinstance(value, float | np.floating):
-        return "" if np.isnan(value) else repr(float(value))
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, _FLOATS):
+        return "" if math.isnan(value) else repr(float(value))
     return files.csv_safe(str(value)) if safe else str(value)
 
 

@@ -22,6 +22,8 @@ from fedsim.core.errors import ConfigError, StoreError
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
 MARKS = {"env.json", "checkpoints", "partition.csv", "summary.csv", files.LOCK_FILE}
 """One of these beside config.yaml makes a folder a run directory; rounds.csv alone does, too."""
+TRIAL = re.compile(r"trial-\d+")
+"""Name of the directory of a trial's runs, which gets no tables of its own."""
 ARCHIVED = re.compile(r"\.interrupted-\d+$")
 """End of the name of a directory that a sweep archived to start the run again."""
 FRESH = 600.0
@@ -67,7 +69,8 @@ class SweepStatus:
     """A directory of runs that a sweep began.
 
     Args:
-        state: running if one of the runs is; finished if all are and the tables are written.
+        state: running if one of the runs is; finished if all are and the tables are written (a
+            trial of a search has none).
         runs: in the order of their names; without those that were archived.
     """
 
@@ -110,7 +113,8 @@ def _find(folder: Path) -> Iterator[RunStatus | SweepStatus]:
     runs = [run for run in own if not ARCHIVED.search(run.path.name)]
     # an unfinished sweep has no tables yet, but names its runs by their settings
     if "aggregate.csv" in names or (runs and all("=" in run.path.name for run in runs)):
-        yield SweepStatus(path=folder, state=_state(runs, "aggregate.csv" in names), runs=runs)
+        complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
+        yield SweepStatus(path=folder, state=_state(runs, complete), runs=runs)
         yield from (replace(run, sweep=folder) for run in own)
         below = [b for b in below if isinstance(b, SweepStatus) or b.path.parent != folder]
     yield from below
@@ -272,8 +276,8 @@ def _process(path: Path) -> str | None:
     return lock.process if lock.elsewhere and fresh else None
 
 
-def _state(runs: Sequence[RunStatus], has_tables: bool) -> str:
+def _state(runs: Sequence[RunStatus], complete: bool) -> str:
     states = {run.state for run in runs}
     if RUNNING in states:
         return RUNNING
-    return FINISHED if has_tables and states <= {FINISHED} else INTERRUPTED
+    return FINISHED if complete and states <= {FINISHED} else INTERRUPTED

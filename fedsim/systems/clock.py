@@ -106,6 +106,10 @@ class Participation:
         return down / (MB * self.download) + self.compute + up / (MB * self.upload)
 
 
+ALWAYS = Participation()
+"""A client that takes part with all of its steps."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Clock:
     """How fast clients are and whether they answer; by default they are infinitely fast and do.
@@ -142,8 +146,15 @@ class Clock:
         distribution = self.distributions.get(name, constant(math.inf))
         return distribution.draw(lambda: generator(self.seed, f"clock.{name}", client))
 
+    @property
+    def idle(self) -> bool:
+        """Whether every client takes part in every round with all of its steps, in no time."""
+        return not (self.distributions or self.trace) and self.work.values == (1.0,)
+
     def participation(self, round: int, client: int, n: int) -> Participation:
         """How a client with n samples takes part in a round (from 0)."""
+        if self.idle:
+            return ALWAYS
         speed, download, upload, chance = (self.trait(name, round, client) for name in TRAITS)
         if chance < 1 and generator(self.seed, "clock.answers", round, client).random() >= chance:
             return Participation(absent=f"not available (clock.availability {chance:g})")

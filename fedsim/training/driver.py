@@ -27,7 +27,7 @@ from fedsim.storage.checkpoint import (
     layout_hash,
     restore,
 )
-from fedsim.storage.rows import PartitionRow, TimingRow
+from fedsim.storage.rows import TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
     RunWriter,
@@ -48,6 +48,7 @@ from fedsim.training.summary import summarise
 from fedsim.training.trackers import Tracker, tracked, tracker
 
 if TYPE_CHECKING:
+    from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.pool import Session
 
 logger = logging.getLogger("fedsim")
@@ -226,7 +227,7 @@ class TrainingLoop:
         tables = [partitions.table(dataset, partition)]
         if dataset.vocabulary and self.before is not None:
             tables.append(partitions.table(dataset, partition, by_label=False))
-        self.store.write_partition(*([PartitionRow(**row) for row in rows] for rows in tables))
+        self.store.write_partition(*tables)
         self.store.write_split(splits.columns(dataset, partition))
 
     def _seconds(self) -> float:
@@ -255,7 +256,7 @@ def run(
     config: RunConfig,
     out: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | None = None,
+    session: Session | SessionAhead | None = None,
     progress: bool | None = None,
 ) -> RunStore:
     """Runs an experiment and returns its results, which are also in its run directory.
@@ -266,7 +267,7 @@ def run(
         config: what to run.
         out: the run directory, new or empty; default ``runs/<dataset>/<algorithm>/<time>-<id>``.
         callbacks: follow the run; one may end it, see :class:`fedsim.Callback`.
-        session: Ray and its warm actors, shared with the runs before and after.
+        session: Ray and its warm actors, shared with the runs before and after, or still starting.
         progress: whether the progress is shown; None: in terminals and notebooks.
 
     Raises:
@@ -303,7 +304,7 @@ def resume(
     path: Path | str,
     overrides: Mapping[str, object] | None = None,
     callbacks: Sequence[Callback] = (),
-    session: Session | None = None,
+    session: Session | SessionAhead | None = None,
     progress: bool | None = None,
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.

@@ -40,8 +40,9 @@ from fedsim.training.export import (
     finished_run,
     personal_slots,
 )
+from fedsim.training.loading import load_whole
 from fedsim.training.resume import check_paths
-from fedsim.training.setup import Setup, assemble, load_whole, prepare
+from fedsim.training.setup import Setup, assemble, prepare
 
 ALL = "all"
 SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)

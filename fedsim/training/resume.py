@@ -15,7 +15,6 @@ from fedsim.config.run import FIXED_PARTITIONS, RunConfig
 from fedsim.config.sections import ADDED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.storage import checkpoint
 
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),
@@ -104,6 +103,9 @@ def filled_by_the_data(
     """
     info = data.find(wanted.data.name)
     filled: dict[str, Any] = {}
+    if wanted.engine.client_batch == "auto":
+        key = "engine.client_batch"
+        filled[key] = have.get(key, ADDED[key])
     if wanted.model.name is None:
         filled["model.name"] = info.default_model if info else "cnn"
     kind = have.get("data.partition")
@@ -155,8 +157,12 @@ PATHS = (
 """Keys whose values may be paths, which are relative to where the run was started."""
 
 
-def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> RunConfig:
+def configuration(
+    run: Path, overrides: Mapping[str, object] | None = None, *, build: bool = True
+) -> RunConfig:
     """The configuration of a run that was begun, with other settings of where the work is done.
+
+    For ``build`` see :func:`~fedsim.config.resolve.resolve`.
 
     Raises:
         ConfigError: the directory holds no run, a key may not change, a path is not there.
@@ -178,7 +184,7 @@ def configuration(run: Path, overrides: Mapping[str, object] | None = None) -> R
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
     check_paths({**written, **given}, PATHS, "resume the run from the directory of its first start")
-    return resolve(written, given)
+    return resolve(written, given, build=build)
 
 
 def can_resume(wanted: RunConfig, run: Path) -> bool:
@@ -187,6 +193,8 @@ def can_resume(wanted: RunConfig, run: Path) -> bool:
     Raises:
         StoreError: the folder of the checkpoints cannot be read.
     """
+    from fedsim.storage import checkpoint  # imports torch, which a sweep's controller need not
+
     if (run / "summary.csv").exists() or not checkpoint.records(run):
         return False
     try:

@@ -16,8 +16,9 @@ from fedsim.core.types import F64, ClientUpdate, RoundContext, Vector
 from fedsim.engine.base import Executor
 from fedsim.server.base import ServerStep
 from fedsim.server.cohort import Cohort, gram
+from fedsim.server.columns import LocalColumns
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
-from fedsim.server.linalg import LocalColumns, single_threaded_blas
+from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Participation, wire_bytes
@@ -34,7 +35,8 @@ class Aggregated:
     Args:
         costs: bytes and simulated seconds.
         clients: ids of the m clients that count; without any the rest is empty.
-        gram: (m, m) Gram matrix of their updates over the parameters.
+        norms: (m,) 2-norms of their updates, of the parameters alone, as all that follows.
+        gram: (m, m) Gram matrix of their updates where ``evaluation.conflicts`` asks for it.
         axes: (m,) spectrum of ``gram``.
         update_norm: 2-norm of the step of the parameters.
         metrics: what the server rule reports of its step.
@@ -43,6 +45,7 @@ class Aggregated:
     state: ServerState
     costs: Costs
     clients: tuple[int, ...] = ()
+    norms: F64 | None = None
     gram: F64 | None = None
     axes: F64 | None = None
     gradient_diversity: float | None = None
@@ -202,20 +205,23 @@ def aggregate(
     participation: Mapping[int, Participation],
     ctx: RoundContext,
 ) -> Aggregated:
-    """The Gram matrix of at least one update, the server's step, and the state after it.
+    """Norms and Gram matrix of at least one update, the server's step, and the state after it.
 
     ``cohort`` has the updates as the server sees them, ``updates`` as the clients sent them.
     """
     params = slice(0, setup.layout.num_params)
-    k = cohort.gram(params)
+    conflicts = evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
+    k, axes, diversity = cohort.gram(params) if conflicts else None, None, None
     step = setup.algorithm.server.step(state.server, cohort, ctx)
-    with single_threaded_blas():
-        axes = spectrum(k)
-        diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
+    if k is not None:
+        with single_threaded_blas():
+            axes = spectrum(k)
+            diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
     uploads = {u.client_id: u.extras for u in updates}
     return Aggregated(
         costs=round_costs(setup.clock, participation, state.downlink, step.private, uploads),
         clients=tuple(u.client_id for u in cohort.updates),
+        norms=cohort.norms(params),
         gram=k,
         axes=axes,
         gradient_diversity=diversity,
@@ -286,23 +292,18 @@ def add_rows(
     by_client = {u.client_id: u for u in updates}
     position = {client: i for i, client in enumerate(found.clients)}
     for client in participation:
-        row = ClientRow(
-            round=log.round,
-            client_id=client,
-            status="dropped",
-            num_samples=len(setup.partition.train[client]),
-        )
-        if client in by_client and found.gram is not None:
+        counted: dict[str, Any] = {"status": "dropped"}
+        if client in by_client and found.norms is not None:
             i, update = position[client], by_client[client]
-            row = replace(
-                row,
-                status="ok",
-                num_steps=update.num_steps,
-                train_loss=update.train_loss,
-                update_norm=math.sqrt(found.gram[i, i]),
-                simulated_seconds=found.costs.seconds.get(client),
-            )
-        log.add(row)
+            counted = {
+                "status": "ok",
+                "num_steps": update.num_steps,
+                "train_loss": update.train_loss,
+                "update_norm": float(found.norms[i]),
+                "simulated_seconds": found.costs.seconds.get(client),
+            }
+        samples = len(setup.partition.train[client])
+        log.add(ClientRow(round=log.round, client_id=client, num_samples=samples, **counted))
     for name, value in (found.metrics or {}).items():
         log.add(ServerRow(round=log.round, name=name, value=value))
     if setup.config.evaluation.cosines and found.gram is not None and found.axes is not None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
 """Of the test part; each has a final, a best and a last-10 column."""

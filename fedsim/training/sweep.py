@@ -1,23 +1,21 @@
-"""Sweeps: a grid of settings, one run directory per combination, one table at the end.
+"""Sweeps: a grid of settings, one run directory per combination, two tables at the end.
 
-A run that has a summary.csv is complete, and skipped if its configuration is the wanted one. An
-incomplete run is resumed from its newest checkpoint; with another configuration, or without a
-checkpoint, its directory is archived under another name and the run starts again.
+A run that has a summary.csv is complete, and skipped if its configuration is the wanted one. What
+is made of an incomplete one, :func:`fedsim.training.parallel.execute` says.
 """
+
+from __future__ import annotations
 
 import csv
 import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
-from scipy import stats
+from typing import TYPE_CHECKING
 
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import Axis, AxisValue, Experiment, Settings
@@ -25,17 +23,19 @@ from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, EngineLostError, FedsimError
+from fedsim.core.errors import ConfigError
+from fedsim.engine.drivers import Drivers, Event, Failed, Job
 from fedsim.storage.run_dir import check_outside_runs
-from fedsim.training.resume import archive, can_resume, is_complete
-from fedsim.training.summary import CLIENT_COLUMNS, METRICS
+from fedsim.training.parallel import Follower, control
+from fedsim.training.resume import is_complete
+from fedsim.training.slots import Parallel, with_engine
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 logger = logging.getLogger("fedsim")
 MOST_RUNS = 10_000
 """The most runs of one sweep."""
-WHEN = ("final", "best", "last10")
-AVERAGED = (*(f"{when}_test_{metric}" for metric in METRICS for when in WHEN), *CLIENT_COLUMNS)
-"""Columns of summary.csv whose mean over the seeds is in aggregate.csv."""
 SHARED = ("address", "working_dir")
 """Keys of section engine that belong to the one Ray of a sweep."""
 
@@ -77,28 +77,41 @@ def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
 
 def size(experiment: Experiment, overrides: Settings) -> int:
     """The number of runs of a sweep; a flag wins over the grid, as in :func:`expand`."""
-    return math.prod(len(axis.values) for axis in _grid(experiment, overrides))
+    return math.prod(len(axis.values) for axis in varied_axes(experiment, overrides))
 
 
-def expand(experiment: Experiment, overrides: Settings, first: int | None = None) -> list[SweepRun]:
+def expand(
+    experiment: Experiment,
+    overrides: Settings,
+    first: int | None = None,
+    parallel: Parallel = "auto",
+    build: bool = True,
+) -> list[SweepRun]:
     """All runs of a sweep, or the ``first`` ones, each configuration checked.
 
-    A flag wins over the grid: an axis of the same key disappears. Warns of hyperparameters of
+    ``build=False`` is for a first look, without a warning, see
+    :func:`~fedsim.config.resolve.resolve`.
+
+    A flag wins over the grid: an axis of the same key disappears. The engine is by default the
+    serial one, see :func:`~fedsim.training.slots.with_engine`. Warns of hyperparameters of
     methods that no run uses.
 
     Raises:
-        ConfigError: a configuration that cannot be used, a flag that contradicts rows of the grid,
-            two combinations that are the same run, runs that need different Rays, or more than
-            :data:`MOST_RUNS`.
+        ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
+            the grid, two combinations that are the same run, runs that need different Rays, or
+            more than :data:`MOST_RUNS`.
     """
-    grid = _grid(experiment, overrides)
+    if experiment.search:
+        origin = next(iter(experiment.search.values())).origin
+        raise ConfigError(f"{origin}: a search is run by 'fedsim tune'")
+    grid = varied_axes(experiment, overrides)
     count = size(experiment, overrides)
     if first is None and count > MOST_RUNS:
         raise ConfigError(f"grid: {count:,} runs; a sweep has at most {MOST_RUNS:,}")
     runs = []
     for values in itertools.islice(itertools.product(*(axis.values for axis in grid)), first):
-        layers = [value.settings for value in values]
-        config = resolve(experiment.settings, *layers, overrides)
+        layers = [experiment.settings, *(value.settings for value in values), overrides]
+        config = with_engine(resolve(*layers, build=build), layers, count, parallel)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         name = ",".join(parts)
         runs.append(SweepRun(name or "run", group_of(name), config))
@@ -108,19 +121,19 @@ def expand(experiment: Experiment, overrides: Settings, first: int | None = None
     for leaf in SHARED:
         if len({getattr(run.config.engine, leaf) for run in runs}) > 1:
             raise ConfigError(f"grid: the runs differ in engine.{leaf}; one Ray serves a sweep")
-    if len(runs) == count:
+    if len(runs) == count and build:
         varied = [point.settings for axis in grid for point in axis.values]
         given = [setting for layer in varied for setting in layer.items()]
         warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
     return runs
 
 
-def _grid(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
+def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
     """The axes that no flag replaces."""
     return tuple(axis for axis in experiment.grid if not _replaced(axis, overrides))
 
 
-def check_out(runs: list[SweepRun], out: Path) -> None:
+def check_out(runs: Sequence[SweepRun], out: Path) -> None:
     """Refuses a directory in which the sweep would overwrite what is not its own.
 
     Its own are tables whose rows are runs of the grid, or runs that lie in ``out``: the grid may
@@ -171,106 +184,79 @@ def _lists_only(path: Path, column: str, known: Set[str]) -> bool:
     return cells[:1] == [column] and set(cells[1:]) <= known
 
 
+def missing(runs: Sequence[SweepRun], out: Path) -> list[SweepRun]:
+    """The runs that are not finished; says which are.
+
+    Raises:
+        ConfigError: a finished run in ``out`` has another configuration, or ``out`` is not the
+            sweep's, see :func:`check_out`.
+        StoreError: a directory cannot be read.
+    """
+    check_out(runs, out)
+    found = [run for run in runs if not is_complete(run.config, out / run.name)]
+    absent = {run.name for run in found}
+    for position, run in enumerate(runs, start=1):
+        if run.name not in absent:
+            logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
+    return found
+
+
+def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
+    """The mean duration of the finished runs of each group, as far as their tables say it."""
+    took: dict[str, list[float]] = {}
+    for run in runs:
+        with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
+            with (out / run.name / "summary.csv").open(encoding="utf-8", newline="") as file:
+                row = next(csv.DictReader(file))
+            seconds = float(row["total_seconds"])
+            took.setdefault(run.group, []).append(seconds)
+    return {group: sum(times) / len(times) for group, times in took.items()}
+
+
 def run_all(
-    runs: list[SweepRun],
+    runs: Sequence[SweepRun],
+    wanted: Sequence[SweepRun],
     out: Path,
-    start: Callable[[RunConfig, Path], object],
+    drivers: Drivers,
+    follower: Follower,
+    trackers: tuple[str, ...] = (),
 ) -> tuple[pd.DataFrame, list[str]]:
-    """Runs what is not there yet, then writes OUT/summary.csv and OUT/aggregate.csv.
+    """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
-    A run that fails is logged, and the others go on; the tables hold what finished.
-
-    ``out`` may hold finished runs. ``start`` runs one configuration into a directory, or resumes
-    the run that is there.
+    A run that fails does not stop the others; the tables hold what finished, in the order of
+    ``runs``.
 
     Returns:
         The rows of aggregate.csv, and the names of the runs that failed. Where none finished there
         are no rows and no tables.
 
     Raises:
-        ConfigError: a finished run in ``out`` has another configuration, or ``out`` is not the
-            sweep's, see :func:`check_out`.
         StoreError: the tables cannot be written.
+        Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.training.parallel.control`.
     """
-    check_out(runs, out)
-    for run in runs:
-        is_complete(run.config, out / run.name)  # refuses what is not the wanted run, before any
     out.mkdir(parents=True, exist_ok=True)
-    failed: list[str] = []
-    for position, run in enumerate(runs, start=1):
-        if is_complete(run.config, out / run.name):  # perhaps since the start, by another process
-            logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
-            continue
-        try:
-            resumed = can_resume(run.config, out / run.name)
-            what = ": resumed after an interruption" if resumed else ""
-            logger.info("[%d/%d] %s%s", position, len(runs), run.name, what)
-            if not resumed:
-                archive(out / run.name)
-            start(run.config, out / run.name)
-        except EngineLostError:
-            raise  # the runs that follow need the same processes
-        except FedsimError as error:
-            reason = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
-            logger.info("[%d/%d] %s: failed: %s", position, len(runs), run.name, reason)
-            failed.append(run.name)
-    finished = [run for run in runs if run.name not in failed]
-    if not finished:
-        return pd.DataFrame(), failed
-    summary = summarise(finished, out)
-    _write(summary, out / "summary.csv")
-    table = aggregate(summary, finished)
-    _write(table, out / "aggregate.csv")
-    return table, failed
+    failures = _Failures(follower)
+    jobs = (Job(run.name, run.config, out / run.name, trackers) for run in wanted)
+    control(lambda: next(jobs, None), drivers, failures)
+    failed = [run.name for run in runs if run.name in failures.names]
+    finished = {run.name: run.group for run in runs if run.name not in failures.names}
+    from fedsim.training import sweep_tables  # imports pandas, for which no run has to wait
+
+    return sweep_tables.write(finished, out), failed
 
 
-def _write(table: pd.DataFrame, path: Path) -> None:
-    files.write(path, table.to_csv(index=False, lineterminator="\n").encode())
+class _Failures:
+    """Remembers which runs failed, and tells another follower everything."""
 
+    def __init__(self, follower: Follower) -> None:
+        self.names: set[str] = set()
+        self.stopping = follower.stopping
+        self._follower = follower
 
-def summarise(runs: list[SweepRun], out: Path) -> pd.DataFrame:
-    """The rows of all summary.csv in the order of the grid, after a column ``run``."""
-    frames = []
-    for run in runs:
-        frame = pd.read_csv(out / run.name / "summary.csv")
-        frame.insert(0, "run", run.name)
-        frames.append(frame)
-    columns = dict.fromkeys(column for frame in frames for column in frame.columns)
-    known = [frame.dropna(axis="columns", how="all") for frame in frames]
-    return pd.concat(known, ignore_index=True).reindex(columns=list(columns))
-
-
-def aggregate(summary: pd.DataFrame, runs: list[SweepRun]) -> pd.DataFrame:
-    """Per configuration without its seed: n, and mean, std (ddof 1), 95 % t-interval of metrics.
-
-    ``_ci95`` is the half width of the interval; std and interval are empty for a single run.
-    ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`. Columns that
-    a run of an earlier version does not have are empty.
-    """
-    groups = {run.name: run.group for run in runs}
-    rows = []
-    for group, frame in summary.groupby(summary["run"].map(groups), sort=False):
-        first = frame.iloc[0]
-        row: dict[str, object] = {"configuration": group}
-        row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
-        row["n"] = len(frame)
-        known = frame.reindex(columns=[*AVERAGED, "collapsed"])
-        for metric in AVERAGED:
-            for name, value in spread(known[metric].to_numpy(dtype=float)).items():
-                row[f"{metric}_{name}"] = value
-        row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
-        rows.append(row)
-    return pd.DataFrame(rows).astype({"collapsed": "Int64"})
-
-
-def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:
-    """mean, std and half width of the 95 % t-interval of values (n,); NaN where n is 1."""
-    n = len(values)
-    if n < 2:
-        return {"mean": float(values.mean()), "std": np.nan, "ci95": np.nan}
-    std = float(values.std(ddof=1))
-    half = float(stats.t.ppf(0.975, n - 1)) * std / np.sqrt(n)
-    return {"mean": float(values.mean()), "std": std, "ci95": half}
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        if isinstance(event, Failed):
+            self.names.add(job.name)
+        self._follower.happened(slot, job, event)
 
 
 def _replaced(axis: Axis, overrides: Settings) -> bool:

@@ -1,28 +1,43 @@
 """Tables of text for people: rich on a terminal, aligned columns in a pipe."""
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 
 import click
 from rich import box
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 
 def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
-    """Prints rows that share their keys; the keys are the headings, numbers align right."""
+    """Prints rows that share their keys; the keys are the headings, numbers align right.
+
+    On a narrow terminal cells go on in the next line, those of the first column last: it names the
+    row.
+    """
     if not rows:
         return
     if not sys.stdout.isatty():
         click.echo("\n".join(aligned(rows)))
         return
+    console = Console()
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for key in rows[0]:
-        table.add_column(key, justify="right" if _numeric(rows, key) else "left")
+    for position, key in enumerate(rows[0]):
+        whole = position == 0 and max(len(row[key]) for row in rows) <= console.width // 2
+        side: JustifyMethod = "right" if _numeric(rows, key) else "left"
+        table.add_column(key, justify=side, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(Text, row.values()))
-    Console().print(table)
+    console.print(table)
+
+
+def interval(mean: float, half: float, digits: int) -> str:
+    """``0.9123 +- 0.0045``, without the half-width where it is NaN; ``-`` where the mean is."""
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:.{digits}f}" + ("" if math.isnan(half) else f" +- {half:.{digits}f}")
 
 
 def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:

@@ -38,7 +38,7 @@ def by_autograd(params, x, y, create_graph=False):
 def probed(w, params=None, clients=(0, 1, 2)):
     """The reports and deltas of the pass before training."""
     start = w.flat.vector() if params is None else params
-    return w.train(clients, start, {}, {}, replace(context(), probe=True))
+    return w.train([(c,) for c in clients], start, {}, {}, replace(context(), probe=True))
 
 
 def test_by_hand():

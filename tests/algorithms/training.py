@@ -61,7 +61,7 @@ def context(round=0, lr=0.05):
 def train(w, clients=(0, 1, 2), round=0, lr=0.05, params=None, states=None, downlink=None):
     """Reports and deltas (k, D) of one round from the start weights of seed 0."""
     start = w.flat.vector() if params is None else params
-    return w.train(clients, start, downlink or {}, states or {}, context(round, lr))
+    return w.train([(c,) for c in clients], start, downlink or {}, states or {}, context(round, lr))
 
 
 class Scalar(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from typing import ClassVar
 
 import ray
 
@@ -14,6 +15,8 @@ from fedsim.client import LocalEnv, LocalRule
 
 @dataclass(frozen=True)
 class Broken(LocalRule):
+    stackable: ClassVar[bool | str] = True
+
     def begin(self, env: LocalEnv) -> None:
         if env.ctx.round == 1 and env.client_id == 2:
             raise ValueError("on purpose")

@@ -103,7 +103,7 @@ def trained(node, rows, ranges, first=0):
     place = NodeAffinitySchedulingStrategy(node, soft=False)
     task = ray.remote(num_cpus=0, num_returns=len(ranges), max_retries=0)(split)
     refs = task.options(scheduling_strategy=place).remote(rows, ranges)
-    return {3 * (first + i): Held(tuple(refs), i) for i in range(len(rows))}
+    return {3 * (first + i): Held(tuple(refs), i, (3 * (first + i),)) for i in range(len(rows))}
 
 
 def no_other(incidents):
@@ -135,6 +135,7 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
                 spread = Sharded(aggregators=aggregators, held=held, again=no_other, max_retries=0)
                 here, there = cohort(list(rows)), cohort(rows, spread)
                 params = slice(0, SIZE - STATS)
+                assert here.norms(params).tobytes() == there.norms(params).tobytes()
                 assert here.gram(params).tobytes() == there.gram(params).tobytes()
                 local = server.step(states[name][0], here, ctx)
                 spread = server.step(states[name][1], there, ctx)
@@ -204,7 +205,7 @@ def test_lost_updates_are_computed_again_and_no_others(two_nodes):
     def lose(client):
         one, _ = held[client].parts
         gone = dead.ping.remote()
-        held[client] = Held((one, gone), 0)
+        held[client] = Held((one, gone), 0, (client,))
 
     try:
         expected = cohort(list(rows))

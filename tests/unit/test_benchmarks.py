@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 import benchmarks
 import fedsim
-from benchmarks import decomposition, models, pairing, same_bytes, serverstep
+from benchmarks import decomposition, models, pairing, same_bytes, serverstep, sweeps
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bare import Bare, job_of, principal
 from benchmarks.pairing import Pairs, Spread, Turns, compare
@@ -275,7 +275,7 @@ def test_every_benchmark_of_the_readme_exists():
     page = Path(benchmarks.__file__).with_name("README.md").read_text()
     table = page.split("## What is measured", 1)[1].split("\n## ", 1)[0]
     named = re.findall(r"^\| ([A-Z]+[0-9]*) \|", table, re.MULTILINE)
-    assert {"W1", "G2"} < set(named) == set(BENCHMARKS)
+    assert {"W1", "G2"} < set(named) == set(BENCHMARKS) | set(sweeps.cases(2))
     done = CliRunner().invoke(main, ["W9"])
     assert done.exit_code == 2
 
@@ -307,3 +307,38 @@ def test_same_bytes_compares_what_summaries_have_in_common(tmp_path):
     assert not same_bytes.equal(after, before), "a column went"
     after.write_text("run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,1,2.5\n")
     assert not same_bytes.equal(before, after)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--peers", "flower,tff"], "'tff' given; allowed: flower, pfl"),
+        (["--peers", "pfl"], "--peers pfl needs --pfl-python"),
+    ],
+)
+def test_peers_are_known_and_have_a_python(arguments, message):
+    done = CliRunner().invoke(main, ["G1", *arguments, "--flower-python", sys.executable])
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_sweeps_are_compared_turn_by_turn_and_must_have_the_same_bytes(monkeypatch, same):
+    def sweep(preset, arguments, folder):
+        serial = "serial" in arguments
+        (folder / "one-run").mkdir(parents=True)
+        (folder / "one-run" / "rounds.csv").write_bytes(b"b" if serial and not same else b"a")
+        (folder / "one-run" / "timings.csv").write_text(" ".join(arguments))
+        return {"2": 6.0, "1": 8.0 if serial else 12.0}[arguments[1]]
+
+    monkeypatch.setattr(sweeps, "sweep_seconds", sweep)
+    found = sweeps.measure(sweeps.cases(2)["SW"], 3)
+    if same:
+        ray, serial = found
+        assert (ray.ratio.median, serial.ratio.median) == (0.5, 0.75)
+        assert (ray.value, ray.reference, serial.reference) == (6.0, 12.0, 8.0)
+        assert not ray.missed
+        assert not serial.missed
+    else:
+        with pytest.raises(FedsimError, match="not the same bytes"):
+            list(found)

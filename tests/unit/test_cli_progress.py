@@ -155,6 +155,22 @@ def test_brackets_survive_on_a_terminal(
     assert "images[, sites]" in capsys.readouterr().out
 
 
+def test_a_narrow_terminal_loses_no_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    numbers = {f"metric {i}": "11.70 +- 4.99" for i in range(5)}
+    tables.show([{"configuration": "algorithm=fedavg", **numbers}])
+    assert "algorithm=fedavg" in capsys.readouterr().out
+    name = "algorithm=fedavg,data.alpha=0.3,train.lr=0.001"
+    tables.show([{"configuration": name, **numbers}])
+    shown = capsys.readouterr().out
+    first = [line.split("  ")[1].strip() for line in shown.splitlines() if line.startswith("  ")]
+    assert name in "".join(first)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 class Cell:
     """Stands for ``IPython.display``: what was shown, and what it was replaced by."""
 

@@ -117,6 +117,13 @@ def test_runs_of_a_sweep_follow_it(tmp_path):
     assert listed(tmp_path)["s"]["state"] == "finished"
 
 
+@pytest.mark.parametrize(("end", "state"), [(True, "finished"), (False, "interrupted")])
+def test_a_trial_needs_no_tables(tmp_path, end, state):
+    write_run(tmp_path / "trial-0000" / "seed=0", end=True)
+    write_run(tmp_path / "trial-0000" / "seed=1", end=end)
+    assert listed(tmp_path)["trial-0000"]["state"] == state
+
+
 def test_a_run_with_an_equals_sign_in_its_name_makes_no_sweep(tmp_path):
     for name in ("a", "lr=0.1"):
         write_run(tmp_path / name, end=True)

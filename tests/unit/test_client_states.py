@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.core.errors import StoreError
-from fedsim.storage import client_states
+from fedsim.storage import client_states, tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, num_bytes, owned
 from fedsim.training import evaluate
 
@@ -214,3 +214,48 @@ def test_a_flipped_byte_of_a_state_in_a_file_is_not_passed_on(tmp_path):
     assert store[1]["w"].tolist() == own(1)["w"].tolist()
     with pytest.raises(StoreError, match=r"clients-000001\.safetensors: .*state of client 2"):
         store[2]
+
+
+def test_a_file_is_searched_for_its_clients_once(tmp_path, monkeypatch):
+    store = ClientStateStore(tmp_path, 0)
+    states = {c: {"w": np.full((2, 3), c, np.float32), "n": np.array([c, -c])} for c in range(50)}
+    states[7] |= {"empty": np.zeros((0, 4)), "one": np.array(2.5)}
+    store.put(states)
+    write(store, "a")
+    store.evict()
+    looked, entries = [], tensors.entries
+    monkeypatch.setattr(tensors, "entries", lambda path: looked.append(path) or entries(path))
+    for client in (7, 0, 49):
+        found = store[client]
+        assert {k: (a.dtype, a.shape, a.tolist()) for k, a in found.items()} == {
+            k: (a.dtype, a.shape, a.tolist()) for k, a in states[client].items()
+        }
+    assert looked == [tmp_path / "a"]
+    found["w"][0] = 9  # a method may write to what it is given
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -8])
+def test_a_file_of_states_that_is_cut_is_named(left, tmp_path):
+    store = ClientStateStore(tmp_path, 0)
+    store.put({1: own(1)})
+    write(store, "a")
+    store.evict()
+    (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:left])
+    with pytest.raises(StoreError, match=rf"{tmp_path / 'a'}: cannot be read"):
+        store[1]
+
+
+def test_the_clients_of_each_file_are_known_without_looking_at_all_clients(tmp_path):
+    """The same as what follows from each client's own file, whatever was put and moved."""
+    rng = np.random.default_rng(1)
+    store = ClientStateStore(tmp_path, 0)
+    for number in range(40):
+        drawn = rng.choice(60, 12, replace=False).tolist()
+        store.put({c: own(c) if rng.random() < 0.9 else {} for c in drawn})
+        if number % 3:
+            write(store, f"s{number}")
+        held = {}
+        for client, segment in store._segments.items():
+            held.setdefault(segment.path.name, set()).add(client)
+        assert live(store) == held
+        assert store.unsaved_bytes == 80 * (len(store) - sum(map(len, held.values())))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
@@ -13,7 +15,9 @@ from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, Slot
 from fedsim.server import linalg as module
 from fedsim.server.cohort import Cohort, gram
-from fedsim.server.linalg import LocalColumns, cut, single_threaded_blas
+from fedsim.server.columns import LocalColumns
+from fedsim.server.linalg import cut
+from fedsim.server.threads import single_threaded_blas
 
 
 def layout(size, stats=0):
@@ -63,12 +67,11 @@ def combine(rows, coefficients, where, out):
 
 @pytest.fixture
 def small(monkeypatch):
-    """Boundaries at 1024 (block), 4096 (shard), 104 (sums), 8 to 128 (factors)."""
+    """Boundaries at 1024 (block), 4096 (shard), 64 (factor)."""
     monkeypatch.setattr(module, "SHARD", 4096)
-    monkeypatch.setattr(module, "BUFFER", 1024)
+    monkeypatch.setattr(module, "BLOCK", 1024)
     monkeypatch.setattr(module, "NARROW", 1024)
-    monkeypatch.setattr(module, "WIDE", 104)
-    monkeypatch.setattr(module, "SPAN", 200)
+    monkeypatch.setattr(module, "SPAN", 64)
 
 
 def test_by_hand():
@@ -96,7 +99,7 @@ def test_gram_across_every_boundary(small, m, d, dtype):
 
 
 def test_gram_at_the_real_boundaries():
-    d = module.SHARD + module.BUFFER // 3 + 7
+    d = module.SHARD + module.BLOCK // 3 + 7
     g = draw(3, d)
     assert_gram(gram(list(g), slice(0, d)), g)
     assert_gram(gram(list(g), slice(5, d - 3)), g[:, 5:-3])
@@ -143,8 +146,8 @@ def test_threads_and_order_of_arrival_change_no_bit(small, monkeypatch, m):
     results = set()
     for threads in (1, 2, 4):
         with ThreadPoolExecutor(threads) as pool:
-            monkeypatch.setattr(module, "_pool", lambda pool=pool: pool)
-            monkeypatch.setattr(module, "_cores", lambda threads=threads: threads)
+            monkeypatch.setattr(module, "pool", lambda pool=pool: pool)
+            monkeypatch.setattr(module, "cores", lambda threads=threads: threads)
             order = np.random.default_rng(threads).permutation(m)
             cohort = Cohort.of([sent[i] for i in order], layout(d))
             products = cohort.columns.products(ranges, vector)
@@ -163,6 +166,22 @@ def test_blas_has_one_thread_inside_and_its_own_number_after():
     with single_threaded_blas():
         assert set(threads()) <= {1}
     assert threads() == before
+
+
+LATER = """
+import threadpoolctl
+from fedsim.server.threads import single_threaded_blas
+with single_threaded_blas():
+    pass
+import scipy.linalg
+with threadpoolctl.threadpool_limits(2, user_api="blas"), single_threaded_blas():
+    print({p["num_threads"] for p in threadpoolctl.threadpool_info() if p["user_api"] == "blas"})
+"""
+
+
+def test_a_blas_that_scipy_brings_later_has_one_thread_too():
+    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True)
+    assert done.stdout == "{1}\n"
 
 
 @pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
@@ -215,44 +234,17 @@ def test_combine_writes_its_range_alone(small, dtype):
     assert np.all(out[4321:] == 7.0)
 
 
-@pytest.mark.parametrize("m", [9, 10, 11, 20, 33])
-@pytest.mark.parametrize("d", [1, 1025, 4096 + 1023])
-def test_combine_adds_few_rows_at_a_time(small, m, d):
-    # integers, whose sums are exact in any order
-    rng = np.random.default_rng([m, d])
-    g, c = rng.integers(-99, 99, (m, d)).astype(np.float32), rng.integers(-99, 99, m).astype(float)
-    out = np.empty(d, np.float32)
-    combine(list(g), c, slice(0, d), out)
-    np.testing.assert_array_equal(out, c @ g)
+def test_rows_of_a_buffer_are_not_a_power_of_two_apart(monkeypatch):
+    seen, original = [], module._blocks
 
+    def blocks(rows, piece, buffer):
+        seen.append(buffer.strides[0] // buffer.itemsize)
+        return original(rows, piece, buffer)
 
-def test_large_coefficients_cancel_across_the_parts_of_a_sum():
-    # 1e8 + 1 - 1e8, the terms in three parts: a part that were rounded to float32 would give 0.
-    g = np.zeros((3 * module.FEW, 2), np.float32)
-    g[[0, module.FEW, 2 * module.FEW]] = 1.0
-    c = np.zeros(len(g))
-    c[[0, module.FEW, 2 * module.FEW]] = 1e8, 1.0, -1e8
-    out = np.empty(2, np.float32)
-    combine(list(g), c, slice(0, 2), out)
-    np.testing.assert_array_equal(out, [1.0, 1.0])
-
-
-def test_factors_start_at_a_line_of_cache(small, monkeypatch):
-    seen, original = [], module._factors
-
-    def factors(*args):
-        seen.append(original(*args))
-        return seen[-1]
-
-    monkeypatch.setattr(module, "_factors", factors)
-    for m in (1, 5, 23):
-        rows = list(draw(m, 3000))
-        gram(rows, slice(7, 2990))
-        combine(rows, np.ones(m), slice(7, 2990), np.empty(3000, np.float32))
-    line = 8 * module.LINE
-    assert len(seen) > 10
-    assert all(f.ctypes.data % line == 0 for f in seen)
-    assert all(stride % line == 0 for f in seen for stride in f.strides[:2])
+    monkeypatch.setattr(module, "_blocks", blocks)
+    gram(list(draw(5, 70_000)), slice(0, 70_000))
+    assert seen
+    assert all(columns % 512 == 8 for columns in seen)
 
 
 def test_combine_sums_in_float64_and_rounds_once():
@@ -353,6 +345,22 @@ def test_nothing_is_left_in_the_buffer_from_the_piece_before(small):
     first, second = LocalColumns(rows).products([slice(0, 4096), slice(4096, 5121)])
     assert np.isnan(first).any()
     np.testing.assert_array_equal(np.triu(second[:, :3]), np.triu(np.full((3, 3), 1025.0)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("d", [1, 4097, 3 * 4096 + 1025])
+def test_norms_are_those_of_the_gram_matrix(small, d, dtype):
+    g, where = draw(5, d, dtype), slice(d // 3, d)
+    cohort = Cohort.of(updates(list(g)), layout(d))
+    norms = cohort.norms(where)
+    expected = np.linalg.norm(g[:, d // 3 :].astype(np.float64), axis=1)
+    np.testing.assert_allclose(norms, expected, rtol=1e-13)
+    np.testing.assert_allclose(norms**2, cohort.gram(where).diagonal(), rtol=1e-13)
+    assert cohort.norms(where).tobytes() == np.sqrt(cohort.gram(where).diagonal()).tobytes()
+    factors = np.array([2.0, -1.0, 0.0, 0.5, 3.0])
+    np.testing.assert_allclose(
+        cohort.scaled(factors).norms(where), np.abs(factors) * expected, rtol=1e-13
+    )
 
 
 def test_read_only_and_strided_rows_are_left_alone(small):

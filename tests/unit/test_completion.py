@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -24,25 +23,6 @@ def completed(*args):
     """What a shell offers for the last argument."""
     found = ShellComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE")
     return [item.value for item in found.get_completions(list(args[:-1]), args[-1])]
-
-
-def test_names_are_kept_until_a_file_of_the_package_changes(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    read = names.catalogue.__wrapped__
-    first = read()
-    (kept,) = tmp_path.iterdir()
-    monkeypatch.setattr(names, "_import_names", lambda: {"algorithms": {}})
-    assert read() == first, "from the cache folder"
-    for damaged in (
-        "{",
-        "[]",
-        '{"stamp": ""}',
-        kept.read_text().replace('"stamp": "', '"stamp": "x'),
-    ):
-        kept.write_text(damaged)
-        assert read() == {"algorithms": {}} == json.loads(kept.read_text())["names"]
-    monkeypatch.setenv("FEDSIM_CACHE", str(kept))  # a file: nothing can be kept there
-    assert read() == {"algorithms": {}}
 
 
 @pytest.mark.parametrize(
@@ -98,13 +78,11 @@ def test_directories_of_runs_are_completed_by_the_shell() -> None:
         assert [item.type for item in shell.get_completions(args, "ru")] == ["dir"]
 
 
-def test_a_shell_asks_without_importing_torch(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
-    names.catalogue.__wrapped__()
+def test_a_shell_asks_without_importing_torch() -> None:
     code = "import sys, fedsim.cli as c\ntry: c.main()\nfinally: print('torch' in sys.modules)"
     for line, offered in (("fedsim run -d retinam", "retinamnist"), ("fedsim li", "list")):
         env = {"_FEDSIM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": "3"}
-        env |= {"COMP_CWORD": str(len(line.split()) - 1), "FEDSIM_CACHE": str(tmp_path)}
+        env |= {"COMP_CWORD": str(len(line.split()) - 1)}
         program = "import sys; sys.argv[0] = 'fedsim'; " + code
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=env

@@ -100,6 +100,12 @@ def test_it_is_frozen() -> None:
         ({"engine": {"actors": 0}}, ["0 given", "auto, per-client or a whole number"]),
         ({"engine": {"actors": -1}}, ["-1 given", "auto, per-client or a whole number"]),
         ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
+        ({"evaluation": {"conflicts": "often"}}, ["always, never or a whole number of at least 1"]),
+        ({"evaluation": {"conflicts": 0}}, ["evaluation.conflicts: 0 given", "always, never or"]),
+        (
+            {"evaluation": {"conflicts": "never", "cosines": True}},
+            ["evaluation.conflicts: never given", "evaluation.cosines=true needs"],
+        ),
         ({"data": {"val_fraction": 0.8}}, ["data.val_fraction: 0.8", "nothing is left"]),
         ({"fedprox": {"mu": "much"}}, ["fedprox.mu: 'much' given", "number"]),
         ({"fedprox": {"nu": 1}}, ["fedprox.nu:", "did you mean 'mu'?"]),

@@ -124,6 +124,40 @@ def test_without_cosines_there_are_no_such_tables(tmp_path):
     assert store.read("rounds")["gradient_diversity"].between(1, 100).all()
 
 
+OF_PAIRS = ("conflict_ratio", "gradient_diversity", "top_axis_share")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["fedavg", "fedld"])
+@pytest.mark.parametrize(("conflicts", "due"), [("never", ()), (2, (2, 3)), (5, (3,))])
+def test_statistics_of_pairs_are_computed_in_the_rounds_that_are_asked_for(method, conflicts, due):
+    """Everything else stays as it is: norms up to the last bits, models to the last one."""
+    found = {
+        setting: list(
+            rounds(config(method, train={"rounds": 3}, evaluation=NEVER | {"conflicts": setting}))
+        )
+        for setting in ("always", conflicts)
+    }
+    for number, (usual, seldom) in enumerate(zip(*found.values(), strict=True), start=1):
+        assert usual.after.params.tobytes() == seldom.after.params.tobytes()
+        (expected,), (row,) = usual.tables["rounds"], seldom.tables["rounds"]
+        for name in OF_PAIRS:
+            assert expected[name] is not None
+            assert row[name] == (expected[name] if number in due else None)
+        same = expected.keys() - {*OF_PAIRS}
+        assert {name: row[name] for name in same} == {name: expected[name] for name in same}
+        norms = [[r["update_norm"] for r in d.tables["clients"]] for d in (usual, seldom)]
+        np.testing.assert_allclose(*norms, rtol=1e-13)
+        assert min(norms[0]) > 0
+
+
+@pytest.mark.integration
+def test_cosines_come_in_the_rounds_of_the_other_statistics_of_pairs():
+    settings = config(train={"rounds": 3}, evaluation=NEVER | {"cosines": True, "conflicts": 2})
+    written = [bool(done.tables.get("cosines")) for done in rounds(settings)]
+    assert written == [False, True, True]
+
+
 @pytest.mark.integration
 def test_a_cohort_of_one_client(tmp_path):
     settings = config(train={"sample_rate": 1 / 6}, evaluation=NEVER | {"cosines": True})

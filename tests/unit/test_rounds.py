@@ -222,7 +222,7 @@ def test_a_round_of_fedavg_by_hand(model):
     worker = Worker(setup.spec, torch.device("cpu"))
     ctx = RoundContext(round=0, num_rounds=3, num_clients=8, lr=0.05, seed=0)
     clients = draw_cohort(ctx, 4)
-    reports, deltas = worker.train(clients, setup.initial, {}, {}, ctx)
+    reports, deltas = worker.train([(c,) for c in clients], setup.initial, {}, {}, ctx)
     n = np.array([len(setup.partition.train[c]) for c in clients], dtype=np.float64)
     p = n / n.sum()
     step = p @ deltas.astype(np.float64)
@@ -378,7 +378,7 @@ def test_survivors_are_averaged_among_themselves():
     )
     alive = cohort_of(settings, 0)[1:]
     worker = Worker(setup.spec, torch.device("cpu"))
-    _, deltas = worker.train(alive, setup.initial, {}, {}, ctx)
+    _, deltas = worker.train([(c,) for c in alive], setup.initial, {}, {}, ctx)
     n = np.array([len(setup.partition.train[c]) for c in alive], dtype=np.float64)
     executor = SerialExecutor(setup.spec)
     after = run_round(setup, executor, ServerState(params=setup.initial), ctx, RoundLog(1))
@@ -497,7 +497,8 @@ def test_whose_models_count_for_personalised_methods(method, mode):
         )
         state = run_round(setup, executor, before, ctx, log)
         cohort = draw_cohort(ctx, 4)
-        reports, deltas = worker.train(cohort, before.params, before.downlink, before.clients, ctx)
+        sent = before.params, before.downlink, before.clients
+        reports, deltas = worker.train([(c,) for c in cohort], *sent, ctx)
         own = {
             "all_clients": {c: (state.params, state.clients.get(c, {})) for c in range(8)},
             "cohort_before": {c: (before.params, before.clients.get(c, {})) for c in cohort},

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,9 @@ from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError, StoreError
-from fedsim.training import resume, sweep
+from fedsim.training import driver, parallel, resume, sweep, sweep_tables, tables
+from fedsim.training.board import OneByOne
+from fedsim.training.parallel import Here
 
 LAUNCH = Path(__file__).resolve().parents[2] / "launch"
 CLUSTERS = ("cluster_name", "apiVersion")
@@ -64,6 +67,19 @@ def fake_run(config: RunConfig, folder: Path) -> None:
     own = config.hyperparameters[config.algorithm]
     row |= {f"{config.algorithm}.{key}": value for key, value in own.items()}
     pd.DataFrame([row]).to_csv(folder / "summary.csv", index=False)
+
+
+def run_all(
+    runs: list[sweep.SweepRun], out: Path, start: Callable[[RunConfig, Path], None]
+) -> tuple[pd.DataFrame, list[str]]:
+    """A sweep in this process, with ``start`` in place of every run."""
+
+    def run(config: RunConfig, folder: Path, *_: object, **__: object) -> None:
+        start(config, folder)
+
+    follower = OneByOne([run.name for run in runs])
+    with mock.patch.object(driver, "run", run):
+        return sweep.run_all(runs, sweep.missing(runs, out), out, Here(), follower)
 
 
 def test_names_say_what_varies_in_grid_order() -> None:
@@ -159,10 +175,10 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path, lines: Lin
         started.append(folder.name)
         fake_run(config, folder)
 
-    table, failed = sweep.run_all(runs, tmp_path, start)
+    table, failed = run_all(runs, tmp_path, start)
     assert failed == []
     assert started == [r.name for r in runs]
-    sweep.run_all(runs, tmp_path, start)
+    run_all(runs, tmp_path, start)
     assert len(started) == 6
     assert lines()[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
 
@@ -203,14 +219,14 @@ def test_runs_of_an_earlier_version_have_no_other_metrics(tmp_path: Path) -> Non
             later = ["final_test_auc", "client_accuracy_worst", "collapsed"]
             known.drop(columns=later).to_csv(folder / "summary.csv", index=False)
 
-    table, _ = sweep.run_all(runs_of(GRID), tmp_path, start)
+    table, _ = run_all(runs_of(GRID), tmp_path, start)
     assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
     assert table[["final_test_auc_mean", "collapsed"]].isna().all(axis=None)
 
 
 def test_the_table_of_configurations_has_the_order_of_the_grid(tmp_path: Path) -> None:
     runs = runs_of("grid:\n  seed: [0, 1]\n  algorithm: [fedprox, fedavg]\n")
-    table, _ = sweep.run_all(runs, tmp_path, fake_run)
+    table, _ = run_all(runs, tmp_path, fake_run)
     assert list(table["configuration"]) == ["algorithm=fedprox", "algorithm=fedavg"]
 
 
@@ -225,7 +241,7 @@ def test_what_another_process_finishes_meanwhile_is_not_done_again(
         if folder.name == runs[0].name:  # a second sweep in the same folder, from its other end
             fake_run(runs[-1].config, tmp_path / runs[-1].name)
 
-    sweep.run_all(runs, tmp_path, start)
+    run_all(runs, tmp_path, start)
     assert started == [r.name for r in runs[:-1]]
     assert lines()[-1] == "[6/6] algorithm=fedprox,seed=2: finished before"
     assert not list(tmp_path.glob("*interrupted*"))
@@ -319,7 +335,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, lines: Lines)
             raise DivergedError("round 2,\nclient 3: the loss is NaN")
         fake_run(config, folder)
 
-    table, failed = sweep.run_all(runs, tmp_path, start)
+    table, failed = run_all(runs, tmp_path, start)
     assert failed == ["algorithm=fedprox,seed=1"]
     told = "[5/6] algorithm=fedprox,seed=1: failed: round 2, client 3: the loss is NaN"
     assert lines()[-2:] == [told, "[6/6] algorithm=fedprox,seed=2"]
@@ -327,7 +343,7 @@ def test_a_run_that_fails_does_not_stop_the_others(tmp_path: Path, lines: Lines)
     # 0.60 and 0.62
     assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
     assert len(pd.read_csv(tmp_path / "summary.csv")) == 5
-    table, failed = sweep.run_all(runs, tmp_path, fake_run)
+    table, failed = run_all(runs, tmp_path, fake_run)
     assert (table["n"].tolist(), failed) == ([3, 3], [])
     assert (tmp_path / "algorithm=fedprox,seed=1.interrupted-1").is_dir()
 
@@ -336,7 +352,7 @@ def test_where_no_run_finished_there_are_no_tables(tmp_path: Path) -> None:
     def start(_: RunConfig, __: Path) -> None:
         raise DivergedError("NaN")
 
-    table, failed = sweep.run_all(runs_of(GRID), tmp_path, start)
+    table, failed = run_all(runs_of(GRID), tmp_path, start)
     assert table.empty
     assert len(failed) == 6
     assert list(tmp_path.glob("*.csv")) == []
@@ -347,7 +363,7 @@ def test_ctrl_c_stops_a_sweep(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep.run_all(runs_of(GRID), tmp_path, start)
+        run_all(runs_of(GRID), tmp_path, start)
 
 
 def test_interrupted_runs_are_archived_and_run_again(tmp_path: Path) -> None:
@@ -363,12 +379,15 @@ def test_interrupted_runs_are_archived_and_run_again(tmp_path: Path) -> None:
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
 
 
-def test_a_live_run_is_not_archived(tmp_path: Path, lines: Lines) -> None:
+def test_a_live_run_is_not_archived(
+    tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "HELD_LIMIT", 0.0)
     runs = runs_of(GRID, "seed=0")
     folder = tmp_path / runs[0].name
     folder.mkdir()
     with files.lock(folder):
-        _, failed = sweep.run_all(runs, tmp_path, fake_run)
+        _, failed = run_all(runs, tmp_path, fake_run)
     assert failed == [runs[0].name]
     assert "failed: " in lines()[1]
     assert "another live run holds this directory" in lines()[1]
@@ -381,7 +400,7 @@ def test_what_went_wrong_beside_a_failure_is_told(tmp_path: Path, lines: Lines) 
         error.add_note("no checkpoint:\nfull")
         raise error
 
-    sweep.run_all(runs_of(GRID, "seed=0"), tmp_path, start)
+    run_all(runs_of(GRID, "seed=0"), tmp_path, start)
     assert lines()[1].endswith(": failed: NaN; no checkpoint: full")
 
 
@@ -399,8 +418,18 @@ def test_what_cannot_be_archived_is_a_failure(
         resume.archive(folder)
 
 
+@pytest.mark.parametrize(
+    ("mean", "half", "text"),
+    [(0.5, 0.25, "0.500 +- 0.250"), (0.5, math.nan, "0.500"), (math.nan, math.nan, "-")],
+)
+def test_means_are_shown_with_the_interval_that_there_is(
+    mean: float, half: float, text: str
+) -> None:
+    assert tables.interval(mean, half, 3) == text
+
+
 def test_spread_of_one_seed_has_no_interval() -> None:
-    one = sweep.spread(np.array([0.7]))
+    one = sweep_tables.spread(np.array([0.7]))
     assert one["mean"] == 0.7
     assert math.isnan(one["std"])
     assert math.isnan(one["ci95"])
@@ -421,7 +450,7 @@ def test_a_sweep_without_dirichlet_has_no_alpha(tmp_path: Path) -> None:
         table = pd.read_csv(folder / "summary.csv").assign(alpha=np.nan)
         table.to_csv(folder / "summary.csv", index=False)
 
-    table, _ = sweep.run_all(runs, tmp_path, without_alpha)
+    table, _ = run_all(runs, tmp_path, without_alpha)
     assert table["alpha"].isna().all()
     assert pd.read_csv(tmp_path / "summary.csv")["alpha"].isna().all()
 
@@ -496,14 +525,31 @@ def test_a_directory_of_something_else_is_refused_and_left(
     assert FOREIGN[make] in done.stderr
     assert tree(tmp_path) == before
     with pytest.raises(ConfigError):
-        sweep.run_all(runs_of(GRID), out, fake_run)
+        run_all(runs_of(GRID), out, fake_run)
     assert tree(tmp_path) == before
 
 
 def test_a_run_that_has_just_begun_holds_its_directory(tmp_path: Path) -> None:
     with files.lock(tmp_path), pytest.raises(ConfigError, match="another live run holds"):
-        sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+        run_all(runs_of(GRID), tmp_path, fake_run)
     assert sorted(path.name for path in tmp_path.iterdir()) == [files.LOCK_FILE]
+
+
+def test_a_sweep_holds_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text("engine: {kind: serial}\n" + GRID)
+    out = tmp_path / "out"
+    command = ["sweep", str(tmp_path / "grid.yaml"), "--out", str(out), "--parallel", "1"]
+
+    def second(*_: object) -> None:
+        done = CliRunner().invoke(main, command)
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+        assert f"{out}: another live run" in done.stderr
+        raise DivergedError("the first one gets on")
+
+    with mock.patch.object(driver, "run", mock.Mock(side_effect=second)) as begun:
+        done = CliRunner().invoke(main, command)
+    assert done.exit_code == 1
+    assert begun.call_count == len(runs_of(GRID))
 
 
 @pytest.mark.parametrize("below", ["sweep", "checkpoints", "a/b/c"])
@@ -522,23 +568,23 @@ def test_nothing_begins_inside_a_run_directory(below: str, tmp_path: Path) -> No
 
 def test_a_configuration_of_the_users_own_above_does_not_matter(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("algorithm: fedavg\n")
-    _, failed = sweep.run_all(runs_of(GRID), tmp_path / "runs" / "mine", fake_run)
+    _, failed = run_all(runs_of(GRID), tmp_path / "runs" / "mine", fake_run)
     assert failed == []
 
 
 @pytest.mark.parametrize("first", ["seed=0", "algorithm=fedavg"])
 def test_a_sweep_goes_on_in_its_directory_with_another_grid(first: str, tmp_path: Path) -> None:
-    sweep.run_all(runs_of(GRID, first), tmp_path, fake_run)  # the axis leaves the runs' names
-    table, failed = sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+    run_all(runs_of(GRID, first), tmp_path, fake_run)  # the axis leaves the runs' names
+    table, failed = run_all(runs_of(GRID), tmp_path, fake_run)
     assert (table["n"].tolist(), failed) == ([3, 3], [])
 
 
 def test_a_run_that_was_deleted_is_done_again(tmp_path: Path) -> None:
     runs = runs_of(GRID)
-    sweep.run_all(runs, tmp_path, fake_run)
+    run_all(runs, tmp_path, fake_run)
     before = (tmp_path / "summary.csv").read_bytes(), (tmp_path / "aggregate.csv").read_bytes()
     shutil.rmtree(tmp_path / runs[0].name)
-    sweep.run_all(runs, tmp_path, fake_run)
+    run_all(runs, tmp_path, fake_run)
     after = (tmp_path / "summary.csv").read_bytes(), (tmp_path / "aggregate.csv").read_bytes()
     assert after == before
 
@@ -546,7 +592,7 @@ def test_a_run_that_was_deleted_is_done_again(tmp_path: Path) -> None:
 def test_the_final_table_says_what_it_shows_and_who_collapsed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table, _ = sweep.run_all(runs_of(GRID), tmp_path, fake_run)
+    table, _ = run_all(runs_of(GRID), tmp_path, fake_run)
     capsys.readouterr()
     show_aggregate(table)
     lines = capsys.readouterr().out.splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +13,7 @@ import ray
 
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
 from fedsim.engine.base import Measure, Model
+from fedsim.engine.blocks import Block, named
 from fedsim.engine.ray.sharded import Held
 from fedsim.engine.worker import with_deltas
 from fedsim.metrics.splits import name
@@ -26,14 +27,15 @@ class TrainCall:
     """Some clients' training in one round.
 
     Args:
-        states: of all clients that have one; only those of ``clients`` are sent.
+        blocks: of clients; each trains, and is retried, as a whole.
+        states: of all clients that have one; only those of its own clients are sent.
         sizes: training samples by client.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
 
-    clients: tuple[int, ...]
+    blocks: tuple[Block, ...]
     params: Vector
     downlink: Vectors
     states: Mapping[int, Vectors]
@@ -44,33 +46,41 @@ class TrainCall:
     attempt: int = 1
     method: str = "train"
 
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The clients of all blocks, in order."""
+        return tuple(chain.from_iterable(self.blocks))
+
     def begin(self, actor: Any, send: Send) -> list[Any]:
         """Hands the work to an actor; the objects of its answer, the first of which says that it
         is done."""
         own = {c: self.states[c] for c in self.clients if c in self.states}
-        args = self.clients, send(self.params), send(self.downlink), own, self.ctx
+        work = self.blocks, own, self.ctx, self.ranges  # together: Ray takes time for each
         method = actor.train.options(num_returns=1 + max(1, len(self.ranges)))
-        return list(method.remote(self.ranges, *args))
+        return list(method.remote(work, send(self.params), send(self.downlink)))
 
     def fetch(self, refs: Sequence[Any]) -> list[ClientUpdate]:
         """The updates from the objects of :meth:`begin`; deltas in ranges stay where they are."""
         if not self.ranges:
             return with_deltas(*ray.get(list(refs)))
         updates, parts = ray.get(refs[0]), tuple(refs[1:])
-        return [replace(update, held=Held(parts, row)) for row, update in enumerate(updates)]
+        held = [Held(parts, row, block) for row, block in enumerate(self._block_of_each())]
+        return [replace(update, held=h) for update, h in zip(updates, held, strict=True)]
 
     def again(self, lost: bool) -> list[TrainCall]:
-        """One call per client, so that a client that cannot be trained holds up no other."""
+        """One call per block, so that a block that cannot be trained holds up no other."""
         attempt = self.attempt + lost
-        return [replace(self, clients=(c,), home=None, attempt=attempt) for c in self.clients]
+        return [replace(self, blocks=(b,), home=None, attempt=attempt) for b in self.blocks]
 
-    def size(self, client: int | None = None, /) -> float:
-        """Training samples of a client, or of all together."""
-        return float(sum(self.sizes[c] for c in self.clients if client in (None, c)))
+    def size(self, block: Block = (), /) -> float:
+        """Training samples of a block, or of all together."""
+        return float(sum(self.sizes[client] for client in block or self.clients))
 
     def __str__(self) -> str:
-        alone = len(self.clients) == 1
-        return f"client {self.clients[0]}" if alone else f"clients {list(self.clients)}"
+        return named(self.clients)
+
+    def _block_of_each(self) -> list[Block]:
+        return [block for block in self.blocks for _ in block]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +104,7 @@ class EvaluationCall:
     tasks: tuple[Task, ...]
     attempt: int = 1
     home: int | None = None
+    blocks: tuple[Block, ...] = ()
     clients: tuple[int, ...] = ()
     method: str = "evaluate"
 
@@ -114,7 +125,7 @@ class EvaluationCall:
         """The same call once more."""
         return [replace(self, attempt=self.attempt + lost)]
 
-    def size(self, _: int | None = None, /) -> float:
+    def size(self, _: Block = (), /) -> float:
         """Batches."""
         return float(sum(stop - start for start, stop in (t.batches for t in self.tasks)))
 
@@ -125,15 +136,15 @@ class EvaluationCall:
 Call = TrainCall | EvaluationCall
 
 
-def balanced(sizes: Mapping[int, int], most: int) -> list[tuple[int, ...]]:
-    """The clients in at most ``most`` groups of about equal size: the longest first, each to the
+def balanced(sizes: Mapping[Block, int], most: int) -> list[tuple[Block, ...]]:
+    """The blocks in at most ``most`` groups of about equal size: the longest first, each to the
     group that has least so far."""
-    longest_first = sorted(sizes, key=lambda c: (-sizes[c], c))
-    filled: list[tuple[int, int, list[int]]] = [(0, i, []) for i in range(min(most, len(sizes)))]
-    for client in longest_first:
+    longest_first = sorted(sizes, key=lambda block: (-sizes[block], block))
+    filled: list[tuple[int, int, list[Block]]] = [(0, i, []) for i in range(min(most, len(sizes)))]
+    for block in longest_first:
         total, i, members = filled[0]
-        members.append(client)
-        heapq.heapreplace(filled, (total + sizes[client], i, members))
+        members.append(block)
+        heapq.heapreplace(filled, (total + sizes[block], i, members))
     return [tuple(members) for _, _, members in sorted(filled, key=lambda group: group[1])]
 
 

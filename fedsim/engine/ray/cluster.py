@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ray
-import torch
 from ray._private import ray_constants
 from ray.exceptions import RayError
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, Interrupted
+from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
 from fedsim.core.types import GIB
 from fedsim.engine.ray.placement import Node, Plan, Share, plan_placement
 
@@ -27,10 +27,6 @@ NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that lets other machines reach its processes, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
-PROCESS = 460 << 20
-"""Bytes that a process takes once torch (a CUDA build) is imported and has trained a step."""
-MODEL_COPIES = 4
-"""Vectors of the model that a process holds at most: weights, gradients, momentum, update."""
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -164,18 +160,8 @@ def node_of(resources: Mapping[str, float], name: str) -> Node:
 
 def local_node() -> Node:
     """This machine, as an embedded Ray will see it."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = available_memory() * (1 - OBJECT_STORE)
-    return Node(cpus or 1, torch.cuda.device_count(), memory=memory)
-
-
-def available_memory() -> float:
-    """Bytes that new processes can have here; infinite where the system does not say it."""
-    path = Path("/proc/meminfo")
-    if not path.exists():
-        return math.inf
-    lines = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
-    return float(lines["MemAvailable"].split()[0]) * 1024
+    return Node(cores(), num_gpus(), memory=memory)
 
 
 def plan_for(
@@ -189,18 +175,33 @@ def plan_for(
     Raises:
         ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
     """
+    share, memory = share_of(engine, nodes), memory_of(engine, model_bytes)
+    plan = plan_placement(nodes, share, memory, num_clients, engine.actors)
+    check_types(engine, nodes, share)
+    return plan
+
+
+def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
+    """What a client actor holds on these machines: half a GPU, or what there is of one, unless
+    ``gpus_per_client`` says it."""
     gpus = engine.gpus_per_client
     if gpus is None:
-        gpus = 0.5 if any(n.gpus >= 1 for n in nodes) else 0.0
-    needed = PROCESS + MODEL_COPIES * model_bytes
+        gpus = min(0.5, max((n.gpus for n in nodes), default=0.0))
+    return Share(engine.cpus_per_client, gpus)
+
+
+def memory_of(engine: EngineConfig, model_bytes: int) -> int:
+    """Bytes that a client actor needs."""
     if engine.memory_per_client is not None:
-        needed = math.ceil(engine.memory_per_client * GIB)
-    share = Share(engine.cpus_per_client, gpus)
-    plan = plan_placement(nodes, share, needed, num_clients, engine.actors)
+        return math.ceil(engine.memory_per_client * GIB)
+    return PROCESS + model_copies(engine.client_batch) * model_bytes
+
+
+def check_types(engine: EngineConfig, nodes: Sequence[Node], share: Share) -> None:
+    """Refuses GPUs of several types by a ConfigError, unless that is allowed."""
     types = {n.accelerator for n in nodes if n.gpus >= 1}
-    if gpus and len(types) > 1 and not engine.allow_mixed_devices:
+    if share.gpus and len(types) > 1 and not engine.allow_mixed_devices:
         refuse_mixed(types)
-    return plan
 
 
 def refuse_mixed(kinds: Iterable[str]) -> NoReturn:

@@ -203,7 +203,7 @@ class Dispatcher:
             self._pool.lose(work.slot, fault.hung)
         blamed = not fault.final and isinstance(fault.raised, WorkerError | NoneType)
         drop = self._engine.on_client_failure == "drop" and bool(call.clients) and blamed
-        several = len(call.clients) > 1
+        several = len(call.blocks) > 1
         if (fault.lost and (several or call.attempt <= self._engine.max_retries)) or (
             drop and several
         ):
@@ -249,8 +249,8 @@ class Dispatcher:
             work.question, work.heard = None, now
             if doing is None:  # its arguments or its results are on their way
                 continue
-            client, seconds = doing
-            if seconds > timeout.seconds(work.call.size(client)):
+            block, seconds = doing
+            if seconds > timeout.seconds(work.call.size(block)):
                 text = f"no result after {seconds:.0f} s, which is beyond the client timeout"
                 late.append((work, Fault(error=text, lost=True, hung=True)))
         return late

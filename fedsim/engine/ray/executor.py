@@ -18,17 +18,17 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Part, RoundContext, Vector, Vectors
 from fedsim.engine.base import OUTPUTS, Incident, Job, Measure, T
+from fedsim.engine.blocks import Block
 from fedsim.engine.ray.calls import Call, EvaluationCall, Task, TrainCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
-from fedsim.engine.ray.faults import put
 from fedsim.engine.ray.placement import Node, Plan
 from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
 from fedsim.engine.worker import WorkerSpec, num_batches
 from fedsim.metrics.outputs import concatenated
 from fedsim.metrics.splits import indices
-from fedsim.server.linalg import Columns
+from fedsim.server.columns import Columns
 
 SMALL_UPDATE = 4 << 20
 """Updates of at most this many bytes travel several to a call; larger ones one by one."""
@@ -64,7 +64,7 @@ class RayExecutor:
         self._engine = engine
         self._update_bytes = update_bytes
         self._sizes = [len(own) for own in spec.partition.train]
-        if engine.address is None:  # refused before anything starts
+        if session is None and engine.address is None:  # refused before anything starts
             self._plan_for(machines())
         self._session = session or Session(engine)
         self._shares_session = session is not None
@@ -72,17 +72,17 @@ class RayExecutor:
             self._session, max_retries=engine.max_retries, allow_mixed=engine.allow_mixed_devices
         )
         self._dispatcher = Dispatcher(
-            self._pool, engine, wanted=self._wanted, spec=lambda: put(spec.to_send())
+            self._pool, engine, wanted=self._wanted, spec=lambda: self._session.send(spec)
         )
         self._aggregators = Aggregators(())
         try:
-            self._nodes = machines()
+            self._nodes = self._session.machines()
             self._plan = self._plan_for(self._nodes)
             self._planned = time.monotonic()
             # machines that join do not change what an actor holds
             share = {"gpus_per_client": self._plan.share.gpus}
             self._engine = engine.model_copy(update=share)
-            self._session.prepare(self._plan.share)
+            self._session.prepare(self._plan.share, self._plan.actors)
             self._place_aggregators()
         except BaseException:
             self.close()
@@ -117,12 +117,12 @@ class RayExecutor:
         """See :class:`~fedsim.engine.base.Executor`."""
         with self._session.head.guard():
             self._replan()
-            return self._train(clients, sent, states, ctx)
+            return self._train(self._spec.blocks(clients, ctx), sent, states, ctx)
 
     def _train(
-        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, blocks: Sequence[Block], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[ClientUpdate]:
-        calls = self._train_calls(clients, sent, states, ctx)
+        calls = self._train_calls(blocks, sent, states, ctx)
         updates: list[ClientUpdate] = []
         for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
             updates += found
@@ -139,8 +139,10 @@ class RayExecutor:
 
         def again(incidents: Sequence[Incident]) -> list[ClientUpdate]:
             self._pool.incidents += incidents
-            lost = [i.client_id for i in incidents if i.client_id is not None]
-            return self._train(lost, sent, states, ctx)
+            lost = {i.client_id for i in incidents if i.client_id is not None}
+            blocks = dict.fromkeys(held[client].block for client in sorted(lost))
+            found = self._train(list(blocks), sent, states, ctx)
+            return [update for update in found if update.client_id in lost]
 
         held = held_of(updates)
         if not held:
@@ -153,26 +155,27 @@ class RayExecutor:
         )
 
     def _train_calls(
-        self, clients: Sequence[int], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
+        self, blocks: Sequence[Block], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[TrainCall]:
-        """Clients whose updates are small share a call, where they share actors."""
+        """Blocks whose updates are small share a call, where they share actors."""
         (params, downlink), ranges = sent, () if ctx.probe else self._aggregators.ranges
-        sizes = {c: self._sizes[c] for c in clients}
-        most = len(sizes)
+        sizes = {c: self._sizes[c] for block in blocks for c in block}
+        most = len(blocks)
         if not self._plan.per_client and self._update_bytes <= SMALL_UPDATE:
             most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MAX_CALL))
+        work = {block: sum(sizes[c] for c in block) for block in blocks}
         return [
             TrainCall(
-                clients=own,
+                blocks=own,
                 params=params,
                 downlink=downlink,
                 states=states,
                 ctx=ctx,
                 sizes=sizes,
                 ranges=ranges,
-                home=self._plan.home(own[0]),
+                home=self._plan.home(own[0][0]),
             )
-            for own in balanced(sizes, most)
+            for own in balanced(work, most)
         ]
 
     def evaluate(self, jobs: Sequence[Job], measure: Measure[T]) -> list[T]:
@@ -260,7 +263,7 @@ class RayExecutor:
         if time.monotonic() - self._planned < REPLAN_INTERVAL:
             return
         self._planned = time.monotonic()
-        nodes = machines()
+        nodes = self._session.machines()
         if nodes == self._nodes:
             return
         self._nodes = nodes
@@ -271,10 +274,11 @@ class RayExecutor:
 
     def _place_aggregators(self) -> None:
         """One for each range of the deltas that the nodes sum up."""
-        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(self._nodes))
+        homes = self._session.homes
+        ranges = plan_shards(self._update_bytes // FLOAT, self._shards, len(homes()))
         if ranges != self._aggregators.ranges:
             self._aggregators.close()
-            self._aggregators = Aggregators(ranges)
+            self._aggregators = Aggregators(ranges, homes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Plan:
         return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)

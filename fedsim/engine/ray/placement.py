@@ -151,7 +151,9 @@ def capacity(node: Node, share: Share, memory: int) -> int:
     """How many actors of a share fit on a node."""
     limits = [units(node.cpus) // units(share.cpus)]
     gpus = units(share.gpus)
-    if gpus:
+    if 0 < node.gpus < 1 and gpus:  # a bundle of a placement group
+        limits.append(units(node.gpus) // gpus)
+    elif gpus:
         whole = int(node.gpus)
         limits.append(whole * (ONE // gpus) if gpus <= ONE else whole // (gpus // ONE))
     if memory and math.isfinite(node.memory):

@@ -13,27 +13,34 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, FedsimError, WorkerError
-from fedsim.core.types import Part, Vector, Vectors
-from fedsim.engine import devices
-from fedsim.engine.base import Incident, Measure
-from fedsim.engine.ray.cluster import connect, refuse_mixed
-from fedsim.engine.ray.faults import failure, fault_of
-from fedsim.engine.ray.head import Head, own_processes
-from fedsim.engine.ray.placement import Share
-from fedsim.engine.ray.sharded import split
-from fedsim.engine.worker import Worker, WorkerSpec
+from fedsim.core.imports import uncollected
+
+with uncollected():
+    import torch
+
+    from fedsim.config.sections import EngineConfig
+    from fedsim.core.errors import ConfigError, FedsimError, WorkerError
+    from fedsim.core.types import Part, RoundContext, Vector, Vectors
+    from fedsim.engine import devices
+    from fedsim.engine.base import Incident, Measure
+    from fedsim.engine.blocks import Block
+    from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
+    from fedsim.engine.ray.faults import failure, fault_of, put
+    from fedsim.engine.ray.groups import Group
+    from fedsim.engine.ray.head import Head, own_processes
+    from fedsim.engine.ray.placement import Node, Share
+    from fedsim.engine.ray.sharded import alive_nodes, split
+    from fedsim.engine.ray.shared import with_samples, without_samples
+    from fedsim.engine.worker import Worker, WorkerSpec
 
 ANSWER_TIMEOUT = 10.0
 """Seconds that an idle actor has to answer."""
@@ -66,7 +73,9 @@ class ClientActor:
 
         Raises:
             ConfigError: the actor holds a GPU that torch cannot use.
+            RayError: the samples were lost on their way.
         """
+        spec = with_samples(spec)
         held = ray.get_gpu_ids()
         if held and not torch.cuda.is_available():
             raise ConfigError(
@@ -97,8 +106,8 @@ class ClientActor:
         )
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
-    def progress(self) -> tuple[int | None, float] | None:
-        """The client that is being trained, if any, and for how many seconds; None at rest."""
+    def progress(self) -> tuple[Block, float] | None:
+        """The block that is being trained, if any, and for how many seconds; None at rest."""
         worker = getattr(self, "_worker", None)
         doing = None if worker is None else worker.progress
         return None if doing is None else (doing[0], time.monotonic() - doing[1])
@@ -107,10 +116,19 @@ class ClientActor:
         """Lets go of the run's data."""
         del self._worker
 
-    def train(self, ranges: Sequence[slice], *args: Any) -> tuple[Any, ...]:
-        """See :meth:`Worker.train`; the deltas, or those of each range, are objects of their own,
-        so that the small parts of the updates do not pin them."""
-        updates, deltas = self._worker.train(*args)
+    def train(
+        self,
+        work: tuple[Sequence[Block], Mapping[int, Vectors], RoundContext, Sequence[slice]],
+        params: Vector,
+        downlink: Vectors,
+    ) -> tuple[Any, ...]:
+        """See :meth:`Worker.train`; ``work`` is blocks, states, context and ranges of the deltas.
+
+        The deltas, or those of each range, are objects of their own, so that the small parts of the
+        updates do not pin them.
+        """
+        blocks, states, ctx, ranges = work
+        updates, deltas = self._worker.train(blocks, params, downlink, states, ctx)
         return updates, *(split(deltas, ranges) or (deltas,))
 
     def evaluate(
@@ -134,31 +152,82 @@ class Session:
     Starts a quiet Ray on this machine, joins the cluster at ``engine.address``, or uses the
     connection that this process has.
 
+    Args:
+        engine: says where Ray is.
+        group: where the actors are to be, None: anywhere.
+        register: knows the data of other runs, see :mod:`fedsim.engine.ray.shared`.
+        disconnect: what :func:`~fedsim.engine.ray.cluster.connect` gave, where it was called.
+
     Raises:
         ConfigError: there is no cluster at the address.
     """
 
-    def __init__(self, engine: EngineConfig) -> None:
-        self._disconnect = connect(engine)
+    def __init__(
+        self,
+        engine: EngineConfig,
+        group: Group | None = None,
+        register: Any = None,
+        disconnect: Callable[[], None] | None = None,
+    ) -> None:
+        self._disconnect = disconnect or connect(engine)
         self.head = Head(own_processes())
+        self.group = group
+        self._register = register
         self.share: Share | None = None
         self._idle: list[Any] = []
+        self._ahead: list[Any] = []
 
-    def prepare(self, share: Share | None) -> None:
+    def start_ahead(self, share: Share, count: int) -> None:
+        """Starts actors for the first run, which need not be up when it begins."""
+        self.share = share
+        self._ahead = [self.acquire() for _ in range(count)]
+
+    def machines(self) -> list[Node]:
+        """Where the actors of a run can be."""
+        return self.group.machines() if self.group else machines()
+
+    def homes(self) -> list[str]:
+        """Ray's ids of the nodes that the actors of a run can be on."""
+        return sorted(set(self.group.nodes)) if self.group else alive_nodes()
+
+    def send(self, spec: WorkerSpec) -> Any:
+        """What the actors of a run are built from, as an object."""
+        return put(without_samples(spec, self._register) if self._register else spec.to_send())
+
+    def check(self) -> None:
+        """Raises an EngineLostError where a machine of the group was lost."""
+        if self.group:
+            self.group.check()
+
+    def prepare(self, share: Share | None, most: int = 0) -> None:
         """Sets what actors hold from now on; ends idle ones that hold something else, or are lost.
 
-        They would keep resources that the next run may need.
+        They would keep resources that the next run may need. Of those that were started ahead
+        ``most`` are kept.
+
+        Raises:
+            EngineLostError: a machine of the group was lost.
         """
+        if share is not None:
+            self.check()
         if share != self.share:
             self.end(self._idle)
             self._idle = []
+            most = 0
+        self.end(self._ahead[most:])
+        del self._ahead[most:]
         self.share = share
         self._idle = self._answering({actor: actor.progress.remote() for actor in self._idle})
 
     def acquire(self) -> Any:
-        """An actor, warm if one is left from the run before."""
-        if self._idle:
-            return self._idle.pop()
+        """An actor, warm if one is left from the run before.
+
+        Raises:
+            EngineLostError: a machine of the group was lost.
+        """
+        if self._idle or self._ahead:
+            return (self._idle or self._ahead).pop()
+        self.check()
         share = self.share or Share()
         made = ray.remote(
             num_cpus=share.cpus,
@@ -166,6 +235,7 @@ class Session:
             max_restarts=0,
             max_task_retries=0,
             concurrency_groups={"questions": 1},
+            **(self.group.options if self.group else {}),
         )(ClientActor)
         return made.remote()
 
@@ -352,8 +422,10 @@ class ActorPool:
         """Gives up where work waits, no actor is at work and none has come up for too long.
 
         Raises:
+            EngineLostError: a machine of the run's placement group was lost.
             WorkerError: with what actors ask for, or why the last one failed.
         """
+        self._session.check()
         if not self.starting:
             raise WorkerError(f"no client actor comes up: {self._last_failure}")
         waited = time.monotonic() - self._alive

@@ -19,10 +19,19 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import F64, Array, ClientUpdate
 from fedsim.engine.base import Incident
+from fedsim.engine.blocks import Block
 from fedsim.engine.ray.faults import failure, fault_of
-from fedsim.server.linalg import SHARD, Piece, combine_pieces, cut, partial_products, summed
+from fedsim.server.linalg import (
+    SHARD,
+    Piece,
+    combine_pieces,
+    cut,
+    partial_products,
+    partial_squares,
+    summed,
+)
 
-MIN_COLUMNS = 4 * SHARD
+MIN_COLUMNS = 8 * SHARD
 """Columns below which a range is not worth a call to another process."""
 MEMORY = 1 << 20
 """Bytes of memory that an aggregator asks for: Ray puts an actor that asks for nothing anywhere."""
@@ -66,10 +75,12 @@ class Held:
     Args:
         parts: of each range the object with the updates (k, width) of one call's clients.
         row: the client's place among them.
+        block: the clients that it trained together with, itself included.
     """
 
     parts: tuple[Any, ...]
     row: int
+    block: Block
 
 
 class Aggregator:
@@ -80,6 +91,12 @@ class Aggregator:
     ) -> list[F64]:
         """Partial products (m, m + 1) of its pieces; row ``rows[i]`` of part i is update i."""
         return partial_products(_rows(rows, parts), pieces, vector)
+
+    def squares(
+        self, pieces: Sequence[Piece], _: None, rows: Sequence[int], *parts: Array
+    ) -> list[F64]:
+        """Partial sums of squares (m,) of its pieces."""
+        return partial_squares(_rows(rows, parts), pieces)
 
     def combine(
         self, pieces: Sequence[Piece], weights: Sequence[F64], rows: Sequence[int], *parts: Array
@@ -98,15 +115,24 @@ def _rows(rows: Sequence[int], parts: Sequence[Array]) -> list[Array]:
     return [part[row] for row, part in zip(rows, parts, strict=True)]
 
 
+def alive_nodes() -> list[str]:
+    """Ray's ids of all nodes of the cluster."""
+    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+
+
 class Aggregators:
-    """An actor per range, spread over the alive nodes; they hold no CPU.
+    """An actor per range, spread over nodes; they hold no CPU.
 
     Args:
         ranges: as of :func:`plan_shards`; no actor for none.
+        homes: gives Ray's ids of the nodes to spread them over.
     """
 
-    def __init__(self, ranges: Sequence[slice]) -> None:
+    def __init__(
+        self, ranges: Sequence[slice], homes: Callable[[], Sequence[str]] = alive_nodes
+    ) -> None:
         self.ranges = tuple(ranges)
+        self._homes = homes
         self.actors: list[Any] = []
         self.start()
 
@@ -115,7 +141,7 @@ class Aggregators:
         self.close()
         if not self.ranges:
             return
-        nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+        nodes = self._homes()
         options = {"num_cpus": 0, "memory": MEMORY, "max_restarts": 0, "max_task_retries": 0}
         made = ray.remote(**options)(Aggregator)
         for number, _ in enumerate(self.ranges):
@@ -164,7 +190,7 @@ Again = Callable[[Sequence[Incident]], Sequence[ClientUpdate]]
 
 @dataclass(kw_only=True)
 class Sharded:
-    """Updates that are spread over nodes; a :class:`~fedsim.server.linalg.Columns`.
+    """Updates that are spread over nodes; a :class:`~fedsim.server.columns.Columns`.
 
     Args:
         aggregators: one per range.
@@ -196,26 +222,35 @@ class Sharded:
         )
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
-        """See :meth:`fedsim.server.linalg.Columns.products`."""
-        cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, own), None if vector is None else vector[own]) for own in cuts]
-        found = {
-            (piece.of, piece.start): partial
-            for own, partials in zip(cuts, self._ask("products", args), strict=True)
-            for piece, partial in zip(_within(ranges, own), partials, strict=True)
-        }
-        pieces = cut(ranges)
-        partials = [found[piece.of, piece.start] for piece in pieces]
-        return summed(pieces, partials, len(ranges), len(self.held))
+        """See :meth:`fedsim.server.columns.Columns.products`."""
+        partials = self._partials("products", ranges, vector)
+        return summed(cut(ranges), partials, len(ranges), len(self.held))
+
+    def squares(self, where: slice) -> F64:
+        """See :meth:`fedsim.server.columns.Columns.squares`."""
+        return sum(self._partials("squares", [where]), start=np.zeros(len(self.held)))
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
-        """See :meth:`fedsim.server.linalg.Columns.combine`."""
+        """See :meth:`fedsim.server.columns.Columns.combine`."""
         cuts = self.aggregators.ranges
         args = [(_pieces(ranges, own), weights) for own in cuts]
         for own, sums in zip(cuts, self._ask("combine", args), strict=True):
             for piece in _within(ranges, own):
                 at = slice(piece.start - own.start, piece.stop - own.start)
                 out[piece.start : piece.stop] = sums[at]
+
+    def _partials(
+        self, method: str, ranges: Sequence[slice], vector: Array | None = None
+    ) -> list[F64]:
+        """The aggregators' results for all pieces, in the order of the columns."""
+        cuts = self.aggregators.ranges
+        args = [(_pieces(ranges, own), None if vector is None else vector[own]) for own in cuts]
+        found = {
+            (piece.of, piece.start): partial
+            for own, partials in zip(cuts, self._ask(method, args), strict=True)
+            for piece, partial in zip(_within(ranges, own), partials, strict=True)
+        }
+        return [found[piece.of, piece.start] for piece in cut(ranges)]
 
     def _ask(self, method: str, args: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The aggregators' answers; what was lost is computed again, and then all calls are."""

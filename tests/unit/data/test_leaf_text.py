@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
@@ -230,7 +231,7 @@ def test_partition_csv_of_text_has_one_row_per_client(tmp_path: Path):
     write_reddit(tmp_path)
     loaded = data.load("reddit", tmp_path)
     made = partitions.make(loaded, "natural", min_samples=1)
-    assert partitions.table(loaded, made) == [
+    assert pd.DataFrame(partitions.table(loaded, made)).to_dict("records") == [
         {"client_id": 0, "label": -1, "train_samples": 1, "test_samples": 1, "name": "1"},
         {"client_id": 1, "label": -1, "train_samples": 3, "test_samples": 1, "name": "2"},
     ]
@@ -240,14 +241,15 @@ def test_partition_csv_of_texts_with_one_label_has_the_labels(tmp_path: Path):
     tweets(tmp_path)
     loaded = data.load("sent140", tmp_path)
     made = partitions.make(loaded, "natural", min_samples=1)
-    assert partitions.table(loaded, made) == [
+    assert pd.DataFrame(partitions.table(loaded, made)).to_dict("records") == [
         {"client_id": 0, "label": 0, "train_samples": 1, "test_samples": 1, "name": "u"},
         {"client_id": 0, "label": 1, "train_samples": 2, "test_samples": 0, "name": "u"},
     ]
     write(tmp_path / "plays/train", "a.json", {"HAMLET": (["a" * 80] * 3, ["b", "a", "b"])})
     write(tmp_path / "plays/test", "a.json", {"HAMLET": (["a" * 80], ["a"])})
     plays = data.load("shakespeare", tmp_path / "plays")
-    rows = partitions.table(plays, partitions.make(plays, "natural", min_samples=1))
+    made = partitions.make(plays, "natural", min_samples=1)
+    rows = pd.DataFrame(partitions.table(plays, made)).to_dict("records")
     a, b = (plays.class_names.index(letter) for letter in "ab")
     assert [(r["label"], r["train_samples"], r["test_samples"]) for r in rows] == [
         (a, 1, 1), (b, 2, 0)

@@ -15,7 +15,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import holdout, partitions
 from fedsim.data.holdout import of_sites
-from fedsim.training.setup import load
+from fedsim.training.loading import load
 from tests.unit.data.leaf_files import write
 
 ALL = {"sample_rate": 1.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedsim import data
@@ -13,7 +14,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Partition
 from fedsim.data import partitions, splits
 from fedsim.data.holdout import fewest_samples, hold_out, stratified
-from fedsim.training import setup
+from fedsim.training import loading
 
 DIGITS = data.load("digits")
 FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.25}
@@ -111,7 +112,7 @@ def test_a_written_split_holds_the_same_samples_out_again(tmp_path: Path):
 
 def test_the_table_counts_own_test_samples():
     made = held()
-    rows = partitions.table(DIGITS, made)
+    rows = pd.DataFrame(partitions.table(DIGITS, made)).to_dict("records")
     assert sum(row["test_samples"] for row in rows) == sum(map(len, made.test)) > 0
     assert sum(row["train_samples"] for row in rows) == sum(map(len, made.train))
     assert all(row["train_samples"] + row["test_samples"] > 0 for row in rows)
@@ -145,6 +146,6 @@ def test_the_fewest_samples_of_which_enough_are_left(fractions, min_samples):
 def test_a_skewed_draw_is_repeated_until_the_held_out_parts_fit():
     for seed in range(5):
         data = {"alpha": 0.1, "seed": seed, "client_test_fraction": 0.2}
-        _, partition, _ = setup.load(RunConfig(data=data))
+        _, partition, _ = loading.load(RunConfig(data=data))
         assert min(map(len, partition.train)) >= 2
         assert min(map(len, partition.test)) >= 1

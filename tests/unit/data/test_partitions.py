@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedsim.config.resolve import RunConfig
@@ -293,12 +295,12 @@ def test_lists_that_share_or_leave_are_refused():
 def test_table_has_a_row_per_client_and_label():
     made = Partition(train=(np.array([0, 1, 3]), np.array([2, 5])), names=("a", "b"))
     # labels 0 1 2 0 1 2: client a has 0 twice and 1 once, client b has 2 twice
-    assert partitions.table(TOY, made) == [
+    assert pd.DataFrame(partitions.table(TOY, made)).to_dict("records") == [
         {"client_id": 0, "label": 0, "train_samples": 2, "test_samples": 0, "name": "a"},
         {"client_id": 0, "label": 1, "train_samples": 1, "test_samples": 0, "name": "a"},
         {"client_id": 1, "label": 2, "train_samples": 2, "test_samples": 0, "name": "b"},
     ]
-    assert "name" not in partitions.table(TOY, Partition(train=made.train))[0]
+    assert "name" not in partitions.table(TOY, Partition(train=made.train))
 
 
 def test_every_name_is_described_and_made():
@@ -316,3 +318,17 @@ def test_every_name_is_described_and_made():
         made = partitions.make(data, kind, num_clients=k, alpha=10.0)
         assert len(np.concatenate(made.train)) > 100
         assert text
+
+
+def test_a_partition_is_pickled_as_one_array_per_part():
+    """Clients without samples and parts that nobody has included."""
+    own = tuple(np.array(p, dtype=np.int64) for p in ([4, 1], [], [7, 0, 2]))
+    made = Partition(train=own, names=("a", "b", "c"), test=own[::-1])
+    buffers = []
+    again = pickle.loads(pickle.dumps(made, 5, buffer_callback=buffers.append), buffers=buffers)
+    assert len(buffers) == 3
+    assert again.names == made.names
+    assert again.val == ()
+    for part in ("train", "test"):
+        pairs = zip(getattr(made, part), getattr(again, part), strict=True)
+        assert all(a.tolist() == b.tolist() and a.dtype == b.dtype for a, b in pairs)

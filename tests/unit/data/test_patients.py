@@ -20,7 +20,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, patients
-from fedsim.training import resume, setup
+from fedsim.training import loading, resume
 
 DEALT = [kind for kind in partitions.NAMES if kind not in ("by_site", "natural", "files")]
 
@@ -167,7 +167,7 @@ def test_what_patients_cannot_give_is_refused():
     with pytest.raises(
         ConfigError, match=r"data.group 'patient': digits does not say which patients"
     ):
-        setup.load(RunConfig(data={"group": "patient"}))
+        loading.load(RunConfig(data={"group": "patient"}))
     with pytest.raises(ConfigError, match=r"data.group: .*'none' or 'patient'"):
         RunConfig(data={"group": "site"})
     big = np.zeros(100, dtype=np.int64)
@@ -262,7 +262,7 @@ def test_client_lists_that_split_a_patient_are_refused_where_asked(tmp_path):
 def test_too_few_patients_are_not_explained_by_a_number_of_samples(tmp_path):
     root = write_folder(tmp_path / "eyes")
     with pytest.raises(DataError, match=r"take fewer clients or --group none$"):
-        setup.load(config(root, num_clients=40, client_test_fraction=0.2))
+        loading.load(config(root, num_clients=40, client_test_fraction=0.2))
 
 
 def config(root: Path, **changes: object) -> RunConfig:
@@ -346,5 +346,5 @@ def test_fundus_photographs_keep_both_eyes_together(shared_data, clients):
     root = shared_data / "fundus-sites"
     data = {"name": "folder", "dir": str(root), "image_size": 8, "num_clients": clients}
     data |= {"partition": "dirichlet", "client_test_fraction": 0.2, "alpha": 1.0}
-    dataset, made, _ = setup.load(RunConfig(data=data, train={"sample_rate": 1.0}))
+    dataset, made, _ = loading.load(RunConfig(data=data, train={"sample_rate": 1.0}))
     assert_apart(dataset, made)

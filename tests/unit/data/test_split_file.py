@@ -18,7 +18,7 @@ from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, splits
 from fedsim.storage.run_dir import csv_text
-from fedsim.training import setup
+from fedsim.training import loading, setup
 
 N = 240
 
@@ -97,12 +97,12 @@ def test_the_columns_say_what_is_known(tmp_path):
 def test_the_parts_of_a_file_are_not_drawn_again(tmp_path):
     own = {"client_val_fraction": 0.1, "client_test_fraction": 0.2}
     config = RunConfig(data={"num_clients": 10, **own})
-    data, made, _ = setup.load(config)
+    data, made, _ = loading.load(config)
     written(data, made, tmp_path / "split.csv")
     files = {"partition_file": str(tmp_path / "split.csv"), "partition": "files"}
     for seed, fractions in itertools.product((0, 1), (own, {})):
         again = RunConfig(data={**files, **fractions, "seed": seed, "test_fraction": 0.3})
-        data2, read, _ = setup.load(again)
+        data2, read, _ = loading.load(again)
         for part in ("train", "val", "test"):
             assert np.array_equal(getattr(data2, part), getattr(data, part))
             for a, b in zip(getattr(read, part), getattr(made, part), strict=True):
@@ -190,7 +190,7 @@ def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
 
 def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypatch):
     shortcut = {"name": "shortcut", "num_clients": 6, "samples_per_client": 10}
-    data, made, _ = setup.load(RunConfig(data=shortcut, train={"sample_rate": 1.0}))
+    data, made, _ = loading.load(RunConfig(data=shortcut, train={"sample_rate": 1.0}))
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     written(data, made, Path("split.csv"))

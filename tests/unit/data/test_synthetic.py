@@ -12,7 +12,7 @@ from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data.readers import synthetic
-from fedsim.training.setup import load
+from fedsim.training.loading import load
 
 ALL = {"sample_rate": 1.0}
 

@@ -11,12 +11,13 @@ from fedsim.engine.ray.calls import EvaluationCall, Task, balanced, deal
 
 
 def test_groups_are_balanced_and_name_every_client_once():
-    sizes = {0: 10, 1: 9, 2: 1, 3: 8, 4: 2}
+    sizes = {(0,): 10, (1, 7): 9, (2,): 1, (3,): 8, (4,): 2}
     found = balanced(sizes, 2)
-    assert found == [(0, 4, 2), (1, 3)] or sorted(sum(found, ())) == sorted(sizes)
-    assert {sum(sizes[c] for c in group) for group in found} == {13, 17}
-    assert balanced({3: 1}, 5) == [(3,)]
-    assert balanced({0: 1, 1: 5, 2: 5}, 3) == [(1,), (2,), (0,)], "alone, the longest first"
+    assert sorted(sum(found, ())) == sorted(sizes)
+    assert {sum(sizes[block] for block in group) for group in found} == {13, 17}
+    assert balanced({(3,): 1}, 5) == [((3,),)]
+    longest_first = balanced({(0,): 1, (1,): 5, (2,): 5}, 3)
+    assert longest_first == [((1,),), ((2,),), ((0,),)], "alone, the longest first"
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -13,7 +13,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import RoundContext
 from fedsim.engine.base import SCORES
-from fedsim.engine.ray import cluster, dispatch, pool
+from fedsim.engine.ray import dispatch, pool
 from fedsim.engine.ray import executor as ray_executor
 from fedsim.engine.ray.calls import EvaluationCall, Task, TrainCall
 from fedsim.engine.ray.dispatch import INLINE, Dispatcher, ObjectCache, Work
@@ -100,6 +100,9 @@ class Actors:
         self.made.append(Actor(f"a{len(self.made)}"))
         return self.made[-1]
 
+    def check(self):
+        """Nothing to check without a placement group."""
+
     def end(self, actors):
         self.ended += map(str, actors)
 
@@ -127,8 +130,9 @@ def dispatcher(fake, **engine):
 
 
 def train(*clients, attempt=1):
+    """A call for some clients, of which those in a tuple are a block."""
     return TrainCall(
-        clients=clients,
+        blocks=tuple((c,) if isinstance(c, int) else c for c in clients),
         params=None,
         downlink={},
         states={},
@@ -176,6 +180,21 @@ def test_a_lost_call_of_several_clients_is_cut_up_and_each_has_used_an_attempt(f
     again = ours._failed(working(made, train(1, 4)), LOST, "round 1")
     assert [(call.clients, call.attempt) for call in again] == [((1,), 2), ((4,), 2)]
     assert [row[0] for row in rows(made)] == [1, 4]
+
+
+def test_a_block_is_retried_and_dropped_as_a_whole(fake):
+    ours, made, _ = dispatcher(fake, max_retries=1, on_client_failure="drop")
+    again = ours._failed(working(made, train((5, 1), 4)), LOST, "round 1")
+    assert [(call.blocks, call.attempt) for call in again] == [(((5, 1),), 2), (((4,),), 2)]
+    assert [row[:2] for row in rows(made)] == [(5, 1), (1, 1), (4, 1)]
+    assert ours._failed(working(made, again[0], 1), BROKEN, "round 1") == []
+    assert [row[:2] for row in rows(made)[3:]] == [(5, 2), (1, 2)]
+
+
+def test_a_lost_block_that_ends_the_run_is_named(fake):
+    ours, made, _ = dispatcher(fake, max_retries=0)
+    with pytest.raises(WorkerError, match=r"^round 1, clients 5, 1 lost 1 times, the last time:"):
+        ours._failed(working(made, train((5, 1))), LOST, "round 1")
 
 
 def test_after_the_last_retry_the_run_ends_with_client_and_cause(fake):
@@ -287,11 +306,11 @@ def test_an_actor_that_answers_has_as_long_as_a_client_may_take(fake):
     work = working(made, train(3, 4))
     for at, seconds in ((1010, 10.0), (1030, 30.0), (1050, 5.0)):
         assert overdue(ours, fake, work, at) == []
-        fake.values[work.question] = (3, seconds)
+        fake.values[work.question] = ((3,), seconds)
         assert overdue(ours, fake, work, at) == []
         assert (work.question, work.heard) == (None, at)
     assert overdue(ours, fake, work, 1090) == []
-    fake.values[work.question] = (4, 30.5)
+    fake.values[work.question] = ((4,), 30.5)
     said = "no result after 30 s, which is beyond the client timeout"
     assert overdue(ours, fake, work, 1090) == [(0, said, True)]
 
@@ -310,7 +329,7 @@ def test_before_anything_is_known_training_may_take_any_time_but_not_silence(fak
     ours, made, _ = dispatcher(fake)
     work = working(made, train(3))
     assert overdue(ours, fake, work, 1010) == []
-    fake.values[work.question] = (3, 86400.0)
+    fake.values[work.question] = ((3,), 86400.0)
     assert overdue(ours, fake, work, 1010) == []
     assert overdue(ours, fake, work, 1020) == []
     assert overdue(ours, fake, work, 1080) == []
@@ -373,7 +392,17 @@ def test_a_slot_whose_actor_dies_again_and_again_is_given_up(fake):
 class Session(Actors):
     """A session on machines that a test changes."""
 
-    def prepare(self, share):
+    def __init__(self, now):
+        super().__init__()
+        self.now = now
+
+    def machines(self):
+        return list(self.now.nodes)
+
+    def homes(self):
+        return [str(i) for i in range(len(self.now.nodes))]
+
+    def prepare(self, share, most):
         self.share = share
 
     def release(self, resting, others):
@@ -384,14 +413,12 @@ class Session(Actors):
 def executor(fake, monkeypatch):
     """A function of the machines and settings that gives an executor, and changes its machines."""
     now = SimpleNamespace(nodes=[])
-    for module in (cluster, ray_executor):
-        monkeypatch.setattr(module, "machines", lambda: list(now.nodes))
     monkeypatch.setattr(Aggregators, "close", lambda self: None)
 
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
         spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * clients))
-        return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session())
+        return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session(now))
 
     def replan(executor, *nodes, after=ray_executor.REPLAN_INTERVAL):
         now.nodes = nodes

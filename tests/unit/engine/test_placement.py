@@ -13,8 +13,9 @@ import pytest
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import available_memory
 from fedsim.core.types import GIB
-from fedsim.engine.ray.cluster import available_memory, local_node, node_of, plan_for
+from fedsim.engine.ray.cluster import local_node, node_of, plan_for
 from fedsim.engine.ray.placement import Node, Share, plan_placement
 
 GPU2 = [Node(64, 2)]

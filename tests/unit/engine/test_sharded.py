@@ -19,7 +19,8 @@ from fedsim.engine.ray.sharded import (
     allowed_shards,
     plan_shards,
 )
-from fedsim.server.linalg import SHARD, LocalColumns, Piece
+from fedsim.server.columns import LocalColumns
+from fedsim.server.linalg import SHARD, Piece
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 7])

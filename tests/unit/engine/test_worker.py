@@ -69,7 +69,7 @@ def test_dropout_and_augmentation_hang_on_seed_round_and_client():
     assert bits(train(dropout_worker(), (2, 0), params=start))[0][1] == first[0][0]
     assert bits(train(w, (1,), params=start))[1] != first[1]
     assert bits(train(w, (0,), round=1, params=start))[1] != first[1]
-    assert bits(w.train([0], start, {}, {}, replace(context(), seed=1)))[1] != first[1]
+    assert bits(w.train([(0,)], start, {}, {}, replace(context(), seed=1)))[1] != first[1]
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,9 @@ def test_clients_rounds_and_seeds_have_global_streams_of_their_own():
     w = rebuilt(worker("fedavg"), algorithm=Algorithm(local=Draws()))
     start = w.flat.vector()
     drawn = [
-        w.train([client], start, {}, {}, replace(context(round), seed=seed))[0][0].extras["drawn"]
+        w.train([(client,)], start, {}, {}, replace(context(round), seed=seed))[0][0].extras[
+            "drawn"
+        ]
         for client in (0, 1)
         for round in (0, 1)
         for seed in (0, 1)

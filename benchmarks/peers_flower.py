@@ -88,7 +88,7 @@ def serve(grid: Grid, context: Context) -> None:
             moments.append(time.perf_counter())
             return super().configure_train(*given)
 
-    strategy = Timed(fraction_train=knobs["fraction"], fraction_evaluate=0.0)
+    strategy = Timed(fraction_train=knobs["cohort"] / knobs["num_clients"], fraction_evaluate=0.0)
     strategy.start(
         grid, initial_arrays=ArrayRecord(model().state_dict()), num_rounds=knobs["rounds"]
     )

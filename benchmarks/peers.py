@@ -1,4 +1,4 @@
-"""Starts the same workload in Flower's simulation, with the Python of Flower's own environment."""
+"""The same workloads in other simulators, each with the Python of an environment of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,35 +20,70 @@ from fedsim.training.setup import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM = 2
-"""First rounds that are not counted: Flower's actors start in them."""
+"""First rounds that are not counted: a simulator's processes start in them."""
 
 
-def flower_rounds(python: Path, workload: Workload, rounds: int) -> list[float]:
-    """Seconds of each warm round of FedAvg in Flower, with as many actors as cores.
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator.
 
     Args:
-        python: of an environment with ``flwr[simulation]`` and torch.
+        title: as in the table.
+        start: arguments of its Python before the folder of the job; ``{cores}`` is a number.
+        package: what its environment needs beside torch and torchvision.
+    """
+
+    title: str
+    start: tuple[str, ...]
+    package: str
+
+
+PEERS: Mapping[str, Peer] = {
+    "flower": Peer(
+        "Flower's simulation",
+        ("-c", "from benchmarks.peers_flower import main; main()"),
+        "flwr[simulation]",
+    ),
+    "pfl": Peer(
+        "pfl-research, a process per core",
+        (
+            *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node={cores}"),
+            *("-m", "benchmarks.peers_pfl"),
+        ),
+        "pfl",
+    ),
+}
+"""The simulators by their names on the command line."""
+
+
+def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> list[float]:
+    """Seconds of each warm round of FedAvg in another simulator, with as many processes as cores.
+
+    Args:
+        name: of ``PEERS``.
+        python: of an environment with its package, torch and torchvision.
         workload: what is trained.
         rounds: timed rounds.
 
     Raises:
         FedsimError: the simulation failed; the message ends with its last line.
     """
+    peer, cores = PEERS[name], int(local_node().cpus)
     setup = prepare(run_config(workload, "fedavg", rounds))
     job, train = job_of(setup, "fedavg", 1, 1), setup.config.train
     known = {
         "model": job.model,
         "num_clients": workload.clients,
-        "fraction": workload.cohort / workload.clients,
+        "cohort": workload.cohort,
         "rounds": WARM + rounds,
-        "cores": int(local_node().cpus),
+        "cores": cores,
         "batch_size": train.batch_size,
         "lr": train.lr,
         "momentum": train.momentum,
         "weight_decay": train.weight_decay,
     }
-    with tempfile.TemporaryDirectory(prefix="fedsim-flower-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix=f"fedsim-{name}-") as temporary:
+        folder = Path(temporary)
         (folder / "job.json").write_text(json.dumps(known))
         np.savez(folder / "data.npz", x=job.x.numpy(), y=job.y.numpy(), clients=job.clients.numpy())
         # Flower's state stays in the folder, and its Ray knows nothing of ours
@@ -56,8 +93,9 @@ def flower_rounds(python: Path, workload: Workload, rounds: int) -> list[float]:
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
         }
+        arguments = [argument.replace("{cores}", str(cores)) for argument in peer.start]
         done = subprocess.run(
-            [python, "-c", "from benchmarks.flower_app import main; main()", name],
+            [python, *arguments, temporary],
             env={key: value for key, value in env.items() if key != "RAY_ADDRESS"},
             capture_output=True,
             text=True,
@@ -66,6 +104,6 @@ def flower_rounds(python: Path, workload: Workload, rounds: int) -> list[float]:
         found = folder / "seconds.json"
         if done.returncode or not found.exists():
             said = (done.stderr or done.stdout).strip().splitlines()
-            raise FedsimError(f"Flower's simulation ended with {done.returncode}: {said[-1:]}")
+            raise FedsimError(f"{peer.title} ended with {done.returncode}: {said[-1:]}")
         seconds: list[float] = json.loads(found.read_text())
     return seconds[WARM:]

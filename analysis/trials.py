@@ -1,0 +1,262 @@
+"""The trials of ``fedsim tune``: the best value so far, and values by searched setting."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from . import AnalysisError, panels, style
+from .layout import EMPTY, Table
+from .panels import Drawing
+from .runs import read as read_csv
+from .runs import text
+from .scores import SCORES, Score
+from .selection import METRICS
+
+FILE, STUDY = "trials.csv", "study.json"
+HEAD = ("trial", "state", "value")
+LOOKS = {"complete": ("o", style.BLUE), "pruned": ("x", style.ORANGE)}
+"""Marker and colour by state; a failed trial has no value to draw."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of one search, by number.
+
+    Attributes:
+        table: trials.csv; settings are text, but for those that are numbers.
+        keys: the searched settings, columns of the table.
+        by: the metric, such as ``val_accuracy``.
+        logarithmic: those of the settings that were searched so.
+    """
+
+    table: pd.DataFrame
+    keys: Sequence[str]
+    by: str
+    logarithmic: Sequence[str] = ()
+
+    @property
+    def score(self) -> Score:
+        """How the metric is called and shown."""
+        return SCORES[METRICS[self.by]]
+
+    @property
+    def valued(self) -> pd.DataFrame:
+        """The trials that have a value, in the unit in which it is shown."""
+        there = self.table[self.table["value"].notna()]
+        return there.assign(value=there["value"] * self.score.unit.factor)
+
+    @property
+    def best(self) -> pd.Series | None:
+        """The best complete trial, the first one of equal values; None where none is complete."""
+        complete = self.table[self.table["state"] == "complete"]
+        if complete.empty:
+            return None
+        order = complete["value"] * (1 if self.score.lowest else -1)
+        return complete.iloc[int(order.argmin())]
+
+    @property
+    def axis(self) -> str:
+        """The label of an axis of values."""
+        return self.score.unit.head(f"Validation {self.score.title}")
+
+
+def is_search(folder: Path) -> bool:
+    """Whether a folder is that of a search."""
+    return (folder / FILE).is_file()
+
+
+def read(folder: Path) -> Search:
+    """The search in a folder.
+
+    Raises:
+        AnalysisError: a file is missing or cannot be read, or there is no trial yet.
+    """
+    table = read_csv(folder / FILE, numbers=("trial", "value"), texts=("state", "run"))
+    if table.empty:
+        raise AnalysisError(f"{folder / FILE}: no trial has ended yet")
+    keys = [column for column in table.columns if column not in (*HEAD, "run")]
+    file = folder / STUDY
+    try:
+        study = json.loads(file.read_text(encoding="utf-8"))
+        by, forms = str(study["by"]), {key: str(study["search"][key]) for key in keys}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error
+    if by not in METRICS:
+        raise AnalysisError(f"{file}: unknown metric {by!r}; known: {', '.join(METRICS)}")
+    logarithmic = [key for key, form in forms.items() if form.startswith("loguniform")]
+    return Search(
+        table.sort_values("trial", kind="stable", ignore_index=True), keys, by, logarithmic
+    )
+
+
+def lead(search: Search) -> str:
+    """What was searched, in a sentence or two."""
+    counts = search.table["state"].value_counts()
+    parts = [f"{counts[s]} {s}" for s in ("complete", "pruned", "failed") if s in counts]
+    return (
+        f"{len(search.table)} trials ({', '.join(parts)}). The value of a trial is `{search.by}` "
+        "after the last evaluated round, mean over its training seeds; the "
+        f"{'lowest' if search.score.lowest else 'highest'} is the best. The test part was not "
+        "looked at."
+    )
+
+
+def findings(search: Search) -> list[str]:
+    """The best trial in words."""
+    best = search.best
+    if best is None:
+        return ["No trial is complete."]
+    values = ", ".join(f"`{key} = {_short(best[key])}`" for key in search.keys)
+    unit = search.score.unit
+    value = f"{unit.number(best['value'])} {unit.name}".strip()
+    return [
+        f"Best: trial {best['trial']}, validation {search.score.title} **{value}**, with {values}."
+    ]
+
+
+def table(search: Search) -> Table:
+    """All trials, the best first; those that did not end after them."""
+    rank = search.table["state"].map({"complete": 0, "pruned": 1}).fillna(2)
+    order = search.table["value"] * (1 if search.score.lowest else -1)
+    listed = search.table.assign(rank=rank, order=order).sort_values(
+        ["rank", "order", "trial"], kind="stable"
+    )
+    rows = []
+    for row in listed.to_dict("records"):
+        value = EMPTY if pd.isna(row["value"]) else search.score.unit.number(row["value"])
+        rows.append(
+            [str(row["trial"]), row["state"], *(_short(row[k]) for k in search.keys), value]
+        )
+    return Table(
+        name="trials",
+        title="All trials",
+        caption="Complete trials, the best first; then pruned ones, whose value is that of the "
+        "round after which they were stopped; then failed ones.",
+        head=["Trial", "State", *search.keys, search.axis],
+        rows=rows,
+        words=2,
+        data=listed.drop(columns=["rank", "order"]),
+    )
+
+
+def _short(value: object) -> str:
+    """A setting as text, a real number with five digits."""
+    return f"{value:.5g}" if isinstance(value, float) and not pd.isna(value) else text(value)
+
+
+def drawings(search: Search) -> Iterator[Drawing]:
+    """The figures: the best value so far, and the value against each searched setting."""
+    valued, best = search.valued, search.best
+    end = "no trial is complete"
+    if best is not None:
+        shown = search.score.unit.number(best["value"])
+        end = f"the best is trial {best['trial']} with {shown} {search.score.unit.name}".strip()
+    yield Drawing(
+        name="search",
+        title="Best value so far",
+        caption=f"{search.axis} of each trial in the order in which they were proposed; the line "
+        "is the best of the complete trials so far. A pruned trial (cross) stands at its value "
+        "when it was stopped. Failed trials have no value.",
+        reading="Where the line has long been flat, more trials of the same search will hardly "
+        "help. The best of many values is optimistic: `--confirm` trains the best trials again on "
+        "fresh seeds.",
+        figure=_so_far(search, valued),
+        alt=f"Scatter of {len(valued)} trials with the best so far as a line; {end}.",
+    )
+    yield Drawing(
+        name="search_values",
+        title="Value against each searched setting",
+        caption=f"{search.axis} of each trial against its value of a searched setting, one panel "
+        "each; dots are complete trials, crosses pruned ones, the ring is the best.",
+        reading="A best trial at the edge of a panel says that the range was too narrow there. "
+        "The other settings differ from dot to dot, too.",
+        figure=_against(search, valued),
+        alt=f"Scatter plots against {', '.join(search.keys)}; {end}.",
+    )
+
+
+def _points(axes: Axes, x: pd.Series, valued: pd.DataFrame) -> None:
+    """Dots of complete trials, crosses of pruned ones."""
+    for state, (marker, colour) in LOOKS.items():
+        own = valued["state"] == state
+        axes.scatter(
+            x[own], valued["value"][own], marker=marker, color=colour, s=24, label=state, zorder=2
+        )
+
+
+def _ring(axes: Axes, x: float, y: float) -> None:
+    axes.scatter([x], [y], s=110, facecolors="none", edgecolors=style.RED, linewidths=1.6, zorder=3)
+
+
+def _so_far(search: Search, valued: pd.DataFrame) -> Figure:
+    with style.look():
+        figure = Figure(figsize=(panels.WIDTH, 3.6))
+        axes = figure.subplots()
+        _points(axes, valued["trial"], valued)
+        complete = valued[valued["state"] == "complete"]
+        values = complete["value"]
+        best = values.cummin() if search.score.lowest else values.cummax()
+        axes.step(complete["trial"], best, where="post", color=style.BLACK, label="best so far")
+        axes.set_xlabel("Trial")
+        axes.set_ylabel(search.axis)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _limit(axes, search, valued)
+        panels.legend(figure, *axes.get_legend_handles_labels())
+    return figure
+
+
+def _against(search: Search, valued: pd.DataFrame) -> Figure:
+    columns = min(3, len(search.keys))
+    rows = -(-len(search.keys) // columns)
+    with style.look():
+        figure = Figure(figsize=(panels.WIDTH, 0.4 + 2.9 * rows))
+        places = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+        for axes, key in zip(places, search.keys, strict=False):
+            x = _horizontal(axes, valued[key])
+            if key in search.logarithmic:
+                axes.set_xscale("log")
+            _points(axes, x, valued)
+            if search.best is not None:
+                row = valued.index[valued["trial"] == search.best["trial"]][0]
+                _ring(axes, float(x[row]), float(valued["value"][row]))
+            axes.set_xlabel(key)
+        for axes in places[len(search.keys) :]:
+            axes.set_visible(False)
+        for axes in places[::columns]:
+            axes.set_ylabel(search.axis)
+        _limit(places[0], search, valued)
+    return figure
+
+
+def _horizontal(axes: Axes, values: pd.Series) -> pd.Series:
+    """Where the values of a setting stand on the horizontal axis; texts side by side."""
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
+        if pd.api.types.is_integer_dtype(values):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        return values.astype(float)
+    names = [text(value) for value in values]
+    if not names:
+        return values.astype(float)
+    known = sorted(set(names))
+    axes.set_xticks(range(len(known)), known)
+    axes.set_xlim(-0.5, len(known) - 0.5)
+    return pd.Series([float(known.index(name)) for name in names], values.index)
+
+
+def _limit(axes: Axes, search: Search, valued: pd.DataFrame) -> None:
+    """Ends the axis of a loss where a few huge values would hide all others."""
+    if not search.score.lowest or valued.empty:
+        return
+    low, high = float(valued["value"].min()), float(valued["value"].max())
+    usual = float(np.quantile(valued["value"], 0.75))
+    if high > low + 5 * (usual - low) > low:
+        axes.set_ylim(low - 0.1 * (usual - low), low + 3 * (usual - low))

@@ -1,0 +1,276 @@
+"""``fedsim tune``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from fedsim.cli.common import make_importable, show_notes, tracebacks, trackers_of
+from fedsim.cli.names import preset_or_file
+from fedsim.cli.options import (
+    GroupedOption,
+    SettingsCommand,
+    out_option,
+    parallel_option,
+    set_any_option,
+    track_option,
+    verbose_option,
+)
+from fedsim.config.search import METRICS, PRUNERS, SAMPLERS
+from fedsim.core.errors import FedsimError, exit_status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsim.config.experiments import Settings
+    from fedsim.engine.drivers import Drivers
+    from fedsim.storage.trials import Trial
+    from fedsim.training.board import Board
+    from fedsim.training.search import Plan
+    from fedsim.training.tune import Tuning
+
+search_option = partial(click.option, cls=GroupedOption, group="Search")
+
+
+@click.command(cls=SettingsCommand)
+@click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
+@search_option(
+    "--trials",
+    type=click.IntRange(min=1),
+    help="Trials in all; the same command with more goes on.  [25; of a grid all]",
+)
+@search_option(
+    "--by",
+    type=click.Choice(METRICS),
+    default="val_accuracy",
+    show_default=True,
+    help="Metric on the validation part; of val_loss the lowest is the best.",
+)
+@search_option(
+    "--sampler",
+    type=click.Choice(SAMPLERS),
+    default="tpe",
+    show_default=True,
+    help="How trials are proposed; grid: all combinations of choice(...) and int(...).",
+)
+@search_option(
+    "--sampler-seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the sampler; --seed is that of training.",
+)
+@search_option(
+    "--pruner",
+    type=click.Choice(PRUNERS),
+    default="median",
+    show_default=True,
+    help="Stops trials that are behind: below the median of the complete ones after a quarter of "
+    "the rounds; or asha, which lets the best third go on after a ninth and a third of them.",
+)
+@search_option(
+    "--confirm",
+    type=click.IntRange(min=1),
+    metavar="K",
+    help="Train the K best trials again on fresh training seeds; the best of them is best.yaml.",
+)
+@search_option(
+    "--search",
+    "searched",
+    multiple=True,
+    metavar="KEY=FORM",
+    help="Search over a key, as in the section 'search:' of a file. Repeatable.",
+)
+@set_any_option
+@out_option("Directory of the search; runs/tune-NAME by default.")
+@parallel_option
+@track_option
+@verbose_option
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    /,
+    experiment: str,
+    trials: int | None,
+    by: str,
+    sampler: str,
+    sampler_seed: int,
+    pruner: str,
+    confirm: int | None,
+    searched: tuple[str, ...],
+    out: str | None,
+    parallel: Literal["auto"] | int,
+    track: tuple[str, ...],
+    flags: Settings,
+) -> None:
+    """Search for the best hyperparameters on the validation part, with Optuna.
+
+    FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
+    uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim
+    list presets'. A flag takes the place of a searched key. Needs the extra 'tune'.
+
+    \b
+      fedsim tune my_search.yaml --trials 40 --confirm 3
+      fedsim tune table3_small -a fedld --search 'train.lr=loguniform(0.001, 1)'
+      fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
+
+    A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
+    is the mean over them of the metric after the last evaluated round. The test part is never
+    looked at. A trial with a run that diverges is failed, and the search goes on.
+
+    DIR has trials.csv, best.yaml (for 'fedsim run --config' and 'fedsim sweep') and the runs of
+    each trial; 'fedsim report DIR' draws the search. After an interruption the same command
+    continues, to the same trials.csv.
+    """
+    from fedsim.config.search import from_flags
+    from fedsim.core import files
+    from fedsim.training import sweep as sweeps
+    from fedsim.training.search import make_plan
+    from fedsim.training.tune import Tuning
+
+    name, loaded = sweeps.load(experiment)
+    make_importable(loaded.settings, flags)
+    plan = make_plan(
+        loaded,
+        flags,
+        from_flags(searched),
+        by=by,
+        sampler=sampler,
+        pruner=pruner,
+        sampler_seed=sampler_seed,
+        count=trials,
+        parallel=parallel,
+    )
+    trackers_of(track)  # refuses one that is not installed before anything starts
+    folder = Path(out) if out else Path("runs") / f"tune-{name}"
+    Tuning(plan, folder)  # refuses a directory before it is made
+    try:
+        with ExitStack() as stack:
+            with files.writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(files.lock(folder))
+            search = Tuning(plan, folder, tuple(dict.fromkeys(track)))
+            confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
+    except KeyboardInterrupt as interrupt:
+        click.echo(f"interrupted; the search is in {folder}, the same command continues", err=True)
+        show_notes(interrupt)
+        ctx.exit(exit_status(interrupt))
+    _show(search, confirmed)
+
+
+def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
+    """Does the trials, then the runs on fresh seeds, whose table it returns."""
+    from fedsim.training import confirm as confirming
+    from fedsim.training import signals
+    from fedsim.training.resume import is_complete
+    from fedsim.training.slots import make_drivers
+    from fedsim.training.study import best
+
+    stack.enter_context(signals.handled())
+    names, plan = search.names, search.plan
+    count = len(names)
+    if names:
+        count += confirm * len(confirming.fresh_seeds(plan))
+    else:
+        again = confirming.runs_of(plan, best(search.ended, plan.study.by)[:confirm])
+        folder = search.out / confirming.FOLDER
+        count += sum(not is_complete(run.config, folder / run.name) for run in again)
+    drivers = make_drivers(list(islice(cycle(plan.examples), count)), plan.parallel, stack)
+    with ExitStack() as shown:
+        search.run(drivers, _board(shown, names, drivers, plan, verbose))
+    leaders = best(search.ended, plan.study.by)[:confirm]
+    return _confirm(search, leaders, drivers, verbose) if leaders else None
+
+
+def _confirm(
+    search: Tuning, leaders: list[Trial], drivers: Drivers, verbose: bool
+) -> pd.DataFrame | None:
+    """Trains the best trials on fresh seeds; None where no run finished."""
+    from fedsim.training import confirm
+    from fedsim.training import sweep as sweeps
+
+    plan, folder = search.plan, search.out / confirm.FOLDER
+    runs = confirm.runs_of(plan, leaders)
+    missing = sweeps.missing(runs, folder)
+    if missing:
+        numbers = ", ".join(str(trial.number) for trial in leaders)
+        seeds = ", ".join(map(str, confirm.fresh_seeds(plan)))
+        click.echo(f"training trials {numbers} again with the fresh seeds {seeds}")
+    with ExitStack() as shown:
+        board = _board(shown, [run.name for run in missing], drivers, plan, verbose)
+        table, failed = sweeps.run_all(runs, missing, folder, drivers, board, search.trackers)
+    if failed:
+        click.echo(f"failed on fresh seeds: {' '.join(failed)}", err=True)
+    finished = [run.name for run in runs if run.name not in failed]
+    if not finished:
+        return None
+    return confirm.write_confirmed(plan, search.out, leaders, finished, table)
+
+
+def _board(
+    stack: ExitStack, names: list[str], drivers: Drivers, plan: Plan, verbose: bool
+) -> Board:
+    """The display of the runs, which does not show what they reach on the test part."""
+    from fedsim.training.board import board_type
+
+    shown = board_type()(
+        total=len(names),
+        waiting=list(names),
+        width=len(drivers.slots),
+        group_of=lambda _: "",
+        verbose=verbose,
+        metric=plan.study.by,
+        lines=False,
+    )
+    stack.callback(shown.close)
+    return shown
+
+
+def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
+    """Prints the best trial, and how the others ended.
+
+    Raises:
+        FedsimError: no trial is complete.
+    """
+    from fedsim.training.study import best
+    from fedsim.training.tune import described
+
+    ended, by, folder = search.ended, search.plan.study.by, search.out
+    states = Counter(trial.state for trial in ended)
+    counts = ", ".join(f"{states[s]} {s}" for s in ("complete", "pruned", "failed") if states[s])
+    leaders = best(ended, by)
+    if not leaders:
+        reason = next((f": {trial.error}" for trial in ended if trial.error), "")
+        raise FedsimError(f"{folder}: no trial is complete ({counts}){reason}")
+    click.echo(f"{len(ended)} trials: {counts}")
+    seeds = search.plan.seeds
+    over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
+    click.echo(f"best trial {leaders[0].number}: {by} {leaders[0].value:.4f}{over}")
+    click.echo(f"  {described(leaders[0].params)}")
+    written = ["trials.csv", "best.yaml"]
+    if confirmed is not None:
+        _show_confirmed(search, confirmed)
+        written.append("confirm.csv")
+    click.echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
+
+
+def _show_confirmed(search: Tuning, confirmed: pd.DataFrame) -> None:
+    from fedsim.training.tables import interval, show
+
+    by = search.plan.study.by
+    click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
+    rows = []
+    for line in confirmed.to_dict("records"):
+        row = {"trial": str(line["trial"]), "n": str(line["n"])}
+        row["in the search"] = f"{line['value']:.4f}"
+        for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
+            row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)
+        rows.append(row)
+    show(rows)
+    click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")

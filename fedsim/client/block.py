@@ -1,0 +1,272 @@
+"""A block of clients trained as one model with a client dimension in front.
+
+:func:`train_block` is to a block what :func:`~fedsim.client.trainer.train_local` is to a client.
+``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv; ``adjust_grads`` runs
+once for all of them, on stacked tensors; ``loss``, where a rule has its own, within ``torch.vmap``.
+
+B clients, of which A are still at work, T steps, W samples in a padded batch, D numbers of a model
+of which the first P are parameters. No bit of a client's result depends on its neighbours: W is the
+same for a whole run, a lone client is computed twice (alone, a convolution takes another path), and
+gradients come from one leaf (A, P), so that they are contiguous, as the fused SGD needs them: it
+raises nothing and computes wrong steps for any others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import itemgetter
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fedsim.client.batched import Padding
+from fedsim.client.context import LocalEnv, Phase
+from fedsim.client.criterion import MarginControl
+from fedsim.client.plan import Plan, num_steps
+from fedsim.client.stack import Stack, obstacle
+from fedsim.client.trainer import LocalRule, Uplink, enter, sgd
+from fedsim.core.errors import ContractError
+from fedsim.core.rng import TorchStreams, seed_for
+from fedsim.core.types import ClientUpdate
+
+__all__ = ["Stack", "num_steps", "obstacle", "train_block"]
+
+
+class BlockEnv:
+    """What ``loss`` and ``adjust_grads`` see of a block; as in :class:`LocalEnv` where the same.
+
+    There is no client's own data or state in it: what hooks need of them, ``begin`` returns.
+
+    Args:
+        env: of any of the clients.
+        stack: of the model.
+
+    ``params`` and :meth:`grads` are stacked, (A, *shape).
+    """
+
+    def __init__(self, env: LocalEnv, stack: Stack) -> None:
+        self.model = stack.model
+        self.criterion = _Weighted(env.criterion, stack)
+        self.training, self.ctx = env.training, env.ctx
+        self.phase = Phase(env.training.local_epochs, env.ctx.lr)
+        self.num_classes, self.downlink = env.num_classes, env.downlink
+        self.relative_size: Tensor
+        self.params: list[Tensor] = []
+        self._stack = stack
+        self._grads: list[Tensor] = []
+
+    def at(self, params: list[Tensor], grads: list[Tensor], relative_size: Tensor) -> None:
+        """Sets what ``adjust_grads`` sees of the clients that are at work."""
+        self.params, self._grads, self.relative_size = params, grads, relative_size
+
+    def grads(self) -> list[Tensor]:
+        """The gradients of ``params``."""
+        return self._grads
+
+    def outputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`LocalEnv.outputs`."""
+        h: Tensor = self.model.features(x)  # type: ignore[operator]
+        return h, self.model.head(h)  # type: ignore[operator]
+
+    @property
+    def weights(self) -> Tensor:
+        """See :attr:`LocalEnv.weights`."""
+        return self._stack.padding.weights
+
+    def mean(self, values: Tensor) -> Tensor:
+        """See :meth:`LocalEnv.mean`."""
+        return (self.weights * values).sum(dim=-1)
+
+    def norm(self, tensor: Tensor) -> Tensor:
+        """See :meth:`LocalEnv.norm`: (A, 1, ...)."""
+        norms = tensor.reshape(len(tensor), -1).norm(dim=1)
+        return norms.view(-1, *[1] * (tensor.ndim - 1))
+
+
+class _Weighted:
+    """The criterion with padding left out."""
+
+    def __init__(self, criterion: MarginControl, stack: Stack) -> None:
+        self._criterion, self._stack = criterion, stack
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.with_cross_entropy(logits, labels)[0]
+
+    def with_cross_entropy(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self._criterion.weighted(logits, labels, self._stack.padding.weights)
+
+
+def train_block(
+    rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int
+) -> tuple[list[ClientUpdate], Tensor]:
+    """Trains the clients as one model; agrees with train_local up to rounding.
+
+    Args:
+        rule: of which ``stack`` is.
+        envs: one for each client, sorted by descending :func:`num_steps`; they share a FlatModel.
+        stack: of that model.
+        width: W, the same for a whole run: the batch size, or the samples of the largest of all
+            clients where that is less.
+
+    Returns:
+        The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
+
+    Raises:
+        ContractError: the clients are not sorted, or do not fit the width.
+    """
+    device = envs[0].start.device
+    plan = Plan(envs, width)
+    streams = TorchStreams(
+        lambda i: seed_for(envs[i].ctx.seed, "client", envs[i].ctx.round, envs[i].client_id), device
+    )
+    s = _stacked(_begin(rule, envs, streams))
+    rows = torch.stack([env.start for env in envs])
+    losses = _train(rule, envs, stack, plan, streams, s, rows)
+    updates = []
+    for i, (env, row) in enumerate(zip(envs, rows, strict=True)):
+        env.steps = plan.steps[i]
+        uplink = Uplink()
+        if type(rule).finish is not LocalRule.finish:
+            env.flat.load(row)
+            enter(env, Phase(0, 0.0))
+            with streams.of(i):
+                uplink = rule.finish(env, _tensors(itemgetter(i), s))
+        updates.append(
+            ClientUpdate(
+                client_id=env.client_id,
+                num_samples=len(env.x),
+                num_steps=env.steps,
+                train_loss=losses[i],
+                extras=uplink.extras,
+                state=uplink.state,
+            )
+        )
+    return updates, rows
+
+
+def _begin(rule: LocalRule, envs: Sequence[LocalEnv], streams: TorchStreams) -> list[Any]:
+    """What ``begin`` returns for each client."""
+    begun: list[Any] = []
+    for i, env in enumerate(envs):
+        env.phase = Phase(0, 0.0)
+        if type(rule).begin is LocalRule.begin:
+            begun.append(None)
+            continue
+        env.flat.load(env.start)
+        enter(env, env.phase)
+        with streams.of(i):
+            begun.append(rule.begin(env))
+    return begun
+
+
+def _train(
+    rule: LocalRule,
+    envs: Sequence[LocalEnv],
+    stack: Stack,
+    plan: Plan,
+    streams: TorchStreams,
+    s: Any,
+    rows: Tensor,
+) -> list[float]:
+    """All steps; the vectors ``rows`` (B, D) are changed in place. The clients' training losses."""
+    env, training = envs[0], envs[0].training
+    clip, P = training.clip_norm, env.flat.layout.num_params
+    for norm in stack.norms:
+        norm.train(not training.frozen_bn)
+    x, y = torch.cat([e.x for e in envs]), torch.cat([e.y for e in envs])
+    relative = rows.new_tensor([e.relative_size for e in envs])
+    block = BlockEnv(env, stack)
+    loss = _loss(rule, block, stack, s)
+    params, stats = rows[:, :P].contiguous(), stack.views(rows)[len(env.flat.params) :]
+    momentum: list[Tensor] = []
+    losses = rows.new_zeros(plan.steps[0], len(rows))
+    for t in range(len(losses)):
+        sizes = plan.sizes(t)
+        A = len(sizes)
+        stack.padding = Padding(plan.weights[:A, t], plan.alone[:A], sizes, streams)
+        samples = plan.numbers[:A, t]
+        images = _images(env, x, samples, stack)
+        leaf = _pair(params[:A]).requires_grad_()
+        buffers = [_pair(v[:A]) for v in stats]
+        own = _tensors(itemgetter(slice(A)), s)
+        data = (images, y[samples], plan.weights[:A, t], plan.alone[:A])
+        with env.precision():
+            objective, ce = loss(
+                [*stack.views(leaf), *buffers], _tensors(_pair, own), *map(_pair, data)
+            )
+        (gradient,) = torch.autograd.grad(objective.sum(), leaf)
+        gradient = gradient[:A].contiguous()
+        with torch.no_grad():
+            if A == 1:
+                for v, new in zip(stats, buffers, strict=True):
+                    v[:1] = new[:1]
+            block.at(stack.views(params[:A]), stack.views(gradient), relative[:A])
+            rule.adjust_grads(cast(LocalEnv, block), own)
+            if clip is not None:
+                norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
+                gradient *= (clip / (norms + 1e-6)).clamp(max=1.0)
+            momentum = [m[:A] for m in momentum]
+            momentum = sgd([params[:A]], [gradient], momentum, training, env.ctx.lr)
+        losses[t, :A] = ce.detach()[:A]
+    rows[:, :P] = params
+    return plan.means(losses, y)
+
+
+def _loss(
+    rule: LocalRule, env: BlockEnv, stack: Stack, s: Any
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """(values, s, x, y, weights, alone) of all clients -> the rule's loss of each: (A,) twice."""
+
+    def loss(
+        values: Sequence[Tensor], s: Any, x: Tensor, y: Tensor, weights: Tensor, alone: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        stack.load(values)
+        stack.padding = replace(stack.padding, weights=weights, alone=alone)
+        return rule.loss(cast(LocalEnv, env), s, x, y)
+
+    if not stack.vmapped:
+        return loss
+    own = tree_map(lambda v: 0 if isinstance(v, Tensor) else None, s)
+    return torch.vmap(loss, in_dims=(0, own, 0, 0, 0, 0))
+
+
+def _stacked(values: Sequence[Any]) -> Any:
+    """The rules' states as one: tensors (B, ...), and all else as it is, if it is the same."""
+
+    def join(first: Any, *others: Any) -> Any:
+        found = (first, *others)
+        if not isinstance(first, Tensor):
+            if any(v != first for v in others):
+                raise ContractError(
+                    f"begin returns {first!r} for one client of a block and something else for "
+                    "another one; return a tensor"
+                )
+            return first
+        if all(v.data_ptr() == first.data_ptr() for v in found):
+            return first.expand(len(found), *first.shape)
+        return torch.stack(found)
+
+    return tree_map(join, *values)
+
+
+def _tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
+    """A rule's state with a function of its tensors in their place."""
+    return tree_map(lambda v: function(v) if isinstance(v, Tensor) else v, state)
+
+
+def _pair(v: Tensor) -> Tensor:
+    """A lone client twice."""
+    return v.detach() if len(v) > 1 else v.detach().repeat(2, *[1] * (v.ndim - 1))
+
+
+def _images(env: LocalEnv, x: Tensor, samples: Tensor, stack: Stack) -> Tensor:
+    """(A, W, ...) the model's input for samples (A, W); each client draws as it would alone."""
+    if not stack.draws:
+        return env.train(x[samples.flatten()]).unflatten(0, samples.shape)
+    streams, drawn = stack.padding.streams, []
+    for i, n in enumerate(stack.padding.sizes):
+        with streams.of(i):
+            own = env.train(x[samples[i, :n]])
+        drawn.append(torch.cat([own, own[:1].expand(samples.shape[1] - n, *own.shape[1:])]))
+    return torch.stack(drawn)

@@ -1,0 +1,83 @@
+"""Which samples the clients of a block see at each step."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsim.client.context import LocalEnv
+from fedsim.client.trainer import epoch_samples
+from fedsim.core.errors import ContractError
+from fedsim.core.rng import seed_for
+from fedsim.core.types import I64, Training
+
+
+def num_steps(n: int, training: Training, batchnorm: bool, max_steps: int | None = None) -> int:
+    """The SGD steps of a client with n samples, of a model with or without trained BatchNorm."""
+    samples = epoch_samples(n, training.batch_size, batchnorm)
+    steps = training.local_epochs * -(-samples // training.batch_size)
+    return steps if max_steps is None else min(steps, max_steps)
+
+
+class Plan:
+    """The batches of B clients in at most T steps, padded to W samples.
+
+    ``steps`` are the clients' numbers of steps, ``counts`` (B, T) the samples in their batches,
+    ``numbers`` (B, T, W) these samples, counted over all clients of the block, and ``weights``
+    (B, T, W) one over their count. Padding, of weight 0, is the client's first sample: what is
+    computed of it is finite. ``alone`` (B,) marks clients whose batches have a single sample.
+
+    Raises:
+        ContractError: the clients are not sorted by their steps, or do not fit the width.
+    """
+
+    def __init__(self, envs: Sequence[LocalEnv], width: int) -> None:
+        training, start = envs[0].training, envs[0].start
+        size, batchnorm = training.batch_size, bool(envs[0].flat.norms) and not training.frozen_bn
+        n = [len(env.x) for env in envs]
+        if width > size or max(n) > width < size:
+            raise ContractError(
+                f"clients of {max(n)} samples in batches of {size} do not fit the width {width}"
+            )
+        self.steps = [
+            num_steps(k, training, batchnorm, env.max_steps) for k, env in zip(n, envs, strict=True)
+        ]
+        if self.steps != sorted(self.steps, reverse=True):
+            raise ContractError(f"a block of clients with {self.steps} steps is not sorted by them")
+        samples = np.array([epoch_samples(k, size, batchnorm) for k in n])
+        batches = np.maximum(-(-samples // size), 1)
+        t = np.arange(self.steps[0])
+        self.counts: I64 = np.clip(samples[:, None] - t % batches[:, None] * size, 0, size)
+        self.counts[t >= np.array(self.steps)[:, None]] = 0
+        numbers = np.empty((len(envs), len(t), width), np.int64)
+        order, first = torch.Generator(), 0
+        for i, env in enumerate(envs):
+            numbers[i] = first
+            first += n[i]
+            order.manual_seed(seed_for(env.ctx.seed, "shuffle", env.ctx.round, env.client_id))
+            for begin in range(0, self.steps[i], int(batches[i])):
+                epoch = numbers[i, begin : begin + batches[i]].reshape(-1)[: samples[i]]
+                epoch += torch.randperm(n[i], generator=order).numpy()[: len(epoch)]
+        counted = np.arange(width) < self.counts[..., None]
+        weights = counted / np.maximum(self.counts, 1)[..., None]
+        self.numbers = torch.from_numpy(numbers).to(start.device)
+        self.weights = torch.from_numpy(weights).to(start.device, start.dtype)
+        self.alone = torch.tensor([min(k, size) == 1 for k in n], device=start.device)
+
+    def sizes(self, t: int) -> list[int]:
+        """The samples in step t of each client that is still at work."""
+        return [count for count in self.counts[:, t].tolist() if count]
+
+    def means(self, losses: Tensor, y: Tensor) -> list[float]:
+        """Each client's mean over labels of the losses (T, B) of its batches, in float64.
+
+        ``y`` are the labels of all clients, one for each sample or for each token.
+        """
+        counts = self.counts
+        if y.ndim == 2:
+            tokens = (y[self.numbers] >= 0).sum(-1) * (self.weights > 0)
+            counts = tokens.sum(-1).cpu().numpy()
+        totals = (losses.double().cpu().numpy().T * counts).sum(axis=1).tolist()
+        labels = counts.sum(axis=1).tolist()
+        return [total / k if k else float("nan") for total, k in zip(totals, labels, strict=True)]

@@ -1,0 +1,174 @@
+"""The search space of ``fedsim tune``: which values of which keys are tried.
+
+``uniform(a, b)`` and ``loguniform(a, b)`` are real numbers, ``int(a, b)`` whole numbers, between
+two ends that belong to them; ``choice(a, b, ...)`` is one of the values, as YAML reads them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import yaml
+
+from fedsim.config.experiments import Setting, Settings, setting
+from fedsim.config.resolve import resolve
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Scalar
+
+METRICS = ("val_accuracy", "val_balanced_accuracy", "val_auc", "val_loss")
+"""Columns of rounds.csv that a search may be judged by; of the loss the lowest is the best."""
+SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
+Form = Literal["uniform", "loguniform", "int", "choice"]
+FORMS = "uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...)"
+_TEXT = re.compile(r"\s*(uniform|loguniform|int|choice)\s*\((.*)\)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """The values of one key that a search may try.
+
+    Args:
+        form: its name in a file.
+        values: the smallest and the largest one, or those of a choice.
+        origin: where it was given.
+    """
+
+    form: Form
+    values: tuple[Scalar, ...]
+    origin: str
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The smallest and the largest value of a dimension that is no choice."""
+        low, high = self.values
+        return float(low or 0), float(high or 0)
+
+    @property
+    def listed(self) -> tuple[Scalar, ...] | None:
+        """All values, in their order; None of a range of real numbers."""
+        if self.form == "choice":
+            return self.values
+        low, high = self.bounds
+        return tuple(range(int(low), int(high) + 1)) if self.form == "int" else None
+
+    @property
+    def examples(self) -> tuple[Scalar, ...]:
+        """Values that tell whether the key takes all: both ends and one between, or the choices."""
+        if self.form in ("choice", "int"):
+            return self.values
+        low, high = self.bounds
+        return low, low + (high - low) / math.pi, high
+
+    def __str__(self) -> str:
+        return f"{self.form}({', '.join(map(_plain, self.values))})"
+
+
+Space = Mapping[str, Dimension]
+"""By dotted key."""
+
+
+def parse(given: Setting) -> Dimension:
+    """The dimension that a text describes.
+
+    Raises:
+        ConfigError: another text; names where it was given, and what is allowed.
+    """
+    try:
+        return _parsed(given)
+    except ValueError as error:
+        raise ConfigError(f"{given.origin}: {given.value!r} given; {error}") from None
+
+
+def _parsed(given: Setting) -> Dimension:
+    match = _TEXT.fullmatch(given.value) if isinstance(given.value, str) else None
+    if match is None:
+        raise ValueError(f"must be {FORMS}")
+    form: Form = match[1]  # type: ignore[assignment]
+    values = tuple(_values(match[2]))
+    if form == "choice":
+        if not values:
+            raise ValueError("must be choice(a, b, ...) with at least one value")
+        for position, value in enumerate(values):
+            if value in values[:position]:
+                raise ValueError(f"has {_plain(value)} twice")
+        return Dimension(form, values, given.origin)
+    kind, what = ((int,), "whole numbers") if form == "int" else ((int, float), "numbers")
+    numbers = [value for value in values if type(value) in kind and math.isfinite(value)]  # type: ignore[arg-type]
+    if len(numbers) != 2 or len(values) != 2 or not numbers[0] < numbers[1]:  # type: ignore[operator]
+        raise ValueError(f"must be {form}(a, b) of {what} with a below b")
+    if form == "loguniform" and not numbers[0] > 0:  # type: ignore[operator]
+        raise ValueError("must be loguniform(a, b) with a above 0")
+    return Dimension(form, values, given.origin)
+
+
+def _values(text: str) -> Iterator[Scalar]:
+    """The values between the brackets; a text that Python reads as a number, like 1e-4, is one."""
+    try:
+        found = yaml.safe_load(f"[{text}]")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"the values between the brackets are no list (must be {FORMS})"
+        ) from error
+    for value in found:
+        if not isinstance(value, str | int | float | None):
+            raise ValueError(f"must hold single values, not {value!r}")
+        if isinstance(value, str) and re.fullmatch(r"[-+.\d]+e[-+\d]+", value, re.IGNORECASE):
+            value = float(value)
+        yield value
+
+
+def _plain(value: Scalar) -> str:
+    """A value as YAML writes it within a list."""
+    text = yaml.safe_dump([value], default_flow_style=True, width=math.inf, allow_unicode=True)
+    return text.strip()[1:-1]
+
+
+def from_flags(texts: Iterable[str]) -> Settings:
+    """The settings of ``--search``, each ``key=form(...)``.
+
+    Raises:
+        ConfigError: a text without ``=``, or a key that is given twice.
+    """
+    found: dict[str, Setting] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not (equals and key):
+            example = "--search 'train.lr=loguniform(0.001, 1)'"
+            raise ConfigError(f"--search {text}: must be key=form, such as {example}")
+        present, given = setting(key, value, f"--search {key}")
+        if present in found:
+            raise ConfigError(f"--search {text}: {key} is given twice")
+        found[present] = given
+    return found
+
+
+def make_space(searched: Settings, settings: Settings, overrides: Settings) -> Space:
+    """The space of ``searched`` texts by key, each value checked as ``--set`` is.
+
+    ``settings`` lie below the searched keys; a key in ``overrides``, the flags, is not searched.
+
+    Raises:
+        ConfigError: nothing is left to search, a key that there is not, a form that cannot be
+            read, or a value that the key does not take; names where it was given.
+    """
+    space = {key: parse(given) for key, given in searched.items() if key not in overrides}
+    if not space:
+        raise ConfigError(
+            "there is nothing to search: give a section 'search:' with lines such as "
+            "'train.lr: loguniform(0.001, 1)' in the file, or --search KEY=FORM"
+        )
+    first = point(space, {key: dimension.examples[0] for key, dimension in space.items()})
+    resolve(settings, first, overrides)
+    for key, dimension in space.items():
+        for value in dimension.examples[1:]:
+            resolve(settings, first, point(space, {key: value}), overrides)
+    return space
+
+
+def point(space: Space, values: Mapping[str, Scalar]) -> Settings:
+    """Values of searched keys as settings."""
+    return {key: Setting(value, space[key].origin) for key, value in values.items()}

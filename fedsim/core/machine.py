@@ -1,0 +1,47 @@
+"""The cores, GPUs and memory of this machine, and what a process that trains takes of it."""
+
+import math
+import os
+import sys
+from pathlib import Path
+
+PROCESS = 460 << 20
+"""Bytes that a process takes once torch (a CUDA build) is imported and has trained a step."""
+MODEL_COPIES = 4
+"""Vectors of the model that a process holds at most: weights, gradients, momentum, update."""
+BLOCK_COPIES = 5
+"""Vectors that each client of a block takes beside these: start, weights, momentum, gradient, and
+the buffer that the next gradient is made in."""
+
+GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""One of these is there on Linux where torch can find a GPU: of NVIDIA, below Windows, of AMD."""
+
+
+def num_gpus() -> int:
+    """The GPUs that torch can use; torch, which takes seconds, is imported only to count some."""
+    if sys.platform == "linux" and not any(Path(file).exists() for file in GPU_FILES):
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def model_copies(client_batch: int | str) -> int:
+    """The vectors of a process that trains blocks of this size; ``auto`` makes small blocks."""
+    block = client_batch if isinstance(client_batch, int) and client_batch > 1 else 0
+    return MODEL_COPIES + BLOCK_COPIES * block
+
+
+def cores() -> int:
+    """How many processor cores this process may use."""
+    affinity = hasattr(os, "sched_getaffinity")
+    return (len(os.sched_getaffinity(0)) if affinity else os.cpu_count()) or 1
+
+
+def available_memory() -> float:
+    """Bytes that new processes can have here; infinite where the system does not say it."""
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return math.inf
+    lines = dict(line.split(":", 1) for line in path.read_text(encoding="ascii").splitlines())
+    return float(lines["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,92 @@
+"""One copy of the data for runs side by side: large arrays are objects that all of them refer to.
+
+Each driver reads its run's data itself. Which of them are in the object store already is kept by an
+actor, which owns the objects, so that they outlive the driver that sent them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayError
+
+from fedsim.core.types import Array
+
+if TYPE_CHECKING:
+    from fedsim.engine.worker import WorkerSpec  # imports torch, which the actor does not need
+
+SMALL = 1 << 20
+"""Bytes of an array that is sent with the rest."""
+KEPT = 4
+"""Arrays that are kept for the runs that follow."""
+CLAIM = 60.0
+"""Seconds after which nobody waits for a driver any more that was to send an array."""
+
+
+class Register:
+    """The objects of arrays by digest; those asked for last are kept."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, Any] = {}
+        self._claims: dict[str, float] = {}
+
+    def find(self, digest: str) -> list[Any] | None:
+        """The object in a list; an empty one: the caller has to send it; None: another one does."""
+        if digest in self._objects:
+            self._objects[digest] = self._objects.pop(digest)
+            return [self._objects[digest]]
+        now = time.monotonic()
+        if now - self._claims.get(digest, -CLAIM) < CLAIM:
+            return None
+        self._claims[digest] = now
+        return []
+
+    def keep(self, digest: str, array: Array) -> list[Any]:
+        """Puts the array, as an object of its own; the object in a list."""
+        self._objects[digest] = ray.put(array)
+        self._claims.pop(digest, None)
+        for oldest in list(self._objects)[:-KEPT]:
+            del self._objects[oldest]
+        return [self._objects[digest]]
+
+
+def start_register(**options: Any) -> Any:
+    """The actor; ``options`` say where it is to be."""
+    return ray.remote(num_cpus=0, max_restarts=0, **options)(Register).remote()
+
+
+def without_samples(spec: WorkerSpec, register: Any) -> WorkerSpec:
+    """What has to travel, with the object of the samples in their place where they are large."""
+    bare = spec.to_send()
+    if bare.dataset.x.nbytes < SMALL:
+        return bare
+    try:
+        found = _object_of(bare.dataset.x, register)
+    except RayError:  # the actor is gone; the run needs it no more than a run alone
+        return bare
+    return replace(bare, dataset=replace(bare.dataset, x=found))
+
+
+def _object_of(array: Array, register: Any) -> Any:
+    sha256 = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+    digest = f"{sha256} {array.shape} {array.dtype}"
+    while (found := ray.get(register.find.remote(digest))) is None:
+        time.sleep(0.05)
+    return (found or ray.get(register.keep.remote(digest, array)))[0]
+
+
+def with_samples(spec: WorkerSpec) -> WorkerSpec:
+    """The whole again, on the node of an actor.
+
+    Raises:
+        RayError: the object was lost.
+    """
+    x: Any = spec.dataset.x
+    if not isinstance(x, ray.ObjectRef):
+        return spec
+    return replace(spec, dataset=replace(spec.dataset, x=ray.get(x)))

@@ -1,0 +1,160 @@
+"""The files of a search: its settings, and its trials as they end.
+
+``study.json`` holds what the search was begun with, ``trials.jsonl`` a line of JSON per trial that
+has ended, which alone the search goes on from, and ``trials.csv`` the same trials as a table.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from fedsim.core import files
+from fedsim.core.errors import StoreError
+from fedsim.core.settings import Scalar
+from fedsim.storage.run_dir import cell
+
+STUDY, TRIALS, TABLE = "study.json", "trials.jsonl", "trials.csv"
+State = Literal["complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A trial that has ended.
+
+    Args:
+        number: from 0, in the order in which the trials were proposed.
+        params: the values of the searched keys.
+        state: ``pruned`` was stopped early, ``failed`` has no value.
+        value: of a pruned trial that of the round after which it was stopped.
+        reports: by round the mean over the training seeds, of the rounds that all seeds did.
+        marks: what the pruner noted.
+        error: why it failed.
+    """
+
+    number: int
+    params: Mapping[str, Scalar]
+    state: State
+    value: float | None = None
+    reports: Mapping[int, float] = field(default_factory=dict)
+    marks: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """The name of the directory of its runs."""
+        return folder_of(self.number)
+
+
+def folder_of(number: int) -> str:
+    """The name of the directory of a trial's runs."""
+    return f"trial-{number:04d}"
+
+
+def append(folder: Path, trial: Trial) -> None:
+    """Adds a trial to trials.jsonl and flushes it to the disk.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    line = json.dumps(asdict(trial)) + "\n"
+    with files.writing(folder / TRIALS) as path:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+        files.sync(path)
+
+
+def read(folder: Path) -> list[Trial]:
+    """The trials in trials.jsonl, by number; none where there is no such file.
+
+    A last line that is being written, or was when the process was killed, is passed over.
+
+    Raises:
+        StoreError: the file cannot be read, or is damaged.
+    """
+    path = folder / TRIALS
+    found = []
+    for number, line in enumerate(_whole(_data(folder)).splitlines(), 1):
+        try:
+            values = json.loads(line)
+            values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
+            found.append(Trial(**values))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise StoreError(f"{path}, line {number}: is no trial ({error})") from error
+    return sorted(found, key=lambda trial: trial.number)
+
+
+def cut(folder: Path) -> None:
+    """Cuts off what :func:`read` passes over; only for who holds the lock of the search.
+
+    Raises:
+        StoreError: the file cannot be read or written.
+    """
+    data = _data(folder)
+    if _whole(data) != data:
+        files.write(folder / TRIALS, _whole(data))
+
+
+def _data(folder: Path) -> bytes:
+    with files.reading(folder / TRIALS) as path:
+        return path.read_bytes() if path.exists() else b""
+
+
+def _whole(data: bytes) -> bytes:
+    """The lines that have an end."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+def write_table(folder: Path, keys: Sequence[str], trials: Sequence[Trial]) -> None:
+    """Writes trials.csv: trial, state, value, a column per searched key, and the runs' directory.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trial", "state", "value", *keys, "run"])
+    for trial in trials:
+        values = [_cell(trial.params[key]) for key in keys]
+        head = [cell(value) for value in (trial.number, trial.state, trial.value)]
+        writer.writerow([*head, *values, trial.folder])
+    files.write(folder / TABLE, text.getvalue().encode())
+
+
+def _cell(value: Scalar) -> str:
+    """A value as ``--set`` takes it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return cell(value)
+
+
+def read_study(folder: Path) -> dict[str, Any] | None:
+    """What the search in a directory was begun with; None where there is none.
+
+    Raises:
+        StoreError: study.json cannot be read.
+    """
+    with files.reading(folder / STUDY) as path:
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise StoreError(f"{path}: is not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{path}: is not the file of a search")
+    return found
+
+
+def write_study(folder: Path, study: Mapping[str, Any]) -> None:
+    """Writes study.json.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    files.write(folder / STUDY, (json.dumps(study, indent=2) + "\n").encode())

@@ -1,0 +1,260 @@
+"""The display of several runs at once: a line for each on a terminal, plain lines in a pipe."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.table import Column
+
+from fedsim.engine.drivers import (
+    ENDINGS,
+    Begun,
+    Done,
+    Event,
+    Failed,
+    Job,
+    Logged,
+    Lost,
+    RoundEnded,
+    Started,
+)
+from fedsim.training.progress import number
+
+logger = logging.getLogger("fedsim")
+STOPPING = "stopping: every run ends its round and leaves a checkpoint; a second Ctrl-C kills them"
+
+
+class OneByOne:
+    """Says which run begins and which fails; the rounds are shown by the display of the run.
+
+    Args:
+        names: of all runs of the sweep, in its order.
+        verbose: whether tracebacks are shown.
+    """
+
+    def __init__(self, names: Sequence[str], verbose: bool = False) -> None:
+        self.names, self.verbose = names, verbose
+        self.positions = {name: position for position, name in enumerate(names, start=1)}
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:  # noqa: ARG002
+        """See :class:`~fedsim.training.parallel.Follower`."""
+        if isinstance(event, Begun):
+            self.say(job, ": resumed after an interruption" if event.resumed else "")
+        elif isinstance(event, Done) and event.before:
+            self.say(job, ": finished before")
+        elif isinstance(event, Failed):
+            show_traceback(event, self.verbose)
+            self.say(job, f": failed: {event.reason}")
+
+    def say(self, job: Job, what: str) -> None:
+        """A line about a run."""
+        logger.info("[%d/%d] %s%s", self.positions[job.name], len(self.names), job.name, what)
+
+    def stopping(self) -> None:
+        """Nothing: the run has stopped by itself."""
+
+
+@dataclass
+class Active:
+    """A run in a slot.
+
+    Args:
+        name: its own.
+        since: when it got the slot, on the clock of ``time.monotonic``.
+        rounds: of the whole run, 0 while it is not known.
+        done: rounds that are complete.
+        took: seconds of all rounds that were seen.
+        seen: their number.
+        accuracy: the newest value of the metric that is shown.
+    """
+
+    name: str
+    since: float = field(default_factory=time.monotonic)
+    rounds: int = 0
+    done: int = 0
+    took: float = 0.0
+    seen: int = 0
+    accuracy: str = "-"
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until its end, None where nothing is known."""
+        return (self.rounds - self.done) * self.took / self.seen if self.seen else None
+
+
+@dataclass(kw_only=True)
+class Board:
+    """Follows several runs at once; plain lines, one when a run ends.
+
+    Args:
+        total: runs of the whole sweep, those that were finished before included.
+        waiting: the names of the runs that are to be done.
+        width: how many are done at once.
+        group_of: gives the group of a run's name; runs of one group take equally long.
+        took: seconds of a run, by group, as far as they are known.
+        verbose: whether tracebacks are shown.
+        metric: column of rounds.csv that the line of a run shows.
+        lines: whether there is a line when a run has ended; lost runs and warnings have theirs.
+    """
+
+    total: int
+    waiting: list[str]
+    width: int
+    group_of: Callable[[str], str] = str
+    took: dict[str, float] = field(default_factory=dict)
+    verbose: bool = False
+    metric: str = "test_accuracy"
+    lines: bool = True
+
+    def __post_init__(self) -> None:
+        self.ended = self.total - len(self.waiting)
+        self.active: dict[int, Active] = {}
+        self.halted = False
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        """See :class:`~fedsim.training.parallel.Follower`."""
+        run = self.active.setdefault(slot, Active(job.name))
+        if isinstance(event, Begun) and event.resumed:
+            logger.info("%s: resumed after an interruption", job.name)
+        elif isinstance(event, Started):
+            run.done, run.rounds = event.done, event.rounds
+        elif isinstance(event, RoundEnded):
+            run.done += 1
+            run.seen += 1
+            run.took += event.seconds
+            if event.row[self.metric] is not None:
+                run.accuracy = number(event.row[self.metric])
+        elif isinstance(event, Logged):
+            logger.log(event.level, "%s: %s", job.name, event.text)
+        if job.name in self.waiting:
+            self.waiting.remove(job.name)
+        if isinstance(event, ENDINGS):
+            self._ended(run, event)
+            del self.active[slot]
+
+    def stopping(self) -> None:
+        """Says what happens now."""
+        self.halted = True
+        logger.warning(STOPPING)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def left(self) -> float | None:
+        """Seconds until the last run ends, None where nothing is known."""
+        now = [run.left for run in self.active.values()]
+        known = [*self.took.values(), *(seconds for seconds in now if seconds is not None)]
+        if not known:
+            return None
+        usual = sum(known) / len(known)
+        active = [
+            self._usual(run.name, usual) if seconds is None else seconds
+            for run, seconds in zip(self.active.values(), now, strict=True)
+        ]
+        later = sum(self._usual(name, usual) for name in self.waiting)
+        return max([*active, (sum(active) + later) / self.width])
+
+    def _usual(self, name: str, otherwise: float) -> float:
+        return self.took.get(self.group_of(name), otherwise)
+
+    def _ended(self, run: Active, event: Event) -> None:
+        if isinstance(event, Lost):
+            again = "" if self.halted else "; resuming it"
+            logger.warning("%s: %s%s", run.name, event.reason, again)
+            self.waiting.insert(0, run.name)
+            return
+        self.ended += isinstance(event, Done | Failed)
+        if isinstance(event, Done) and not event.before:
+            self.took.setdefault(self.group_of(run.name), time.monotonic() - run.since)
+        if isinstance(event, Failed):
+            show_traceback(event, self.verbose)
+        if not self.lines:
+            return
+        where = f"[{self.ended}/{self.total}] {run.name}"
+        if isinstance(event, Failed):
+            logger.info("%s: failed: %s", where, event.reason)
+        elif isinstance(event, Done) and event.before:
+            logger.info("%s: finished before", where)
+        elif isinstance(event, Done):
+            seconds = time.monotonic() - run.since
+            accuracy = number(event.summary.get("final_test_accuracy"))
+            logger.info(
+                "%s: %s, test accuracy %s%s", where, duration(seconds), accuracy, self._rest()
+            )
+
+    def _rest(self) -> str:
+        left = self.left() if self.ended < self.total else None
+        return "" if left is None else f"; about {duration(left)} left"
+
+
+@dataclass(kw_only=True)
+class Bars(Board):
+    """A line on stderr for each run that is active, and one for the sweep."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.bars = Progress(
+            TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=2)),
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
+            console=Console(stderr=True),
+            expand=True,
+        )
+        self.tasks: dict[int, TaskID] = {}
+        self.sweep = self.bars.add_task("runs", total=self.total, completed=self.ended, text="")
+        self.bars.start()
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        """See :class:`Board`."""
+        super().happened(slot, job, event)
+        run = self.active.get(slot)
+        if run is None:
+            self._remove(slot)
+        else:
+            self._show(slot, run)
+        left = self.left() if self.active else None
+        text = "" if left is None else f"{duration(left)} left"
+        self.bars.update(self.sweep, completed=self.ended, text=text)
+
+    def close(self) -> None:
+        """Stops the display, so that the cursor is back."""
+        self.bars.stop()
+
+    def _show(self, slot: int, run: Active) -> None:
+        if slot not in self.tasks:
+            self.tasks[slot] = self.bars.add_task(run.name, total=None, text="")
+        what = self.metric.replace("test_accuracy", "test acc")
+        text = f"{what} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
+        self.bars.update(self.tasks[slot], total=run.rounds or None, completed=run.done, text=text)
+
+    def _remove(self, slot: int) -> None:
+        if slot in self.tasks:
+            self.bars.remove_task(self.tasks.pop(slot))
+
+
+def board_type() -> type[Board]:
+    """A line for each run where stdout is a terminal, plain lines elsewhere."""
+    return Bars if sys.stdout is not None and sys.stdout.isatty() else Board
+
+
+def show_traceback(event: Failed, verbose: bool) -> None:
+    """The traceback of a failure, where tracebacks are shown."""
+    if verbose and event.traceback:
+        click.echo(event.traceback, file=sys.stderr, nl=False)
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``3 min`` or ``1 h 20 min``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h {rest} min" if hours else f"{minutes} min"

@@ -1,0 +1,164 @@
+"""The data of a configuration: read, dealt to the clients, and shifted."""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from fedsim import data
+from fedsim.config.run import FIXED_PARTITIONS, RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.types import I64, Array, Dataset, Partition
+from fedsim.data import partitions, patients, splits
+from fedsim.data.cache import unchecked
+from fedsim.data.holdout import fewest_samples, hold_out, without_small_users
+from fedsim.data.shifts import shifted
+
+
+def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
+    """The data set with the clients' feature shifts, who owns what of it, the kind of partition.
+
+    Raises:
+        ConfigError, DataError: something does not fit; the message names key and file.
+    """
+    dataset, kind, listed = _dataset(config)
+    partition = _partition(config, dataset, kind, listed)
+    return _shifted(config, dataset, partition), partition, kind
+
+
+def load_whole(config: RunConfig) -> Dataset:
+    """The data set with all of its samples as the test part, without feature shift.
+
+    Raises:
+        ConfigError, DataError: as :func:`load`.
+    """
+    return _read(config, whole=True)
+
+
+def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
+    c = config.data
+    if c.feature_shift != "none" and dataset.inputs != "images":
+        given, inputs = c.feature_shift, dataset.inputs
+        raise ConfigError(f"data.feature_shift {given!r}: {dataset.name} has {inputs}, no images")
+    shift = c.feature_shift, c.feature_strength, c.seed, c.shift_test
+    return shifted(dataset, partition, *shift)
+
+
+def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
+    """The data set, the kind of partition, by default the data set's own, and that of a file.
+
+    Users with too few samples are in no part of it, where each user is to be a client.
+    """
+    c = config.data
+    file = _client_file(config)
+    if file is not None and c.partition not in (None, "files"):
+        raise ConfigError(
+            f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
+        )
+    dataset = _read(config)
+    kind = _named_kind(config) or partitions.default_kind(dataset)
+    if kind == "natural" and not _generated(config):
+        dataset = without_small_users(dataset, _fewest(config))
+    if file is None:
+        return dataset, kind, None
+    dataset, listed = splits.read(dataset, file)
+    return dataset, kind, listed
+
+
+def _read(config: RunConfig, whole: bool = False) -> Dataset:
+    """The data set as its reader gives it, in parts or whole."""
+    c, named = config.data, _named_kind(config)
+    kept = "auto" if named is None else "none" if named == "files" else "patient"
+    return data.load(
+        c.name,
+        Path(c.dir) if c.dir else None,
+        image_size=c.image_size,
+        augment=c.augment,
+        val_fraction=c.val_fraction,
+        test_fraction=c.test_fraction,
+        seed=c.seed,
+        split=c.partition_file if _client_file(config) is None else None,
+        num_clients=c.num_clients,
+        group=c.group or kept,
+        whole=whole,
+        **config.hyperparameters.get(c.name, {}),
+    )
+
+
+def _named_kind(config: RunConfig) -> str | None:
+    """The kind of partition that the configuration names; a CSV file of clients names ``files``."""
+    return config.data.partition or ("files" if _client_file(config) else None)
+
+
+def _generated(config: RunConfig) -> bool:
+    """Whether the data set is drawn for the number of clients that is asked for."""
+    info = data.find(config.data.name)
+    return config.data.dir is None and info is not None and info.generated
+
+
+def _fewest(config: RunConfig) -> int:
+    """The fewest samples of a client before it holds out parts of its own."""
+    c = config.data
+    return fewest_samples(c.min_samples, c.client_val_fraction, c.client_test_fraction)
+
+
+def read_images(
+    config: RunConfig, partition: Partition, parts: tuple[I64, I64, I64], check: bool
+) -> Array:
+    """The samples (N, ...) that clients see, from this machine's files.
+
+    ``parts`` are the driver's train, val and test: a split file is not read again.
+    With ``check`` packed images are compared with their checksum, and made anew if damaged.
+    """
+    with nullcontext() if check else unchecked():
+        train, val, test = parts
+        dataset = replace(_read(config), train=train, val=val, test=test)
+        return _shifted(config, dataset, partition).x
+
+
+def _client_file(config: RunConfig) -> Path | None:
+    """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
+    name = config.data.partition_file
+    return Path(name) if name and name.lower().endswith(".csv") else None
+
+
+def _partition(
+    config: RunConfig, dataset: Dataset, kind: str, listed: Partition | None
+) -> Partition:
+    """The clients' shares of the training part."""
+    c = config.data
+    given = _generated(config) or "num_clients" in c.model_fields_set
+    asked = given or kind not in FIXED_PARTITIONS
+    fewest = _fewest(config)
+    group = patients.grouping(dataset, kind, c.group)
+    try:
+        partition = partitions.make(
+            dataset,
+            kind,
+            num_clients=c.num_clients if asked else None,
+            alpha=c.alpha,
+            min_samples=fewest if asked else c.min_samples,
+            seed=c.seed,
+            listed=listed,
+            group=group,
+            min_patients=1 + (c.client_val_fraction > 0) + (c.client_test_fraction > 0),
+            shards_per_client=c.shards_per_client,
+            prior=c.prior,
+            order=c.order,
+        )
+    except DataError as error:
+        if not asked or f"data.min_samples {fewest}" not in str(error) or fewest == c.min_samples:
+            raise
+        raise DataError(
+            f"{error} ({fewest}: data.min_samples {c.min_samples} and the clients' own held-out "
+            "parts)"
+        ) from error
+    of_file = listed or Partition(train=())  # its parts are not drawn again
+    return hold_out(
+        dataset,
+        partition,
+        val_fraction=0.0 if of_file.val else c.client_val_fraction,
+        test_fraction=0.0 if of_file.test else c.client_test_fraction,
+        min_samples=c.min_samples,
+        seed=c.seed,
+        group=group,
+    )

@@ -1,0 +1,241 @@
+"""What a search of ``fedsim tune`` is: space, settings, training seeds, and its directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsim.config import search
+from fedsim.config.experiments import Experiment, Setting, Settings
+from fedsim.config.resolve import resolve, to_yaml, warn_unused
+from fedsim.config.run import RunConfig
+from fedsim.core import files
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Scalar
+from fedsim.storage import trials
+from fedsim.storage.run_dir import check_outside_runs
+from fedsim.storage.trials import Trial
+from fedsim.training import loading
+from fedsim.training.resume import FREE, decisive, upgraded
+from fedsim.training.slots import Parallel, with_engine
+from fedsim.training.study import Study
+from fedsim.training.sweep import varied_axes
+
+BEST, CONFIRMED = "best.yaml", "confirm.csv"
+COUNT = 25
+"""Trials of a search for which no number is given."""
+NO_VALIDATION = (
+    "there is no validation part to judge trials by: set data.val_fraction, such as 0.1 "
+    "(the test part is never looked at)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is searched.
+
+    Args:
+        study: space, metric, sampler and pruner.
+        settings: of the file or preset; the searched keys win over them.
+        overrides: the flags, which win over all.
+        seeds: the training seeds of every trial.
+        count: how many trials there are to be.
+        parallel: how many runs are to go side by side.
+    """
+
+    study: Study
+    settings: Settings
+    overrides: Settings
+    seeds: tuple[int, ...]
+    count: int
+    parallel: Parallel = "auto"
+
+    def config(self, params: Mapping[str, Scalar], seed: int) -> RunConfig:
+        """The configuration of one run of a trial.
+
+        Raises:
+            ConfigError: the values do not go together.
+        """
+        given = {"seed": Setting(seed, f"seed {seed}")}
+        layers = self.settings, search.point(self.study.space, params), self.overrides, given
+        runs = self.count * len(self.seeds)
+        return with_engine(resolve(*layers), layers, runs, self.parallel)
+
+    @property
+    def examples(self) -> list[RunConfig]:
+        """Configurations of the search: the first values of all keys, then others of each."""
+        first = {key: dimension.examples[0] for key, dimension in self.study.space.items()}
+        others = [{k: v} for k, d in self.study.space.items() for v in d.examples[1:]]
+        return [self.config(first | other, self.seeds[0]) for other in ({}, *others)]
+
+
+def make_plan(
+    experiment: Experiment,
+    overrides: Settings,
+    searched: Settings,
+    *,
+    by: str,
+    sampler: str = "tpe",
+    pruner: str = "none",
+    sampler_seed: int = 0,
+    count: int | None = None,
+    parallel: Parallel = "auto",
+) -> Plan:
+    """The search of a file or preset; ``searched`` are those of ``--search``, which win over it.
+
+    ``count`` None: :data:`COUNT` trials, of a grid all.
+
+    Raises:
+        ConfigError: a space, setting or grid that cannot be used, no validation part, or Optuna is
+            not installed.
+        DataError: the data cannot be read, where they are to say whether there is one.
+    """
+    for key in searched:
+        if key in overrides:
+            raise ConfigError(f"{searched[key].origin}: {key} is also given by a flag")
+    wanted = {**experiment.search, **searched}
+    for key, given in wanted.items():
+        if key == "seed":
+            raise ConfigError(
+                f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
+                "training seeds of every trial"
+            )
+        if key in FREE:
+            raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
+    space = search.make_space(wanted, experiment.settings, overrides)
+    seeds = _seeds(experiment, overrides)
+    settings = experiment.settings
+    first = {key: dimension.examples[0] for key, dimension in space.items()}
+    base = resolve(settings, search.point(space, first), overrides)
+    study = Study(
+        space=space,
+        by=by,
+        sampler=sampler,
+        pruner=pruner,
+        seed=sampler_seed,
+        rounds=base.train.rounds,
+    )
+    plan = Plan(
+        study=study,
+        settings=settings,
+        overrides=overrides,
+        seeds=seeds or (base.seed,),
+        count=min(count or study.size or COUNT, study.size or count or COUNT),
+        parallel=parallel,
+    )
+    if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
+        raise ConfigError(f"data.val_fraction 0: {NO_VALIDATION}")
+    warn_unused({**settings, **wanted, **overrides}, plan.examples)
+    return plan
+
+
+def _seeds(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:
+    """The training seeds in the grid; none where it has no axis of them."""
+    found: list[Any] = []
+    for axis in varied_axes(experiment, overrides):
+        for point in axis.values:
+            if set(point.settings) != {"seed"}:
+                raise ConfigError(
+                    f"grid.{axis.name}: of a grid, fedsim tune takes the seeds alone; search over "
+                    "the key with choice(...), or give its value by a flag"
+                )
+            found.append(resolve(point.settings).seed)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"grid: seeds given twice: {', '.join(map(str, found))}")
+    return tuple(found)
+
+
+def write_best(plan: Plan, out: Path, trial: Trial, what: str) -> None:
+    """Writes best.yaml: the configuration of a trial with its first training seed.
+
+    Where and how runs are placed is left out, unless it was given.
+
+    Args:
+        plan: what is searched.
+        out: the directory of the search.
+        trial: whose configuration it is.
+        what: its value, for people.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    values = yaml.safe_load(to_yaml(plan.config(trial.params, plan.seeds[0])))
+    given = {*plan.settings, *plan.overrides}
+    values["engine"] = {
+        leaf: value
+        for leaf, value in values["engine"].items()
+        if f"engine.{leaf}" not in FREE or f"engine.{leaf}" in given
+    }
+    text = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    files.write(out / BEST, f"# trial {trial.number}: {what}\n{text}".encode())
+
+
+def check_out(plan: Plan, out: Path) -> int | None:
+    """Refuses a directory that holds another search, or something else.
+
+    Returns:
+        How many trials may be under way in the search that is there; None where there is none.
+
+    Raises:
+        ConfigError: the directory is refused; names the setting that differs.
+        StoreError: it cannot be read.
+    """
+    check_outside_runs(out)
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out}: is not a directory")
+    found = trials.read_study(out)
+    if found is None:
+        others = sorted(p.name for p in out.iterdir()) if out.exists() else []
+        if set(others) - {files.LOCK_FILE}:
+            raise ConfigError(
+                f"--out {out}: holds {others[-1]} and no search; give a new or empty directory"
+            )
+        return None
+    wanted = _described(plan)
+    for key, value in wanted.items():  # the order of the searched keys counts as well
+        if key != "settings" and json.dumps(found.get(key)) != json.dumps(value):
+            raise _another(out, f"{key} {found.get(key)}", value)
+    before = upgraded(found["settings"])
+    for key, value in wanted["settings"].items():
+        if before.get(key) != value:
+            raise _another(out, f"{key} {before.get(key)}", value)
+    return int(found["ahead"])
+
+
+def write_study(plan: Plan, out: Path, most_at_once: int) -> None:
+    """Writes study.json, with which a search begins.
+
+    Args:
+        plan: what is searched.
+        out: the directory of the search.
+        most_at_once: how many trials may be under way.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    trials.write_study(out, _described(plan) | {"ahead": most_at_once})
+
+
+def _another(out: Path, was: str, wanted: object) -> ConfigError:
+    return ConfigError(
+        f"{out}: its search was begun with {was}, not {wanted}; give another --out or move it away"
+    )
+
+
+def _described(plan: Plan) -> dict[str, Any]:
+    """What must stay the same for a search to go on."""
+    study = plan.study
+    return {
+        "by": study.by,
+        "sampler": study.sampler,
+        "sampler_seed": study.seed,
+        "pruner": study.pruner,
+        "seeds": list(plan.seeds),
+        "search": {key: str(dimension) for key, dimension in study.space.items()},
+        "settings": decisive(plan.examples[0]),
+    }

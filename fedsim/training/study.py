@@ -1,0 +1,197 @@
+"""Proposes the trials of a search and stops them early, with Optuna.
+
+A trial is a function of the search's settings and of the trials before it that count: nothing is
+kept from one trial to the next, so that a search that was killed goes on to the same table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from fedsim.config.search import Dimension, Space
+from fedsim.core import rng
+from fedsim.core.errors import ConfigError
+from fedsim.core.settings import Scalar
+from fedsim.storage.trials import Trial
+
+STARTUP = 10
+"""TPE draws at random until this many trials are complete or pruned."""
+MEDIAN_TRIALS, MEDIAN_PART = 5, 4
+"""The median pruner waits for so many complete trials, and for this part of the rounds."""
+ASHA_FACTOR, ASHA_RUNGS = 3, 2
+"""Of successive halving: one of so many goes on, at so many points of the rounds."""
+
+
+def lowest(by: str) -> bool:
+    """Whether the lowest value of a metric is the best."""
+    return by == "val_loss"
+
+
+def optuna() -> ModuleType:
+    """The package, imported when it is needed.
+
+    Raises:
+        ConfigError: it is not installed; says how to.
+    """
+    try:
+        import optuna as package
+    except ImportError as error:
+        raise ConfigError(
+            f"fedsim tune needs Optuna, which cannot be imported ({error}): "
+            "pip install 'fedsim[tune]'"
+        ) from error
+    package.logging.set_verbosity(package.logging.WARNING)
+    return package
+
+
+@dataclass
+class Proposal:
+    """A trial that is under way."""
+
+    number: int
+    params: Mapping[str, Scalar]
+    trial: Any
+    """Optuna's, in a study of its own."""
+
+    def report(self, round: int, value: float) -> bool:
+        """Takes the value after a round, from 1; whether the pruner stops the trial."""
+        self.trial.report(value, round)
+        return bool(self.trial.should_prune())
+
+    @property
+    def marks(self) -> dict[str, Any]:
+        """What the pruner noted, for the trials that follow."""
+        noted = self.trial.study.get_trials(deepcopy=False)[-1].system_attrs
+        return {key: value for key, value in noted.items() if key.startswith("completed_rung")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """What a search is.
+
+    Args:
+        space: the searched keys.
+        by: one of :data:`fedsim.config.search.METRICS`.
+        sampler: ``tpe``, ``random``, or ``grid``: all combinations, the last key varying fastest.
+        pruner: ``median``, ``asha`` (successive halving) or ``none``.
+        seed: of the sampler.
+        rounds: of a whole run.
+
+    Raises:
+        ConfigError: Optuna is not installed, or a grid over a range of real numbers.
+    """
+
+    space: Space
+    by: str
+    sampler: str
+    pruner: str
+    seed: int
+    rounds: int
+
+    def __post_init__(self) -> None:
+        optuna()
+        for key, dimension in self.space.items() if self.sampler == "grid" else ():
+            if dimension.listed is None:
+                raise ConfigError(
+                    f"{dimension.origin}: --sampler grid needs choice(...) or int(...), "
+                    f"not {dimension}; name the values of {key}, or take another sampler"
+                )
+
+    @property
+    def size(self) -> int | None:
+        """The number of combinations of a grid; None: there is no end."""
+        if self.sampler != "grid":
+            return None
+        count = 1
+        for dimension in self.space.values():
+            count *= len(dimension.listed or ())
+        return count
+
+    def propose(
+        self, number: int, ended: Sequence[Trial], running: Sequence[Mapping[str, Scalar]] = ()
+    ) -> Proposal:
+        """The trial of that number.
+
+        Args:
+            number: from 0; below :attr:`size`.
+            ended: the trials that count, by number.
+            running: the values of those that are under way; TPE keeps away from them.
+        """
+        package = optuna()
+        distributions = {key: _distribution(package, d) for key, d in self.space.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", package.exceptions.ExperimentalWarning)
+            study = package.create_study(
+                direction="minimize" if lowest(self.by) else "maximize",
+                sampler=self._sampler(package, number),
+                pruner=self._pruner(package),
+            )
+            states = package.trial.TrialState
+            for past in ended:
+                study.add_trial(
+                    package.trial.create_trial(
+                        state={"failed": states.FAIL}.get(past.state) or states[past.state.upper()],
+                        value=past.value,
+                        params=dict(past.params),
+                        distributions=distributions,
+                        system_attrs=dict(past.marks),
+                        intermediate_values=dict(past.reports),
+                    )
+                )
+            for params in running:
+                study.add_trial(
+                    package.trial.create_trial(
+                        state=states.RUNNING, params=dict(params), distributions=distributions
+                    )
+                )
+            if self.sampler == "grid":
+                study.enqueue_trial(self._grid_point(number))
+            trial = study.ask(distributions)
+        return Proposal(number, {key: trial.params[key] for key in self.space}, trial)
+
+    def _sampler(self, package: ModuleType, number: int) -> Any:
+        seed = rng.seed_for(self.seed, "search", number) % 2**32
+        if self.sampler == "tpe":
+            return package.samplers.TPESampler(
+                seed=seed, n_startup_trials=STARTUP, multivariate=True, constant_liar=True
+            )
+        return package.samplers.RandomSampler(seed=seed)
+
+    def _pruner(self, package: ModuleType) -> Any:
+        if self.pruner == "median":
+            return package.pruners.MedianPruner(
+                n_startup_trials=MEDIAN_TRIALS, n_warmup_steps=self.rounds // MEDIAN_PART
+            )
+        if self.pruner == "asha":
+            return package.pruners.SuccessiveHalvingPruner(
+                min_resource=max(1, self.rounds // ASHA_FACTOR**ASHA_RUNGS),
+                reduction_factor=ASHA_FACTOR,
+            )
+        return package.pruners.NopPruner()
+
+    def _grid_point(self, number: int) -> dict[str, Scalar]:
+        values = (dimension.listed or () for dimension in self.space.values())
+        chosen = next(itertools.islice(itertools.product(*values), number, None))
+        return dict(zip(self.space, chosen, strict=True))
+
+
+def _distribution(package: ModuleType, dimension: Dimension) -> Any:
+    kinds = package.distributions
+    if dimension.form == "choice":
+        return kinds.CategoricalDistribution(dimension.values)
+    low, high = dimension.bounds
+    if dimension.form == "int":
+        return kinds.IntDistribution(int(low), int(high))
+    return kinds.FloatDistribution(low, high, log=dimension.form == "loguniform")
+
+
+def best(trials: Sequence[Trial], by: str) -> list[Trial]:
+    """The complete trials, the best first; of equal values the one proposed first."""
+    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+    sign = 1 if lowest(by) else -1
+    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))

@@ -1,0 +1,323 @@
+"""The trials of ``fedsim tune`` as jobs of run drivers, their values, and the best ones confirmed.
+
+A trial is one run per training seed. Its value is the mean over the seeds of a validation metric
+after the last evaluated round. Which trials another trial is proposed from depends on their numbers
+alone, and not on which of them ended first. So the table of a search does not depend on time, with
+one exception: where one seed of a trial fails and the pruner stops the trial at an earlier round,
+the state is that of what is seen first.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.settings import Scalar
+from fedsim.engine.drivers import (
+    Done,
+    Drivers,
+    Event,
+    Failed,
+    Job,
+    Lost,
+    RoundEnded,
+    Started,
+    Stopped,
+)
+from fedsim.storage import status, trials
+from fedsim.storage.trials import Trial
+from fedsim.training.parallel import Follower, control
+from fedsim.training.search import (
+    CONFIRMED,
+    NO_VALIDATION,
+    Plan,
+    check_out,
+    write_best,
+    write_study,
+)
+from fedsim.training.study import Proposal, best
+
+logger = logging.getLogger("fedsim")
+Verdict = tuple[trials.State, float | None, str | None]
+"""State, value and reason of a failure."""
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A trial that is under way.
+
+    Args:
+        proposal: its values and what judges it.
+        rounds: of a whole run.
+        series: by seed the metric by round, of evaluated rounds.
+        waiting: seeds whose runs have not begun.
+        slots: seeds whose runs have begun, and where; None where that is not known yet.
+        done: seeds whose runs have ended.
+        verdict: once it is known before the runs have ended.
+    """
+
+    proposal: Proposal
+    rounds: int
+    series: dict[int, dict[int, float]]
+    waiting: deque[int]
+    slots: dict[int, int | None] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    reports: dict[int, float] = field(default_factory=dict)
+    verdict: Verdict | None = None
+
+    def report(self) -> None:
+        """Reports the rounds that all seeds have done by now, until the pruner stops the trial."""
+        first, *others = self.series.values()
+        for round in sorted(first):
+            if self.verdict is not None:
+                return
+            if round in self.reports or not all(round in of_seed for of_seed in others):
+                continue
+            value = fmean(of_seed[round] for of_seed in self.series.values())
+            self.reports[round] = value
+            if self.proposal.report(round, value) and round < self.rounds:
+                self.verdict = ("pruned", value, None)
+
+    def ended(self, by: str) -> Trial | None:
+        """The trial, once all of its runs have ended."""
+        if self.slots or (self.verdict is None and len(self.done) < len(self.series)):
+            return None
+        state, value, error = self.verdict or self._value(by)
+        failed = state == "failed"
+        return Trial(
+            number=self.proposal.number,
+            params=self.proposal.params,
+            state=state,
+            value=value,
+            reports={} if failed else self.reports,  # how far the others were is a matter of time
+            marks={} if failed else self.proposal.marks,
+            error=error,
+        )
+
+    def _value(self, by: str) -> Verdict:
+        """The mean over the seeds after the last evaluated round of each."""
+        last = [of_seed[max(of_seed)] for of_seed in self.series.values() if of_seed]
+        value = fmean(last) if len(last) == len(self.series) else math.nan
+        if math.isfinite(value):
+            return "complete", value, None
+        return "failed", None, f"{by} is empty or not finite"
+
+
+class Tuning:
+    """A search in a directory; follows its runs, see :class:`fedsim.training.parallel.Follower`.
+
+    It goes on from the trials that have ended there; the runs of the others are resumed.
+
+    Args:
+        plan: what is searched.
+        out: the directory of the search.
+        trackers: of every run.
+
+    Raises:
+        ConfigError: another search was begun in ``out``, or it holds something else.
+        StoreError: it cannot be read.
+    """
+
+    def __init__(self, plan: Plan, out: Path, trackers: Sequence[str] = ()) -> None:
+        self.plan, self.out, self.trackers = plan, out, tuple(trackers)
+        self._begun = check_out(plan, out)
+        self.most_at_once = self._begun or 1
+        self.trials = {trial.number: trial for trial in trials.read(out)}
+        self.running: dict[int, Running] = {}
+        self.params = {number: trial.params for number, trial in self.trials.items()}
+        self._drivers: Drivers | None = None
+        self._shown: Follower | None = None
+        self._jobs: dict[str, tuple[int, int]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the runs that are left; those of pruned and failed trials may never be."""
+        left = [number for number in range(self.plan.count) if number not in self.trials]
+        return [_name(number, seed) for number in left for seed in self.plan.seeds]
+
+    def run(self, drivers: Drivers, shown: Follower | None = None) -> None:
+        """Does the trials that are left.
+
+        Args:
+            drivers: without a job. How many they are decides how far ahead a search that begins
+                proposes trials: one at a time with one driver, else twice the number of trials
+                that fill them, so that none waits long for a trial that others wait for.
+            shown: is told everything, too.
+
+        Raises:
+            ConfigError: no trial can have a value.
+            FedsimError: a run failed for a reason that is not its trial's.
+            StoreError: the files of the search cannot be written.
+            Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.training.parallel.control`.
+        """
+        if self._begun is None:
+            slots, seeds = len(drivers.slots), len(self.plan.seeds)
+            self.most_at_once = 1 if slots == 1 else 2 * math.ceil(slots / seeds)
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_study(self.plan, self.out, self.most_at_once)
+            self._begun = self.most_at_once
+        trials.cut(self.out)
+        chosen = not self.names and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
+        self._write([] if chosen else best(self.ended, self.plan.study.by))
+        at_once = self.most_at_once * len(self.plan.seeds)
+        if self.names and len(drivers.slots) > at_once:
+            logger.info(
+                "%s: the search was begun with fewer runs at once; at most %d of %d are used",
+                *(self.out, at_once, len(drivers.slots)),
+            )
+        self._drivers, self._shown = drivers, shown
+        control(self.next_job, drivers, self)
+
+    @property
+    def ended(self) -> list[Trial]:
+        """The trials that have ended, by number."""
+        return [self.trials[number] for number in sorted(self.trials)]
+
+    def next_job(self) -> Job | None:
+        """The next run: of a trial that is under way, else of a new one."""
+        while True:
+            for number, running in sorted(self.running.items()):
+                if running.waiting and running.verdict is None:
+                    return self._job(number, running, running.waiting.popleft())
+            new = next((n for n in range(self.plan.count) if n not in self.params), None)
+            if new is None or any(n not in self.trials for n in range(self._ended_before(new))):
+                return None
+            self._propose(new)
+
+    def _ended_before(self, number: int) -> int:
+        """How many trials have to have ended before that one is proposed."""
+        return max(0, number - self.most_at_once + 1)
+
+    def _propose(self, number: int) -> None:
+        """Begins a trial; it fails at once where its values do not go together."""
+        known = self._ended_before(number)
+        proposal = self.plan.study.propose(
+            number,
+            [self.trials[before] for before in range(known)],
+            [self.params[before] for before in range(known, number)],
+        )
+        self.params[number] = proposal.params
+        try:
+            config = self.plan.config(proposal.params, self.plan.seeds[0])
+        except ConfigError as error:
+            self._add(
+                Trial(number=number, params=proposal.params, state="failed", error=str(error))
+            )
+            return
+        self.running[number] = Running(
+            proposal=proposal,
+            rounds=config.train.rounds,
+            series={seed: {} for seed in self.plan.seeds},
+            waiting=deque(self.plan.seeds),
+        )
+
+    def _job(self, number: int, running: Running, seed: int) -> Job:
+        running.slots[seed] = None
+        name = _name(number, seed)
+        self._jobs[name] = number, seed
+        config = self.plan.config(running.proposal.params, seed)
+        return Job(name, config, self.out / name, self.trackers)
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        """See :class:`fedsim.training.parallel.Follower`.
+
+        Raises:
+            ConfigError: no trial can have a value.
+            FedsimError: the run failed for a reason that is not its trial's.
+            StoreError: the files of the search cannot be written.
+        """
+        if self._shown is not None:
+            self._shown.happened(slot, job, event)
+        number, seed = self._jobs[job.name]
+        running = self.running[number]
+        if isinstance(event, Started | RoundEnded):
+            running.slots[seed] = slot
+        if isinstance(event, Started | Done):
+            for row in status.rounds(job.out):
+                self._take(running, seed, row)
+        if isinstance(event, RoundEnded):
+            self._take(running, seed, event.row)
+        if isinstance(event, Lost):
+            running.slots[seed] = None
+        if isinstance(event, Stopped):
+            running.slots.pop(seed)
+            return
+        if isinstance(event, Failed):
+            self._failed(running, job, event)
+        if isinstance(event, Done | Failed):
+            running.slots.pop(seed)
+            running.done.add(seed)
+        running.report()
+        if running.verdict is not None and self._drivers is not None:
+            for place in running.slots.values():
+                if place is not None:
+                    self._drivers.end(place)
+        trial = running.ended(self.plan.study.by)
+        if trial is not None:
+            del self.running[number]
+            self._add(trial)
+
+    def stopping(self) -> None:
+        """See :class:`fedsim.training.parallel.Follower`."""
+        if self._shown is not None:
+            self._shown.stopping()
+
+    def _take(self, running: Running, seed: int, row: Mapping[str, Any]) -> None:
+        """Takes note of the metric in a row of rounds.csv."""
+        if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
+            raise ConfigError(NO_VALIDATION)
+        value = row[self.plan.study.by]
+        if value not in (None, ""):
+            running.series[seed][int(row["round"])] = float(value)
+
+    def _failed(self, running: Running, job: Job, event: Failed) -> None:
+        """A trial fails with its first run that would fail again; any other failure ends the
+        search, as do settings or data that no trial can use."""
+        if not event.lasting:
+            raise FedsimError(f"{job.name}: {event.reason}; the same command continues the search")
+        if event.exit_status == 2 and all(t.state == "failed" for t in self.trials.values()):
+            raise ConfigError(event.reason)
+        running.verdict = running.verdict or ("failed", None, event.reason)
+
+    def _add(self, trial: Trial) -> None:
+        """Writes down a trial that has ended."""
+        trials.append(self.out, trial)
+        self.trials[trial.number] = trial
+        by = self.plan.study.by
+        leader = best(self.ended, by)
+        self._write(leader if leader[:1] == [trial] else [])
+        texts = {
+            "complete": f"{by} {trial.value:.4f}" if trial.value is not None else "",
+            "pruned": f"pruned after round {max(trial.reports, default=0)}",
+            "failed": f"failed: {trial.error}",
+        }
+        so_far = f"; best {leader[0].value:.4f} of trial {leader[0].number}" if leader else ""
+        logger.info(
+            "[%d/%d] trial %d: %s: %s%s",
+            *(len(self.trials), self.plan.count, trial.number),
+            described(trial.params),
+            *(texts[trial.state], so_far),
+        )
+
+    def _write(self, leader: Sequence[Trial]) -> None:
+        """Writes trials.csv and, if there is a first one of ``leader``, best.yaml."""
+        trials.write_table(self.out, list(self.plan.study.space), self.ended)
+        for trial in leader[:1]:
+            write_best(self.plan, self.out, trial, f"{self.plan.study.by} {trial.value!r}")
+
+
+def _name(number: int, seed: int) -> str:
+    return f"{trials.folder_of(number)}/seed={seed}"
+
+
+def described(params: Mapping[str, Scalar]) -> str:
+    """The values of the searched keys in a line, real numbers with four digits."""
+    texts = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in params.items()}
+    return ", ".join(f"{key}={text}" for key, text in texts.items())

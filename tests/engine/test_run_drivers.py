@@ -1,0 +1,123 @@
+"""Runs side by side as Ray actors, each in a placement group, have the bytes of runs alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+
+import fedsim
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.engine.drivers import Done, Event, Job, Lost, RoundEnded
+from fedsim.engine.ray import shared
+from fedsim.engine.ray.drivers import RayDrivers
+from fedsim.engine.ray.groups import Need
+from fedsim.engine.ray.pool import Session
+from fedsim.training import setup
+from fedsim.training.parallel import control, execute
+
+pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
+TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
+
+
+def config(seed, rounds=3, **engine):
+    return RunConfig(
+        algorithm="fedavg",
+        seed=seed,
+        data={"num_clients": 2},
+        model={"name": "logistic"},
+        train={"rounds": rounds, "sample_rate": 1.0},
+        engine=engine,
+    )
+
+
+def need_of(config):
+    return Need(engine=config.engine, num_clients=2, cohort_size=2)
+
+
+def bytes_of(folder: Path):
+    return {name: (folder / name).read_bytes() for name in TABLES}
+
+
+class Follower:
+    """Keeps what happened; ``on`` is called with each event."""
+
+    def __init__(self, on=lambda *_: None):
+        self.on, self.seen = on, []
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        self.seen.append((slot, job.name, event))
+        self.on(slot, job, event)
+
+    def stopping(self) -> None:
+        pytest.fail("nobody asked for it")
+
+    def of(self, kind):
+        return [(name, event) for _, name, event in self.seen if isinstance(event, kind)]
+
+
+@pytest.fixture(scope="module")
+def two_cores(orders):
+    """A Ray with two CPUs, which is joined as any other that is there."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def run_all(jobs, drivers, follower):
+    left = deque(jobs)
+    control(lambda: left.popleft() if left else None, drivers, follower)
+
+
+def test_four_runs_with_two_drivers_one_of_which_is_killed(two_cores, tmp_path):
+    jobs = [Job(f"seed={s}", config(s), tmp_path / f"seed={s}") for s in range(4)]
+    killed = []
+
+    def kill(slot, job, event):
+        if isinstance(event, RoundEnded) and job.name == "seed=1" and not killed:
+            killed.append(drivers.pid(slot))
+            os.kill(killed[0], signal.SIGKILL)
+
+    drivers = RayDrivers(execute, EngineConfig(), [need_of(j.config) for j in jobs], need_of)
+    follower = Follower(kill)
+    try:
+        assert (drivers.plan.count, drivers.plan.actors, drivers.slots) == (2, 1, (0, 1))
+        run_all(jobs, drivers, follower)
+    finally:
+        drivers.close()
+    assert sorted(name for name, _ in follower.of(Done)) == [job.name for job in jobs]
+    (lost,) = follower.of(Lost)
+    assert lost[0] == "seed=1"
+    assert "its process died" in lost[1].reason
+    for job in jobs:
+        alone = fedsim.run(config(job.config.seed, kind="serial"), tmp_path / f"{job.name}-alone")
+        assert bytes_of(job.out) == bytes_of(alone.path)
+    assert ray.is_initialized(), "the connection stays the caller's"
+
+
+def test_runs_share_the_samples(two_cores, tmp_path, monkeypatch):
+    alone = fedsim.run(config(0, kind="serial"), tmp_path / "alone")
+    monkeypatch.setattr(shared, "SMALL", 1 << 10)
+    register, spec = shared.start_register(), setup.prepare(config(0)).spec
+    copy = replace(spec, dataset=replace(spec.dataset, x=spec.dataset.x.copy()))
+    first, second = (shared.without_samples(given, register) for given in (spec, copy))
+    assert first.dataset.x == second.dataset.x, "one object"
+    with Session(EngineConfig(), register=register) as session:
+        ours = fedsim.run(config(0), tmp_path / "ours", session=session)
+        assert bytes_of(ours.path) == bytes_of(alone.path)
+        ray.kill(register)
+        again = fedsim.run(config(0), tmp_path / "again", session=session)
+        assert bytes_of(again.path) == bytes_of(alone.path)
+
+
+def test_too_many_are_refused_before_anything_is_made(two_cores, monkeypatch):
+    monkeypatch.setattr("fedsim.engine.ray.drivers.Pending", pytest.fail)
+    with pytest.raises(ConfigError, match=r"^--parallel 3: so many runs with 1 .* fit, 2 do \("):
+        RayDrivers(execute, EngineConfig(), [need_of(config(s)) for s in range(4)], need_of, 3)

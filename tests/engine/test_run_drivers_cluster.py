@@ -1,0 +1,131 @@
+"""Sixteen runs on a cluster of four nodes with a GPU each, of which an actor takes a half."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import yaml
+from ray.cluster_utils import Cluster
+from ray.util.placement_group import placement_group_table
+
+import fedsim
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.engine.drivers import ENDINGS, Done, Job, Lost, RoundEnded, Started
+from fedsim.engine.ray.drivers import RayDrivers
+from fedsim.training.parallel import control, execute
+from tests.engine import fake_gpus
+from tests.engine.test_run_drivers import Follower, bytes_of, config, need_of
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
+RUNS, ROUNDS = 16, 3
+HALF = {"gpus_per_client": 0.5, "cpus_per_client": 0.5, "actors": 2}
+
+
+@pytest.fixture
+def cluster(orders):
+    """A head and three nodes with a core and a GPU each: room for eight actors."""
+    size = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 100 << 20}
+    head = {**size, "include_dashboard": False, "temp_dir": f"{orders.parent}/h"}
+    made = Cluster(initialize_head=True, head_node_args=head)
+    for name in ("n1", "n2", "n3"):
+        made.add_node(**size, temp_dir=f"{orders.parent}/{name}")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The bytes of each run in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    runs = [fedsim.run(config(s, ROUNDS, kind="serial"), folder / str(s)) for s in range(RUNS)]
+    return [bytes_of(run.path) for run in runs]
+
+
+def kill(node) -> None:
+    """Ends the processes of a node as a power cut does."""
+    raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+    for process in [raylet, *raylet.children(recursive=True)]:
+        process.kill()
+
+
+def test_a_node_is_lost_in_the_middle(cluster, alone, tmp_path):
+    fake_gpus.connect(cluster.address)
+    jobs = [Job(str(s), config(s, ROUNDS, **HALF), tmp_path / str(s)) for s in range(RUNS)]
+    active, counts, groups = set(), {"before": set(), "after": set()}, set()
+
+    def follow(_, job, event):
+        if isinstance(event, Started):
+            active.add(job.name)
+        if isinstance(event, ENDINGS):
+            active.discard(job.name)
+        lost = bool(follower.of(Lost))
+        counts["after" if lost else "before"].add(len(active))
+        states = [group["state"] for group in placement_group_table().values()]
+        groups.add((lost, states.count("CREATED"), states.count("PENDING")))
+        if isinstance(event, RoundEnded) and len(follower.of(Done)) == 4 and len(nodes) == 3:
+            kill(nodes.pop())
+
+    nodes, follower = list(cluster.worker_nodes), Follower(follow)
+    needs = [need_of(job.config) for job in jobs]
+    with pytest.raises(ConfigError, match=r"--parallel 5: .* 2 actors of 0.5 CPU and 0.5 GPU"):
+        RayDrivers(execute, EngineConfig(), needs, need_of, 5)
+    drivers = RayDrivers(execute, EngineConfig(), needs, need_of)
+    try:
+        assert (drivers.plan.count, drivers.plan.actors) == (4, 2)
+        left = deque(jobs)
+        control(lambda: left.popleft() if left else None, drivers, follower)
+    finally:
+        drivers.close()
+    assert (max(counts["before"]), max(counts["after"])) == (4, 3), "as many as fit"
+    assert groups == {(False, 4, 0), (True, 3, 0)}, "none is ever pending"
+    ((_, lost),) = follower.of(Lost)
+    assert "of the run's placement group was lost" in lost.reason
+    assert len(follower.of(Done)) == RUNS
+    assert [bytes_of(job.out) for job in jobs] == alone
+
+
+def test_the_sweep_is_killed_and_started_again(cluster, alone, tmp_path):
+    file, out = tmp_path / "seeds.yaml", tmp_path / "out"
+    given = {
+        "algorithm": "fedavg",
+        "data": {"num_clients": 2},
+        "model": {"name": "logistic"},
+        "train": {"rounds": ROUNDS, "sample_rate": 1.0},
+        "engine": HALF,
+        "grid": {"seed": list(range(RUNS))},
+    }
+    file.write_text(yaml.safe_dump(given))
+    command = [sys.executable, "-m", "tests.engine.fake_gpus", cluster.address, "sweep", str(file)]
+    command += ["--out", str(out), "--parallel"]
+    options = {"capture_output": True, "text": True, "cwd": Path(__file__).parents[2]}
+
+    first = subprocess.Popen([*command, "4"], cwd=options["cwd"], stdout=subprocess.PIPE)
+    while len(list(out.glob("*/summary.csv"))) < 4 and first.poll() is None:
+        time.sleep(0.1)
+    first.kill()
+    assert first.wait() == -signal.SIGKILL
+    first.stdout.close()
+    finished = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.csv")}
+    assert 4 <= len(finished) < RUNS
+
+    refused = subprocess.run([*command, "5"], **options)
+    assert refused.returncode == 2
+    assert re.match(r"error: --parallel 5: so many runs with 2 actors .*, 4 do \(", refused.stderr)
+    assert refused.stderr.count("\n") == 1
+
+    again = subprocess.run([*command, "auto"], **options)
+    assert again.returncode == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished
+    assert [bytes_of(out / f"seed={s}") for s in range(RUNS)] == alone
+    assert "seed=15" in again.stdout

@@ -1,0 +1,190 @@
+"""Runs of sweeps side by side in processes: killed, told to end, resumed, to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsim.config import experiments
+from fedsim.core.machine import cores
+from fedsim.engine.drivers import Done, Event, Failed, Job, Logged, Lost, RoundEnded, Stopped
+from fedsim.training import sweep
+from fedsim.training.parallel import Here
+from fedsim.training.processes import Processes
+from tests.commands import Sandbox, interrupt, temporary_sandbox, wait_for_exit, wait_for_rows
+
+pytestmark = pytest.mark.integration
+ROUNDS = 8
+GRID = (
+    "engine: {kind: serial}\n"
+    "data: {num_clients: 8}\n"
+    f"train: {{sample_rate: 0.5, local_epochs: 2, rounds: {ROUNDS}}}\n"
+    "grid:\n  algorithm: [fedpac, fedld]\n  seed: [0, 1]\n"
+)
+NAMES = [f"algorithm={method},seed={seed}" for method in ("fedpac", "fedld") for seed in (0, 1)]
+TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
+Follow = Callable[[int, Job, Event], object]
+
+
+class Heard:
+    """A follower that keeps how runs end, what is logged, and asks what the test wants."""
+
+    def __init__(self, follow: Follow = lambda *_: None) -> None:
+        self.follow = follow
+        self.told: list[tuple[str, Event]] = []
+
+    def happened(self, slot: int, job: Job, event: Event) -> None:
+        if isinstance(event, Done | Failed | Lost | Logged | Stopped):
+            self.told.append((job.name, event))
+        self.follow(slot, job, event)
+
+    def stopping(self) -> None:
+        self.told.append(("", Stopped()))
+
+
+def runs_of(text: str = GRID) -> list[sweep.SweepRun]:
+    return sweep.expand(experiments.parse(text, "grid.yaml"), {})
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """The results of a sweep, of which two must not differ by a byte."""
+    files = [out / name / table for name in NAMES for table in TABLES]
+    return {
+        str(file.relative_to(out)): file.read_bytes() for file in [*files, out / "aggregate.csv"]
+    }
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The same runs one after the other in this process."""
+    out = tmp_path_factory.mktemp("alone")
+    sweep.run_all(runs_of(), runs_of(), out, Here(), Heard())
+    return contents(out)
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Processes]:
+    drivers = Processes(2)
+    yield drivers
+    drivers.close()
+
+
+@pytest.fixture
+def sandbox() -> Iterator[Sandbox]:
+    with temporary_sandbox() as found:
+        (found.work / "grid.yaml").write_text(GRID)
+        yield found
+
+
+def test_runs_side_by_side_have_the_bytes_of_runs_alone(
+    processes: Processes, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    pids = [processes.pid(slot) for slot in processes.slots]
+    heard = Heard()
+    sweep.run_all(runs_of(), list(reversed(runs_of())), tmp_path, processes, heard)
+    assert contents(tmp_path) == alone
+    assert sorted(name for name, event in heard.told if isinstance(event, Done)) == sorted(NAMES)
+    assert [processes.pid(slot) for slot in processes.slots] == pids, "each did several runs"
+
+
+def test_a_run_whose_process_is_killed_is_resumed_and_the_others_go_on(
+    processes: Processes, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    killed: list[str] = []
+
+    def kill_once(slot: int, job: Job, event: Event) -> None:
+        if isinstance(event, RoundEnded) and event.row["round"] == 3 and not killed:
+            killed.append(job.name)
+            os.kill(processes.pid(slot), signal.SIGKILL)
+
+    heard = Heard(kill_once)
+    sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
+    lost = [(name, event) for name, event in heard.told if isinstance(event, Lost)]
+    reason = "its process was ended by SIGKILL, perhaps for lack of memory"
+    assert lost == [(killed[0], Lost(reason))]
+    assert contents(tmp_path) == alone
+    assert not list(tmp_path.glob("*interrupted*"))
+
+
+def test_a_run_may_be_stopped_or_ended_while_others_go_on(
+    processes: Processes, alone: dict[str, bytes], tmp_path: Path
+) -> None:
+    def ask(slot: int, job: Job, event: Event) -> None:
+        if isinstance(event, RoundEnded) and event.row["round"] == 2:
+            if job.name == NAMES[0]:
+                processes.stop(slot)
+            elif job.name == NAMES[1]:
+                processes.end(slot)
+
+    heard = Heard(ask)
+    with pytest.raises(FileNotFoundError):  # the table of the sweep: one run has no summary.csv
+        sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
+    ends = dict(heard.told)
+    assert ends[NAMES[0]] == Stopped()
+    ended = ends[NAMES[1]]
+    assert isinstance(ended, Done)
+    assert ended.summary["rounds"] < ROUNDS
+    for name in NAMES[2:]:
+        table = f"{name}/rounds.csv"
+        assert (tmp_path / table).read_bytes() == alone[table]
+
+
+def test_processes_find_the_users_code_and_pass_on_its_warnings(sandbox: Sandbox) -> None:
+    (sandbox.work / "toy.py").write_text(
+        "import warnings\nfrom fedsim.algorithms.base import Algorithm\n"
+        "def build(strength: float = 1.0) -> Algorithm:\n"
+        "    warnings.warn(f'strength {strength}')\n    return Algorithm()\n"
+    )
+    (sandbox.work / "toy.yaml").write_text(
+        "algorithm: toy:build\ndata: {num_clients: 4}\ntrain: {rounds: 1, sample_rate: 1}\n"
+        "engine: {kind: serial}\n"
+        "grid: {seed: [1, 2]}\n"
+    )
+    out, err = wait_for_exit(sandbox.start("sweep", "toy.yaml", "--out", "s"))
+    assert "[2/2] seed=" in out
+    if cores() > 1:
+        assert re.search("^seed=1: .*UserWarning: strength 1.0", err, re.M)
+    assert sandbox.left(10) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_told_to_end_goes_on(
+    number: int, sandbox: Sandbox, alone: dict[str, bytes]
+) -> None:
+    command = ("sweep", "grid.yaml", "--out", "s")
+    process = sandbox.start(*command)
+    wait_for_rows(process, sandbox.work / "s" / NAMES[0] / "rounds.csv", 2)
+    interrupt(process, number)
+    _, err = wait_for_exit(process, 128 + number)
+    assert err.endswith("interrupted; the runs are in s, the same command continues\n")
+    assert sandbox.left(10) == {}
+    begun = sandbox.work / "s" / NAMES[0]
+    newest = max((begun / "checkpoints").glob("round-*.json"))
+    rows = (begun / "rounds.csv").read_text().splitlines()[1:]
+    assert newest.stem == f"round-{len(rows):06d}"
+    out, err = wait_for_exit(sandbox.start(*command))
+    assert err == ""
+    assert f"{NAMES[0]}: resumed after an interruption" in out
+    assert contents(sandbox.work / "s") == alone
+    assert not list((sandbox.work / "s").glob("*interrupted*"))
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_leaves_no_process_and_goes_on(
+    sandbox: Sandbox, alone: dict[str, bytes]
+) -> None:
+    command = ("sweep", "grid.yaml", "--out", "s")
+    process = sandbox.start(*command)
+    wait_for_rows(process, sandbox.work / "s" / NAMES[0] / "rounds.csv", 2)
+    process.kill()
+    process.communicate()
+    assert sandbox.left(60) == {}
+    out, _ = wait_for_exit(sandbox.start(*command))
+    assert f"{NAMES[0]}: resumed after an interruption" in out
+    assert contents(sandbox.work / "s") == alone

@@ -1,0 +1,105 @@
+"""How many runs fit at once, with how many actors each, and what is said where they do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.machine import PROCESS
+from fedsim.core.types import GIB
+from fedsim.engine.ray.groups import Need, plan_runs
+from fedsim.engine.ray.placement import Node, Share, plan_placement
+
+FOUR = [Node(4, 2, f"n{i}") for i in range(4)]
+
+
+def needs(count, cohort=5, model_bytes=0, **engine):
+    given = EngineConfig(**engine)
+    need = Need(engine=given, num_clients=50, cohort_size=cohort, model_bytes=model_bytes)
+    return [need] * count
+
+
+def plan(nodes, runs, parallel="auto", cores=64, **engine):
+    found = plan_runs(needs(runs, **engine), nodes, parallel, cores=cores)
+    return found.count, found.actors
+
+
+@pytest.mark.parametrize(
+    ("runs", "engine", "expected"),
+    [
+        (16, {}, (16, 1)),  # half a GPU each
+        (18, {}, (16, 1)),
+        (8, {}, (8, 2)),
+        (3, {}, (3, 5)),
+        (1, {}, (1, 5)),
+        (16, {"actors": 2}, (8, 2)),
+        (16, {"actors": 3}, (5, 3)),
+        (16, {"gpus_per_client": 0.3}, (16, 1)),
+        (40, {"gpus_per_client": 0.3, "cpus_per_client": 0.5}, (24, 1)),
+        (4, {"gpus_per_client": 1, "cohort": 100}, (4, 2)),
+        (16, {"gpus_per_client": 2}, (4, 1)),
+        (16, {"gpus_per_client": 0}, (16, 1)),
+        (1, {"actors": "per-client", "gpus_per_client": 0.1, "cpus_per_client": 0.1}, (1, 50)),
+    ],
+)
+def test_the_machines_are_filled(runs, engine, expected):
+    assert plan(FOUR, runs, **engine) == expected
+
+
+def test_a_number_that_is_given_leaves_the_rest_to_the_actors():
+    assert plan(FOUR, 16, 4) == (4, 4)
+    assert plan(FOUR, 16, 4, cohort=2) == (4, 2)
+    assert plan(FOUR, 2, 4) == (2, 5), "there are no more runs"
+
+
+def test_few_cores_drive_few_runs():
+    assert plan(FOUR, 16, cores=2) == (8, 2)
+    assert plan(FOUR, 16, 16, cores=2) == (16, 1), "as it was asked for"
+
+
+def test_runs_of_several_shapes_have_room_for_the_largest():
+    mixed = [*needs(3, gpus_per_client=0.5), *needs(3, gpus_per_client=1, actors=2)]
+    found = plan_runs(mixed, FOUR, "auto", cores=64)
+    assert (found.count, found.actors, found.share) == (4, 2, Share(1, 1))
+
+
+def test_memory_of_actors_and_of_the_drivers_on_their_machine():
+    engine = {"memory_per_client": 1.0, "model_bytes": (GIB - PROCESS) // 9}
+    nodes = [Node(64, memory=2 * GIB), Node(64, memory=6 * GIB)]  # a driver takes 1 GiB too
+    assert plan(nodes, 16, **engine) == (2, 3)
+    assert plan(nodes[:1], 16, **engine) == (1, 1)
+    with pytest.raises(ConfigError, match=r"--parallel 16: so many runs with 1 actor of 1 CPU"):
+        plan(nodes, 16, 16, **engine)
+
+
+def test_too_many_are_refused_with_the_number_that_fits():
+    expected = (
+        r"^--parallel 9: so many runs with 2 actors of 1 CPU and 0\.5 GPU each do not fit, 8 do "
+        r"\(n0: 4 CPUs, 2 GPUs, n1: .*\); memory: 0\.45 GiB for an actor, 0\.45 GiB on n0 for a "
+        r"run$"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        plan(FOUR, 16, 9, actors=2)
+    with pytest.raises(ConfigError, match=r"each do not fit, 1 does \("):
+        plan([Node(1)], 2, 2)
+
+
+def test_where_no_run_fits_it_is_said_what_would():
+    with pytest.raises(ConfigError, match=r"20 actors .* fit, 16 do .*-client 0\.3333 would"):
+        plan(FOUR, 16, actors=20, gpus_per_client=0.5, cpus_per_client=0.5)
+    with pytest.raises(ConfigError, match="no machine of the cluster is alive"):
+        plan([], 2)
+
+
+def test_several_types_of_gpu_are_refused():
+    nodes = [Node(4, 1, "a", "A100"), Node(4, 1, "b", "T4")]
+    with pytest.raises(ConfigError, match=r"mixes devices \(A100, T4\)"):
+        plan(nodes, 4)
+    assert plan(nodes, 4, allow_mixed_devices=True) == (4, 1)
+
+
+@pytest.mark.parametrize("share", [Share(1, 0.5), Share(0.5, 0.1), Share(2, 1), Share(3, 2)])
+def test_a_bundle_is_a_machine_for_one_actor(share):
+    bundles = [Node(share.cpus, share.gpus)] * 3
+    assert plan_placement(bundles, share, GIB, 10).per_node == (1, 1, 1)

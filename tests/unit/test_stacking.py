@@ -1,0 +1,192 @@
+"""``engine.client_batch``: which clients train together, and how many ``auto`` takes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import yaml
+
+import fedsim
+from fedsim.config.resolve import to_yaml
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import EngineConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import ModelSpec, RoundContext
+from fedsim.engine.blocks import Stacking, named
+from fedsim.engine.ray.cluster import memory_of
+from fedsim.models import registry
+from fedsim.training import resume, stacking
+from fedsim.training.setup import prepare
+
+CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
+
+
+def config(batch=1, model="mlp", clients=10, rate=1.0, method="fedavg", size=10, **sections):
+    return RunConfig(
+        algorithm=method,
+        data={"num_clients": clients},
+        model={"name": model},
+        train={"rounds": 2, "sample_rate": rate, "batch_size": size},
+        engine={"kind": "serial", "client_batch": batch},
+        **sections,
+    )
+
+
+def settings(config):
+    return resume.decisive(config)
+
+
+# Blocks
+
+
+def test_the_clients_with_the_most_steps_come_first_and_then_the_smallest_ids():
+    made = Stacking(2, 10, False).blocks({4: 1, 0: 3, 2: 3, 1: 5, 3: 1})
+    assert made == [(1, 0), (2, 3), (4,)]
+
+
+def test_blocks_depend_on_the_cohort_and_not_on_the_order_in_which_it_is_named():
+    spec = prepare(config(3)).spec
+    steps = [-(-len(own) // 10) for own in spec.partition.train]
+    cohort = [7, 1, 5, 3, 2]
+    expected = sorted(cohort, key=lambda client: (-steps[client], client))
+    assert spec.blocks(cohort, CTX) == [tuple(expected[:3]), tuple(expected[3:])]
+    assert spec.blocks(cohort[::-1], CTX) == spec.blocks(cohort, CTX)
+
+
+def test_with_a_clock_the_steps_that_clients_have_time_for_decide():
+    spec = prepare(config(3, clock={"work": "uniform(0.1, 1)"})).spec
+    sizes = [len(own) for own in spec.partition.train]
+    steps = {}
+    for client, n in enumerate(sizes):
+        most = spec.clock.participation(0, client, n).max_steps
+        steps[client] = -(-n // 10) if most is None else most
+    order = [client for block in spec.blocks(range(10), CTX) for client in block]
+    assert order == sorted(steps, key=lambda client: (-steps[client], client))
+    assert order != sorted(steps, key=lambda client: (-sizes[client], client))
+
+
+def test_a_probe_and_clients_without_client_batch_go_one_by_one():
+    spec = prepare(config(3)).spec
+    alone = [(1,), (4,), (6,)]
+    assert spec.blocks([6, 1, 4], replace(CTX, probe=True)) == alone
+    assert prepare(config()).spec.blocks([6, 1, 4], CTX) == alone
+
+
+def test_the_width_of_batches_is_one_number_for_the_run():
+    spec = prepare(config(3)).spec
+    assert spec.stacking.width == 10
+    few = prepare(config(3, clients=40, size=500)).spec
+    assert few.stacking.width == max(map(len, few.partition.train)) < 500
+
+
+def test_blocks_in_messages():
+    assert (named((3,)), named((3, 1))) == ("client 3", "clients 3, 1")
+
+
+# How many
+
+
+def flat(spec):
+    return FlatModel(registry.build(spec, 0), torch.device("cpu"))
+
+
+def test_operations_and_memory_of_a_sample_by_hand():
+    spec = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=8)
+    flops, kept = stacking.costs(spec, flat(spec))
+    assert flops == 2 * (64 * 64 + 64 * 10)
+    # the input of each linear layer, and the output of the ReLU, which is that of the second
+    assert kept == 4 * (64 + 2 * 64)
+
+
+def test_auto_takes_as_many_as_the_memory_holds_between_five_and_fifty():
+    small = ModelSpec(name="logistic", num_classes=10, in_channels=1, image_size=8)
+    assert stacking.automatic(small, flat(small), 10) == 50
+    between = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=56)
+    # 5 vectors of 201,418 floats, and 10 times the sample's 3,136 + 2 * 64
+    assert (32 << 20) // (20 * 201_418 + 10 * 4 * (3136 + 128)) == 8
+    assert stacking.automatic(between, flat(between), 10) == 8
+    large = replace(between, image_size=128)
+    assert stacking.automatic(large, flat(large), 2) == 5
+
+
+def test_auto_trains_large_steps_one_by_one():
+    large = ModelSpec(name="cnn_fedavg", num_classes=10, in_channels=1, image_size=28)
+    assert stacking.automatic(large, flat(large), 10) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, 10),
+        ({"clients": 50, "rate": 0.1}, 5),
+        ({"clients": 4}, 1),
+        ({"clients": 40, "rate": 0.1}, 1),
+        ({"method": "fedpac"}, 1),
+    ],
+    ids=["ten", "five of fifty", "four", "four of forty", "a method that cannot"],
+)
+def test_auto_is_written_as_the_number_that_it_stands_for(changes, found):
+    setup = prepare(config("auto", **changes))
+    assert setup.config.engine.client_batch == found
+    assert "client_batch: auto" not in to_yaml(setup.config)
+    assert (setup.spec.stacking is None) == (found == 1)
+    if found > 1:
+        assert prepare(setup.config).spec.stacking == setup.spec.stacking
+
+
+def test_what_cannot_be_stacked_is_refused_with_the_reason():
+    message = (
+        r"^engine\.client_batch=4: algorithm fedpac with model mlp cannot be stacked: "
+        r"local training has two phases; with 1 or auto"
+    )
+    with pytest.raises(ConfigError, match=message):
+        prepare(config(4, method="fedpac"))
+
+
+@pytest.mark.parametrize("given", [0, -1, 2.5, True, "two", None])
+def test_other_values_are_refused(given):
+    with pytest.raises(ConfigError, match=r"engine\.client_batch: .*must"):
+        RunConfig(engine={"client_batch": given})
+
+
+def test_a_block_takes_five_vectors_of_memory_for_each_client():
+    one, ten = (EngineConfig(client_batch=n, actors=1) for n in (1, 10))
+    assert memory_of(ten, 1000) - memory_of(one, 1000) == 5 * 10 * 1000
+
+
+# What it decides
+
+
+def test_it_decides_results_and_a_run_without_the_key_has_one():
+    wanted = config(4)
+    written = yaml.safe_load(to_yaml(prepare(wanted).config))
+    assert resume.difference(wanted, written) is None
+    other = resume.difference(config(5), written)
+    assert other == "engine.client_batch (4, wanted 5)"
+    del written["engine"]["client_batch"]
+    assert resume.difference(config(), written) is None
+    assert resume.difference(wanted, written) == "engine.client_batch (1, wanted 4)"
+    old = settings(config())
+    assert old.pop("engine.client_batch") == 1
+    assert resume.upgraded(old) == settings(config())
+
+
+@pytest.mark.integration
+def test_a_finished_run_of_auto_counts_whatever_number_that_was(tmp_path):
+    wanted = config("auto")
+    store = fedsim.run(wanted, tmp_path / "run")
+    assert yaml.safe_load((store.path / "config.yaml").read_text())["engine"]["client_batch"] == 10
+    assert resume.is_complete(wanted, store.path)
+    assert resume.is_complete(config(10), store.path)
+    with pytest.raises(ConfigError, match=r"another engine\.client_batch \(10, wanted 1\)"):
+        resume.is_complete(config(), store.path)
+
+
+@pytest.mark.integration
+def test_it_cannot_change_when_a_run_is_resumed(tmp_path):
+    store = fedsim.run(config(4), tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"engine\.client_batch cannot change when a run is"):
+        resume.configuration(store.path, {"engine.client_batch": 1})
