@@ -4,6 +4,7 @@ ADDRESS sweep ...`` does what ``fedsim sweep ...`` does there."""
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,7 +18,8 @@ def train_on_the_cpu() -> None:
 def connect(address: str) -> Any:
     """Joins the cluster."""
     hook = f"{__package__}.fake_gpus.train_on_the_cpu"
-    environment = {"worker_process_setup_hook": hook}
+    root = str(Path(__file__).parents[2])  # a worker imports the hook before it knows our path
+    environment = {"worker_process_setup_hook": hook, "env_vars": {"PYTHONPATH": root}}
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     return ray.init(address=address, runtime_env=environment, **quiet)
 
