@@ -23,7 +23,7 @@ Dashes = Literal["-", "--", ":", "-."] | tuple[float, tuple[float, ...]]
 """A line style of Matplotlib."""
 DASHES: tuple[Dashes, ...] = ("-", "--", ":", "-.")
 SPARSE: Dashes = (0, (7, 2, 1.5, 2, 1.5, 2))
-"""Dash, dot, dot: for FedLD's halves only."""
+"""Dash, dot, dot: for FedLD's halves and the baselines without federation."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ LINES: Mapping[str, Line] = {
     name: Line(colour, dashes)
     for row, dashes in zip(_ROWS, DASHES, strict=True)
     for name, colour in zip(row.split(), COLOURS, strict=True)
-}
+} | {"local": Line(BLACK, SPARSE), "centralized": Line(ORANGE, SPARSE)}
 """The line of each known method, by the name of its file in fedsim/algorithms."""
 
 
@@ -78,6 +78,7 @@ TITLES: Mapping[str, str] = {
     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad", "fedavgm": "FedAvgM",
     "slowmo": "SlowMo", "fedsam": "FedSAM", "pcgrad": "PCGrad", "fediir": "FedIIR",
     "pfedla": "pFedLA", "matched_mean": "Matched mean",
+    "local": "Local", "centralized": "Centralized",
 }  # fmt: skip
 """How each known method is written in a paper."""
 
@@ -102,7 +103,7 @@ def lines(labels: Sequence[str]) -> dict[str, Line]:
     """The line of each label: fixed for known methods and variants, an unused one for others.
 
     Unused lines are dealt in the order of the labels, so that figures of one report must be given
-    the same labels. Beyond 28 labels lines repeat.
+    the same labels. Beyond 30 labels lines repeat.
     """
     fixed = {**LINES, **{label: variant.line for label, variant in VARIANTS.items()}}
     own = {label: fixed[label] for label in labels if label in fixed}

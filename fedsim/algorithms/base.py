@@ -46,6 +46,8 @@ class Algorithm:
             vector keeps the initial ones, and the update is zero there.
         one_model: personal slots do not change predictions, so that the global model is evaluated.
         probe: a pass over the clients before training.
+        pooled: the training samples of a round's clients are put together, and one learner trains
+            on them; its update is that of each of these clients.
         adapt: changes the model before anything is trained, or refuses one that does not fit by a
             ConfigError; draws from torch's global generator, which is seeded.
     """
@@ -56,4 +58,5 @@ class Algorithm:
     personal: Callable[[Slot], bool] = no_slot
     one_model: bool = False
     probe: Probe | None = None
+    pooled: bool = False
     adapt: Callable[[nn.Module], nn.Module] = identity

@@ -136,5 +136,5 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
 def to_yaml(config: RunConfig) -> str:
     """The configuration as YAML; ``fedsim run --config`` on it repeats the run."""
     values = config.model_dump(mode="json")
-    values |= values.pop("hyperparameters")
+    values |= {name: own for name, own in values.pop("hyperparameters").items() if own}
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)

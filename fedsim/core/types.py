@@ -67,6 +67,7 @@ class RoundContext:
     """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
 
     ``probe`` is true in the pass over the clients that some methods need before training.
+    ``finetune_epochs`` is above 0 where, after the last round, clients fine-tune the final model.
     """
 
     round: int
@@ -75,6 +76,12 @@ class RoundContext:
     lr: float
     seed: int
     probe: bool = False
+    finetune_epochs: int = 0
+
+    @property
+    def local_training(self) -> bool:
+        """Whether it is the local training of a round: no probe, and no fine-tuning."""
+        return not (self.probe or self.finetune_epochs)
 
 
 @dataclass(frozen=True, kw_only=True)

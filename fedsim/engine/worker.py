@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.client import LocalEnv
+from fedsim.client import LocalEnv, LocalRule, MarginControl
 from fedsim.client.block import Stack, num_steps, train_block
 from fedsim.client.trainer import train_local
 from fedsim.core.errors import DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
 from fedsim.core.types import (
+    I64,
     Array,
     ClientUpdate,
     Dataset,
@@ -107,8 +108,10 @@ class WorkerSpec:
     stacking: Stacking | None = None
 
     def blocks(self, clients: Sequence[int], ctx: RoundContext) -> list[Block]:
-        """The clients of a round in blocks; those of a probe go one by one."""
-        if self.stacking is None or ctx.probe:
+        """The clients of a round in blocks; outside of local training they go one by one."""
+        if self.algorithm.pooled and ctx.local_training and clients:
+            return [tuple(sorted(clients))]
+        if self.stacking is None or not ctx.local_training:
             return [(client,) for client in sorted(clients)]
         steps = {}
         for client in clients:
@@ -185,8 +188,12 @@ class Worker:
         with torch_scope(ctx.seed, self.device):
             for block in blocks:
                 rows = deltas[len(updates) : len(updates) + len(block)]
-                with self._named(f"round {ctx.round + 1}, {named(block)}", block):
-                    if self.stack is not None and not ctx.probe:
+                when = "fine-tuning" if ctx.finetune_epochs else f"round {ctx.round + 1}"
+                with self._named(f"{when}, {named(block)}", block):
+                    if ctx.local_training and self.spec.algorithm.pooled:
+                        updates += self._train_pooled(block, common, downlink, ctx, rows)
+                        continue
+                    if ctx.local_training and self.stack is not None:
                         given = block, common, downlink, states, ctx, rows
                         updates += self._train_stacked(self.stack, *given)
                         continue
@@ -208,8 +215,10 @@ class Worker:
         state: Vectors,
         ctx: RoundContext,
         delta: Array,
+        owned: I64 | None = None,
     ) -> ClientUpdate:
-        index = torch.from_numpy(self.spec.partition.train[client])
+        """Trains on the samples ``owned``, by default the client's; ``delta`` (D,) is written."""
+        index = torch.from_numpy(self.spec.partition.train[client] if owned is None else owned)
         start = self._load(params, state)
         x = self.images.index_select(0, index).to(self.device)
         y = self.labels.index_select(0, index).to(self.device)
@@ -217,6 +226,8 @@ class Worker:
         seed_torch(seed_for(ctx.seed, "client", ctx.round, client), self.device)
         algorithm = self.spec.algorithm
         rule = algorithm.probe.local if ctx.probe and algorithm.probe else algorithm.local
+        if ctx.finetune_epochs:
+            rule = LocalRule()
         update = train_local(rule, env)
         if ctx.probe:
             update = replace(update, state={})
@@ -229,6 +240,19 @@ class Worker:
         subtract(self.flat.flat, start, torch.from_numpy(delta))
         bad = _diverged(update, delta, self.flat.layout)
         return update if bad is None else replace(update, diverged=bad)
+
+    def _train_pooled(
+        self, block: Block, params: Tensor, downlink: Vectors, ctx: RoundContext, deltas: Array
+    ) -> list[ClientUpdate]:
+        """Trains on the samples of all clients of the block as its first client would on its own.
+
+        ``deltas`` (k, D) are written, with the same update in each row.
+        """
+        train, first = self.spec.partition.train, block[0]
+        owned = np.concatenate([train[client] for client in block])
+        update = self._train_alone(first, params, downlink, {}, ctx, deltas[0], owned)
+        deltas[1:] = deltas[0]
+        return [replace(update, client_id=c, num_samples=len(train[c])) for c in block]
 
     def _train_stacked(
         self,
@@ -276,8 +300,13 @@ class Worker:
         state: Vectors,
         ctx: RoundContext,
     ) -> LocalEnv:
-        # a probe is done as a whole
-        part = None if ctx.probe else self.spec.clock.participation(ctx.round, client, len(x))
+        spec, part = self.spec, None
+        criterion, training = spec.algorithm.criterion, spec.training
+        if ctx.local_training:  # everything else is done as a whole
+            part = spec.clock.participation(ctx.round, client, len(x))
+        if ctx.finetune_epochs:
+            criterion = MarginControl()
+            training = replace(training, local_epochs=ctx.finetune_epochs)
         return LocalEnv(
             flat=self.flat,
             start=start,
@@ -285,9 +314,9 @@ class Worker:
             y=y,
             train=self.transforms.train,
             test=self.transforms.test,
-            criterion=self.spec.algorithm.criterion,
-            num_classes=self.spec.dataset.num_classes,
-            training=self.spec.training,
+            criterion=criterion,
+            num_classes=spec.dataset.num_classes,
+            training=training,
             ctx=ctx,
             client_id=client,
             downlink=downlink,

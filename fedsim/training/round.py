@@ -275,7 +275,7 @@ def round_row(
 
 def _train_loss(updates: Sequence[ClientUpdate]) -> float | None:
     """Mean over the clients that trained, weighted by samples."""
-    trained = [u for u in updates if u.num_steps]
+    trained = sorted((u for u in updates if u.num_steps), key=lambda u: u.client_id)
     total = sum(u.num_samples for u in trained)
     weighted = sum(u.num_samples * u.train_loss for u in trained)
     return weighted / total if total else None

@@ -296,6 +296,14 @@ def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: 
     """
     c = config.clock
     shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
+    if algorithm.pooled:
+        if c != ClockConfig():
+            key = next(key for key, value in ClockConfig() if getattr(c, key) != value)
+            raise ConfigError(
+                f"clock.{key}: {getattr(c, key)} given; algorithm {config.algorithm} trains on "
+                "pooled data in one place, without clients that take time or stay away"
+            )
+        return Clock()  # no model is sent
     if c == ClockConfig():
         return Clock(vector_bytes=FLOAT_BYTES * sum(shared))
     trace = {} if c.trace is None else read_trace(Path(c.trace), num_clients)

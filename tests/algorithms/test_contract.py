@@ -95,6 +95,7 @@ def test_stopped_and_resumed(name, tmp_path):
 
 
 ALONE = {"feddyn": "subtracts h", "pfedla": "mixes its clients", "matched_mean": "channels"}
+ALONE |= {"local": "every client alone", "centralized": "pooled data"}
 """Methods whose server part and clients belong together, and a word of the reason."""
 OF_OWN_CLIENTS = {"fednova", "fedpac", "fedcm", "scaffold", *ALONE}
 

@@ -21,6 +21,7 @@ SHAPES = {
     "fedsr": "adapt",
     "fedadam": "server of its own",
     "pfedla": "models kept by the server",
+    "centralized": "a cohort trained as one client",
 }
 """A method of each structural shape; the others are slow."""
 

@@ -370,7 +370,7 @@ def test_partition_is_read_from_file_or_run(tmp_path: Path) -> None:
 
 
 def test_every_known_method_has_its_own_line() -> None:
-    assert len(set(style.LINES.values())) == len(style.LINES) == 28
+    assert len(set(style.LINES.values())) == len(style.LINES) == 30
     assert set(style.LINES) == set(style.TITLES)
 
 

@@ -1,0 +1,125 @@
+"""Centralized: one learner on the pooled samples of the round's clients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from methods import config
+from torch.nn import functional
+
+import fedsim
+from fedsim import models
+from fedsim.core.errors import ConfigError
+from fedsim.core.layout import FlatModel
+from fedsim.core.rng import torch_generator
+from fedsim.core.types import Training
+from fedsim.training.setup import prepare
+
+from .rounds import rounds, small
+from .training import context, dataset, worker
+
+TRAINING = Training(local_epochs=2, batch_size=7, momentum=0.9, weight_decay=0.01)
+
+
+def plain_loop(start, index, round, lr=0.05):
+    """The weights (D,) after torch's SGD on those samples, in fedsim's order of batches."""
+    w = worker("centralized", "mlp", training=TRAINING)
+    model = FlatModel(models.build(w.spec.model, 0), torch.device("cpu"))
+    model.load(torch.from_numpy(start))
+    data, order = dataset(), torch_generator(0, "shuffle", round, 0)
+    x = (torch.tensor(data.x[index]).float() / 255 - 0.5) / 0.5
+    y = torch.tensor(data.y[index])
+    optimiser = torch.optim.SGD(
+        model.model.parameters(), lr, momentum=0.9, weight_decay=0.01, fused=True
+    )
+    for _ in range(TRAINING.local_epochs):
+        for batch in torch.randperm(len(x), generator=order).split(TRAINING.batch_size):
+            optimiser.zero_grad()
+            functional.cross_entropy(model.model(x[batch]), y[batch]).backward()
+            optimiser.step()
+    return model.vector()
+
+
+def test_it_equals_a_plain_pytorch_loop_on_the_same_batches():
+    w = worker("centralized", "mlp", training=TRAINING)
+    everything = np.concatenate(w.spec.partition.train)
+    start = ours = theirs = w.flat.vector()
+    for round in range(3):
+        (block,) = w.spec.blocks([2, 0, 1], context(round))
+        updates, deltas = w.train([block], ours, {}, {}, context(round))
+        ours = ours + deltas[0]
+        theirs = plain_loop(theirs, everything, round)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=5e-6)
+        assert [u.num_samples for u in updates] == [30, 20, 10]
+        assert {u.num_steps for u in updates} == {2 * -(-60 // 7)}
+    assert np.abs(theirs - start).max() > 0.1
+
+
+def test_every_client_of_the_round_has_the_update_of_the_pool():
+    w = worker("centralized")
+    (block,) = w.spec.blocks([2, 1], context())
+    assert block == (1, 2)
+    updates, deltas = w.train([block], w.flat.vector(), {}, {}, context())
+    np.testing.assert_array_equal(deltas[0], deltas[1])
+    assert updates[0].train_loss == updates[1].train_loss
+    assert np.abs(deltas[0]).max() > 0
+    assert w.spec.blocks([], context()) == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_at_rate_1_it_is_one_client_with_all_samples_byte_by_byte(model, tmp_path):
+    settings = {"model": model, "train": {"sample_rate": 1.0, "local_epochs": 2}}
+    pooled = fedsim.run(config("centralized", **settings), tmp_path / "pooled")
+    split = pooled.read("split")
+    split.loc[split["part"] == "train", "client_id"] = 0
+    split.to_csv(tmp_path / "one.csv", index=False, float_format="%.0f")
+    data = {"partition_file": str(tmp_path / "one.csv"), "num_clients": 1}
+    one = fedsim.run(config("fedavg", data=data, **settings), tmp_path / "one")
+    for file in ("classes.csv", "confusion.csv"):
+        assert (pooled.path / file).read_bytes() == (one.path / file).read_bytes()
+    a, b = (fedsim.load_model(store.path).state_dict() for store in (pooled, one))
+    assert all(torch.equal(a[name], b[name]) for name in b)
+
+
+@pytest.mark.integration
+def test_a_round_sees_the_samples_of_its_clients_and_sends_no_model():
+    for r in rounds(small("centralized")):
+        clients = r.tables["clients"]
+        assert [row["client_id"] for row in clients] == r.clients
+        total = sum(row["num_samples"] for row in clients)
+        assert {row["num_steps"] for row in clients} == {-(-total // 20)}
+        assert r.row["uplink_bytes"] == r.row["downlink_bytes"] == 0
+        assert r.row["conflict_ratio"] == 0
+        assert len(r.after.clients) == 0
+
+
+def test_its_blocks_are_not_stacked():
+    wanted = "the round's clients are one data set"
+    with pytest.raises(ConfigError, match=wanted):
+        prepare(config("centralized", engine={"client_batch": 4}))
+    found = prepare(config("centralized", engine={"client_batch": "auto"}))
+    assert found.config.engine.client_batch == 1
+
+
+def test_a_clock_is_refused():
+    clock = {"samples_per_second": 100.0}
+    wanted = r"^clock.samples_per_second: 100.0 given; algorithm centralized trains on pooled data"
+    with pytest.raises(ConfigError, match=wanted):
+        prepare(config("centralized", clock=clock))
+
+
+def test_it_takes_no_other_server():
+    with pytest.raises(ConfigError, match="cannot serve centralized, which trains on pooled data"):
+        rounds(small("centralized").model_copy(update={"server": "fedld"}))
+
+
+@pytest.mark.integration
+def test_more_is_learned_than_by_each_client_alone():
+    train = {"rounds": 10, "sample_rate": 1.0, "lr": 0.1}
+    scores = {
+        name: rounds(small(name, "mlp", train=train))[-1].row["test_accuracy"]
+        for name in ("centralized", "local")
+    }
+    assert scores["centralized"] > scores["local"] + 0.1
