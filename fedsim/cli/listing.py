@@ -61,12 +61,17 @@ def _origin(info: DatasetInfo) -> str:
 
 
 def _models() -> Rows:
-    from fedsim.models.catalogue import CATALOGUE
+    from fedsim.models.catalogue import CATALOGUE, LIBRARIES
 
-    return [
+    own = [
         {"name": name, "inputs": ", ".join(e.inputs), "description": e.description}
         for name, e in CATALOGUE.items()
     ]
+    others = [
+        {"name": f"{library}:NAME", "inputs": "images", "description": about}
+        for library, about in LIBRARIES.items()
+    ]
+    return own + others
 
 
 def _partitions() -> Rows:

@@ -168,14 +168,16 @@ class ModelConfig(Section):
 
     prefix = "model."
     name: str | None = None
-    """Network: a name of `fedsim list models`, or module:function; unset: the data set's
-    default."""
+    """Network: a name of `fedsim list models`, timm:NAME, torchvision:NAME or module:function;
+    unset: the data set's default."""
     norm: Literal["batch", "group"] = "batch"
     """Normalisation layers."""
     pretrained: bool = False
-    """Start from ImageNet weights; an error if they cannot be had."""
+    """Start from published weights (ImageNet's, or those of timm and torchvision); an error if they
+    cannot be had."""
     weights: str | None = None
-    """Local file of start weights."""
+    """Start weights: a file, or the directory of a finished run; a head that does not fit is drawn
+    anew."""
     projection: int = Field(0, ge=0, le=2**20)
     """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
     none."""

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 from fedsim.models.catalogue import NAMES
 
 if TYPE_CHECKING:
-    from fedsim.models.registry import build
+    from fedsim.models.registry import build, start
 
-__all__ = ["NAMES", "build"]
+__all__ = ["NAMES", "build", "start"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "build":
+    if name not in ("build", "start"):
         raise AttributeError(f"module 'fedsim.models' has no attribute {name!r}")
     from fedsim.models import registry  # imports torch, which takes seconds
 
-    return registry.build
+    return getattr(registry, name)

@@ -67,3 +67,9 @@ CATALOGUE: Mapping[str, Entry] = {
 
 NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE.items()}
 """The models' names and what each is, in one line."""
+
+LIBRARIES: Mapping[str, str] = {
+    "timm": "a network of timm, as in timm:vit_tiny_patch16_224 (pip install 'fedsim[models]')",
+    "torchvision": "a classifier of torchvision, as in torchvision:efficientnet_b0",
+}
+"""Libraries whose networks are named ``LIBRARY:NAME``, each with a line of explanation."""

@@ -5,6 +5,7 @@ A worker that will load a given vector anyway should build without start weights
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,20 +14,42 @@ from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import ModelSpec
-from fedsim.models import leaf, vision, weights
-from fedsim.models.catalogue import CATALOGUE, Entry
+from fedsim.models import leaf, libraries, vision, weights
+from fedsim.models.catalogue import CATALOGUE, LIBRARIES, Entry
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model and what there is to say of it.
+
+    Args:
+        model: in training mode on the CPU.
+        drawn: names of the head's tensors that the start weights did not fit, so that they are
+            random.
+    """
+
+    model: nn.Module
+    drawn: tuple[str, ...] = ()
 
 
 def build(
     spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
 ) -> nn.Module:
+    """The model of ``spec``, see :func:`start`."""
+    return start(spec, seed, adapt).model
+
+
+def start(
+    spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
+) -> Built:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
     The global random generators and torch's number of threads are left as they were. A grey image
     has one input channel; a pretrained first layer for three colours is summed over them, which
     gives the same output as repeating the image. ``norm="group"`` replaces BatchNorm and is without
     effect in a model that has none. Start weights are those of the model without a projection
-    head. A name ``module:function`` calls your function(num_classes, in_channels, image_size).
+    head. A name ``module:function`` calls your function(num_classes, in_channels, image_size),
+    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries.
 
     Args:
         spec: name, sizes, kind of input, norm, start weights and projection head.
@@ -34,9 +57,9 @@ def build(
         adapt: a method's change of the model, after the start weights are there.
 
     Returns:
-        The model in training mode on the CPU: images (B, channels, H, W) or features (B, d)
-        float32, or tokens (B, T) int64 -> (B, C) logits, (B, T, C) where every token has a label.
-        All models of :data:`NAMES` are a :class:`~fedsim.models.vision.SplitModel`.
+        The model: images (B, channels, H, W) or features (B, d) float32, or tokens (B, T) int64 ->
+        (B, C) logits, (B, T, C) where every token has a label. All models of :data:`NAMES` are a
+        :class:`~fedsim.models.vision.SplitModel`.
 
     Raises:
         ConfigError: the name is unknown, the model takes other inputs or larger images, the start
@@ -44,7 +67,9 @@ def build(
             function of your own returns no such model.
     """
     with one_torch_thread(), torch_scope(seed_for(seed, "model")):
-        if ":" in spec.name:
+        if libraries.library_of(spec.name) is not None:
+            model: nn.Module = checked(libraries.build(spec), spec)
+        elif ":" in spec.name:
             model = make(spec)
         else:
             module = {"vision": vision, "leaf": leaf}[find(spec).module]
@@ -52,19 +77,20 @@ def build(
             model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)
-        weights.load(model, spec)
+        drawn = weights.load(model, spec)
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
-        return model if adapt is None else adapt(model)
+        return Built(model if adapt is None else adapt(model), drawn)
 
 
 def find(spec: ModelSpec) -> Entry:
     """The entry of ``spec.name``; a ConfigError where there is none that fits the data."""
     entry = CATALOGUE.get(spec.name)
     if entry is None:
+        known = [*CATALOGUE, *(f"{library}:NAME" for library in LIBRARIES)]
         raise ConfigError(
             f"model.name={spec.name}: no such model{nearest(spec.name, CATALOGUE)}; there are "
-            f"{', '.join(CATALOGUE)}, or your own as module:function"
+            f"{', '.join(known)}, or your own as module:function"
         )
     if not _fits(entry, spec):
         fitting = [name for name, other in CATALOGUE.items() if _fits(other, spec)]
@@ -110,6 +136,12 @@ def make(spec: ModelSpec) -> nn.Module:
     model = call(function, where, spec.num_classes, spec.in_channels, spec.image_size)
     if not isinstance(model, nn.Module):
         raise ConfigError(f"{where}: returned {type(model).__name__}, not a torch.nn.Module")
+    return checked(model, spec)
+
+
+def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
+    """The model in training mode; a ConfigError where it does not turn samples into logits."""
+    where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
     with users_code(takes, ConfigError), torch.no_grad():

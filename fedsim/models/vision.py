@@ -19,7 +19,11 @@ class SplitModel(nn.Module):
         features: (B, channels, H, W) or (B, d) float32 or (B, T) tokens -> (B, d), or (B, T, d)
             for a class for every token.
         head: (B, d) -> (B, C) logits; the model's last linear layer, with what follows it.
+
+    ``classifier`` is what files of weights may call the head.
     """
+
+    classifier: str = "fc"
 
     def __init__(self, features: nn.Module, head: nn.Linear) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Start weights: ImageNet's by download, or any from a local file; never a silent random start."""
+"""Start weights: by download, from a file or from a run; never a silent random start."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,36 +10,62 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.types import ModelSpec
+from fedsim.models import libraries
+from fedsim.models.vision import SplitModel
 
+MODEL = "model.safetensors"
+"""The file of a run's final model in its directory."""
 _IMAGENET = ("resnet18", "resnet50")
 """The models for which torchvision publishes ImageNet weights."""
 
 
-def load(model: nn.Module, spec: ModelSpec) -> None:
+def load(model: nn.Module, spec: ModelSpec) -> tuple[str, ...]:
     """Overwrites ``model``'s random start by the weights that ``spec`` asks for, in place.
 
-    ``spec.weights``, a file, comes before ``spec.pretrained``; with neither nothing happens. A
-    ConfigError where the weights cannot be had, or do not fit the model.
+    ``spec.weights``, a file or a run, comes before ``spec.pretrained``; with neither nothing
+    happens.
+
+    Returns:
+        The names of the head's tensors where they stay as drawn, since the weights have none that
+        fit.
+
+    Raises:
+        ConfigError: the weights cannot be had, or other tensors do not fit the model.
     """
     if spec.weights is not None:
-        _copy(read(spec.weights), model, f"model.weights={spec.weights}")
-    elif spec.pretrained:
-        _copy(_download(spec), model, f"model.pretrained=true, model.name={spec.name}")
+        return _copy(read(spec.weights), model, f"model.weights={spec.weights}")
+    if spec.pretrained:
+        return _copy(_download(spec), model, f"model.pretrained=true, model.name={spec.name}")
+    return ()
 
 
-def read(path: str) -> dict[str, Tensor]:
-    """The tensors by name of a ``.safetensors`` file or of a state dict in a ``.pt``/``.pth``.
+def file_of(path: str) -> Path:
+    """The file of ``model.weights``, which may be the directory of a finished run.
 
-    A ConfigError where the file is missing, damaged, or holds anything but named tensors.
+    Raises:
+        ConfigError: it is missing, or of no known kind.
     """
     file = Path(path)
+    if file.is_dir():
+        if not (file / MODEL).is_file():
+            raise ConfigError(f"model.weights={path}: is no finished run, it holds no {MODEL}")
+        return file / MODEL
     if file.suffix not in (".safetensors", ".pt", ".pth"):
         raise ConfigError(
-            f"model.weights={path}: a file named .safetensors, .pt or .pth is needed, "
-            f"not {file.suffix or 'one without suffix'}"
+            f"model.weights={path}: a run directory, or a file named .safetensors, .pt or .pth is "
+            f"needed, not {file.suffix or 'one without suffix'}"
         )
     if not file.is_file():
         raise ConfigError(f"model.weights={path}: there is no such file")
+    return file
+
+
+def read(path: str) -> dict[str, Tensor]:
+    """The tensors by name of a run, a ``.safetensors`` file or a state dict in a ``.pt``/``.pth``.
+
+    A ConfigError where the file is missing, damaged, or holds anything but named tensors.
+    """
+    file = file_of(path)
     try:
         found = (
             safetensors.torch.load_file(file)
@@ -63,6 +89,8 @@ def read(path: str) -> dict[str, Tensor]:
 
 
 def _download(spec: ModelSpec) -> dict[str, Tensor]:
+    if libraries.library_of(spec.name) is not None:
+        return libraries.pretrained(spec)
     if spec.name not in _IMAGENET or spec.norm != "batch":
         raise ConfigError(
             f"model.pretrained=true: ImageNet weights exist for {' and '.join(_IMAGENET)} with "
@@ -82,20 +110,29 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
     return state
 
 
-def _copy(given: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:
+def _copy(given: Mapping[str, Tensor], model: nn.Module, origin: str) -> tuple[str, ...]:
     """Copies ``given`` into ``model``: all tensors but integer counters, and all must match.
 
-    Names may be torchvision's (``conv1.weight``, ``fc.weight``) or the model's own. The head is
-    left as it is when its number of classes differs. A first convolution for three colours fits
-    a grey image by the sum over the colours: the same output as for the image repeated.
+    Names may be the library's (``conv1.weight``, ``fc.weight``) or the model's own. A head that is
+    missing or of another shape stays as it is, and its tensors are returned. A first convolution
+    for three colours fits a grey image by the sum over the colours: the same output as for the
+    image repeated.
     """
     own = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
-    new = {_own_name(key, own): value for key, value in given.items() if value.is_floating_point()}
-    heads = {key for key in ("head.weight", "head.bias") if key in own and key in new}
-    if any(new[key].shape[:1] != own[key].shape[:1] for key in heads):
-        own = {key: value for key, value in own.items() if key not in heads}
-        new = {key: value for key, value in new.items() if key not in heads}
-    stem = "features.conv1.weight"
+    classifier = getattr(model, "classifier", SplitModel.classifier)
+    new = {
+        _own_name(key, own, classifier): value
+        for key, value in given.items()
+        if value.is_floating_point()
+    }
+    head = [key for key in own if key.startswith("head.")]
+    there = [key for key in head if key in new]
+    fits = bool(there) and all(new[key].shape == own[key].shape for key in there)
+    drawn = () if fits else tuple(head)
+    own = {key: value for key, value in own.items() if key not in drawn}
+    new = {key: value for key, value in new.items() if key not in drawn}
+    convolutions = (name for name, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    stem = f"{next(convolutions, '')}.weight"
     if stem in own and stem in new and own[stem].shape[1] == 1 and new[stem].shape[1:2] == (3,):
         new[stem] = new[stem].sum(dim=1, keepdim=True)
     missing, unknown = sorted(own.keys() - new.keys()), sorted(new.keys() - own.keys())
@@ -109,12 +146,15 @@ def _copy(given: Mapping[str, Tensor], model: nn.Module, origin: str) -> None:
     faults = [f"{what} {_few(keys)}" for what, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")
-    model.load_state_dict(new, strict=False)
+    for key, value in new.items():
+        own[key].copy_(value)  # shares the model's memory
+    return drawn
 
 
-def _own_name(key: str, own: Mapping[str, Tensor]) -> str:
-    """The model's name of the tensor that torchvision calls ``key``; other names stay."""
-    name = f"head.{key[3:]}" if key.startswith("fc.") else f"features.{key}"
+def _own_name(key: str, own: Mapping[str, Tensor], classifier: str) -> str:
+    """The model's name of the tensor that its library calls ``key``; other names stay."""
+    of_head = key.startswith(f"{classifier}.")
+    name = f"head.{key.removeprefix(f'{classifier}.')}" if of_head else f"features.{key}"
     return name if name in own and key not in own else key
 
 

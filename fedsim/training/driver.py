@@ -19,6 +19,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
+from fedsim.models import weights
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
@@ -395,17 +396,23 @@ def _environment(setup: Setup) -> dict[str, object]:
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
     if setup.model.weights is not None:
-        known["weights_sha256"] = files.sha256(Path(setup.model.weights))
+        known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
+    if setup.drawn:
+        known["head_drawn_anew"] = list(setup.drawn)
     if setup.config.clock.trace is not None:
         known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
     return known
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
-    """What a run says of its data before it begins."""
+    """What a run says of its data and its model before it begins."""
     group = setup.config.data.group or "none"
-    line = patients.described(setup.dataset, setup.partition, group)
-    return () if line is None else (line,)
+    notes = [patients.described(setup.dataset, setup.partition, group)]
+    if setup.drawn:
+        origin = "model.pretrained" if setup.model.weights is None else "model.weights"
+        names = " and ".join(setup.drawn)
+        notes.append(f"{names} drawn anew: {origin} has no head of this shape")
+    return tuple(note for note in notes if note is not None)
 
 
 def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:

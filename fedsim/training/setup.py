@@ -53,6 +53,7 @@ class Setup:
         cohort_size: m.
         alpha: of the partition, None where it has none.
         stacking: how clients train together, None where they train one by one.
+        drawn: names of the head's tensors that the start weights did not fit.
     """
 
     config: RunConfig
@@ -66,6 +67,7 @@ class Setup:
     alpha: float | None
     clock: Clock = field(default_factory=Clock)
     stacking: Stacking | None = None
+    drawn: tuple[str, ...] = ()
 
     @property
     def personalised(self) -> bool:
@@ -154,8 +156,8 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
     """
     model, algorithm = _model(config, dataset), algorithm_of(config)
     with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
-        built = models.build(model, config.seed, algorithm.adapt)
-        flat = FlatModel(built, torch.device("cpu"))
+        built = models.start(model, config.seed, algorithm.adapt)
+        flat = FlatModel(built.model, torch.device("cpu"))
         clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     bad = not_finite(flat.vector(), flat.layout)
     if bad:
@@ -165,7 +167,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
     if not flat.params:
         raise ConfigError(f"model.name={model.name}: no parameter of it is trained")
     trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
-    split = hasattr(built, "features") and any(trained) and not all(trained)
+    split = hasattr(built.model, "features") and any(trained) and not all(trained)
     if algorithm.local.needs_features and not split:
         raise ConfigError(
             f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
@@ -203,6 +205,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
         clock=clock,
         stacking=stacking,
+        drawn=built.drawn,
     )
 
 

@@ -1,0 +1,156 @@
+"""Networks of timm and torchvision, by their names there: ``timm:NAME``, ``torchvision:NAME``.
+
+Their classifier, a linear layer, becomes the head; all before it, pooling and dropout included, are
+the features.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedsim.core.errors import ConfigError, nearest, one_line
+from fedsim.core.imports import users_code
+from fedsim.core.types import ModelSpec
+from fedsim.models.catalogue import LIBRARIES
+from fedsim.models.vision import SplitModel
+
+_WITHOUT_AUXILIARY = ("googlenet", "inception_v3")
+"""torchvision's networks with classifiers in between, which are left out."""
+
+
+def library_of(name: str) -> str | None:
+    """The library that a model's name begins with; None for names of other kinds."""
+    library, colon, _ = name.partition(":")
+    return library if colon and library in LIBRARIES else None
+
+
+def build(spec: ModelSpec) -> SplitModel:
+    """The randomly initialised network of ``spec``.
+
+    For images of another number of channels than three timm's networks have such a first layer;
+    torchvision's have one for grey images, whose weights are summed over the colours, which gives
+    the same output as repeating the image.
+
+    Raises:
+        ConfigError: the library or the network is not there, takes other inputs, or its classifier
+            is no linear layer.
+    """
+    where = f"model.name={spec.name}"
+    if spec.inputs != "images" or spec.per_token:
+        raise ConfigError(f"{where}: takes images, and the data are {spec.inputs}")
+    with users_code(f"{where}, images of {spec.image_size}x{spec.image_size} pixels", ConfigError):
+        return _of_timm(spec) if library_of(spec.name) == "timm" else _of_torchvision(spec)
+
+
+def pretrained(spec: ModelSpec) -> dict[str, Tensor]:
+    """The weights that the library publishes for a network, with its names and its classes.
+
+    Raises:
+        ConfigError: it publishes none, or they cannot be had.
+    """
+    name = spec.name.partition(":")[2]
+    try:
+        if library_of(spec.name) == "timm":
+            options = _timm_options(spec)
+            found: dict[str, Tensor] = _timm().create_model(name, True, **options).state_dict()
+            return found
+        from torchvision.models import get_model_weights  # takes two seconds to import
+
+        published = get_model_weights(name)
+        found = getattr(published, "IMAGENET1K_V1", published.DEFAULT).get_state_dict(
+            progress=False, check_hash=True
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # of urllib, of huggingface_hub, or for a name without weights
+        raise ConfigError(
+            f"model.pretrained=true: the weights of {spec.name} cannot be had "
+            f"({one_line(error)}); fetch their file elsewhere and give it as model.weights=FILE"
+        ) from error
+    auxiliary = ("aux1.", "aux2.", "AuxLogits.") if name in _WITHOUT_AUXILIARY else ()
+    return {key: value for key, value in found.items() if not key.startswith(auxiliary)}
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigError(
+            f"model.name=timm:NAME needs the package timm ({one_line(error)}); "
+            "pip install 'fedsim[models]'"
+        ) from error
+    return timm
+
+
+def _timm_options(spec: ModelSpec) -> dict[str, Any]:
+    """Sizes of the input; transformers have to be told the size of the images."""
+    options = {"in_chans": spec.in_channels}
+    published = _timm().get_pretrained_cfg(spec.name.partition(":")[2])
+    if published is not None and published.fixed_input_size:
+        options["img_size"] = spec.image_size
+    return options
+
+
+def _of_timm(spec: ModelSpec) -> SplitModel:
+    timm, name = _timm(), spec.name.partition(":")[2]
+    if not timm.is_model(name):
+        raise ConfigError(
+            f"model.name={spec.name}: timm {timm.__version__} has no such model"
+            f"{nearest(name, timm.list_models())}"
+        )
+    net = timm.create_model(name, num_classes=spec.num_classes, **_timm_options(spec))
+    return _split(net, net.get_classifier(), spec)
+
+
+def _of_torchvision(spec: ModelSpec) -> SplitModel:
+    from torchvision import models  # takes two seconds to import
+
+    name = spec.name.partition(":")[2]
+    if name not in models.list_models(module=models):
+        raise ConfigError(
+            f"model.name={spec.name}: torchvision has no such classifier"
+            f"{nearest(name, models.list_models(module=models))}"
+        )
+    options: dict[str, Any] = {"image_size": spec.image_size} if name.startswith("vit_") else {}
+    if name in _WITHOUT_AUXILIARY:
+        options |= {"aux_logits": False, "init_weights": True}
+    net = models.get_model(name, weights=None, num_classes=spec.num_classes, **options)
+    linear = [module for module in net.modules() if isinstance(module, nn.Linear)]
+    model = _split(net, linear[-1] if linear else None, spec)
+    if spec.in_channels != 3:
+        _for_grey_images(model, spec)
+    return model
+
+
+def _for_grey_images(model: nn.Module, spec: ModelSpec) -> None:
+    """Sums the first convolution's weights over the colours, in place."""
+    stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    if spec.in_channels != 1 or stem is None or stem.in_channels != 3:
+        raise ConfigError(
+            f"model.name={spec.name}: takes images of 1 or 3 channels, and the data have "
+            f"{spec.in_channels}"
+        )
+    stem.in_channels = 1
+    stem.weight = nn.Parameter(stem.weight.detach().sum(dim=1, keepdim=True))
+
+
+def _split(net: nn.Module, classifier: object, spec: ModelSpec) -> SplitModel:
+    """Takes the classifier out of the network."""
+    if not isinstance(classifier, nn.Linear) or classifier.out_features != spec.num_classes:
+        kind = "missing" if classifier is None else type(classifier).__name__
+        raise ConfigError(
+            f"model.name={spec.name}: its classifier is {kind}, needed is a linear layer with "
+            f"{spec.num_classes} outputs"
+        )
+    odd = {type(m).__name__ for m in net.modules() if isinstance(m, nn.BatchNorm2d)}
+    if spec.norm == "group" and odd - {"BatchNorm2d"}:
+        raise ConfigError(
+            f"model.norm=group: {spec.name} has {', '.join(sorted(odd))}, which do more than "
+            "normalise"
+        )
+    name = next(name for name, module in net.named_modules() if module is classifier)
+    parent, _, leaf = name.rpartition(".")
+    setattr(net.get_submodule(parent), leaf, nn.Identity())
+    model = SplitModel(net, classifier)
+    model.classifier = name
+    return model

@@ -1,0 +1,77 @@
+"""A run that starts from the final model of another one: ``model.weights=RUN``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import fedsim
+from fedsim.core.errors import ConfigError
+from fedsim.training.setup import prepare
+from tests import decomposing
+
+HEAD = ["head.weight", "head.bias"]
+
+
+def parity(folder):
+    """The same digits in two classes, even and odd."""
+    found = decomposing.digits(folder)
+    return replace(found, y=found.y % 2, class_names=("even", "odd"))
+
+
+def config(data="parity", model=None, **changes):
+    """Two rounds; ``data`` is a function of this file, or of tests.decomposing."""
+    name = f"{__name__}:{data}" if data == "parity" else f"tests.decomposing:{data}"
+    evaluation = {"decompose_every": 0, "loss_matrix": False}
+    model = {"name": "cnn"} | (model or {})
+    return decomposing.config(data={"name": name}, model=model, evaluation=evaluation, **changes)
+
+
+class Introduction(fedsim.Callback):
+    def on_run_start(self, info):
+        self.notes = info.notes
+
+
+@pytest.mark.integration
+def test_another_number_of_classes_draws_the_head_anew_and_says_so(tmp_path):
+    first = fedsim.run(config("digits"), tmp_path / "first").path
+    settings, seen = config(model={"weights": str(first)}), Introduction()
+    second = fedsim.run(settings, tmp_path / "second", callbacks=[seen])
+    assert seen.notes == (
+        "head.weight and head.bias drawn anew: model.weights has no head of this shape",
+    )
+    assert json.loads((second.path / "env.json").read_text())["head_drawn_anew"] == HEAD
+    given, setup = load_file(first / "model.safetensors"), prepare(settings)
+    alone = prepare(config())
+    for slot in setup.layout.slots:
+        known = alone.initial[slot.where] if slot.head else given[slot.name].numpy().ravel()
+        assert np.array_equal(setup.initial[slot.where], known), slot.name
+
+
+@pytest.mark.integration
+def test_the_same_classes_take_the_head_too(tmp_path):
+    first = fedsim.run(config("digits"), tmp_path / "first").path
+    settings, seen = config("digits", model={"weights": str(first)}), Introduction()
+    second = fedsim.run(settings, tmp_path / "second", callbacks=[seen])
+    assert seen.notes == ()
+    assert "head_drawn_anew" not in json.loads((second.path / "env.json").read_text())
+    given, setup = load_file(first / "model.safetensors"), prepare(settings)
+    found = decomposing.named_tensors(setup.initial, setup.layout)
+    assert all(np.array_equal(found[name], given[name].numpy()) for name in found)
+
+
+def test_a_directory_that_is_no_finished_run(tmp_path):
+    with pytest.raises(ConfigError, match=r"is no finished run, it holds no model\.safetensors"):
+        prepare(config(model={"weights": str(tmp_path)}))
+
+
+def test_other_tensors_that_do_not_fit_are_refused_by_name(tmp_path):
+    torch.save(dict.fromkeys(HEAD, torch.zeros(2)) | {"extra": torch.zeros(1)}, tmp_path / "w.pt")
+    message = r"missing features\.0\.weight, features\.1\.bias, .* and \d+ more; unknown extra"
+    with pytest.raises(ConfigError, match=message):
+        prepare(config(model={"weights": str(tmp_path / "w.pt")}))
