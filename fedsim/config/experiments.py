@@ -47,6 +47,8 @@ def setting(key: str, value: object, origin: str) -> tuple[str, Setting]:
     return present, Setting(value, origin, None if present == key else key)
 
 
+COLUMNS_KEY = "data.columns"
+"""The key whose value may be a mapping: a third level of keys."""
 WRITTEN = (
     *("data.min_samples", "data.prior", "data.order", "data.shards_per_client", "data.shift_test"),
     *("train.threads", "evaluation.batch_size", "engine.cpus_per_client", "engine.max_retries"),
@@ -196,7 +198,7 @@ class _Reader:
         """Adds a key, or all keys of a section."""
         if isinstance(node, yaml.MappingNode):
             for leaf, leaf_node in self.pairs(node, key):
-                if isinstance(leaf_node, yaml.MappingNode):
+                if isinstance(leaf_node, yaml.MappingNode) and f"{key}.{leaf}" != COLUMNS_KEY:
                     where = self.origin(leaf_node, f"{key}.{leaf}")
                     raise ConfigError(f"{where}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)

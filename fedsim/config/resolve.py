@@ -10,12 +10,12 @@ import yaml
 
 from fedsim import data
 from fedsim.config import experiments, presets, renamed
-from fedsim.config.experiments import Setting, Settings
+from fedsim.config.experiments import COLUMNS_KEY, Setting, Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import REMOVED, SECTIONS, fields
 from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
-from fedsim.core.settings import InvalidSetting
+from fedsim.core.settings import InvalidSetting, column_names
 
 _LOGGER = logging.getLogger("fedsim")
 
@@ -63,9 +63,7 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     Raises:
         ConfigError: as :func:`load_config`.
     """
-    merged: dict[str, Setting] = {}
-    for layer in layers:
-        merged |= layer
+    merged = _merged(layers)
     nested: dict[str, Any] = {}
     known = fields()
     for key, setting in merged.items():
@@ -89,6 +87,30 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
     former = [setting.former_key for setting in merged.values() if setting.former_key]
     renamed.notify(former, config.hyperparameters)
     return config
+
+
+def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
+    """All settings; those of single columns, ``data.columns.label``, as one of ``data.columns``.
+
+    Raises:
+        ConfigError: a column that is none.
+    """
+    merged: dict[str, Setting] = {}
+    for layer in layers:
+        for key, setting in layer.items():
+            section, _, leaf = key.rpartition(".")
+            if section != COLUMNS_KEY:
+                merged[key] = setting
+                continue
+            before = merged.get(COLUMNS_KEY, setting)
+            try:
+                one = {leaf: setting.value}
+                column_names(one)
+                others = {} if before is setting else column_names(before.value or "")
+            except ValueError as error:
+                raise ConfigError(f"{setting.origin}: {error}") from None
+            merged[COLUMNS_KEY] = Setting(others | one, setting.origin)
+    return merged
 
 
 def warn_unused(given: Settings, runs: Iterable[RunConfig]) -> None:

@@ -21,6 +21,7 @@ from fedsim.config.sections import (
     Section,
     TrainConfig,
     fields,
+    with_folder,
 )
 from fedsim.config.validation import (
     check_data_options,
@@ -61,6 +62,8 @@ class RunConfig(RunSettings):
         if not isinstance(values, Mapping):
             return values
         given = renamed.current(values)
+        if isinstance(given.get("data"), Mapping):
+            given["data"] = with_folder(given["data"])
         sections = dict(given.get("hyperparameters") or {})
         sections |= {name: given[name] for name in given if is_section(name)}
         algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
@@ -93,6 +96,11 @@ class RunConfig(RunSettings):
     @model_validator(mode="after")
     def _fits_together(self) -> RunConfig:
         check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
+        info = data.find(self.data.name)
+        if self.data.columns is not None and not (info and info.columns):
+            raise InvalidSetting(
+                "data.columns", f"{self.data.columns} given; only data set hf has named columns"
+            )
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds

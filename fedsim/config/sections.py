@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from fedsim.core.errors import nearest
-from fedsim.core.settings import InvalidSetting, Scalar, first_problem
+from fedsim.core.settings import InvalidSetting, Scalar, column_names, first_problem
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS
 
@@ -109,12 +109,33 @@ def _word_or_number(value: object, words: Sequence[str]) -> str | int:
     return number or text
 
 
+def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Section ``data``, in which the name ``hf:DIR`` stands for the name ``hf`` and the folder DIR.
+
+    Raises:
+        InvalidSetting: there is no folder after the colon, or another one in ``data.dir``.
+    """
+    name = values.get("name")
+    kind, colon, folder = name.partition(":") if isinstance(name, str) else ("", "", "")
+    if kind != "hf" or not colon:
+        return values
+    if not folder:
+        raise InvalidSetting("data.name", "'hf:' given; must be hf:DIR with a folder")
+    if values.get("dir") not in (None, folder):
+        given = values["dir"]
+        raise InvalidSetting(
+            "data.dir", f"{given!r} given, but data.name is {name!r}: leave it out"
+        )
+    return {**values, "name": kind, "dir": folder}
+
+
 class DataConfig(Section):
     """Section ``data``: which images, and how clients own them."""
 
     prefix = "data."
     name: str = "digits"
-    """Data set: a name of `fedsim list datasets`, or module:function."""
+    """Data set: a name of `fedsim list datasets`, hf:DIR for a saved Hugging Face data set in DIR,
+    or module:function."""
     dir: str | None = None
     """Folder that holds the data set's files, or that folder's parent."""
     partition: str | None = None
@@ -145,6 +166,10 @@ class DataConfig(Section):
     """Seed of partition and splits; the same for every training seed."""
     image_size: int | None = Field(None, ge=1, le=8192)
     """Height and width of the images in pixels; unset: the data set's own size."""
+    columns: str | None = None
+    """Names of the columns that hold image, text, label, site, user or patient in a saved Hugging
+    Face data set, as in label=fine_label,site=hospital; also one by one, as data.columns.label;
+    unset: the usual names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
     client_val_fraction: float = Field(0.0, ge=0, lt=1)
@@ -161,6 +186,22 @@ class DataConfig(Section):
     shift_test: Literal["mixed", "clean"] = "mixed"
     """Feature shift of the common test and validation parts: each image that of some client, or
     none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _folder_in_name(cls, values: Any) -> Any:
+        return with_folder(values) if isinstance(values, Mapping) else values
+
+    @field_validator("columns", mode="plain")
+    @classmethod
+    def _columns(cls, value: object) -> str | None:
+        found = {} if value is None else column_names(value)
+        return ",".join(f"{what}={name}" for what, name in found.items()) or None
+
+    @property
+    def column_names(self) -> dict[str, str]:
+        """``columns`` by what they hold."""
+        return column_names(self.columns or "")
 
 
 class ModelConfig(Section):

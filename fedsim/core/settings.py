@@ -18,6 +18,10 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a running mean or sum keeps in each step, such as a momentum."""
 
 
+COLUMNS = ("image", "text", "label", "site", "user", "patient")
+"""What a column of a data set may hold, in ``data.columns``."""
+
+
 class InvalidSetting(ConfigError):
     """A setting that cannot be used.
 
@@ -72,6 +76,35 @@ def checked(
         if parameter.default is Parameter.empty and name not in values:
             raise InvalidSetting(f"{section}.{name}", f"missing; {section} has no default for it")
     return values
+
+
+def column_names(given: object) -> dict[str, str]:
+    """The names of columns by what they hold, in the order of :data:`COLUMNS`.
+
+    Args:
+        given: a text ``label=fine_label,site=hospital`` or a mapping; a name that is None is none.
+
+    Raises:
+        ValueError: another form, something that no column holds, or an empty name.
+    """
+    if isinstance(given, str):
+        pairs = [tuple(text.split("=")) for text in given.split(",")] if given else []
+    else:
+        pairs = list(given.items()) if isinstance(given, Mapping) else [()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError("must be names of columns, as in label=fine_label,site=hospital")
+    found: dict[str, str] = {}
+    for what, name in pairs:
+        if what not in COLUMNS:
+            near = nearest(str(what), COLUMNS)
+            raise ValueError(f"unknown column {what!r}{near}; allowed: {', '.join(COLUMNS)}")
+        if what in found:
+            raise ValueError(f"{what} is given twice")
+        if name is not None and (not isinstance(name, str) or not name or set(name) & set(",=")):
+            raise ValueError(f"{what}={name!r}: must be a name without comma and equals sign")
+        if name is not None:
+            found[what] = name
+    return {what: found[what] for what in COLUMNS if what in found}
 
 
 def defaults(declared: Mapping[str, Parameter]) -> dict[str, Any]:

@@ -73,14 +73,40 @@ def packed(
 ) -> Array:
     """(N, 3, size, size) uint8 of image files, memory mapped and read-only.
 
+    ``decode`` turns one file into (3, size, size) uint8; otherwise as :func:`packed_rows`.
+    """
+
+    def one(i: int) -> Array:
+        return decode(files[i], size)
+
+    return packed_rows(name, files, len(files), size, decode.__name__, one)
+
+
+def packed_rows(
+    name: str,
+    files: Sequence[Path],
+    count: int,
+    size: int,
+    how: str,
+    decode: Callable[[int], Array],
+) -> Array:
+    """(count, 3, size, size) uint8 of images in some files, memory mapped and read-only.
+
     The pack, whose name begins with ``name``, is made anew when the list of files, a file's size or
-    its time of change differs, and, with a warning, when it is damaged. ``decode`` turns one file
-    into (3, size, size) uint8.
+    its time of change, or ``how`` differs, and, with a warning, when it is damaged.
+
+    Args:
+        name: of the data set.
+        files: what the images are read from.
+        count: number of images.
+        size: height and width in pixels.
+        how: which images of the files are decoded, and how.
+        decode: number of an image -> (3, size, size) uint8.
 
     Raises:
-        DataError: a file cannot be decoded, or the cache folder cannot be written.
+        DataError: an image cannot be decoded, or the cache folder cannot be written.
     """
-    digest = hashlib.blake2b(f"{_VERSION}:{decode.__name__}".encode(), digest_size=12)
+    digest = hashlib.blake2b(f"{_VERSION}:{how}".encode(), digest_size=12)
     for file in files:
         info = file.stat()
         digest.update(f"\0{file.resolve()}\0{info.st_size}\0{info.st_mtime_ns}".encode())
@@ -89,7 +115,7 @@ def packed(
     if reason:
         logger.warning("%s: %s; it is made anew from the images", path, reason)
     if reason or not path.exists():
-        _pack(path, files, size, decode)
+        _pack(path, (count, 3, size, size), decode)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ARRAY_FILE_ERRORS as error:
@@ -122,11 +148,8 @@ def _append_checksum(path: Path) -> None:
         file.write(_MARK + checksum.to_bytes(4, "little"))
 
 
-def _pack(
-    path: Path, files: Sequence[Path], size: int, decode: Callable[[Path, int], Array]
-) -> None:
+def _pack(path: Path, shape: tuple[int, ...], decode: Callable[[int], Array]) -> None:
     """Decodes into a temporary file beside ``path`` and renames it: never a half-written pack."""
-    shape = (len(files), 3, size, size)
     with workspace(path.parent) as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
         free = shutil.disk_usage(path.parent).free
         if free < math.prod(shape):
@@ -138,9 +161,9 @@ def _pack(
         store = np.lib.format.open_memmap(new, mode="w+", dtype=np.uint8, shape=shape)
 
         def fill(i: int) -> None:
-            store[i] = decode(files[i], size)
+            store[i] = decode(i)
 
-        list(pool.map(fill, range(len(files))))
+        list(pool.map(fill, range(shape[0])))
         store.flush()
         _append_checksum(new)
         os.replace(new, path)

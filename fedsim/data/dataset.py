@@ -33,6 +33,7 @@ class Request:
         seed: of what is drawn.
         num_clients: sites or users of generated data, of which each becomes a client.
         val_fraction: validation samples of generated data, as a share of the training samples.
+        columns: ``data.columns``, the names of columns by what they hold, such as ``label``.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Request:
     seed: int = 0
     num_clients: int = 50
     val_fraction: float = 0.0
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def own_folder(self) -> Path:
@@ -123,6 +125,7 @@ class DatasetInfo:
             no ``data.dir`` is given; its options are those of the draw.
         client_folders: whether ``data.partition_file`` may name a folder of client lists.
         patients: whether its files may say whose the samples are.
+        columns: whether ``data.columns`` may name its columns.
     """
 
     name: str
@@ -138,6 +141,7 @@ class DatasetInfo:
     generated: bool = False
     client_folders: bool = False
     patients: bool = False
+    columns: bool = False
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:

@@ -7,6 +7,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,17 +65,30 @@ def decode(path: Path, size: int) -> Array:
     """An image file as RGB (3, size, size) uint8: Resize(size), then CenterCrop(size).
 
     Raises:
+        DataError: as :func:`decode_content`.
+    """
+    return _fitted(path, size, path)
+
+
+def decode_content(content: bytes, size: int, where: str) -> Array:
+    """The content of an image file, as :func:`decode`; messages begin with ``where``.
+
+    Raises:
         DataError: the file is truncated or no image, or has more than eight bits a channel or
             :data:`MOST_PIXELS` pixels, also after Resize(size).
     """
+    return _fitted(BytesIO(content), size, where)
+
+
+def _fitted(source: Path | BytesIO, size: int, where: Path | str) -> Array:
     from torchvision.transforms.v2.functional import center_crop
 
-    rgb = _rgb(path)
+    rgb = _rgb(source, where)
     height, width = rgb.shape[1:]
     longer = int(max(height, width) * size / min(height, width))
     if longer * size > MOST_PIXELS:
         raise DataError(
-            f"{path}: {width} x {height} pixels are too long a strip: with a shorter side of "
+            f"{where}: {width} x {height} pixels are too long a strip: with a shorter side of "
             f"{size} they would be {longer * size:,} pixels, allowed are {MOST_PIXELS:,}"
         )
     return _rounded(center_crop(_resized(rgb, [size]), [size]))
@@ -86,24 +100,24 @@ def squashed(path: Path, size: int) -> Array:
     Raises:
         DataError: as :func:`decode`.
     """
-    return _rounded(_resized(_rgb(path), [size, size]))
+    return _rounded(_resized(_rgb(path, path), [size, size]))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(source: Path | BytesIO, where: Path | str) -> Iterator[Image.Image]:
     """The image of a file, of which the header alone is read yet."""
     try:
-        with Image.open(path) as image:
-            _check_size(path, *image.size)
+        with Image.open(source) as image:
+            _check_size(where, *image.size)
             yield image
     except _BROKEN as error:
-        raise DataError(f"{path}: truncated or not an image ({one_line(error)})") from error
+        raise DataError(f"{where}: truncated or not an image ({one_line(error)})") from error
 
 
-def _check_size(path: Path, width: int, height: int) -> None:
+def _check_size(where: Path | str, width: int, height: int) -> None:
     if width * height > MOST_PIXELS:
         raise DataError(
-            f"{path}: {width} x {height} pixels, more than the {MOST_PIXELS:,} that are allowed"
+            f"{where}: {width} x {height} pixels, more than the {MOST_PIXELS:,} that are allowed"
         )
 
 
@@ -113,16 +127,26 @@ def sides(path: Path) -> tuple[int, int]:
     Raises:
         DataError: the file is truncated or no image.
     """
-    with _opened(path) as image:
+    with _opened(path, path) as image:
         return image.size
 
 
-def _rgb(path: Path) -> torch.Tensor:
+def sides_of_content(content: bytes, where: str) -> tuple[int, int]:
+    """Width and height in the content of an image file; messages begin with ``where``.
+
+    Raises:
+        DataError: as :func:`sides`.
+    """
+    with _opened(BytesIO(content), where) as image:
+        return image.size
+
+
+def _rgb(source: Path | BytesIO, where: Path | str) -> torch.Tensor:
     """(3, H, W) float32 in 0..255."""
-    with _opened(path) as image:
+    with _opened(source, where) as image:
         if image.mode not in EIGHT_BIT:
             raise DataError(
-                f"{path}: pixels of mode {image.mode!r}, needed are eight bits a channel"
+                f"{where}: pixels of mode {image.mode!r}, needed are eight bits a channel"
             )
         pixels = np.array(image.convert("RGB"), dtype=np.float32)
     import torch

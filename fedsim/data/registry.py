@@ -72,6 +72,7 @@ def load(
     num_clients: int = 50,
     group: str = "none",
     whole: bool = False,
+    columns: Mapping[str, str] | None = None,
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -97,6 +98,7 @@ def load(
         group: ``patient`` knows the patients of drawn parts by site and name, ``none`` by name;
             ``auto``: by site and name, but for data sets with client lists.
         whole: all samples are the test part, whatever the parts of the files: for predictions.
+        columns: ``data.columns``, the names of columns by what they hold, such as ``label``.
         given: the data set's own options, see :func:`options`.
 
     Raises:
@@ -121,6 +123,7 @@ def load(
         seed=seed,
         num_clients=num_clients,
         val_fraction=val_fraction,
+        columns=columns or {},
     )
     return assemble(info.read(request, **values), name, group=group, whole=whole, **parts)
 

@@ -80,6 +80,7 @@ def _read(config: RunConfig, whole: bool = False) -> Dataset:
         num_clients=c.num_clients,
         group=c.group or kept,
         whole=whole,
+        columns=c.column_names,
         **config.hyperparameters.get(c.name, {}),
     )
 

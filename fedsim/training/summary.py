@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +24,10 @@ TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated
 """When the target accuracy was reached."""
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
 """Columns of rounds.csv that are summed up."""
-OPTIONAL = ("server", "margin", "margin_weight", "margin_threshold")
+OPTIONAL = ("server", "margin", "margin_weight", "margin_threshold", "data.columns")
 """Settings that are columns only where they are set."""
 ELSEWHERE = {"data.name", "data.dir", "data.num_clients", "data.alpha", "model.name"}
-ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy"}
+ELSEWHERE |= {"train.rounds", "train.sample_rate", "evaluation.target_accuracy", *OPTIONAL}
 """Keys that are columns under another name, or no part of the result."""
 
 
@@ -79,7 +80,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
     Those of the methods and of the data set in use have the keys of their sections.
     """
-    row = {key: getattr(config, key) for key in OPTIONAL if getattr(config, key) is not None}
+    given = {key: attrgetter(key)(config) for key in OPTIONAL}
+    row = {key: value for key, value in given.items() if value is not None}
     for method in config.methods:
         values = config.hyperparameters[method]
         row |= {f"{method}.{key}": value for key, value in values.items()}

@@ -14,6 +14,7 @@ from fedsim import algorithms
 from fedsim.cli import main
 from fedsim.cli.report import AnalysisCommand, analysis
 from fedsim.config import presets
+from fedsim.config.experiments import COLUMNS_KEY
 from fedsim.config.sections import RENAMED, fields
 from fedsim.data import catalogue
 
@@ -73,7 +74,7 @@ def known_key(key: str) -> bool:
         key in fields()
         or key in RENAMED
         or key in options
-        or section in {i.name for i in catalogue()}
+        or section in {COLUMNS_KEY, *(i.name for i in catalogue())}
     )
 
 

@@ -25,6 +25,8 @@ WORDS = 25
 SEQUENCE = 10
 VOCABULARY = 10_000
 PAD, UNK = "<PAD>", "<UNK>"
+PADDING = " "
+"""What texts are filled up with; no word."""
 _WORD = re.compile(r"[\w']+|[.,!?;]")
 _LETTER = np.full(0x110000, len(LETTERS) - 1, dtype=np.int32)
 _LETTER[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
@@ -62,23 +64,19 @@ def sent140(request: Request) -> Raw:
     where that file lies beside train/ or one folder above it, else the 10,000 words that are most
     frequent in the training part (ties by alphabet). V stands for unknown words and fills up.
     """
-    folder, known = place(request), {" ": 0}
+    folder, known = place(request), {PADDING: 0}
 
     def convert(samples: Samples) -> tuple[Array, I64]:
         for i, x in enumerate(samples.x):
             if not isinstance(x, list) or len(x) < 5 or not isinstance(x[4], str):
                 raise DataError(f"{samples.where}: x of sample {i} is no list with a text at 4")
-        x = np.zeros((len(samples.x), WORDS), dtype=np.int32)
-        for row, sample in zip(x, samples.x, strict=True):
-            ids = _numbered(known, _WORD.findall(sample[4])[:WORDS])
-            row[: len(ids)] = ids
-        return x, labels(samples, 2)
+        return encoded([sample[4] for sample in samples.x], known, WORDS), labels(samples, 2)
 
     raw = gather(folder, convert)
     words = _published(folder)
     if words is None:
-        words = _frequent(raw, known, 1, VOCABULARY)
-    x = _renumbered(known, words, unknown=len(words))[raw.x]
+        words = frequent(raw.x[raw.parts == TRAIN], known, 1, VOCABULARY)
+    x = renumbered(known, words, unknown=len(words))[raw.x]
     names = ("negative", "positive")
     return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1)
 
@@ -126,8 +124,8 @@ def reddit(request: Request) -> Raw:
         return tokens[kept], following[kept]
 
     raw = gather(place(request), convert)
-    words = [PAD, UNK, *_frequent(raw, known, 2, VOCABULARY - 2)]
-    number = _renumbered(known, words, unknown=1)
+    words = [PAD, UNK, *frequent(raw.x[raw.parts == TRAIN], known, 2, VOCABULARY - 2)]
+    number = renumbered(known, words, unknown=1)
     return replace(
         raw,
         x=number[raw.x],
@@ -154,19 +152,34 @@ def _sequences(value: Any, kind: type | UnionType, where: str) -> list[Any]:
     return flat
 
 
+def encoded(texts: Sequence[str], known: dict[str, int], length: int) -> Array:
+    """(N, length) int32 numbers of the first words of each text, filled up with number 0.
+
+    Words are ``[\\w']+`` and the marks ``.,!?;``; new ones get the next numbers in ``known``.
+    """
+    x = np.zeros((len(texts), length), dtype=np.int32)
+    for row, text in zip(x, texts, strict=True):
+        ids = _numbered(known, _WORD.findall(text)[:length])
+        row[: len(ids)] = ids
+    return x
+
+
 def _numbered(known: dict[str, int], words: Sequence[str]) -> list[int]:
     """The words' numbers; new words get the next ones."""
     return [known.setdefault(word, len(known)) for word in words]
 
 
-def _frequent(raw: Raw, known: dict[str, int], first: int, most: int) -> list[str]:
-    """The most frequent words of the training part, of those with numbers from ``first`` on."""
-    counts = np.bincount(raw.x[raw.parts == TRAIN].ravel(), minlength=len(known)).tolist()
+def frequent(x: Array, known: dict[str, int], first: int, most: int) -> list[str]:
+    """The ``most`` most frequent words of ``x``, of those with numbers from ``first`` on.
+
+    Ties are in the order of the alphabet.
+    """
+    counts = np.bincount(x.ravel(), minlength=len(known)).tolist()
     present = [word for word, i in known.items() if i >= first and counts[i]]
     return sorted(present, key=lambda word: (-counts[known[word]], word))[:most]
 
 
-def _renumbered(known: dict[str, int], words: Sequence[str], unknown: int) -> Array:
+def renumbered(known: dict[str, int], words: Sequence[str], unknown: int) -> Array:
     """(words known,) final number of each: its place in ``words``, or ``unknown``."""
     final = {word: i for i, word in enumerate(words)}
     return np.array([final.get(word, unknown) for word in known], dtype=np.int32)

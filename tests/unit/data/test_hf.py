@@ -1,0 +1,374 @@
+"""``-d hf:DIR``: a saved Hugging Face data set, its columns, and what is refused in one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from PIL import Image
+
+import fedsim
+from fedsim import data
+from fedsim.cli import main
+from fedsim.config.experiments import parse
+from fedsim.config.resolve import from_flags, resolve, to_yaml
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.settings import COLUMNS, column_names
+from fedsim.data.dataset import TEST, TRAIN
+from fedsim.data.readers import hf as reader
+from fedsim.data.readers.hf import Column
+
+FOLDER = Path("saved")
+SCANS = {"label": "grade", "site": "hospital"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+
+
+def png(value: int, width: int = 6, height: int = 6) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (value, 0, 255 - value)).save(file, "png")
+    return file.getvalue()
+
+
+def column(kind: str, *values: Any, names: tuple[str, ...] = (), where: str = "c") -> Column:
+    return Column(where, kind, values, names)
+
+
+# What needs no package ``datasets``
+
+
+def test_columns_are_found_by_their_usual_names():
+    names = ["id", "img", "text", "labels", "site", "patient"]
+    found = reader.choose(names, {}, FOLDER)
+    assert found == {"image": "img", "label": "labels", "site": "site", "patient": "patient"}
+    assert tuple(reader.USUAL) == COLUMNS
+
+
+def test_a_column_that_is_given_wins_over_a_usual_name():
+    names = ["image", "photo", "text", "label", "grade", "site", "user"]
+    assert reader.choose(names, {"label": "grade", "user": "user"}, FOLDER) == {
+        "image": "image",
+        "label": "grade",
+        "user": "user",
+    }
+    assert "image" not in reader.choose(names, {"text": "text", "site": "site"}, FOLDER)
+    assert "site" not in reader.choose(["text", "label", "site"], {"user": "site"}, FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("names", "given", "message"),
+    [
+        (["img", "grade"], {}, "label is needed: no column is called label, labels; columns of"),
+        (["label"], {}, "data.columns.image or data.columns.text is needed"),
+        (["img", "grade"], {"label": "grades"}, "label: there is no column 'grades' (did you mean"),
+        (["img", "label", "site", "user"], {}, "has the columns site and user: name the one"),
+        (["img", "label", "a"], {"site": "a", "user": "a"}, "site and user given, at most one"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(names, given, message):
+    with pytest.raises(ConfigError) as error:
+        reader.choose(names, given, FOLDER)
+    assert message in str(error.value)
+
+
+def test_labels_of_all_splits_are_put_together():
+    names, y = reader.labels([column("integers", 2, 0), column("integers", 1)])
+    assert (names, y.tolist()) == (("0", "1", "2"), [2, 0, 1])
+    one = column("classes", 1, 1, names=("ill", "well"))
+    assert reader.labels([one])[0] == ("ill", "well")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ((column("texts", "ill"),), "c: labels are texts, needed are classes (ClassLabel, which"),
+        ((column("float32", 1.0),), "c: labels are float32, needed are classes"),
+        ((column("bool", True),), "c: labels are bool, needed are classes"),
+        ((column("integers", 0, -1),), "c, row 1: label -1 is outside the classes 0, 1, ..."),
+        ((column("integers", 0, 3),), "c: labels are numbered 0, 1, ... without a gap"),
+        ((column("integers", 0, None),), "c, row 1: label None is outside the classes 0, 1, ..."),
+        (
+            (column("classes", 1, 2, names=("a", "b")),),
+            "row 1: label 2 is outside the classes 0..1",
+        ),
+        (
+            (column("classes", names=("a", "b")), column("classes", names=("b", "a"), where="d")),
+            "d: other classes than those of c",
+        ),
+    ],
+)
+def test_labels_that_are_no_classes_are_refused_with_their_row(columns, message):
+    with pytest.raises(DataError) as error:
+        reader.labels(columns)
+    assert str(error.value).startswith(message) or message in str(error.value)
+
+
+def test_sites_are_numbered_in_order():
+    assert reader.coded([column("integers", 10, 9), column("integers", 10)])[0] == ("9", "10")
+    classes = column("classes", 1, 0, names=("south", "north"))
+    names, codes = reader.coded([classes])
+    assert codes is not None
+    assert (names, codes.tolist()) == (("north", "south"), [0, 1])
+    assert reader.coded([]) == ((), None)
+    for bad in (column("texts", "a", ""), column("texts", "a", None)):
+        with pytest.raises(DataError, match="c, row 1: there is no value"):
+            reader.coded([bad])
+    with pytest.raises(DataError, match="values are float64, needed are texts"):
+        reader.coded([column("float64", 1.0)])
+
+
+def test_a_patient_in_two_splits_is_refused_but_not_of_two_sites():
+    rows = [column("texts", "p", "q", where="train"), column("texts", "p", where="test")]
+    parts, patient = np.array([TRAIN, TRAIN, TEST], dtype=np.int8), np.array([0, 1, 0])
+    with pytest.raises(DataError, match=r"test, row 0: the same patient .* in train, row 0"):
+        reader.check_patients(parts, patient, None, rows)
+    reader.check_patients(parts, patient, np.array([0, 0, 1]), rows)
+
+
+def test_texts_become_the_frequent_words_of_the_training_split():
+    texts = [column("texts", "a good, good day", "a bad"), column("texts", "night night night")]
+    parts = np.array([TRAIN, TRAIN, TEST], dtype=np.int8)
+    x, size = reader.tokens(texts, parts, 4, 2)
+    assert size == 3  # "a" and "good"; the comma, "day" and "night" are unknown, and what fills up
+    assert x.tolist() == [[0, 1, 2, 1], [0, 2, 2, 2], [2, 2, 2, 2]]
+    assert x.dtype == np.int32
+    with pytest.raises(DataError, match="c, row 1: there is no text"):
+        reader.tokens([column("texts", "a", None)], None, 4, 2)
+    with pytest.raises(DataError, match="values are images, needed are texts"):
+        reader.tokens([column("images", b"")], None, 4, 2)
+
+
+def test_images_are_decoded_from_their_bytes():
+    images = column("images", {"bytes": png(10), "path": "a.png"}, png(20), png(30, 9, 6), b"GIF")
+    assert reader.stored_size(images) == 6
+    assert reader.image(images, 1, 6, resized=False)[:, 0, 0].tolist() == [20, 0, 235]
+    assert reader.image(images, 2, 4, resized=True).shape == (3, 4, 4)
+    with pytest.raises(DataError, match="row 2: 9 x 6 pixels, the first image has 6 x 6: set data"):
+        reader.image(images, 2, 6, resized=False)
+    with pytest.raises(DataError, match="row 3: truncated or not an image"):
+        reader.image(images, 3, 6, resized=True)
+    with pytest.raises(DataError, match=r"row 0: 9 x 6 pixels are no square: set data\.image_size"):
+        reader.stored_size(column("images", png(0, 9, 6)))
+    for value in (None, {"bytes": None, "path": "/etc/passwd"}):
+        with pytest.raises(DataError, match="there is no image, or its path alone"):
+            reader.content(column("images", value), 0)
+
+
+def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
+    (tmp_path / "state.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    done = CliRunner().invoke(main, ["partition", "-d", f"hf:{tmp_path}"])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "pip install 'fedsim[datasets]'" in done.stderr
+
+
+# The settings
+
+
+def config(*sets: str, name: str = "hf:saved", file: str = "") -> fedsim.RunConfig:
+    flags = from_flags({"data.name": ("--dataset", name)}, sets)
+    return resolve(parse(file, "run.yaml").settings, flags)
+
+
+def test_the_name_may_hold_the_folder():
+    found = config().data
+    assert (found.name, found.dir, found.columns) == ("hf", "saved", None)
+    assert fedsim.RunConfig(data={"name": "hf:a:b"}).data.dir == "a:b"
+    assert type(found)(name="hf:saved").dir == "saved"
+    with pytest.raises(ConfigError, match=r"'other' given, but data\.name is 'hf:saved'"):
+        config("data.dir=other")
+    with pytest.raises(ConfigError, match="--dataset: 'hf:' given; must be hf:DIR"):
+        config(name="hf:")
+
+
+def test_columns_are_given_one_by_one_together_or_as_a_mapping():
+    text = "label=grade,site=hospital"
+    assert config("data.columns.site=hospital", "data.columns.label=grade").data.columns == text
+    assert config(f"data.columns={text}").data.column_names == SCANS
+    mapping = "data:\n  columns: {label: grade, site: hospital}\n"
+    assert config(file=mapping).data.columns == text
+    over = config("data.columns.site=null", "data.columns.image=scan", file=mapping)
+    assert over.data.columns == "image=scan,label=grade"
+    assert config("data.columns=label=fine", file=mapping).data.columns == "label=fine"
+    assert fedsim.RunConfig(data={"name": "hf", "columns": SCANS}).data.columns == text
+    again = resolve(parse(to_yaml(over), "config.yaml").settings)
+    assert again == over
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (("data.columns.lable=x",), "--set data.columns.lable: unknown column 'lable' (did you"),
+        (("data.columns=grade",), "--set data.columns: 'grade' given; must be names of columns"),
+        (("data.columns=label=a,label=b",), "label is given twice"),
+        (("data.columns.label=a,b",), "label='a,b': must be a name without comma and equals"),
+        (("data.columns=label=a=b",), "must be names of columns, as in label=fine_label,site"),
+    ],
+)
+def test_bad_columns_are_refused_with_their_flag(sets, message):
+    with pytest.raises(ConfigError) as error:
+        config(*sets)
+    assert message in str(error.value)
+
+
+def test_columns_of_a_data_set_without_named_ones_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"--set data\.columns\.label: label=x given; only data set"
+    ):
+        config("data.columns.label=x", name="digits")
+    with pytest.raises(ConfigError, match="sections are one level deep"):
+        parse("data: {columns: {label: {a: 1}}}", "run.yaml")
+    with pytest.raises(ValueError, match="must be names of columns"):
+        column_names(3)
+
+
+# With the package
+
+
+@pytest.fixture(scope="module")
+def datasets() -> Any:
+    """The package, with its progress bars off."""
+    package = pytest.importorskip("datasets", reason="needs pip install 'fedsim[datasets]'")
+    package.disable_progress_bars()
+    return package
+
+
+def scans(datasets: Any, count: int, first: int = 0, size: int = 6) -> Any:
+    """Image i is grey i, of grade i mod 3; hospitals in turn, two scans of each patient."""
+    rows = range(first, first + count)
+    return datasets.Dataset.from_dict(
+        {
+            "img": [{"bytes": png(i, size, size), "path": None} for i in rows],
+            "grade": [i % 3 for i in rows],
+            "hospital": [("north", "south")[i // 2 % 2] for i in rows],
+            "patient": [f"p{i // 2}" for i in rows],
+        },
+        features=datasets.Features(
+            {
+                "img": datasets.Image(),
+                "grade": datasets.ClassLabel(names=["none", "mild", "severe"]),
+                "hospital": datasets.Value("string"),
+                "patient": datasets.Value("string"),
+            }
+        ),
+    )
+
+
+def refusal(folder: Path, *sets: str) -> str:
+    given = [word for text in sets for word in ("--set", text)]
+    done = CliRunner().invoke(main, ["partition", "-d", f"hf:{folder}", *given])
+    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done.output
+    return done.stderr
+
+
+def test_a_saved_data_set_is_split_and_its_patients_stay_together(datasets, tmp_path):
+    scans(datasets, 60).save_to_disk(tmp_path / "d")
+    loaded = data.load("hf", tmp_path / "d", columns=SCANS, group="auto")
+    assert loaded.class_names == ("none", "mild", "severe")
+    assert loaded.site_names == ("north", "south")
+    assert (loaded.x.shape, len(loaded.test)) == ((60, 3, 6, 6), 12)
+    assert loaded.x[7, :, 0, 0].tolist() == [7, 0, 248]
+    assert loaded.y.tolist() == [i % 3 for i in range(60)]
+    assert loaded.patient is not None
+    assert not set(loaded.patient[loaded.train]) & set(loaded.patient[loaded.test])
+
+
+def test_splits_are_the_parts_and_others_are_named(datasets, tmp_path, caplog):
+    splits = {"test": scans(datasets, 6, 30), "train": scans(datasets, 24)}
+    splits |= {"validation": scans(datasets, 6, 24), "extra": scans(datasets, 6)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "d")
+    loaded = data.load("hf", tmp_path / "d", columns=SCANS)
+    assert [len(part) for part in (loaded.train, loaded.val, loaded.test)] == [24, 6, 6]
+    assert loaded.x[:, 0, 0, 0].tolist() == list(range(36))
+    assert "splits that are not used: extra" in caplog.text
+    caplog.clear()
+    datasets.DatasetDict(test=scans(datasets, 6)).save_to_disk(tmp_path / "e")
+    assert "no split train; splits are test" in refusal(tmp_path / "e")
+
+
+def test_images_of_mixed_sizes_need_a_size_and_are_cached(datasets, tmp_path):
+    both = [scans(datasets, 12), scans(datasets, 12, 12, size=8)]
+    datasets.concatenate_datasets(both).save_to_disk(tmp_path / "d")
+    named = [f"data.columns.{what}={name}" for what, name in SCANS.items()]
+    message = "column img, row 12: 8 x 8 pixels, the first image has 6 x 6: set data.image_size"
+    assert message in refusal(tmp_path / "d", *named)
+    packs = tmp_path / "cache" / "packed"
+    loaded = data.load("hf", tmp_path / "d", columns=SCANS, image_size=6)
+    assert loaded.x[:, 0, 0, 0].tolist() == list(range(24))
+    (pack,) = packs.glob("hf-6-*.npy")
+    before = pack.stat().st_mtime_ns
+    data.load("hf", tmp_path / "d", columns=SCANS, image_size=6)
+    assert pack.stat().st_mtime_ns == before
+    assert message in refusal(tmp_path / "d", *named)  # the pack of another image_size is not taken
+
+
+def test_texts_of_users(datasets, tmp_path):
+    rows = [(f"{word} thing, {word}", i % 2, f"u{i % 3}") for i, word in enumerate("ab" * 15)]
+    texts, y, users = map(list, zip(*rows, strict=True))
+    saved = datasets.Dataset.from_dict({"text": texts, "label": y, "user": users})
+    saved.save_to_disk(tmp_path / "d")
+    loaded = data.load("hf", tmp_path / "d", words=4)
+    assert (loaded.inputs, loaded.x.shape, loaded.vocabulary) == ("tokens", (30, 4), 5)
+    assert loaded.sites_are_users
+    assert loaded.site_names == ("u0", "u1", "u2")
+    assert "hf has texts, no images" in refusal(tmp_path / "d", "data.image_size=8")
+
+
+def test_types_of_columns_that_do_not_fit(datasets, tmp_path):
+    scans(datasets, 12).save_to_disk(tmp_path / "d")
+    assert "labels are texts, needed are classes" in refusal(
+        tmp_path / "d", "data.columns.label=hospital"
+    )
+    wrong = refusal(tmp_path / "d", "data.columns.label=grade", "data.columns.image=hospital")
+    assert "column hospital: values are texts, needed are images" in wrong
+    assert "columns of" in refusal(tmp_path / "d", "data.columns.label=fine")
+
+
+@pytest.mark.parametrize(("keep", "what"), [(0.5, "cut off"), (0.0, "empty")])
+def test_a_damaged_file_is_named(datasets, tmp_path, keep, what):
+    datasets.DatasetDict(train=scans(datasets, 30), test=scans(datasets, 30)).save_to_disk(
+        tmp_path / "d"
+    )
+    (file,) = (tmp_path / "d" / "test").glob("*.arrow")
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content))])
+    assert f"{file}: missing, damaged or cut off" in refusal(tmp_path / "d"), what
+
+
+def test_files_that_are_missing_or_no_json(datasets, tmp_path):
+    scans(datasets, 12).save_to_disk(tmp_path / "d")
+    assert "no such folder" in refusal(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    assert "no dataset_dict.json or state.json" in refusal(tmp_path / "empty")
+    info = tmp_path / "d" / "dataset_info.json"
+    content = json.loads(info.read_text())
+    for text in ("{", json.dumps(content | {"features": {"a": {"_type": "None"}}})):
+        info.write_text(text)
+        assert f"{tmp_path / 'd'}: missing, damaged or cut off" in refusal(tmp_path / "d")
+
+
+@pytest.mark.integration
+def test_a_run_and_its_config_repeat_each_other(datasets, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scans(datasets, 60, size=16).save_to_disk("d")
+    common = ["run", "--engine", "serial", "--rounds", "2", "--sample-rate", "1", "--out"]
+    named = ["--set", "data.columns.label=grade", "--set", "data.columns.site=hospital"]
+    for words in (["a", "-d", "hf:d", *named], ["b", "--config", "a/config.yaml"]):
+        done = CliRunner().invoke(main, [*common, *words])
+        assert done.exit_code == 0, done.output
+    written = yaml.safe_load(Path("a/config.yaml").read_text())["data"]
+    assert (written["name"], written["dir"]) == ("hf", "d")
+    assert written["columns"] == "label=grade,site=hospital"
+    assert (written["partition"], written["num_clients"]) == ("by_site", 2)
+    assert Path("a/rounds.csv").read_bytes() == Path("b/rounds.csv").read_bytes()
+    assert "data.columns" in Path("a/summary.csv").read_text().splitlines()[0]
