@@ -1,0 +1,109 @@
+"""Recipes for data sets of others, run as their pages write them on small copies of the layouts."""
+
+from __future__ import annotations
+
+import csv
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from fedsim.cli import main
+
+pytestmark = pytest.mark.integration
+
+PAGES = Path(__file__).resolve().parents[2] / "docs" / "how-to"
+FENCE = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(autouse=True)
+def _empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def follow(page: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Writes the files of a page and runs its commands in order; what they print."""
+    printed = []
+    for language, title, text in FENCE.findall((PAGES / page).read_text()):
+        if title:
+            Path(title).write_text(text)
+        for line in text.replace("\\\n", " ").splitlines() if language == "bash" else ():
+            program, *words = shlex.split(line)
+            if program == "python":
+                monkeypatch.setattr(sys, "argv", words)
+                runpy.run_path(words[0])
+                continue
+            assert program == "fedsim", line
+            done = CliRunner().invoke(main, words)
+            assert done.exit_code == 0, f"{line}\n{done.output}"
+            printed.append(done.stdout)
+    return printed
+
+
+def save(path: Path, seed: int, mode: str = "RGB", size: tuple[int, int] = (16, 12)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 255, (*size[::-1], 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert(mode).save(path)
+
+
+def rows_of(file: str) -> list[dict[str, str]]:
+    with open(file, newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_fed_isic2019_of_flamby(monkeypatch):
+    folder = Path("FLamby/flamby/datasets/fed_isic2019/dataset_creation_scripts")
+    folder.mkdir(parents=True)
+    classes = ["MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC", "UNK"]
+    lines = [",".join(["image", *classes, "target", "center", "fold", "fold2"])]
+    metadata = ["image,age_approx,anatom_site_general,lesion_id,sex"]
+    for i in range(96):
+        name = f"ISIC_{i:07d}" + "_downsampled" * (i % 6 == 4)
+        save(Path("ISIC_2019_Training_Input_preprocessed", f"{name}.jpg"), i)
+        target, center, fold = i // 6 % 2, i % 6, "test" if i // 6 % 8 > 5 else "train"
+        one_hot = [str(float(c == target)) for c in range(9)]
+        lines.append(",".join([name, *one_hot, str(target), str(center), fold, f"{fold}_{center}"]))
+        lesion = f"BCN_{i // 12}" if center < 3 else ""
+        metadata.append(f"{name},55.0,anterior torso,{lesion},female")
+    (folder / "train_test_split").write_text("\n".join(lines) + "\n")
+    Path("ISIC_2019_Training_Metadata.csv").write_text("\n".join(metadata) + "\n")
+    split, _, lesions = follow("flamby.md", monkeypatch)
+    assert "72 training samples of 8 classes on 6 clients" in split
+    assert "vidir_molemax" in split
+    evaluated = rows_of("runs/isic/evaluations.csv")
+    assert {row["client_id"] for row in evaluated} >= set("012345")
+    assert "patients, each with one client" in lesions
+
+
+def test_folders_of_domains(monkeypatch):
+    for d, domain in enumerate(("amazon", "caltech", "dslr", "webcam")):
+        for i in range(20):
+            folder = Path("office_caltech_10", domain, ("backpack", "mug")[i % 2])
+            save(folder / f"frame_{i:04d}.jpg", 20 * d + i)
+    for d, domain in enumerate(("mnist", "mnist_m", "svhn", "syn")):
+        for i in range(24):
+            folder = Path("digits_dg", domain, "val" if i > 19 else "train", str(i % 2))
+            save(folder / f"{i:05d}.jpg", 24 * d + i, "L" if domain == "mnist" else "RGB")
+    office, _, digits, _ = follow("domains.md", monkeypatch)
+    assert "64 training samples of 2 classes on 4 clients" in office
+    assert "64 training samples of 2 classes on 4 clients" in digits
+    assert "4 sites: mnist 16, mnist_m 16, svhn 16, syn 16" in digits
+    assert len(rows_of("runs/office/rounds.csv")) == 2
+    assert rows_of("runs/digits/rounds.csv")[-1]["val_accuracy"]
+
+
+def test_a_hugging_face_data_set(monkeypatch):
+    datasets = pytest.importorskip("datasets", reason="needs pip install 'fedsim[datasets]'")
+    datasets.disable_progress_bars()
+    monkeypatch.setenv("HF_HOME", "hub")
+    split, _ = follow("hugging-face.md", monkeypatch)
+    assert "hf, by_site: 287 training samples of 3 classes on 3 clients" in split
+    assert "0 3  1 5  2 8" in split
