@@ -24,7 +24,7 @@ them. Methods may differ in the others, such as a learning rate tuned for each."
 _OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round")
 _IRRELEVANT = (
     *("final_", "last10_", "best_test_", "best_val_", "client_test_", "downlink_", "uplink_"),
-    *("client_accuracy_", "collapsed"),
+    *("client_accuracy_", "collapsed", "own_test_accuracy_", "finetuned_accuracy_", "heldout_"),
     *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
     *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
     *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
@@ -38,7 +38,7 @@ _RENAMED = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Columns of earlier versions, which held the options of all data sets in every run."""
-_ADDED = {"data.group": "none"}
+_ADDED = {"data.group": "none", "data.heldout_clients": 0, "evaluation.finetune_epochs": 0}
 """Columns that earlier versions did not write, and the values that stand for them among runs that
 have the column."""
 SHOWN = 8

@@ -30,6 +30,9 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 - `collapsed`: True where the final balanced accuracy is at most that of chance, 1 / (classes with
   test samples), as with a model that predicts one class for everything; else False; empty where
   every token has a label or fewer than two classes have test samples
+- where there is a `final_clients.csv`: `own_test_accuracy_S` and `finetuned_accuracy_S` over the
+  clients that trained, before and after fine-tuning, `heldout_accuracy_S` and
+  `heldout_finetuned_accuracy_S` over those held out, for S in `mean`, `std`, `p10` and `worst`
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds; `_mean`, `_std` (divided by
 n - 1) and `_ci95` (half-width of the 95 % interval, t distribution) of each of these numbers;

@@ -123,7 +123,7 @@ class Mixtures:
     @one_torch_thread()  # the number of threads can change the last bits of a product
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
         """Trains the participants' hypernetworks and mixes every client's model anew."""
-        layers, n = list(layers_of(cohort.layout).values()), ctx.num_clients
+        layers, n = list(layers_of(cohort.layout).values()), ctx.num_clients + ctx.num_held_out
         shape = Shape(n, len(layers), self.width)
         start = cohort.params
         if start is None:

@@ -64,6 +64,7 @@ def partition(
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
     """
     from fedsim.data import holdout, patients
+    from fedsim.engine.blocks import named
     from fedsim.training import loading
     from fedsim.training.tables import show
 
@@ -82,6 +83,8 @@ def partition(
         click.echo(sites)
     if excluded := holdout.num_left_out(dataset):
         click.echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
+    if split.held_out:
+        click.echo(f"held out from training: {named(split.held_out)}")
     show(class_table(dataset, split))
     if out:
         write_split(dataset, split, Path(out))

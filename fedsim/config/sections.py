@@ -44,7 +44,12 @@ RENAMED: Mapping[str, str] = {
 """Keys of earlier versions, which go on working, and what they are called now."""
 
 
-ADDED: Mapping[str, Scalar] = {"data.group": "none", "engine.client_batch": 1}
+ADDED: Mapping[str, Scalar] = {
+    "data.group": "none",
+    "data.heldout_clients": 0.0,
+    "engine.client_batch": 1,
+    "evaluation.finetune_epochs": 0,
+}
 """Keys that runs of earlier versions did not write, and the values that repeat these runs."""
 
 
@@ -176,6 +181,9 @@ class DataConfig(Section):
     """Share of each client's samples held out as its own validation part."""
     client_test_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of each client's samples held out as its own test part."""
+    heldout_clients: float = Field(0.0, ge=0, le=10**7)
+    """Clients that never train, a number, or a share below 1; data.seed draws them, and the final
+    model is scored on them."""
     feature_shift: Literal[
         "none", "blur", "noise", "contrast", "colour", "intensity", "rotation"
     ] = "none"
@@ -202,6 +210,13 @@ class DataConfig(Section):
     def column_names(self) -> dict[str, str]:
         """``columns`` by what they hold."""
         return column_names(self.columns or "")
+
+    @field_validator("heldout_clients")
+    @classmethod
+    def _number_or_share(cls, value: float) -> float:
+        if value >= 1 and not value.is_integer():
+            raise ValueError("must be a whole number of clients, or a share below 1")
+        return value
 
 
 class ModelConfig(Section):
@@ -291,6 +306,9 @@ class EvaluationConfig(Section):
     one."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
     """Test accuracy, up to 1; summary.csv says when it was first reached."""
+    finetune_epochs: int = Field(0, ge=0)
+    """After the last round each client fine-tunes a copy of the final model for N epochs, scored on
+    its own test part before and after; 0: none."""
 
     @field_validator("conflicts", mode="plain")
     @classmethod

@@ -66,6 +66,9 @@ class Layout:
 class RoundContext:
     """What every part may know of a round. ``round`` counts from 0; the CSV files say one more.
 
+    ``num_clients`` may be drawn, ``num_held_out`` more never train; the ids of both lie below the
+    sum.
+
     ``probe`` is true in the pass over the clients that some methods need before training.
     ``finetune_epochs`` is above 0 where, after the last round, clients fine-tune the final model.
     """
@@ -75,6 +78,7 @@ class RoundContext:
     num_clients: int
     lr: float
     seed: int
+    num_held_out: int = 0
     probe: bool = False
     finetune_epochs: int = 0
 
@@ -202,22 +206,31 @@ class Partition:
     """Which samples each client owns: K index arrays into ``Dataset.x`` per part.
 
     ``names`` holds the site's, file's or user's name of each client where they have one; ``val``
-    and ``test`` are empty where clients have no such parts of their own.
+    and ``test`` are empty where clients have no such parts of their own. The clients ``held_out``,
+    ascending, never train.
     """
 
     train: tuple[I64, ...]
     names: tuple[str, ...] = ()
     val: tuple[I64, ...] = ()
     test: tuple[I64, ...] = ()
+    held_out: tuple[int, ...] = ()
 
     @property
     def num_clients(self) -> int:
         """K, the number of clients."""
         return len(self.train)
 
+    @property
+    def participants(self) -> tuple[int, ...]:
+        """The clients that are not held out, ascending."""
+        out = set(self.held_out)
+        return tuple(c for c in range(self.num_clients) if c not in out)
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickled as one array per part: one for each of 100,000 clients takes seconds."""
-        return _partition, (self.names, *map(_joined, (self.train, self.val, self.test)))
+        parts = map(_joined, (self.train, self.val, self.test))
+        return _partition, (self.names, self.held_out, *parts)
 
 
 def _joined(part: tuple[I64, ...]) -> tuple[I64, list[int]]:
@@ -225,13 +238,15 @@ def _joined(part: tuple[I64, ...]) -> tuple[I64, list[int]]:
     return np.concatenate(part or [np.empty(0, np.int64)]), [len(own) for own in part]
 
 
-def _partition(names: tuple[str, ...], *joined: tuple[I64, list[int]]) -> Partition:
+def _partition(
+    names: tuple[str, ...], held_out: tuple[int, ...], *joined: tuple[I64, list[int]]
+) -> Partition:
     """The inverse of :func:`_joined` for the parts train, val and test."""
     parts = [
         tuple(index[start:stop] for start, stop in pairwise(accumulate(sizes, initial=0)))
         for index, sizes in joined
     ]
-    return Partition(train=parts[0], names=names, val=parts[1], test=parts[2])
+    return Partition(train=parts[0], names=names, val=parts[1], test=parts[2], held_out=held_out)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,41 @@ def hold_out(
     return kept
 
 
+def hold_out_clients(
+    dataset: Dataset, partition: Partition, number: float, seed: int
+) -> tuple[Dataset, Partition]:
+    """Draws clients that never train, uniformly; what they own of the common parts leaves these.
+
+    Args:
+        dataset: of the partition.
+        partition: of all clients, who keep their numbers and samples.
+        number: of clients; below 1 their share, rounded to the nearest number, but to 1 at least.
+        seed: of the draw.
+
+    Raises:
+        DataError: no client, or no common test sample, would be left.
+    """
+    if not number:
+        return dataset, partition
+    k = partition.num_clients
+    count = num_held_out(k, number) if number < 1 else int(number)
+    if count >= k:
+        raise DataError(
+            f"data.heldout_clients {number:g} given; of {k} clients at least one has to train"
+        )
+    drawn = rng.generator(seed, "heldout.clients").choice(k, count, replace=False)
+    chosen = tuple(sorted(drawn.tolist()))
+    owned = [part[c] for part in (partition.val, partition.test) if part for c in chosen]
+    out = np.concatenate([np.empty(0, np.int64), *owned])
+    val, test = (part[~np.isin(part, out)] for part in (dataset.val, dataset.test))
+    if not len(test):
+        raise DataError(
+            f"data.heldout_clients {number:g} given; the clients drawn own all test samples of "
+            f"{dataset.name}"
+        )
+    return replace(dataset, val=val, test=test), replace(partition, held_out=chosen)
+
+
 def num_held_out(samples: int, fraction: float) -> int:
     """How many samples a fraction holds out: at least 1 where it is above 0."""
     return max(1, round(fraction * samples)) if fraction > 0 else 0

@@ -40,18 +40,18 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
     """
     n = len(dataset.y)
     owner = np.full(n, -1, dtype=np.int64)
-    in_train = np.zeros(n, dtype=bool)
-    in_train[dataset.train] = True
+    common = np.concatenate([dataset.val, dataset.test])
+    is_common = np.zeros(n, dtype=bool)
+    is_common[common] = True
     pieces: list[tuple[I64, int, int]] = []
     for client in range(partition.num_clients):
         parts = ((partition.train, TRAIN), (partition.val, OWN_VAL), (partition.test, OWN_TEST))
         for own, part in parts:
             if own:
                 owner[own[client]] = client
-                pieces.append((own[client][in_train[own[client]]], part, client))
+                pieces.append((own[client][~is_common[own[client]]], part, client))
     pieces.append((dataset.train[owner[dataset.train] < 0], TRAIN, -1))
     sizes = [len(samples) for samples, _, _ in pieces]
-    common = np.concatenate([dataset.val, dataset.test])
     return Rows(
         np.concatenate([*(samples for samples, _, _ in pieces), common]),
         np.concatenate(

@@ -160,7 +160,8 @@ class Worker:
         self.labels = as_tensor(spec.dataset.y)
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
-        self.mean_size = fmean(map(len, spec.partition.train))
+        train = spec.partition.train
+        self.mean_size = fmean(len(train[client]) for client in spec.partition.participants)
         self.progress: tuple[Block, float] | None = None
 
     def train(

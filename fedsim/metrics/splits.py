@@ -60,9 +60,13 @@ def counts(partition: Partition, part: Owned) -> list[int]:
     return [min(size, part.most or size) for size in sizes]
 
 
-def clients_with(partition: Partition, name: Literal["train", "val", "test"]) -> tuple[int, ...]:
-    """The clients that own any samples of a part."""
-    return tuple(c for c, own in enumerate(getattr(partition, name)) if len(own))
+def clients_with(
+    partition: Partition, name: Literal["train", "val", "test"], *, held_out: bool = False
+) -> tuple[int, ...]:
+    """The clients that own any samples of a part, with or without those held out from training."""
+    out = () if held_out else set(partition.held_out)
+    owned = enumerate(getattr(partition, name))
+    return tuple(c for c, own in owned if len(own) and c not in out)
 
 
 def num_labels(dataset: Dataset, index: I64) -> int:

@@ -252,6 +252,27 @@ class ErrorRow(RowOfRound, table="errors"):
     error: Annotated[str, "the cause"]
 
 
-_ROWS: tuple[type[Row], ...] = (PartitionRow, SplitRow, *RowOfRound.__subclasses__())
+class FinalClientRow(Row, table="final_clients"):
+    """A row per client that is held out from training, or that owns test samples: its scores by the
+    final model, before and after fine-tuning on its training samples.
+
+    Written after the last round, with `data.heldout_clients` or `evaluation.finetune_epochs`.
+    Personalised methods start from the client's own model; a held-out client has the global one.
+    """
+
+    client_id: Annotated[int, "the client"]
+    held_out: Annotated[int, "1 where it never trained, else 0"]
+    split: Annotated[
+        str, "own_test, or own_train for held-out clients without test samples of their own"
+    ]
+    num_samples: Annotated[int, "samples evaluated"]
+    loss: Annotated[float, "mean cross-entropy of the final model"]
+    accuracy: Annotated[float, "of the final model"]
+    finetuned_loss: Annotated[float | None, "after fine-tuning; empty where there is none"] = None
+    finetuned_accuracy: Annotated[float | None, "after fine-tuning"] = None
+
+
+_BY_ROUND: tuple[type[Row], ...] = tuple(RowOfRound.__subclasses__())
+_ROWS: tuple[type[Row], ...] = (PartitionRow, SplitRow, *_BY_ROUND, FinalClientRow)
 TABLES: Mapping[str, type[Row]] = {row.table: row for row in _ROWS}
 """Every table of a run directory but summary.csv, whose columns depend on the settings."""

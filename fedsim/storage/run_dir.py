@@ -30,13 +30,13 @@ from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.types import Array
 from fedsim.storage import status
 from fedsim.storage.digests import Prefix, TableDigest
-from fedsim.storage.rows import TABLES, PartitionRow, Row
+from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
 
-GROWING = tuple(table for table in TABLES if table not in ("partition", "split"))
+GROWING = tuple(t for t in TABLES if t not in ("partition", "split", "final_clients"))
 """The tables to which rounds add rows."""
 
 DIAGNOSTIC = ("timings", "errors")
@@ -255,6 +255,10 @@ class RunWriter(RunStore):
         """The digest of each table with results that exists, by its name."""
         here = [name.removesuffix(".csv") for name in self._tables()]
         return {t: self._digest(t).prefix() for t in here if t not in DIAGNOSTIC}
+
+    def write_final_clients(self, rows: Iterable[FinalClientRow]) -> None:
+        """Writes final_clients.csv as a whole."""
+        self.write("final_clients.csv", _csv(FinalClientRow.columns(), rows, header=True))
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""

@@ -22,7 +22,7 @@ class RunInfo:
     Args:
         out: the run directory.
         num_parameters: P, its trained parameters.
-        num_clients: K.
+        num_clients: K, without clients that are held out from training.
         cohort_size: m.
         rounds: of the whole run.
         engine: one line on where the work is done.

@@ -19,6 +19,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
+from fedsim.engine.blocks import named
 from fedsim.models import weights
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -40,6 +41,7 @@ from fedsim.storage.run_dir import (
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.export import export_models
+from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import lr_at, run_round
@@ -95,6 +97,7 @@ class TrainingLoop:
             watch(self._engine_lost)
         with handled() as interrupts:
             self._rounds(interrupts)
+            self._score_clients()
             self._write_environment()  # again, now that the devices are known
             export_models(setup, store, self.position.state, self.position.rounds)
             if "loss_matrix.csv" in store.table_sizes():
@@ -103,6 +106,21 @@ class TrainingLoop:
             store.write_summary(summary)
         self.callbacks.end(summary)
         return RunStore(store.path)
+
+    def _score_clients(self) -> None:
+        """Writes the final model's scores by client, where some are held out or fine-tuned."""
+        position, log = self.position, RoundLog(self.position.rounds)
+        try:
+            with users_code("the final scores of the clients", FedsimError):
+                rows = final_scores(self.setup, self.executor, position.state, log)
+            log.incidents(self.executor.incidents())
+            if "errors" in log.tables:
+                self.store.append("errors", log.tables["errors"])
+        except BaseException as error:
+            self._leave_checkpoint(position, error)
+            raise
+        if rows:
+            self.store.write_final_clients(rows)
 
     def _engine_lost(self, reason: str) -> None:
         """Says it at once, from the engine's thread: the process may end at any moment."""
@@ -160,7 +178,8 @@ class TrainingLoop:
         ctx = RoundContext(
             round=position.rounds,
             num_rounds=config.train.rounds,
-            num_clients=partition.num_clients,
+            num_clients=len(partition.participants),
+            num_held_out=len(partition.held_out),
             lr=lr_at(config, position.rounds),
             seed=config.seed,
         )
@@ -242,7 +261,7 @@ class TrainingLoop:
             dataset=setup.dataset.name,
             model=setup.model.name,
             num_parameters=setup.layout.num_params,
-            num_clients=setup.partition.num_clients,
+            num_clients=len(setup.partition.participants),
             cohort_size=setup.cohort_size,
             rounds=config.train.rounds,
             engine=self.executor.description,
@@ -395,6 +414,8 @@ def _environment(setup: Setup) -> dict[str, object]:
     known = environment() | {"classes": list(setup.dataset.class_names)}
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
+    if setup.partition.held_out:
+        known["heldout_clients"] = list(setup.partition.held_out)
     if setup.model.weights is not None:
         known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
     if setup.drawn:
@@ -412,6 +433,8 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         origin = "model.pretrained" if setup.model.weights is None else "model.weights"
         names = " and ".join(setup.drawn)
         notes.append(f"{names} drawn anew: {origin} has no head of this shape")
+    if setup.partition.held_out:
+        notes.append(f"held out from training: {named(setup.partition.held_out)}")
     return tuple(note for note in notes if note is not None)
 
 

@@ -88,7 +88,7 @@ def after_round(
         local: dict[int | None, Candidate] = {c: own_model(before, c) for c in clients}
         local |= {r.client_id: trained(before, r) for r in results}
         return _scores(setup, executor, local)
-    everybody = range(setup.partition.num_clients)
+    everybody = setup.partition.participants
     return _scores(setup, executor, {c: own_model(after, c) for c in everybody})
 
 

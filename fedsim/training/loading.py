@@ -10,7 +10,12 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import I64, Array, Dataset, Partition
 from fedsim.data import partitions, patients, splits
 from fedsim.data.cache import unchecked
-from fedsim.data.holdout import fewest_samples, hold_out, without_small_users
+from fedsim.data.holdout import (
+    fewest_samples,
+    hold_out,
+    hold_out_clients,
+    without_small_users,
+)
 from fedsim.data.shifts import shifted
 
 
@@ -22,7 +27,11 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     """
     dataset, kind, listed = _dataset(config)
     partition = _partition(config, dataset, kind, listed)
-    return _shifted(config, dataset, partition), partition, kind
+    dataset = _shifted(config, dataset, partition)
+    dataset, partition = hold_out_clients(
+        dataset, partition, config.data.heldout_clients, config.data.seed
+    )
+    return dataset, partition, kind
 
 
 def load_whole(config: RunConfig) -> Dataset:

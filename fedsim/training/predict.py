@@ -143,10 +143,10 @@ class Predictions:
     def _passes(self) -> Iterator[tuple[Sequence[int | None], Candidate, Part]]:
         """Each row's client, the model and the samples of every pass, as the evaluation has it."""
         split, personalised = self.setup.partition, self.setup.personalised
-        clients = range(split.num_clients) if self.client is None else (self.client,)
+        clients = split.participants if self.client is None else (self.client,)
         one = Candidate(None, lambda: (self.state.params, {}))
         if self.own is not None:
-            owners = clients_with(split, self.own)
+            owners = clients_with(split, self.own, held_out=self.client is not None)
             if not personalised:
                 part = Owned(self.own, owners)
                 yield np.repeat(owners, counts(split, part)).tolist(), one, part
@@ -308,7 +308,7 @@ def _check_samples(found: Predictions, split: str) -> None:
         if not len(getattr(setup.dataset, found.part)):
             raise ConfigError(f"--split {split}: {setup.dataset.name} has no such part in this run")
         return
-    owners = clients_with(setup.partition, found.own)
+    owners = clients_with(setup.partition, found.own, held_out=found.client is not None)
     if not owners:
         raise ConfigError(f"--split {split}: the clients of this run own no {found.own} samples")
     if found.client is not None and found.client not in owners:

@@ -62,7 +62,7 @@ def run_round(
         DivergedError: a client diverged and the policy is ``raise``.
         WorkerError: a client's work failed.
     """
-    cohort = draw_cohort(ctx, setup.cohort_size)
+    cohort = draw_cohort(ctx, setup.cohort_size, setup.partition.held_out)
     with naming_the_round(ctx):
         scores = evaluate.before_training(setup, executor, state, cohort, ctx)
     participation = plan_participation(setup, cohort, ctx, log)
@@ -103,10 +103,16 @@ def run_round(
     return after
 
 
-def draw_cohort(ctx: RoundContext, size: int) -> list[int]:
-    """``size`` distinct clients, uniformly, sorted; the same for every method of one seed."""
+def draw_cohort(ctx: RoundContext, size: int, held_out: Sequence[int] = ()) -> list[int]:
+    """``size`` distinct clients, uniformly, sorted; the same for every method of one seed.
+
+    Those ``held_out`` are never among them.
+    """
     rng = generator(ctx.seed, "cohort", ctx.round)
-    return sorted(rng.choice(ctx.num_clients, size, replace=False).tolist())
+    drawn = rng.choice(ctx.num_clients, size, replace=False)
+    if held_out:
+        drawn = np.delete(np.arange(ctx.num_clients + len(held_out)), held_out)[drawn]
+    return sorted(drawn.tolist())
 
 
 def lr_at(config: RunConfig, round: int) -> float:

@@ -33,6 +33,7 @@ from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
+from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TIMED, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
@@ -78,7 +79,7 @@ class Setup:
     @property
     def tests_are_owned(self) -> bool:
         """Whether the common test part is nothing but what clients own of it (hospitals, users)."""
-        owned = self.partition.test
+        owned = [self.partition.test[c] for c in clients_with(self.partition, "test")]
         everything = np.sort(np.concatenate(owned)) if owned else np.empty(0)
         return np.array_equal(everything, np.sort(self.dataset.test))
 
@@ -145,6 +146,12 @@ def prepare(config: RunConfig) -> Setup:
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
     _check_patience(config, dataset)
+    epochs = config.evaluation.finetune_epochs
+    if epochs and not clients_with(partition, "test"):
+        raise ConfigError(
+            f"evaluation.finetune_epochs {epochs} given; the clients own no test part to be scored "
+            "on: set data.client_test_fraction too"
+        )
     return assemble(config, dataset, partition, kind)
 
 
@@ -178,7 +185,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
             f"algorithm {config.algorithm} works with the features of samples that have one label "
             f"each; data set {dataset.name} has a label for every token"
         )
-    size = cohort_size(partition.num_clients, config.train.sample_rate)
+    size = cohort_size(len(partition.participants), config.train.sample_rate)
     stacking = stacking_of(
         config,
         model=model,

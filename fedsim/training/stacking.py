@@ -42,7 +42,8 @@ def stacking_of(
     asked = config.engine.client_batch
     if asked == 1:
         return None
-    width = min(config.train.batch_size, max(map(len, partition.train)))
+    largest = max(len(partition.train[client]) for client in partition.participants)
+    width = min(config.train.batch_size, largest)
     why = obstacle(flat.model, algorithm.local, algorithm.criterion, examples(model))
     if asked == "auto":
         fits = why is None and cohort_size >= FEWEST

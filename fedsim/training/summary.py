@@ -9,6 +9,7 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
+from fedsim.core.types import F64
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup
@@ -20,6 +21,13 @@ METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
 """Of the test part; each has a final, a best and a last-10 column."""
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
 """How the clients' accuracies spread."""
+FINAL_CLIENTS = {
+    "own_test_accuracy": (0, "accuracy"),
+    "finetuned_accuracy": (0, "finetuned_accuracy"),
+    "heldout_accuracy": (1, "accuracy"),
+    "heldout_finetuned_accuracy": (1, "finetuned_accuracy"),
+}
+"""What is summed up of final_clients.csv: by name the value of ``held_out``, and the column."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
 """When the target accuracy was reached."""
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
@@ -38,7 +46,8 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     the test part, the earliest on ties; ``last10`` is the mean over evaluated rounds among the last
     ten. The columns after the settings are what the run took, when it reached the target accuracy
     (seconds of this machine, and of the virtual clock), the other metrics, how the clients'
-    accuracies spread, and whether the final model collapsed.
+    accuracies spread, whether the final model collapsed, and mean and spread of the clients' final
+    accuracies, where there are held-out clients or fine-tuning.
     """
     config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
@@ -72,7 +81,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         row |= {f"{take}_test_{metric}": value for take, value in values.items()}
     row |= _spread_of_clients(store)
     final = final_predictions(store)
-    return row | {"collapsed": None if final is None else final.collapsed}
+    return row | {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
@@ -122,8 +131,27 @@ def _spread_of_clients(store: RunStore) -> dict[str, float | None]:
         rows = table[table["split"] == split]
         if len(rows):
             last = rows["accuracy"][rows["round"] == rows["round"].max()].to_numpy()
-            found = (last.std(), np.percentile(last, 10), last.min())
-            return dict(zip(CLIENT_COLUMNS, map(float, found), strict=True))
+            return dict(zip(CLIENT_COLUMNS, _spread(last), strict=True))
+    return row
+
+
+def _spread(values: F64) -> tuple[float, float, float]:
+    """Standard deviation (of the population), 10th percentile and minimum."""
+    return float(values.std()), float(np.percentile(values, 10)), float(values.min())
+
+
+def _final_clients(store: RunStore) -> dict[str, float]:
+    """Mean and spread of what final_clients.csv says, where there is such a table."""
+    row: dict[str, float] = {}
+    if not (store.path / "final_clients.csv").is_file():
+        return row
+    table = store.read("final_clients")
+    for name, (held_out, column) in FINAL_CLIENTS.items():
+        values = table[column][table["held_out"] == held_out].dropna().to_numpy(dtype=np.float64)
+        if len(values):
+            std, p10, worst = _spread(values)
+            row |= {f"{name}_mean": float(values.mean()), f"{name}_std": std}
+            row |= {f"{name}_p10": p10, f"{name}_worst": worst}
     return row
 
 

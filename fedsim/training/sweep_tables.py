@@ -11,11 +11,13 @@ import pandas as pd
 from scipy import stats
 
 from fedsim.core import files
-from fedsim.training.summary import CLIENT_COLUMNS, METRICS
+from fedsim.training.summary import CLIENT_COLUMNS, FINAL_CLIENTS, METRICS
 
 WHEN = ("final", "best", "last10")
 AVERAGED = (*(f"{when}_test_{metric}" for metric in METRICS for when in WHEN), *CLIENT_COLUMNS)
 """Columns of summary.csv whose mean over the seeds is in aggregate.csv."""
+WHERE_ANY = tuple(f"{n}_{s}" for n in FINAL_CLIENTS for s in ("mean", "std", "p10", "worst"))
+"""More such columns, which aggregate.csv has where any run does."""
 
 
 def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
@@ -70,6 +72,9 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
             for name, value in spread(known[metric].to_numpy(dtype=float)).items():
                 row[f"{metric}_{name}"] = value
         row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
+        for metric in summary.columns.intersection(list(WHERE_ANY)):
+            for name, value in spread(frame[metric].to_numpy(dtype=float)).items():
+                row[f"{metric}_{name}"] = value
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
 

@@ -40,7 +40,7 @@ class TrainCall:
     downlink: Vectors
     states: Mapping[int, Vectors]
     ctx: RoundContext
-    sizes: Mapping[int, int]
+    sizes: Mapping[int, float]
     ranges: tuple[slice, ...] = ()
     home: int | None = None
     attempt: int = 1
@@ -136,11 +136,13 @@ class EvaluationCall:
 Call = TrainCall | EvaluationCall
 
 
-def balanced(sizes: Mapping[Block, int], most: int) -> list[tuple[Block, ...]]:
+def balanced(sizes: Mapping[Block, float], most: int) -> list[tuple[Block, ...]]:
     """The blocks in at most ``most`` groups of about equal size: the longest first, each to the
     group that has least so far."""
     longest_first = sorted(sizes, key=lambda block: (-sizes[block], block))
-    filled: list[tuple[int, int, list[Block]]] = [(0, i, []) for i in range(min(most, len(sizes)))]
+    filled: list[tuple[float, int, list[Block]]] = [
+        (0, i, []) for i in range(min(most, len(sizes)))
+    ]
     for block in longest_first:
         total, i, members = filled[0]
         members.append(block)

@@ -158,8 +158,11 @@ class RayExecutor:
         self, blocks: Sequence[Block], sent: Any, states: Mapping[int, Vectors], ctx: RoundContext
     ) -> list[TrainCall]:
         """Blocks whose updates are small share a call, where they share actors."""
-        (params, downlink), ranges = sent, () if ctx.probe else self._aggregators.ranges
-        sizes = {c: self._sizes[c] for block in blocks for c in block}
+        params, downlink = sent
+        ranges = self._aggregators.ranges if ctx.local_training else ()
+        # fine-tuning takes longer than a round's training, from which timeouts are learnt
+        longer = max(1.0, ctx.finetune_epochs / self._spec.training.local_epochs)
+        sizes = {c: self._sizes[c] * longer for block in blocks for c in block}
         most = len(blocks)
         if not self._plan.per_client and self._update_bytes <= SMALL_UPDATE:
             most = max(self._plan.actors, -(-len(sizes) * self._update_bytes // MAX_CALL))

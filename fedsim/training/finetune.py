@@ -1,0 +1,121 @@
+"""After the last round: the final model by client, before and after fine-tuning.
+
+Every client fine-tunes a copy of its own: the global model, or in personalised methods the client's
+model. All methods fine-tune alike, by plain SGD on cross-entropy with ``train.batch_size``,
+momentum, weight decay and ``train.lr`` (without its schedule), on the client's training samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fedsim.core.errors import DivergedError
+from fedsim.core.types import ClientUpdate, GroupScore, Owned, RoundContext
+from fedsim.engine.base import SAMPLES, Executor, Job
+from fedsim.metrics.scores import group_score
+from fedsim.metrics.splits import clients_with
+from fedsim.storage.checkpoint import ServerState
+from fedsim.storage.rows import FinalClientRow
+from fedsim.training.evaluate import MEMORY, Candidate, Split, batches, own_model, trained
+from fedsim.training.log import RoundLog
+from fedsim.training.setup import Setup
+
+FEWEST = 16
+"""Clients that fine-tune in one go at least, so that several actors have work."""
+
+
+def final_scores(
+    setup: Setup, executor: Executor, state: ServerState, log: RoundLog
+) -> list[FinalClientRow]:
+    """The rows of final_clients.csv, by client; none where the run asks for none.
+
+    Args:
+        setup: of the run.
+        executor: of the run.
+        state: after the last round.
+        log: of the last round; gets rows of clients that fail, where these are dropped.
+
+    Raises:
+        DivergedError: a model's weights or outputs are not finite.
+        WorkerError: a client's work failed.
+    """
+    epochs, partition = setup.config.evaluation.finetune_epochs, setup.partition
+    if not (epochs or partition.held_out):
+        return []
+    parts: dict[int, Split] = dict.fromkeys(partition.held_out, "train")
+    parts |= dict.fromkeys(clients_with(partition, "test", held_out=True), "test")
+    parts = dict(sorted(parts.items()))
+    before = _scores(executor, {c: own_model(state, c) for c in parts}, parts)
+    after: dict[int, GroupScore] = {}
+    if epochs:
+        tuned = [client for client, part in parts.items() if part == "test"]
+        for updates in _finetuned(setup, executor, state, tuned, log):
+            models = {u.client_id: trained(state, u) for u in updates}
+            after |= _scores(executor, models, parts)
+    return [
+        FinalClientRow(
+            client_id=client,
+            held_out=int(client in partition.held_out),
+            split=f"own_{part}",
+            num_samples=before[client].num_samples,
+            loss=before[client].loss,
+            accuracy=before[client].accuracy,
+            finetuned_loss=after[client].loss if client in after else None,
+            finetuned_accuracy=after[client].accuracy if client in after else None,
+        )
+        for client, part in parts.items()
+    ]
+
+
+def _scores(
+    executor: Executor, models: dict[int, Candidate], parts: dict[int, Split]
+) -> dict[int, GroupScore]:
+    """The score of each client's model on its own part."""
+    found: dict[int, GroupScore] = {}
+    for some in batches(models):
+        jobs: list[Job] = [(model, Owned(parts[c], (c,))) for c, model in some.items()]
+        try:
+            samples = executor.evaluate(jobs, SAMPLES)
+        except DivergedError as error:
+            raise DivergedError(
+                f"final scores of the clients: {error}; the model has diverged, lower train.lr"
+            ) from error
+        found |= {c: group_score("", own) for c, own in zip(some, samples, strict=True)}
+    return found
+
+
+def _finetuned(
+    setup: Setup, executor: Executor, state: ServerState, clients: Sequence[int], log: RoundLog
+) -> Iterator[list[ClientUpdate]]:
+    """The updates of fine-tuning, some clients at a time.
+
+    Raises:
+        DivergedError: a client diverged and the policy is ``raise``.
+        WorkerError: a client's work failed.
+    """
+    config = setup.config
+    ctx = RoundContext(
+        round=log.round,
+        num_rounds=config.train.rounds,
+        num_clients=len(setup.partition.participants),
+        num_held_out=len(setup.partition.held_out),
+        lr=config.train.lr,
+        seed=config.seed,
+        finetune_epochs=config.evaluation.finetune_epochs,
+    )
+    shared = executor.broadcast(state.params, {})
+    size = max(FEWEST, MEMORY // setup.vector_bytes)
+    for start in range(0, len(clients), size):
+        updates = executor.train(clients[start : start + size], shared, state.clients, ctx)
+        good = []
+        for update in updates:
+            if update.diverged is None:
+                good.append(update)
+                continue
+            message = (
+                f"fine-tuning, client {update.client_id}: {update.diverged} is NaN or infinite"
+            )
+            if config.engine.on_client_failure == "raise":
+                raise DivergedError(f"{message}; lower train.lr")
+            log.error(update.client_id, message, attempt=1)
+        yield good
