@@ -159,7 +159,7 @@ def test_a_client_that_diverges(tmp_path, monkeypatch, policy):
     monkeypatch.setattr(driver, "make_executor", lambda *given: Broken(make(*given)))
     given = settings(engine={"on_client_failure": policy})
     if policy == "raise":
-        with pytest.raises(DivergedError, match="^fine-tuning, client 2: tensor w is NaN"):
+        with pytest.raises(DivergedError, match=r"^fine-tuning, client 2: tensor w is NaN"):
             fedsim.run(given, tmp_path / "run")
         return
     store = fedsim.run(given, tmp_path / "run")

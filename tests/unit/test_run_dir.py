@@ -56,6 +56,8 @@ PUBLISHED = {
     "server": "round,name,value",
     "timings": "round,phase,seconds,bytes",
     "errors": "round,client_id,attempt,node,error",
+    "final_clients": "client_id,held_out,split,num_samples,loss,accuracy,finetuned_loss,"
+    "finetuned_accuracy",
 }
 
 
