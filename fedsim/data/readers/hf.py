@@ -6,6 +6,7 @@ is downloaded: an image has to be in the data set, not only its path.
 """
 
 import logging
+import os
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,7 +156,15 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
         Split(part, {what: _column(split, name, where) for what, name in chosen.items()})
         for part, where, split in found
     ]
-    return splits, [Path(file["filename"]) for _, _, split in found for file in split.cache_files]
+    return splits, [_inside(folder, file) for _, _, split in found for file in split.cache_files]
+
+
+def _inside(folder: Path, file: Mapping[str, str]) -> Path:
+    """A file that a state.json names, which has to lie in the folder."""
+    path = Path(os.path.normpath(file["filename"]))
+    if not path.is_relative_to(folder.resolve()):
+        raise DataError(f"{folder}: a state.json names {path}, which is outside of the folder")
+    return path
 
 
 def _damaged(folder: Path) -> Path | None:

@@ -283,6 +283,14 @@ def test_a_saved_data_set_is_split_and_its_patients_stay_together(datasets, tmp_
     assert not set(loaded.patient[loaded.train]) & set(loaded.patient[loaded.test])
 
 
+def test_a_shuffled_selection_keeps_images_and_labels_together(datasets, tmp_path):
+    scans(datasets, 60).shuffle(seed=1).select(range(40)).save_to_disk(tmp_path / "d")
+    loaded = data.load("hf", tmp_path / "d", columns={"label": "grade"})
+    shown = loaded.x[:, 0, 0, 0].astype(int)
+    assert (shown % 3).tolist() == loaded.y.tolist()
+    assert shown.tolist() != sorted(shown)
+
+
 def test_splits_are_the_parts_and_others_are_named(datasets, tmp_path, caplog):
     splits = {"test": scans(datasets, 6, 30), "train": scans(datasets, 24)}
     splits |= {"validation": scans(datasets, 6, 24), "extra": scans(datasets, 6)}
@@ -355,6 +363,17 @@ def test_files_that_are_missing_or_no_json(datasets, tmp_path):
     for text in ("{", json.dumps(content | {"features": {"a": {"_type": "None"}}})):
         info.write_text(text)
         assert f"{tmp_path / 'd'}: missing, damaged or cut off" in refusal(tmp_path / "d")
+
+
+def test_a_file_outside_of_the_folder_is_refused(datasets, tmp_path):
+    for name in ("d", "other"):
+        scans(datasets, 12).save_to_disk(tmp_path / name)
+    state = tmp_path / "d" / "state.json"
+    content = json.loads(state.read_text())
+    content["_data_files"][0]["filename"] = "../other/data-00000-of-00001.arrow"
+    state.write_text(json.dumps(content))
+    message = refusal(tmp_path / "d", "data.columns.label=grade")
+    assert f"names {tmp_path}/other/data-00000-of-00001.arrow, which is outside" in message
 
 
 @pytest.mark.integration
