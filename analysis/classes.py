@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from . import names, panels, series, style
-from .panels import Absent, Drawing, Facets
+from .panels import Absent, Drawing, Facets, unit_of
+from .units import ExperimentalUnit
 
 PRINTED = 12
 """Numbers are printed in panels of at most this many classes."""
@@ -62,7 +63,7 @@ Found = dict[str, Mapping[str, pd.DataFrame]]
 
 
 def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
-    """Recall and AUC, each as a heat map of methods by classes per setting, means over seeds."""
+    """Recall and AUC, each as a heat map of methods by classes per setting, means over units."""
     found: dict[str, Found] = {column: {} for column in KINDS}
     for title, groups in facets.items():
         every = list(KINDS)
@@ -73,11 +74,11 @@ def by_class(facets: Facets) -> Iterator[Drawing | Absent]:
                 found[column][title] = part
     known = {title: names.classes(names.first_run(groups)) for title, groups in facets.items()}
     for column, parts in found.items():
-        yield _heat_map(column, parts, known)
+        yield _heat_map(column, parts, known, unit_of(facets))
 
 
 def _heat_map(
-    column: str, found: Found, known: Mapping[str, Sequence[str] | None]
+    column: str, found: Found, known: Mapping[str, Sequence[str] | None], unit: ExperimentalUnit
 ) -> Drawing | Absent:
     """The heat map of a key of :data:`KINDS`."""
     kind = KINDS[column]
@@ -91,11 +92,11 @@ def _heat_map(
         classes = table.columns.astype(int).tolist()
         table.columns = pd.Index(names.of_labels(classes, known[title]))
         tables[title] = 100 * table.reindex(labels)
-    seeds = panels.seed_note(n for frame in frames for n in frame["n"]).partition(",")[0].lower()
+    note = panels.means_note((n for frame in frames for n in frame["n"]), unit)
     return Drawing(
         name=kind.name,
         title=kind.title,
-        caption=f"{kind.caption}; {seeds}. Classes without test samples are white.",
+        caption=f"{kind.caption}; {note}. Classes without test samples are white.",
         reading=kind.reading,
         figure=_maps(tables, labels, kind.axis, 50 if column == "auc" else 0),
         alt=_told_classes(tables, kind.axis),
@@ -165,15 +166,15 @@ def _class_ticks(axes: Axes, known: Sequence[str], room: int, y: bool = False) -
 
 
 def confusion(facets: Facets) -> Drawing | Absent:
-    """A matrix per method and setting: rows are classes, columns predictions, means over seeds."""
+    """A matrix per method and setting: rows are classes, columns predictions, means over units."""
     found: dict[str, tuple[Matrix, list[str]]] = {}
     counts: list[float] = []
     for setting, groups in facets.items():
         values = series.values(groups, "confusion", ["count"], ("label", "prediction"), take="last")
         known = names.classes(names.first_run(groups))
         for label, frame in values.items():
-            matrix, seeds = _matrix(frame["count"], len(known or ()))
-            counts.append(seeds)
+            matrix, count = _matrix(frame["count"], len(known or ()))
+            counts.append(count)
             title = "; ".join(filter(None, (style.title(label), setting)))
             found[title] = matrix, names.of_labels(list(range(len(matrix))), known)
     if not found:
@@ -184,13 +185,13 @@ def confusion(facets: Facets) -> Drawing | Absent:
         )
     shown = dict(list(found.items())[:MOST])
     more = f" The first {MOST} of {len(found)} are shown." if len(found) > MOST else ""
-    seeds_note = panels.seed_note(counts).partition(",")[0].lower()
+    note = panels.means_note(counts, unit_of(facets))
     return Drawing(
         name="confusion",
         title=CONFUSION,
         caption=(
             "Predictions of the final model for the test samples of each class, in per cent of the "
-            f"class: every row adds up to 100; {seeds_note}.{more}"
+            f"class: every row adds up to 100; {note}.{more}"
         ),
         reading=(
             "The diagonal is what is recognised. A dark column away from it is a class that others "
@@ -202,21 +203,21 @@ def confusion(facets: Facets) -> Drawing | Absent:
 
 
 def _matrix(counts: pd.Series[float], size: int) -> tuple[Matrix, int]:
-    """Shares (C, C) in per cent of each class, mean over seeds, and the number of seeds.
+    """Shares (C, C) in per cent of each class, mean over units, and the number of units.
 
-    ``counts`` are indexed by (seed, label, prediction); rows of classes without samples are NaN.
+    ``counts`` are indexed by (unit, label, prediction); rows of classes without samples are NaN.
     """
     label, prediction = (
         counts.index.get_level_values(name).astype(int) for name in ("label", "prediction")
     )
     size = max(size, label.max() + 1, prediction.max() + 1)
-    seed, seeds = pd.factorize(counts.index.get_level_values("seed"))
-    whole = np.zeros((len(seeds), size, size))
-    whole[seed, label, prediction] = counts.to_numpy(float)
+    unit, found = pd.factorize(counts.index.get_level_values(series.UNIT))
+    whole = np.zeros((len(found), size, size))
+    whole[unit, label, prediction] = counts.to_numpy(float)
     total = whole.sum(axis=2, keepdims=True)
     shares = np.full_like(whole, math.nan)
     np.divide(100 * whole, total, out=shares, where=total > 0)
-    return shares.mean(axis=0), len(seeds)
+    return shares.mean(axis=0), len(found)
 
 
 def _matrices(found: Mapping[str, tuple[Matrix, list[str]]]) -> Figure:

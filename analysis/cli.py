@@ -17,11 +17,13 @@ from . import (
     style,
     tables,
     trials,
+    units,
 )
 from .overview import Descriptions
-from .runs import find, group, summaries, write_csv
+from .runs import find, group, summaries, unit_among, write_csv
 from .scores import SCORES, TAKES
 from .stats import TESTS, Test
+from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
@@ -33,8 +35,14 @@ by_option = click.option(
     "margin. May be given several times.",
 )  # fmt: skip
 baseline_option = click.option(
-    "--baseline", metavar="METHOD", help="Compare with this method, over common seeds."
-)
+    "--baseline", metavar="METHOD",
+    help="Compare with this method, over common seeds, or partitions with '--unit partition'.",
+)  # fmt: skip
+unit_option = click.option(
+    "--unit", type=click.Choice(list(units.COLUMNS)), default="seed", show_default=True,
+    help="What intervals and tests are over: training seeds on one partition of the data, or "
+    "partitions (runs that differ in data.seed), each with the mean over its training seeds.",
+)  # fmt: skip
 figure_option = click.option(
     "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
 )
@@ -58,15 +66,18 @@ def main() -> None:
     help="A score of the test part (accuracy, balanced_accuracy, macro_f1, auc, loss) or a column "
     f"of rounds.csv ({', '.join(curves.METRICS)}); may be given several times.",
 )  # fmt: skip
+@unit_option
 @click.option(
     "--smooth", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
 def curves_command(
-    dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str], smooth: int
-) -> None:
-    """Learning curves per method: mean and 95 % interval over seeds."""
-    groups = group(_summaries(dirs), by)
+    dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
+    unit: ExperimentalUnit, smooth: int,
+) -> None:  # fmt: skip
+    """Learning curves per method: mean and 95 % interval over seeds or partitions."""
+    runs = _summaries(dirs)
+    groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth), out)
     click.echo(f"wrote {out}")
@@ -106,27 +117,29 @@ main.add_command(heatmap_command, "partition")
 )  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
+@unit_option
 @click.option(
     "--test", type=click.Choice(list(TESTS)), default="t", show_default=True,
     help="Paired test: Student's t, or Wilcoxon's signed ranks.",
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
-    takes: Sequence[str], columns: str | None, baseline: str | None, test: Test,
+    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit,
+    test: Test,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
-    A number after ± is the half-width of the 95 % confidence interval of the mean over seeds. Bold
-    is the best mean, where it differs significantly from each of the others. A dagger marks methods
-    with a collapsed run, whose final model predicts one class only or has at most the balanced
-    accuracy of chance.
+    A number after ± is the half-width of the 95 % confidence interval of the mean over seeds, or
+    over partitions of the data with '--unit partition'. Bold is the best mean, where it differs
+    significantly from each of the others. A dagger marks methods with a collapsed run, whose final
+    model predicts one class only or has at most the balanced accuracy of chance.
     """
     _check(out, list(layout.FORMATS))
     runs = _summaries(dirs)
     made = [
         table
         for name in metrics
-        for table in tables.make(name, runs, by, columns, baseline, test, takes)
+        for table in tables.make(name, runs, by, columns, baseline, test, takes, unit)
     ]
     for metric in metrics:
         for run in tables.runs_without(metric, runs, by):
@@ -146,6 +159,7 @@ def table_command(
 )  # fmt: skip
 @by_option
 @baseline_option
+@unit_option
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice(list(SCORES)), default=("accuracy",),
     show_default="accuracy",
@@ -156,7 +170,7 @@ def table_command(
 @click.pass_obj
 def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
-    baseline: str | None, metrics: Sequence[str], title: str | None,
+    baseline: str | None, unit: ExperimentalUnit, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
     """All tables and figures of the runs, and one HTML page that shows them.
 
@@ -164,13 +178,15 @@ def report_command(
     DIR is that of a search by 'fedsim tune', the page shows its trials.
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
-        if baseline is not None or tuple(by) != ("algorithm",) or tuple(metrics) != ("accuracy",):
+        given = (baseline, unit, tuple(by), tuple(metrics))
+        if given != (None, "seed", ("algorithm",), ("accuracy",)):
             raise AnalysisError(
-                f"{dirs[0]}: a search by fedsim tune; --by, --baseline and --metric are for runs"
+                f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
+                "for runs"
             )
         click.echo(f"wrote {report.write_search(dirs[0], out, title).page}")
         return
-    written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics)
+    written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics, unit)
     _tell(written.unfinished)
     for absent in written.absent:
         click.echo(f"left out {absent.title}: {absent.reason}", err=True)
@@ -191,13 +207,15 @@ def report_command(
     "--metric", type=click.Choice(list(selection.METRICS)), default="val_accuracy",
     show_default=True, help="Column of rounds.csv to choose by; of val_loss the lowest.",
 )  # fmt: skip
+@unit_option
 @click.option("--out", type=FILE, help="CSV file for the chosen values.")
 def select_command(
-    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str, out: Path | None
-) -> None:
-    """Choose a hyperparameter by the validation part: the best mean over seeds."""
+    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
+    unit: ExperimentalUnit, out: Path | None,
+) -> None:  # fmt: skip
+    """Choose a hyperparameter by the validation part: the best mean over seeds or partitions."""
     _check(out, [".csv"])
-    table = selection.choose(_summaries(dirs), by, within, metric)
+    table = selection.choose(_summaries(dirs), by, within, metric, unit)
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)

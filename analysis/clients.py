@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from . import names, panels, series, style
-from .panels import Absent, Drawing, Facets, facet_lines
+from .panels import Absent, Drawing, Facets, facet_lines, unit_of
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
@@ -24,7 +24,7 @@ MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 
 
 def by_client(facets: Facets) -> Drawing | Absent:
-    """One dot per client and one box per method; a client's accuracy is its mean over seeds."""
+    """One dot per client and one box per method; a client's accuracy is its mean over units."""
     found = {
         title: series.aggregated(
             groups, "evaluations", ["accuracy"], ("split", "client_id"), take="last"
@@ -63,7 +63,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
                 for marker, _ in zip(MARKERS, sites, strict=False)
             ]
             panels.legend(fig, handles, list(sites.values()))
-    seeds = panels.seed_note(counts).partition(",")[0].lower()
+    note = panels.means_note(counts, unit_of(facets))
     every = dict.fromkeys(group.label for groups in facets.values() for group in groups)
     without = [style.title(label) for label in every if label not in labels]
     missing = f" Without such rows: {'; '.join(without)}." if without else ""
@@ -72,7 +72,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
         title=CLIENTS,
         caption=(
             f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. A "
-            f"dot is a client ({seeds}); boxes hold the middle half of the clients, the line in a "
+            f"dot is a client ({note}); boxes hold the middle half of the clients, the line in a "
             "box is the median, whiskers span all clients. Methods that keep a model per client "
             f"are evaluated with it, the others with the global model.{missing}"
             + " The shapes are the sites."
@@ -160,14 +160,15 @@ def by_group(facets: Facets) -> Drawing | Absent:
             )
             for index, _ in enumerate(known)
         ]  # fmt: skip
-        seeds = panels.seed_note((n for frame in frames for n in frame["n"]), "bar")
-        panels.legend(fig, handles, known, seeds)
+        counts = (n for frame in frames for n in frame["n"])
+        note = panels.unit_note(counts, unit_of(facets), "bar")
+        panels.legend(fig, handles, known, note)
     return Drawing(
         name="groups",
         title=GROUPS,
         caption=(
             f"Accuracy on the groups of test samples ({', '.join(known)}) after the last round. "
-            f"{seeds}."
+            f"{note}."
         ),
         reading=(
             "The grey line joins the groups of one method: the longer it is, the more the method "

@@ -1,4 +1,4 @@
-"""Learning curves: a metric of rounds.csv by round, mean and 95 % interval over seeds."""
+"""Learning curves: a metric of rounds.csv by round, mean and 95 % interval over units."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,10 +8,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from . import AnalysisError, panels, style
+from . import AnalysisError, panels, style, units
 from .panels import Absent, Drawing, Panel, Rounds
 from .runs import Group, read
-from .stats import over_seeds
+from .series import per_unit
+from .stats import over_units
+from .units import ExperimentalUnit
 
 
 @dataclass(frozen=True)
@@ -45,26 +47,27 @@ METRICS: Mapping[str, Metric] = {
 TITLE = "Test scores and loss by round"
 
 
-def series(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
-    """A metric by round and seed, at the rounds where all runs of the group have it.
+def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
+    """A metric by round and run, at the rounds where all runs of the group have it.
 
     ``smooth`` is the window of the moving mean in evaluated rounds, 1 for none.
 
     Returns:
-        (rounds, seeds) indexed by round.
+        (rounds, runs) indexed by round; the columns are :data:`analysis.units.COLUMNS`.
 
     Raises:
         AnalysisError: a file or column is missing, or no round has a value in all runs.
     """
     columns = {}
-    for seed, path in zip(group.runs["seed"], group.runs["path"], strict=True):
+    runs = group.runs.set_index(list(units.COLUMNS[group.unit]))["path"]
+    for run, path in runs.items():
         file = Path(path) / "rounds.csv"
         frame = read(file, numbers=("round", metric))
         known = frame.set_index("round")[metric].dropna()
         if known.empty:
             raise AnalysisError(f"{file}: the column {metric} is empty")
-        columns[seed] = known.rolling(smooth, min_periods=1).mean()
-    values = pd.DataFrame(columns).dropna()
+        columns[run] = known.rolling(smooth, min_periods=1).mean()
+    values = pd.DataFrame(columns).dropna().rename_axis(columns=list(units.COLUMNS[group.unit]))
     if values.empty:
         raise AnalysisError(f"{group.label}: no round has {metric} in all {len(columns)} runs")
     return values
@@ -77,20 +80,19 @@ def figure(
 ) -> Figure:
     """Curves of all groups, one panel per metric, a key of :data:`METRICS`.
 
-    A line is the mean over seeds, the band its 95 % t interval (none for one seed).
+    A line is the mean over seeds or partitions, the band its 95 % t interval (none for one).
 
     Raises:
-        AnalysisError: see :func:`series`.
+        AnalysisError: see :func:`by_round`.
     """
     shown = []
     for metric in metrics:
-        values = {one.label: series(one, metric, smooth) for one in groups}
-        by_seed = {
-            label: pd.DataFrame({metric: frame.rename_axis(columns="seed").stack()})
+        values = {one.label: by_round(one, metric, smooth) for one in groups}
+        found = {
+            label: over_units(per_unit(pd.DataFrame({metric: frame.T.stack()})), ["round"])
             for label, frame in values.items()
         }
-        found = {label: over_seeds(frame, ["round"]) for label, frame in by_seed.items()}
-        shown.append(_panel(metric, found))
+        shown.append(_panel(metric, found, groups[0].unit))
     note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
@@ -100,18 +102,20 @@ def figure(
     return panels.grid(arranged, columns, f"{note}; the other methods in grey")
 
 
-def drawings(rounds: Rounds, score: str = "accuracy") -> Iterator[Drawing | Absent]:
+def drawings(
+    rounds: Rounds, score: str = "accuracy", unit: ExperimentalUnit = "seed"
+) -> Iterator[Drawing | Absent]:
     """A score of the test part and the loss by round, one row of panels per setting.
 
     With few methods they are one figure, else small multiples of each.
     """
     metrics = list(dict.fromkeys((f"test_{score}", "test_loss")))
     found = {
-        title: {label: over_seeds(frame, ["round"]) for label, frame in values.items()}
+        title: {label: over_units(frame, ["round"]) for label, frame in values.items()}
         for title, values in rounds.items()
     }
     shown = {
-        metric: [_panel(metric, frames, title) for title, frames in found.items()]
+        metric: [_panel(metric, frames, unit, title) for title, frames in found.items()]
         for metric in metrics
     }
     every = [panel for row in zip(*shown.values(), strict=True) for panel in row]
@@ -134,6 +138,7 @@ def drawings(rounds: Rounds, score: str = "accuracy") -> Iterator[Drawing | Abse
 
 def _drawing(name: str, title: str, shown: Sequence[Panel], figure: Figure) -> Drawing:
     what = " and ".join(dict.fromkeys(panel.label for panel in shown))
+    unit = shown[0].unit
     apart = any(len(panel.curves) > panels.TOGETHER for panel in shown)
     return Drawing(
         name=name,
@@ -144,14 +149,17 @@ def _drawing(name: str, title: str, shown: Sequence[Panel], figure: Figure) -> D
         ),
         reading=(
             "Higher scores and a lower loss are better; a steeper start is faster learning. Bands "
-            "that overlap may still differ seed by seed: the paired comparisons are in the tables."
+            f"that overlap may still differ {unit} by {unit}: the paired comparisons are in "
+            "the tables."
         ),
         figure=figure,
         alt=panels.told(shown),
     )
 
 
-def _panel(metric: str, found: Mapping[str, pd.DataFrame], title: str = "") -> Panel:
+def _panel(
+    metric: str, found: Mapping[str, pd.DataFrame], unit: ExperimentalUnit, title: str = ""
+) -> Panel:
     shown = METRICS[metric]
     lines = panels.curves(found, metric, shown.factor)
-    return Panel(label=shown.label, curves=lines, title=title, possible=shown.possible)
+    return Panel(label=shown.label, curves=lines, title=title, possible=shown.possible, unit=unit)

@@ -9,12 +9,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from . import panels, series, stats, style
-from .layout import COLLAPSE, Table, Unit
-from .panels import Drawing, Facets, facet_lines
+from . import panels, series, stats, style, units
+from .layout import COLLAPSE, Table, Unit, power_words
+from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
-from .scores import COLLAPSED, SCORES, TAKES, by_seed, counts
+from .scores import COLLAPSED, SCORES, TAKES, by_run, counts
 from .stats import SIGNIFICANT, TESTS, Estimate, estimate
+from .units import ExperimentalUnit
 
 MOST = 6
 """At most this many settings have a sentence of their own."""
@@ -45,18 +46,22 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     title = TAKES["final"].format(shown.title)
     title = title[0].lower() + title[1:]
     where = f"{setting}: " * bool(setting)
-    values = by_seed(groups, score, "final")
+    values = by_run(groups, score, "final")
     found = stats.ranking(values, lowest=shown.lowest)
     if found is None:
         return f"{where}no {title}."
-    best = estimate(values[found.leader].tolist())
+    best = stats.of_runs(values[found.leader])
     name = style.title(found.leader)
-    number = f"{shown.unit.spread(best)} {shown.unit.name} ({_seeds(best)})"
+    number = f"{shown.unit.spread(best)} {shown.unit.name} ({_over(best)})"
     if not found.adjusted:
         return f"{where}{title} of {name}: {number}."
     kind = "lowest" if shown.lowest else "highest"
     near = stats.EQUAL * abs(best.mean)
-    tied = [label for label in found.adjusted if abs(values[label].mean() - best.mean) <= near]
+    tied = [
+        label
+        for label in found.adjusted
+        if abs(units.means(values[label]).mean() - best.mean) <= near
+    ]
     if tied:
         names = _listed([name, *map(style.title, tied)])
         verb = "have the same" if len(tied) == len(found.adjusted) else f"share the {kind}"
@@ -72,7 +77,7 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     different = [style.title(label) for label, p in found.adjusted.items() if p < SIGNIFICANT]
     equal = [style.title(label) for label in found.adjusted if style.title(label) not in different]
     if all(math.isnan(p) for p in found.adjusted.values()):
-        told += "; no test is possible without two common seeds whose differences vary."
+        told += f"; no test is possible without two common {best.unit}s whose differences vary."
     elif not different:
         told += ", but **does not differ significantly** from any other."
     elif equal:
@@ -81,15 +86,15 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
         told += f"not significantly {side} {_listed(equal)}."
     else:
         told += "."
-    return told + f" It has collapsed in {fallen} of {best.n} runs." * bool(fallen)
+    return told + f" It has collapsed in {fallen} of {best.runs} runs." * bool(fallen)
 
 
 def _side(lowest: bool) -> str:
     return "below" if lowest else "above"
 
 
-def _seeds(found: Estimate) -> str:
-    return "one seed" if found.n == 1 else f"mean over {found.n} seeds ± 95 % CI"
+def _over(found: Estimate) -> str:
+    return f"one {found.unit}" if found.n == 1 else f"mean over {found.n} {found.unit}s ± 95 % CI"
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
@@ -98,13 +103,14 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
-    """Which groups differ significantly from the baseline."""
+    """Which groups differ significantly from the baseline, and what could be detected."""
     tested = data[data["pairs"] > 0]
     different = tested[tested["p_holm"] < SIGNIFICANT]
     name = style.title(baseline)
+    power = f" {power_words(data, unit)}".rstrip()
     if not len(different):
         count = f"corrected over all {len(tested)} comparisons with it"
-        return f"Of the comparisons with {name}, none is significant ({count})."
+        return f"Of the comparisons with {name}, none is significant ({count}).{power}"
     points = f" {unit.of_differences}"
     texts = [
         f"{row['method']} ({unit.number(row['difference'], '+')}{points}, p {row['p_holm']:.2g})"
@@ -112,7 +118,7 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     ]
     return (
         f"Of {len(tested)} comparisons with {name}, {len(different)} are significant (corrected "
-        f"over all of them): {_listed(texts)}."
+        f"over all of them): {_listed(texts)}.{power}"
     )
 
 
@@ -139,14 +145,16 @@ def _collapsed(facets: Facets) -> str:
 
 
 def draw(facets: Facets, score: str) -> Drawing:
-    """Final scores: mean, interval and seeds, one row per method and a panel per setting."""
+    """Final scores: mean, interval and units, one row per method and a panel per setting."""
     shown = SCORES[score]
+    unit = unit_of(facets)
+    over = "seeds on one partition" if unit == "seed" else "partitions"
     factor = shown.unit.factor
     most = math.inf if shown.lowest else factor
     found = {
         title: {
-            label: factor * own
-            for label, own in by_seed(groups, score, "final").items()
+            label: factor * units.means(own)
+            for label, own in by_run(groups, score, "final").items()
             if own.notna().any()
         }
         for title, groups in facets.items()
@@ -173,7 +181,10 @@ def draw(facets: Facets, score: str) -> Drawing:
             Line2D([], [], color="#444444", marker="o", linestyle="-"),
             Line2D([], [], color="#444444", marker="|", linestyle=""),
         ]
-        texts = ["mean and 95 % CI over seeds", "a seed"]
+        texts = [
+            f"mean and 95 % CI over {over}",
+            "a seed" if unit == "seed" else "a partition (mean over its seeds)",
+        ]
         if any(value for groups in facets.values() for value in counts(groups).values()):
             handles.append(
                 Line2D([], [], color="#444444", marker="o", linestyle="", markerfacecolor="white")
@@ -186,21 +197,21 @@ def draw(facets: Facets, score: str) -> Drawing:
     return Drawing(
         name="headline",
         title=title,
-        caption=f"{title}: mean, 95 % confidence interval over seeds, and each seed.",
+        caption=f"{title}: mean, 95 % confidence interval over {over}, and each {unit}.",
         reading=(
             f"{'Left' if shown.lowest else 'Right'} is better. Intervals that overlap may still "
-            f"differ seed by seed: the sentences above rest on {TESTS['t']}s over common seeds "
-            f"with Holm's correction, at level {SIGNIFICANT:g}."
+            f"differ {unit} by {unit}: the sentences above rest on {TESTS['t']}s over common "
+            f"{unit}s with Holm's correction, at level {SIGNIFICANT:g}."
         ),
         figure=fig,
-        alt=_told(found, title, shown.unit),
+        alt=_told(found, title, shown.unit, unit),
     )
 
 
 def _row(
     axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, most: float
 ) -> None:
-    """Mean with interval within 0..most, a tick for each seed, and the mean in figures."""
+    """Mean with interval within 0..most, a tick for each unit, and the mean in figures."""
     found = estimate(values.tolist())
     axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
     low, high = max(found.low, 0.0), min(found.high, most)
@@ -222,7 +233,7 @@ def _guess(groups: Sequence[Group], score: str) -> float | None:
         return None
     found = series.values(groups[:1], "classes", ["support"], "label", take="last")
     support = [
-        frame["support"].xs(frame.index.get_level_values("seed")[0], level="seed")
+        frame["support"].xs(frame.index.get_level_values(series.UNIT)[0], level=series.UNIT)
         for frame in found.values()
     ]
     there = support[0][support[0] > 0] if support else pd.Series(dtype=float)
@@ -231,10 +242,13 @@ def _guess(groups: Sequence[Group], score: str) -> float | None:
     return float(there.max() / there.sum()) if score == "accuracy" else 1 / len(there)
 
 
-def _told(found: Mapping[str, Mapping[str, pd.Series[float]]], title: str, unit: Unit) -> str:
+def _told(
+    found: Mapping[str, Mapping[str, pd.Series[float]]], title: str, unit: Unit,
+    over: ExperimentalUnit,
+) -> str:  # fmt: skip
     said = []
     for setting, values in found.items():
         means = {style.title(label): own.mean() for label, own in values.items()}
         texts = [f"{label} {mean:.4g}" for label, mean in list(means.items())[: panels.SPOKEN]]
         said.append(f"{f'{setting}: ' * bool(setting)}{', '.join(texts)}")
-    return f"Dot plot. {unit.head(title)}, mean over seeds. {'; '.join(said)}."
+    return f"Dot plot. {unit.head(title)}, mean over {over}s. {'; '.join(said)}."

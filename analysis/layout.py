@@ -11,6 +11,7 @@ import pandas as pd
 from . import style
 from .runs import conditions, order, write_csv
 from .stats import SIGNIFICANT, TESTS, Cell, Comparison, Estimate, Test
+from .units import POWER, ExperimentalUnit
 
 NONE = "n/a"
 """Shown if a number is not available."""
@@ -42,7 +43,7 @@ class Unit:
         return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
 
     def spread(self, estimate: Estimate, sign: str = "") -> str:
-        """``84.00 ± 9.94``, mean and half-width of its 95 % interval; only the mean for one seed.
+        """``84.00 ± 9.94``, mean and half-width of its 95 % interval; only the mean for one value.
 
         ``sign="+"`` also marks positive means.
         """
@@ -78,6 +79,7 @@ class Table:
         rows: of as many cells; ``**x**`` is bold.
         words: number of leading columns that are text.
         data: all numbers at full precision, in the units of the run directories.
+        cells: the statistics that it shows, if it is made of them.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     words: int
     data: pd.DataFrame
+    cells: Sequence[Cell] = ()
 
 
 def p_value(p: float) -> str:
@@ -117,15 +120,20 @@ def detailed(
     """
     columns = any(cell.column for cell in found)
     compared = any(cell.comparison for cell in found)
+    power = any(not math.isnan(cell.detectable) for cell in found)
     ci = interval_head(found)
-    head = ["Method", *["Group"] * columns, "Seeds", unit.head(what) + ci]
+    head = ["Method", *["Group"] * columns, *repetition_heads(found), unit.head(what) + ci]
     head += [unit.head("Std", True)]
     head += [unit.head("Difference", True) + ci, "p", "p (Holm)"] * compared
+    head += [unit.head("Detectable", True)] * power
     rows = []
     for cell in found:
-        row = [style.title(cell.row), *[cell.column] * columns, str(cell.estimate.n)]
+        row = [style.title(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
         row += [spread(cell, unit), unit.number(cell.estimate.std)]
-        rows.append([*row, *_comparison(cell, unit) * compared])
+        row += _comparison(cell, unit) * compared
+        missing = EMPTY if cell.comparison is None else NONE
+        detectable = missing if math.isnan(cell.detectable) else unit.number(cell.detectable)
+        rows.append([*row, *[detectable] * power])
     return Table(
         name=name,
         title=title,
@@ -134,7 +142,23 @@ def detailed(
         rows=rows,
         words=1 + columns,
         data=data(found),
+        cells=found,
     )
+
+
+def repetition_heads(found: Sequence[Cell]) -> list[str]:
+    """The headings of :func:`repetitions`."""
+    return ["Seeds"] if unit_of(found) == "seed" else ["Partitions", "Seeds"]
+
+
+def repetitions(found: Estimate) -> list[str]:
+    """The number of units, and of training seeds in each if they are partitions."""
+    return [str(found.n)] if found.levels is None else [str(found.n), found.levels.seeds]
+
+
+def unit_of(found: Sequence[Cell]) -> ExperimentalUnit:
+    """The unit of all cells."""
+    return found[0].estimate.unit if found else "seed"
 
 
 def _comparison(cell: Cell, unit: Unit) -> list[str]:
@@ -145,16 +169,19 @@ def _comparison(cell: Cell, unit: Unit) -> list[str]:
 
 
 def with_seeds(found: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
-    """:func:`spread` of the cells with their stars, and a sentence on the number of seeds.
+    """:func:`spread` of the cells with their stars, and a sentence on the number of units.
 
-    If the numbers of seeds differ, each cell shows its own.
+    If the numbers of units differ, each cell shows its own.
     """
-    seeds = {cell.estimate.n for cell in found}
-    if len(seeds) == 1:
+    numbers = {cell.estimate.n for cell in found}
+    over = unit_of(found)
+    per = {cell.estimate.levels.seeds for cell in found if cell.estimate.levels}
+    of = f", of {' or '.join(sorted(per))} training seeds" * bool(per)
+    if len(numbers) == 1:
         shown = {cell: spread(cell, unit) + cell.mark for cell in found}
-        return shown, f" Seeds: {max(seeds)} each."
+        return shown, f" {over.title()}s: {max(numbers)} each{of}."
     shown = {cell: f"{spread(cell, unit)} (n={cell.estimate.n}){cell.mark}" for cell in found}
-    return shown, " n: the number of seeds."
+    return shown, f" n: the number of {over}s{of}."
 
 
 def crossed_heads(found: Iterable[Cell], heads: Mapping[str, str]) -> dict[str, str]:
@@ -189,6 +216,7 @@ def crossed(
         rows=lines,
         words=1,
         data=data(list(shown)),
+        cells=list(shown),
     )
 
 
@@ -205,18 +233,50 @@ def data(found: Sequence[Cell]) -> pd.DataFrame:
         row |= {"difference": other.difference.mean, "difference_low": other.difference.low}
         row |= {"difference_high": other.difference.high, "p": other.p, "p_holm": cell.adjusted}
         row |= {"leads": cell.leads, "collapsed": cell.collapsed}
+        row |= {"unit": own.unit, "detectable": cell.detectable, "level": cell.level}
+        if own.levels is not None:
+            row |= {"runs": own.runs, "seeds": own.levels.seeds, **_variances("", own)}
+            row |= _variances("difference_", other.difference)
+            pairs = other.difference.levels
+            row["pair_seeds"] = "" if pairs is None else pairs.seeds
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-INTERVAL = (
-    "±: half-width of the 95 % confidence interval of the mean over the seeds, by Student's t."
-)
+def _variances(prefix: str, found: Estimate) -> dict[str, float]:
+    own = found.levels
+    return {
+        f"{prefix}var_between": math.nan if own is None else own.between,
+        f"{prefix}var_within": math.nan if own is None else own.within,
+    }
+
+
+def unit_words(unit: ExperimentalUnit) -> str:
+    """A sentence: what the unit of intervals and tests is."""
+    if unit == "seed":
+        return (
+            "Unit: the training seed, on one partition of the data; intervals and tests do not "
+            "cover the choice of the partition."
+        )
+    return (
+        "Unit: the partition of the data (data.seed); its value is the mean over its training "
+        "seeds, and each partition counts once."
+    )
+
+
+def interval_words(unit: ExperimentalUnit) -> str:
+    """A sentence: what ± is."""
+    return (
+        f"±: half-width of the 95 % confidence interval of the mean over the {unit}s, by "
+        "Student's t."
+    )
 
 
 def signs(found: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
     """The caption's sentences on ±, on what is bold, and on the collapsed runs."""
-    said = INTERVAL * any(cell.estimate.n > 1 for cell in found)
+    unit = unit_of(found)
+    several = any(cell.estimate.n > 1 for cell in found)
+    said = unit_words(unit) + f" {interval_words(unit)}" * several
     groups = Counter((cell.column, conditions(cell.row)) for cell in found)
     if max(groups.values(), default=0) > 1:
         where = " of a column" if len({cell.column for cell in found}) > 1 else ""
@@ -226,13 +286,12 @@ def signs(found: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
         said += (
             f" Bold: the {'lowest' if lowest else 'highest'} mean{where}, where it differs from "
             f"each of the others at level {SIGNIFICANT:g} (two-sided {TESTS[test]} over common "
-            "seeds, Holm-corrected over these comparisons)"
+            f"{unit}s, Holm-corrected over these comparisons)"
         )
         if any(cell.leads for cell in found):
             said += "."
         else:
-            several = any(cell.estimate.n > 1 for cell in found)
-            said += "; none does here." if several else "; a test needs two seeds."
+            said += "; none does here." if several else f"; a test needs two {unit}s."
     return (said + _collapses(found)).strip()
 
 
@@ -240,7 +299,7 @@ def _collapses(found: Sequence[Cell]) -> str:
     """A sentence on the runs whose final model has collapsed."""
     runs: dict[str, dict[str, Cell]] = {}
     for cell in (cell for cell in found if cell.collapsed):
-        count = f"({cell.collapsed} of {cell.estimate.n})"
+        count = f"({cell.collapsed} of {cell.estimate.runs})"
         runs.setdefault(f"{style.title(cell.row)} {count}", {})[cell.column] = cell
     if not runs:
         return ""
@@ -256,7 +315,7 @@ def _collapses(found: Sequence[Cell]) -> str:
 
 
 def comparisons(
-    found: Sequence[Cell], baseline: str | None, test: Test, *, details: bool = False
+    found: Sequence[Cell], baseline: str | None, test: Test, unit: Unit, *, details: bool = False
 ) -> str:
     """The caption's sentences on the comparisons: what, how, and which were not possible.
 
@@ -267,22 +326,67 @@ def comparisons(
         return ""
     tests = sum(not math.isnan(cell.adjusted) for cell in found)
     difference = ", with its 95 % t interval" if details else ""
-    floor = ", which is never below 2 / 2^n over n seeds" if test == "wilcoxon" else ""
-    return (
+    over = unit_of(found)
+    floor = f", which is never below 2 / 2^n over n {over}s" if test == "wilcoxon" else ""
+    said = (
         f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
-        f"the seeds that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: corrected "
-        f"over the {tests} comparison{'s' * (tests != 1)} of this table; * below {SIGNIFICANT:g}."
-    ) + f"{_fewer(found)}{_missing(found)}"
+        f"the {over}s that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: "
+        f"corrected over the {tests} comparison{'s' * (tests != 1)} of this table; * below "
+        f"{SIGNIFICANT:g}."
+    )
+    power = power_words(data(found), unit)
+    if not power and tests:
+        power = "Power is stated for the t test alone."
+    return f"{said} {power}".rstrip() + f"{_fewer(found)}{_missing(found)}"
+
+
+def power_words(found: pd.DataFrame, unit: Unit) -> str:
+    """A sentence on the differences that a design detects; empty if no power is available.
+
+    ``found`` is from :func:`data`.
+    """
+    tested = found[found["detectable"].notna()].sort_values("detectable", kind="stable")
+    if tested.empty:
+        return ""
+    records = tested.to_dict("records")
+    names = [
+        f"{row['method']}, {row['column']}" if row["column"] else str(row["method"])
+        for row in records
+    ]
+    sizes = [unit.number(row["detectable"]) for row in records]
+    of = f" {unit.of_differences}" * bool(unit.of_differences)
+    if len(records) == 1:
+        what = f"a difference of {sizes[0]}{of} is"
+    elif sizes[0] == sizes[-1]:
+        what = f"differences of {sizes[0]}{of} are"
+    else:
+        what = f"differences of {sizes[0]} ({names[0]}) to {sizes[-1]}{of} ({names[-1]}) are"
+    level = f"{SIGNIFICANT:g}" + f" / {len(records)}" * (len(records) > 1)
+    return (
+        f"Power: with {_design(tested)}, {what} detected with {100 * POWER:.0f} % probability "
+        f"(paired t test at level {level}, if differences vary as in these runs)."
+    )
+
+
+def _design(tested: pd.DataFrame) -> str:
+    """The numbers of partitions and seeds of comparisons: ``10 partitions x 2 seeds``."""
+    low, high = int(tested["pairs"].min()), int(tested["pairs"].max())
+    count = str(low) if low == high else f"{low} to {high}"
+    if tested["unit"].iloc[0] == "seed":
+        return f"{count} seeds on one partition"
+    seeds = list(dict.fromkeys(tested["pair_seeds"]))
+    return f"{count} partitions x {' or '.join(seeds)} seed{'s' * (seeds != ['1'])}"
 
 
 def _fewer(found: Sequence[Cell]) -> str:
-    """A sentence on differences over fewer seeds than the method's own mean."""
+    """A sentence on differences over fewer units than the method's own mean."""
     texts = [
         f"{_name(cell)} {cell.comparison.difference.n} of {cell.estimate.n}"
         for cell in found
         if cell.comparison and cell.comparison.difference.n < cell.estimate.n
     ]
-    return f" Seeds in common where they are not all: {'; '.join(texts)}." * bool(texts)
+    over = unit_of(found).title()
+    return f" {over}s in common where they are not all: {'; '.join(texts)}." * bool(texts)
 
 
 def _name(cell: Cell) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from . import panels, series, stats, style
-from .panels import Absent, Drawing, Facets, facet_lines
+from .panels import Absent, Drawing, Facets, facet_lines, unit_of
 from .runs import Group, text
 
 COLUMNS = {
@@ -61,18 +61,19 @@ def by_round(facets: Facets) -> Drawing | Absent:
                     title=title,
                     zero=column in LOSSES,
                     possible=(-math.inf if column in LOSSES else 0, math.inf),
+                    unit=unit_of(facets),
                 )
                 for column, label in COLUMNS.items()
             ]
     if not shown:
         return Absent(TERMS, "no decomposition.csv; `fedsim run --decompose-every N` writes it")
-    seeds = panels.panel_note(shown)
+    note = panels.panel_note(shown)
     return Drawing(
         name="decomposition",
         title=TERMS,
         caption=(
             "Local, shift and aggregation loss and their sum, the global loss, by communication "
-            f"round, on {where(kinds)}. {seeds}."
+            f"round, on {where(kinds)}. {note}."
         ),
         reading=(
             "Local + shift + aggregation = global loss, exactly. The shift loss is what the "
@@ -80,7 +81,7 @@ def by_round(facets: Facets) -> Drawing | Absent:
             "model loses against the mean of the clients' models. Values are signed, the grey line "
             "marks zero: below it, averaging the models helps."
         ),
-        figure=panels.grid(shown, 2, seeds, facet_lines(facets)),
+        figure=panels.grid(shown, 2, note, facet_lines(facets)),
         alt=panels.told(shown),
     )
 
@@ -129,7 +130,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
         used.append(kind)
         signed += [(LINES[name][0], c["mean"]) for name, c in _lines(kinds[kind]).items()]
         every = kinds[kind].abs()
-        newest = every.groupby(level=["variant", "alpha", "seed"]).tail(1)
+        newest = every.groupby(level=["variant", "alpha", series.UNIT]).tail(1)
         rounds = every.index.get_level_values("round").nunique()
         takes = {"last round": newest, "mean over the rounds": every} if rounds > 1 else {"": every}
         for take, part in takes.items():
@@ -143,12 +144,13 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
                     x=ALPHA,
                     log=True,
                     possible=(0, math.inf),
+                    unit=unit_of(facets),
                 )
                 for loss, label in LOSSES.items()
             ]
     if not any(len(curve) > 1 for panel in shown for curve in panel.curves.values()):
         return NO_FIG2
-    seeds = panels.panel_note(shown)
+    note = panels.panel_note(shown)
     several = any("mean over" in panel.title for panel in shown)
     when = (
         "Top: the last round with a decomposition; below: the mean over all rounds with one, in "
@@ -164,7 +166,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
             "margin control (red, both aggregated by the weighted mean), and of the aggregation "
             "loss of clients trained with cross-entropy and aggregated by the weighted mean and by "
             f"principal gradients (blue), against the Dirichlet parameter, on {where(used)}. "
-            f"{when}. {seeds}."
+            f"{when}. {note}."
         ),
         reading=(
             "To the right the clients' labels differ more. The lines show sizes: where a loss is "
@@ -172,7 +174,7 @@ def by_alpha(facets: Facets) -> Drawing | Absent:
             "lowers the loss it is meant for; a negative one lowers the global loss, and the "
             f"nearer its line is to zero, the less it does so. {_signs(signed)}"
         ),
-        figure=panels.grid(shown, 2, seeds, {name: line for name, (*_, line) in LINES.items()}),
+        figure=panels.grid(shown, 2, note, {name: line for name, (*_, line) in LINES.items()}),
         alt=panels.told(shown),
     )
 
@@ -187,7 +189,7 @@ def _ambiguous(groups: Sequence[Group]) -> list[str]:
 
 
 def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
-    """A sentence: how many points of each loss have a negative mean over seeds and rounds."""
+    """A sentence: how many points of each loss have a negative mean over units and rounds."""
     told = []
     for loss in LOSSES:
         points = [value for of, values in means if of == loss for value in values]
@@ -197,7 +199,7 @@ def _signs(means: Sequence[tuple[str, pd.Series[float]]]) -> str:
 
 
 def _values(groups: Sequence[Group]) -> pd.DataFrame:
-    """Signed losses indexed by (variant, alpha, seed, split, scope, round)."""
+    """Signed losses indexed by (variant, alpha, unit, split, scope, round)."""
     found = series.values(groups, "decomposition", list(LOSSES), key=("split", "scope", "round"))
     parts = {}
     for group in groups:
@@ -210,11 +212,11 @@ def _values(groups: Sequence[Group]) -> pd.DataFrame:
 
 
 def _lines(values: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The curves over alpha by label; a run's value is its mean over the rounds."""
-    per_run = values.groupby(level=["variant", "seed", "alpha"]).mean()
+    """The curves over alpha by label; a value of a unit is its mean over the rounds."""
+    per_unit = values.groupby(level=["variant", series.UNIT, "alpha"]).mean()
     variants = {
-        str(kind): stats.over_seeds(part, ["alpha"])
-        for kind, part in per_run.groupby(level="variant")
+        str(kind): stats.over_units(part, ["alpha"])
+        for kind, part in per_unit.groupby(level="variant")
     }
     return {
         name: panels.band(panels.column(variants[kind], loss))

@@ -7,6 +7,7 @@ import pandas as pd
 from . import style
 from .layout import EMPTY, Table
 from .runs import METHOD, Group, differing, shared, text
+from .units import PARTITION
 
 Descriptions = Mapping[str, str]
 """A line on each method and setting, by label or column of summary.csv; fedsim provides them."""
@@ -20,14 +21,20 @@ TERMS: Mapping[str, str] = {
     "order of samples. Split and partition derive from data.seed. Runs that differ in the seed "
     "alone are repetitions of one experiment on one partition, and the same seed means the same "
     "choices for every method, so that methods are compared seed by seed.",
+    "Unit": "What intervals and tests are over, and what they say something about: training seeds "
+    "on one partition of the data, or partitions (data.seed), each with the mean over its training "
+    "seeds. Seeds on one partition say nothing about other partitions.",
+    "Detectable, power": "The smallest true difference that the paired t test finds with 80 % "
+    "probability, if differences vary as in these runs. A smaller difference may exist where none "
+    "is found.",
     "Final, best, last 10": "Test accuracy after the last round; at the best round (chosen on the "
     "validation part where there is one, else on the test part, which is optimistic); mean over "
     "the evaluated rounds among the last ten.",
-    "95 % t interval": "Mean ± t · s / √n with the standard deviation s of n seeds and Student's t "
+    "95 % t interval": "Mean ± t · s / √n with the standard deviation s of n units and Student's t "
     "for n minus 1 degrees of freedom: the interval that covers the true mean in 95 of 100 "
     "repetitions of the experiment.",
     "p, Holm": "Probability of a difference at least as large if the methods were equal, from a "
-    "paired test over common seeds; Holm's correction accounts for the number of comparisons.",
+    "paired test over common units; Holm's correction accounts for the number of comparisons.",
     "Alpha (\N{GREEK SMALL LETTER ALPHA})": "Concentration of the Dirichlet distribution that "
     "deals samples to clients: small values give each client few classes, large values all "
     "clients the same mix.",
@@ -68,6 +75,7 @@ def lead(groups: Sequence[Group], baseline: str | None) -> str:
     common = shared(groups)
     count = sum(len(group.runs) for group in groups)
     seeds = sorted({int(seed) for group in groups for seed in group.runs["seed"]})
+    partitions = _partitions(groups)
     facts = [
         f"{common[key]} {unit}"
         for key, unit in (("num_clients", "clients"), ("rounds", "communication rounds"))
@@ -80,16 +88,33 @@ def lead(groups: Sequence[Group], baseline: str | None) -> str:
     if "model" in common:
         facts.insert(0, f"network {common['model']}")
     told = f"{count} finished run{'s' * (count != 1)} in {len(groups)} group"
-    told += f"{'s' * (len(groups) != 1)} over {len(seeds)} seed{'s' * (len(seeds) != 1)} "
+    told += f"{'s' * (len(groups) != 1)} over "
+    if partitions:
+        told += f"{len(partitions)} partitions (data.seed {_ranges(partitions)}) and "
+    told += f"{len(seeds)} {'training ' * bool(partitions)}seed{'s' * (len(seeds) != 1)} "
     told += f"({_ranges(seeds)}). "
     told += f"The same in all: {', '.join(facts)}. " if facts else ""
-    told += "Runs of a group differ in the seed alone."
-    if len(seeds) > 1 and all("data.seed" in group.runs for group in groups):
+    if partitions:
+        told += (
+            "Runs of a group differ in partition and training seed alone. The unit is the "
+            "partition: its value is the mean over its training seeds, and intervals and tests are "
+            "over the partitions."
+        )
+    else:
+        told += "Runs of a group differ in the seed alone."
+    if not partitions and len(seeds) > 1 and all("data.seed" in group.runs for group in groups):
         told += (
             " They share one split and partition of the data, drawn by data.seed: intervals and "
         )
         told += "tests are about the randomness of training on it, not about other partitions."
     return told + (f" The others are compared with {style.title(baseline)}." if baseline else "")
+
+
+def _partitions(groups: Sequence[Group]) -> list[int]:
+    """The seeds of the partitions, if they are the unit."""
+    if groups[0].unit == "seed":
+        return []
+    return sorted({int(seed) for group in groups for seed in group.runs[PARTITION]})
 
 
 def methods(groups: Sequence[Group], descriptions: Descriptions) -> Table:
@@ -105,14 +130,21 @@ def methods(groups: Sequence[Group], descriptions: Descriptions) -> Table:
             for c in sorted(given, key=lambda c: c not in METHOD)
             if c != "algorithm" and f"{c}={given[c]}" not in said
         )
-        seeds = sorted(int(seed) for seed in group.runs["seed"])
+        seeds = sorted({int(seed) for seed in group.runs["seed"]})
+        partitions = [_ranges(_partitions([group]))] * (group.unit == "partition")
         told = (m for name, m in known.items() if _is(group.label, name))
         meaning = next(told, _composed(group.label))
         rows.append(
-            [style.title(group.label), meaning, own or EMPTY, _ranges(seeds), str(len(seeds))]
+            [
+                *(style.title(group.label), meaning, own or EMPTY, *partitions),
+                *(_ranges(seeds), str(len(group.runs))),
+            ]
         )
-    head = ["Group", "What it is", "Further settings that differ", "Seeds", "Runs"]
-    data = pd.DataFrame(rows, columns=["group", "meaning", "settings", "seeds", "runs"])
+    nested = groups[0].unit == "partition"
+    head = ["Group", "What it is", "Further settings that differ", *["Partitions"] * nested]
+    head += ["Seeds", "Runs"]
+    names = ["group", "meaning", "settings", *["partitions"] * nested, "seeds", "runs"]
+    data = pd.DataFrame(rows, columns=names)
     return Table(
         name="groups_of_runs", title="Methods",
         caption=(

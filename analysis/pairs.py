@@ -13,20 +13,22 @@ import pandas as pd
 from . import AnalysisError, style
 from .layout import (
     EMPTY,
-    INTERVAL,
     PERCENT,
     Table,
     Unit,
     comparisons,
     crossed,
     crossed_heads,
+    interval_words,
     signs,
     spread,
+    unit_words,
     with_seeds,
 )  # fmt: skip
 from .runs import Group, group, known, order, text
 from .scores import completed, counts
 from .stats import SIGNIFICANT, TESTS, Cell, Test, cells, compared, ranked, ranking
+from .units import ExperimentalUnit
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
 """Columns of summary.csv that define an experiment, the outermost first."""
@@ -45,7 +47,7 @@ ONE = Unit(digits=1)
 
 def accuracies(
     table: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None,
-    test: Test = "t",
+    test: Test = "t", unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
     """Final accuracies as in FedGH's Tables II, IV and V.
 
@@ -60,9 +62,9 @@ def accuracies(
     values: dict[str, dict[str, pd.Series[float]]] = {}
     collapsed: dict[tuple[str, str], int] = {}
     table = completed(table, ())
-    for title, groups in experiments(table, by, differing(table, columns)).items():
+    for title, groups in experiments(table, by, differing(table, columns), unit).items():
         local, pooled = (
-            {label: own for label, own in _by_seed(groups, column).items() if own.notna().any()}
+            {label: own for label, own in _by_run(groups, column).items() if own.notna().any()}
             for column in (LOCAL, GLOBAL)
         )
         if local:
@@ -84,7 +86,7 @@ def accuracies(
             "Acc_g: on the test data of all of them together."
         )
     if any(cell.comparison for cell in found):
-        caption += comparisons(found, "the same clients under their own server rule", test)
+        caption += comparisons(found, "the same clients under their own server rule", test, PERCENT)
     heads = {title: title or PERCENT.head("Accuracy") for title in values}
     rows = titles({cell.row for cell in found})
     title = "Final test accuracy (%), with and without another server rule"
@@ -92,7 +94,7 @@ def accuracies(
 
 
 def experiments(
-    table: pd.DataFrame, by: Sequence[str], keys: Sequence[str]
+    table: pd.DataFrame, by: Sequence[str], keys: Sequence[str], unit: ExperimentalUnit = "seed"
 ) -> dict[str, list[Group]]:
     """The groups of each experiment, by the heading of its column: its values of ``keys``.
 
@@ -102,7 +104,9 @@ def experiments(
     known(table, keys)
     rows = [column for column in by if column not in keys] or ["algorithm"]
     heads = table[list(keys)].apply(_head, axis=1) if keys else pd.Series("", index=table.index)
-    return {head: group(table[heads == head], rows) for head in sorted(heads.unique(), key=order)}
+    return {
+        head: group(table[heads == head], rows, unit) for head in sorted(heads.unique(), key=order)
+    }
 
 
 def base(label: str, labels: Collection[str]) -> str | None:
@@ -152,13 +156,9 @@ def _head(row: pd.Series[float]) -> str:
     return ", ".join(shown.values())
 
 
-def _by_seed(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
-    """A column's value per seed, by label, without groups that lack the column."""
-    return {
-        one.label: pd.to_numeric(one.runs.set_index("seed")[column]).astype(float)
-        for one in groups
-        if column in one.runs
-    }
+def _by_run(groups: Sequence[Group], column: str) -> dict[str, pd.Series[float]]:
+    """A column's value per run, by label, without groups that lack the column."""
+    return {one.label: one.by_run(column) for one in groups if column in one.runs}
 
 
 def any_target(table: pd.DataFrame) -> bool:
@@ -167,8 +167,9 @@ def any_target(table: pd.DataFrame) -> bool:
 
 
 def reached(
-    table: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None
-) -> Table:
+    table: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None,
+    unit: ExperimentalUnit = "seed",
+) -> Table:  # fmt: skip
     """Rounds and seconds to the target accuracy as in FedGH's Table III.
 
     Rows are methods, columns experiments; arguments are those of :func:`accuracies`. Runs without a
@@ -180,45 +181,45 @@ def reached(
     if not any_target(table):
         raise AnalysisError(f"in no run summary.csv has {TARGET}; evaluation.{TARGET} gives one")
     found: list[Cell] = []
-    seeds: list[int] = []
+    runs: list[int] = []
     table = table[table[TARGET].notna()]
-    for title, groups in experiments(table, by, [*differing(table, columns), TARGET]).items():
-        for column, unit in MEASURES.items():
-            values = _by_seed(groups, column)
+    for title, groups in experiments(table, by, [*differing(table, columns), TARGET], unit).items():
+        for column, name in MEASURES.items():
+            values = _by_run(groups, column)
             if any(series.notna().any() for series in values.values()):
                 whole = {row: own for row, own in values.items() if own.notna().all()}
                 place = ranking(whole, lowest=True)
                 leader = place.leader if place is not None and place.differs else None
                 found += [
                     replace(cell, leads=cell.row == leader)
-                    for cell in cells({f"{title}: {unit}": values})
+                    for cell in cells({f"{title}: {name}": values})
                 ]
-                seeds += [len(series) for series in values.values()]
-    shown = with_count(found, seeds)
+                runs += [len(series) for series in values.values()]
+    shown = with_count(found, runs)
     caption = (
         "Rounds, seconds of wall time and, where the runs have a clock, simulated seconds until "
         "the test accuracy first reaches the target in the column's heading, in a round with an "
-        f"evaluation. {INTERVAL} It is over the seeds that reached the target; (2 of 3): so many "
-        "did, and the others would have taken longer. Bold: the smallest mean of a column among "
-        "the methods whose seeds all did, where it differs from each of the others at level "
-        f"{SIGNIFICANT:g} (two-sided {TESTS['t']} over common seeds, Holm-corrected over these "
-        "comparisons)."
+        f"evaluation. {unit_words(unit)} {interval_words(unit)} It is over the runs that reached "
+        "the target; (2 of 3): so many did, and the others would have taken longer. Bold: the "
+        "smallest mean of a column among the methods whose runs all did, where it differs from "
+        f"each of the others at level {SIGNIFICANT:g} (two-sided {TESTS['t']} over common {unit}s, "
+        "Holm-corrected over these comparisons)."
     )
     heads = crossed_heads(shown, {cell.column: cell.column for cell in shown})
     made = crossed(
         "target", "Rounds and time to the target accuracy", caption, shown, heads,
         titles({cell.row for cell in shown}),
     )  # fmt: skip
-    return Table(**vars(made) | {"data": made.data.assign(seeds=seeds)})
+    return Table(**vars(made) | {"data": made.data.assign(seeds=runs)})
 
 
-def with_count(found: Sequence[Cell], seeds: Sequence[int]) -> dict[Cell, str]:
-    """Each cell as mean and interval, with the number of seeds where some failed.
+def with_count(found: Sequence[Cell], runs: Sequence[int]) -> dict[Cell, str]:
+    """Each cell as mean and interval, with the number of runs where some failed.
 
-    The cells are over the seeds that reached the target; ``seeds`` is how many were run of each.
+    The cells are over those that reached the target; ``runs`` is how many there are of each.
     """
     texts = {}
-    for cell, count in zip(found, seeds, strict=True):
-        n = cell.estimate.n
+    for cell, count in zip(found, runs, strict=True):
+        n = cell.estimate.runs
         texts[cell] = (spread(cell, ONE) if n else EMPTY) + f" ({n} of {count})" * (n < count)
     return texts

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from . import series, style
 from .runs import METHOD, Group, text
+from .units import ExperimentalUnit
 
 FEW = 12
 """Curves of at most this many points show them as dots."""
@@ -45,6 +46,7 @@ class Panel:
         x: the horizontal axis.
         log: a logarithmic x axis that decreases to the right, with ticks at the points.
         behind: further means by label, in grey.
+        unit: what the means are over.
     """
 
     label: str
@@ -56,6 +58,7 @@ class Panel:
     x: str = "Communication round"
     log: bool = False
     behind: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    unit: ExperimentalUnit = "seed"
 
 
 def apart(panel: Panel) -> list[Panel]:
@@ -143,18 +146,25 @@ def band(estimates: pd.DataFrame, factor: float = 1) -> pd.DataFrame:
     return pd.DataFrame({"mean": mean, "low": mean - half, "high": mean + half, "n": known["n"]})
 
 
-def seed_note(counts: Iterable[float], band: str = "band") -> str:
-    """The meaning of a line and its band: ``Mean over 5 seeds, band: 95 % t interval``."""
-    seeds = sorted({int(count) for count in counts})
-    if seeds == [1]:
-        return "One run each"
-    count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"Mean over {count} seeds, {band}: 95 % t interval"
+def unit_note(counts: Iterable[float], unit: ExperimentalUnit, band: str = "band") -> str:
+    """The meaning of a line and its band: ``Mean over 5 seeds on one partition, band: ...``."""
+    numbers = sorted({int(count) for count in counts})
+    if numbers == [1]:
+        return "One run each" if unit == "seed" else "One partition each"
+    count = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
+    what = "seeds on one partition" if unit == "seed" else "partitions of the data"
+    return f"Mean over {count} {what}, {band}: 95 % t interval over the {unit}s"
+
+
+def means_note(counts: Iterable[float], unit: ExperimentalUnit) -> str:
+    """:func:`unit_note` within a sentence and without a band: ``mean over 5 seeds on ...``."""
+    return unit_note(counts, unit).partition(",")[0].lower()
 
 
 def panel_note(panels: Sequence[Panel]) -> str:
-    """:func:`seed_note` of all curves of the panels."""
-    return seed_note(curve["n"].max() for panel in panels for curve in panel.curves.values())
+    """:func:`unit_note` of all curves of the panels."""
+    counts = (curve["n"].max() for panel in panels for curve in panel.curves.values())
+    return unit_note(counts, panels[0].unit)
 
 
 def grid(
@@ -341,7 +351,7 @@ def method_rows(
 
 
 Rounds = Mapping[str, Mapping[str, pd.DataFrame]]
-"""Columns of rounds.csv indexed by (seed, round), by setting and label."""
+"""Columns of rounds.csv indexed by (unit, round), by setting and label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +361,7 @@ class Drawing:
     Attributes:
         name: of its files, without suffix.
         title: the heading.
-        caption: what is shown, over how many seeds, and the meaning of the band.
+        caption: what is shown, over how many seeds or partitions, and the meaning of the band.
         reading: how to read the figure.
         figure: the Matplotlib figure.
         alt: what is seen, in words.
@@ -405,10 +415,15 @@ def facets(groups: Sequence[Group], columns: Collection[str]) -> Facets:
         gone = {f"{column}={value}" for column, value in values.items()}
         parts = [part for part in group.label.split(", ") if part not in gone]
         title = ", ".join(f"{NAMES.get(c, c)} = {value}" for c, value in values.items())
-        split.setdefault(title, []).append(Group(", ".join(parts), group.runs))
+        split.setdefault(title, []).append(replace(group, label=", ".join(parts)))
     if all(len(inside) == 1 for inside in split.values()) or not columns:
         return {"": groups}
     return split
+
+
+def unit_of(facets: Facets) -> ExperimentalUnit:
+    """The unit of all groups."""
+    return next((group.unit for groups in facets.values() for group in groups), "seed")
 
 
 def facet_lines(facets: Facets) -> dict[str, style.Line]:

@@ -56,13 +56,13 @@ def _told(found: dict[str, dict[str, pd.Series[float]]]) -> str:
 
 
 def _per_round(seconds: pd.Series[float]) -> pd.Series[float]:
-    """Mean over a run's rounds, then over runs, by phase.
+    """Mean over the rounds, then over units, by phase.
 
     A phase without a row took no time in that round: evaluation every fifth round counts a fifth.
-    ``seconds`` are indexed by (seed, phase, round).
+    ``seconds`` are indexed by (unit, phase, round).
     """
     rounds = seconds.unstack("phase").fillna(0.0)
-    return rounds.groupby(level="seed").mean().mean()
+    return rounds.groupby(level=series.UNIT).mean().mean()
 
 
 def _stack(seconds: pd.Series[float]) -> pd.Series[float]:

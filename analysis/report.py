@@ -31,8 +31,10 @@ from . import (
 )  # fmt: skip
 from .overview import Descriptions
 from .panels import Absent, Drawing, facets, settings_by
-from .runs import Group, find, group, summaries
+from .runs import Group, find, group, summaries, unit_among
 from .scores import SCORES, TAKES, completed
+from .units import ExperimentalUnit
+from .variance import with_variances
 
 PAGE = "report.html"
 ALWAYS = ("test_accuracy", "test_loss", "conflict_ratio")
@@ -78,12 +80,14 @@ def write(
     title: str | None = None,
     descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",),
+    unit: ExperimentalUnit = "seed",
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
     columns ``by`` of summary.csv distinguish the groups; settings among them become panels. The
-    ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads.
+    ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads. ``unit`` is what
+    the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
 
     Raises:
         AnalysisError: runs that cannot be averaged or compared, an unreadable file, or ``out``
@@ -92,7 +96,8 @@ def write(
     _check(out)
     finished, unfinished = find(dirs)
     runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
-    groups = group(runs, by)
+    unit = unit_among(runs, by, unit)
+    groups = group(runs, by, unit)
     settings = settings_by(by, groups)
     final = tables.scored(groups, metrics[0], "final", baseline)
     made = list(_tables(runs, groups, by, settings, baseline, metrics))
@@ -189,7 +194,7 @@ def _drawings(
         columns = (*columns, f"test_{score}")
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     yield "headline", headline.draw(split, score)
-    for drawn in curves.drawings(rounds, score):
+    for drawn in curves.drawings(rounds, score, groups[0].unit):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)
     for drawn in classes.by_class(split):
@@ -198,7 +203,7 @@ def _drawings(
     yield "accuracy", clients.by_group(split)
     yield "terms", losses.by_round(split)
     yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
-    yield "updates", updates.agreement(rounds)
+    yield "updates", updates.agreement(rounds, groups[0].unit)
     yield "updates", updates.cosines(split)
     for drawn in partition.drawings(groups):
         yield "data", drawn
@@ -217,13 +222,16 @@ def _tables(
     yield tables.all_scores(groups, baseline)
     for metric, take in product(metrics, TAKES):
         if crossed:
-            yield tables.crossed_score(runs, by, settings[0], metric, take, baseline)
-        yield tables.scored(groups, metric, take, baseline)
+            yield tables.crossed_score(
+                runs, by, settings[0], metric, take, baseline, unit=groups[0].unit
+            )
+        made = tables.scored(groups, metric, take, baseline)
+        yield from with_variances([made], SCORES[metric].unit)
     labels = [one.label for one in groups]
     if any(pairs.base(label, labels) for label in labels):
-        yield pairs.accuracies(runs, by)
+        yield from with_variances([pairs.accuracies(runs, by, unit=groups[0].unit)], layout.PERCENT)
     if pairs.any_target(runs):
-        yield pairs.reached(runs, by)
+        yield pairs.reached(runs, by, unit=groups[0].unit)
     yield from tables.image_groups(groups, baseline)
     yield from tables.decomposition(groups, baseline)
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pandas as pd
 
-from . import AnalysisError
+from . import AnalysisError, units
 from .style import TITLES
+from .units import PARTITION, ExperimentalUnit
 
 RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 """The accuracies (0..1) of summary.csv."""
@@ -47,10 +48,22 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of one curve or table row: one method under one setting, one run per seed."""
+    """The runs of one curve or table row: one method under one setting.
+
+    Args:
+        label: of the method.
+        runs: one per seed, or per partition and seed, as rows of :func:`summaries`.
+        unit: of intervals and tests.
+    """
 
     label: str
     runs: pd.DataFrame
+    unit: ExperimentalUnit = "seed"
+
+    def by_run(self, column: str) -> pd.Series[float]:
+        """A column of summary.csv as numbers, indexed by :data:`analysis.units.COLUMNS`."""
+        values = self.runs.set_index(list(units.COLUMNS[self.unit]))[column]
+        return pd.to_numeric(values).astype(float)
 
 
 def read(
@@ -184,35 +197,73 @@ def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
     return found
 
 
-def group(table: pd.DataFrame, by: Sequence[str] = ("algorithm",)) -> list[Group]:
+def unit_among(
+    table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit
+) -> ExperimentalUnit:
+    """The unit of intervals and tests of runs of :func:`summaries` that are grouped by columns.
+
+    Partitions can be the ``wanted`` unit where a group has several of them; otherwise it is the
+    training seed.
+
+    Raises:
+        AnalysisError: partitions are wanted, and are a column to group by, or a run does not say
+            which is its own.
+    """
+    by = expanded(table, by)
+    known(table, by)
+    if wanted == "seed":
+        return "seed"
+    if PARTITION in by:
+        raise AnalysisError(
+            f"--unit partition: the runs are grouped by {PARTITION}, so that each group has one "
+            "partition; leave out one of the two"
+        )
+    without = table["path"] if PARTITION not in table else table["path"][table[PARTITION].isna()]
+    if len(without):
+        raise AnalysisError(f"--unit partition: {without.iloc[0]}/summary.csv has no {PARTITION}")
+    labels = table[by].apply(label_of, axis=1)
+    if units.repeats_partitions(table[PARTITION], labels):
+        return "partition"
+    if table[PARTITION].nunique() > 1:
+        raise AnalysisError(
+            f"--unit partition: no group has several partitions, though {PARTITION} differs "
+            f"between groups ({_values(table[PARTITION])}); each needs the same ones"
+        )
+    return "seed"
+
+
+def group(
+    table: pd.DataFrame, by: Sequence[str] = ("algorithm",), unit: ExperimentalUnit = "seed"
+) -> list[Group]:
     """Groups the runs of :func:`summaries` by method, or by any of its columns.
 
     ``algorithm`` stands for all of :data:`METHOD`. Known methods come first, in the papers' order.
     A label is the algorithm's name if grouped by it, followed by ``column=value`` for each of the
-    other columns that the run has.
+    other columns that the run has. The ``unit`` is that of :func:`unit_among`.
 
     Raises:
         AnalysisError: an unknown column, or runs that would be averaged or compared although
-            settings other than the seed differ; the message names all of them.
+            settings other than those that the unit repeats differ; the message names all of them.
     """
     by = expanded(table, by)
     known(table, by)
-    free = [column for column in settings(table) if column not in by]
+    repeated = units.COLUMNS[unit]
+    free = [column for column in settings(table) if column not in (*by, *repeated)]
     options = tuple(f"{name}." for name in table.get("dataset", pd.Series(dtype=str)).unique())
     _same(table, [c for c in free if _must_agree(c) or c.startswith(options)], by, "the runs")
     keys = table[by].apply(label_of, axis=1)
     groups = []
     for name in sorted(keys.unique(), key=order):
-        runs = table[keys == name].sort_values("seed", kind="stable")
+        runs = table[keys == name].sort_values(list(repeated), kind="stable")
         _same(runs, free, by, f"the runs of {name}")
-        twice = runs[runs.duplicated("seed", keep=False)]
+        twice = runs[runs.duplicated(list(repeated), keep=False)]
         if len(twice):
             first, second = twice["path"].iloc[:2]
+            same = " and ".join(f"{column} {twice[column].iloc[0]}" for column in repeated)
             raise AnalysisError(
-                f"{name}: two runs with seed {twice['seed'].iloc[0]} ({first} and {second}); "
-                "give one of them"
+                f"{name}: two runs with {same} ({first} and {second}); give one of them"
             )
-        groups.append(Group(name, runs))
+        groups.append(Group(name, runs, unit))
     return groups
 
 
@@ -245,7 +296,10 @@ def shared(groups: Sequence[Group]) -> dict[str, str]:
 def differing(groups: Sequence[Group]) -> pd.DataFrame:
     """The settings that differ between runs, as text; one row per group, indexed by label."""
     table = pd.concat([group.runs for group in groups])
-    columns = [c for c in settings(table) if len(table[c].drop_duplicates()) > 1]
+    repeated = units.COLUMNS[groups[0].unit]
+    columns = [
+        c for c in settings(table) if c not in repeated and len(table[c].drop_duplicates()) > 1
+    ]
     rows = [[text(group.runs[column].iloc[0]) for column in columns] for group in groups]
     return pd.DataFrame(rows, index=[group.label for group in groups], columns=columns)
 
@@ -261,8 +315,9 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: s
     if differ:
         found = "; ".join(f"{column} ({_values(runs[column])})" for column in differ)
         more = "".join(f" --by {c}" for c in (*(c for c in by if c not in METHOD[1:]), *differ))
+        over = f"; --unit partition repeats methods over {PARTITION}" * (PARTITION in differ)
         raise AnalysisError(
-            f"{what} differ in {found}: give runs that do not differ, or group with{more}"
+            f"{what} differ in {found}: give runs that do not differ, or group with{more}{over}"
         )
 
 

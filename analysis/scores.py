@@ -136,7 +136,6 @@ def counts(groups: Sequence[Group]) -> dict[str, int]:
     }
 
 
-def by_seed(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per seed, by label; ``groups`` are of :func:`completed` runs."""
-    key = column(score, take)
-    return {one.label: one.runs.set_index("seed")[key].astype(float) for one in groups}
+def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
+    """A score's value per run, by label; ``groups`` are of :func:`completed` runs."""
+    return {one.label: one.by_run(column(score, take)) for one in groups}

@@ -9,10 +9,11 @@ from typing import Any
 import pandas as pd
 
 from . import AnalysisError, scores, series, style
-from .layout import COLLAPSE, INTERVAL, Table
-from .runs import Group, expanded, group, label_of, text
+from .layout import COLLAPSE, Table, interval_words, unit_words
+from .runs import Group, expanded, group, label_of, text, unit_among
 from .scores import SCORES, completed
-from .stats import Estimate, estimate
+from .stats import Estimate, of_runs
+from .units import COLUMNS, ExperimentalUnit
 
 CHOSEN = "chosen"
 """Column of a selection: whether the value is chosen."""
@@ -23,15 +24,17 @@ METRICS: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 
 
 def choose(
-    table: pd.DataFrame, by: Sequence[str], within: Sequence[str], metric: str = "val_accuracy"
-) -> Table:
+    table: pd.DataFrame, by: Sequence[str], within: Sequence[str], metric: str = "val_accuracy",
+    unit: ExperimentalUnit = "seed",
+) -> Table:  # fmt: skip
     """The value with the best mean on the validation part, for each of the methods.
 
     A run's validation score is the last one in its rounds.csv. Of equal means the first is
     chosen. Methods without the setting are left out.
 
     The columns ``by`` of summary.csv are chosen together, once for each combination of the values
-    of ``within``. ``metric`` is one of :data:`METRICS`.
+    of ``within``. ``metric`` is one of :data:`METRICS`, ``unit`` what the runs repeat; partitions
+    where there are several, see :func:`analysis.runs.unit_among`.
 
     Returns:
         One row per value; the last column of its data is ``chosen``.
@@ -44,7 +47,8 @@ def choose(
     by = expanded(table, by)
     methods: dict[str, list[Group]] = {}
     columns = [column for column in expanded(table, within) if column not in by]
-    for one in group(table, (*columns, *by)):
+    unit = unit_among(table, (*columns, *by), unit)
+    for one in group(table, (*columns, *by), unit):
         name = label_of(one.runs[columns].iloc[0]) if columns else EVERY
         methods.setdefault(name, []).append(one)
     having = {
@@ -65,15 +69,16 @@ def selection(data: pd.DataFrame) -> Table:
     score = SCORES[METRICS[metric]]
     rows = [_row(record, by) for record in data.to_dict("records")]
     ci = " ± 95 % CI" * bool((data["n"] > 1).any())
-    head = ["Method", *by, "Seeds"]
+    over: ExperimentalUnit = "partition" if "seeds" in data else "seed"
+    head = ["Method", *by, *(["Seeds"] if over == "seed" else ["Partitions", "Seeds"])]
     head += [score.unit.head(f"{part} {score.title}") + ci for part in ("Validation", "Test")]
     caption = (
         f"Chosen by the {'lowest' if score.lowest else 'highest'} mean validation {score.title} "
-        f"over the seeds, at the last round that has one; test {score.title}, after the last "
-        f"round, was not looked at. {INTERVAL * bool(ci)}"
+        f"over the {over}s, at the last round that has one; test {score.title}, after the last "
+        f"round, was not looked at. {unit_words(over)} {interval_words(over) * bool(ci)}"
     ).strip()
     if data["n"].nunique() > 1:
-        caption += " The values have different numbers of seeds."
+        caption += f" The values have different numbers of {over}s."
     if "collapsed" in data and data["collapsed"].any():
         caption += (
             f" {COLLAPSE} Collapsed in at least one run: the final model predicts one class only "
@@ -91,28 +96,31 @@ def _candidates(name: str, groups: Sequence[Group], by: Sequence[str], metric: s
     rows = []
     for one in groups:
         row = {"method": name} | {column: text(one.runs[column].iloc[0]) for column in by}
-        tested = one.runs[scores.column(METRICS[metric], "final")]
-        found = estimate(tested.astype(float).tolist())
-        rows.append(row | {"n": len(one.runs)} | _numbers("val", _validation(one, metric)))
+        found = of_runs(one.by_run(scores.column(METRICS[metric], "final")))
+        chosen_by = _validation(one, metric)
+        rows.append(row | {"n": chosen_by.n} | _numbers("val", chosen_by))
         rows[-1] |= _numbers("test", found)
         rows[-1] |= {"metric": metric, "collapsed": collapsed.get(one.label, 0)}
+        if chosen_by.levels is not None:
+            rows[-1]["seeds"] = chosen_by.levels.seeds
     data = pd.DataFrame(rows)
     means = data["val_mean"]
     return data.assign(chosen=data.index == (means.idxmin() if score.lowest else means.idxmax()))
 
 
 def _validation(one: Group, metric: str) -> Estimate:
-    found = series.values([one], "rounds", [metric], (), take="last").get(one.label)
-    seeds = set() if found is None else set(found.index.unique("seed"))
-    without = one.runs[~one.runs["seed"].isin(seeds)]
-    if found is None or len(without):
+    found = series.by_run([one], "rounds", [metric], (), take="last").get(one.label)
+    values = None if found is None else found[metric].droplevel(series.WHOLE)
+    runs = one.runs.set_index(list(COLUMNS[one.unit]))["path"]
+    without = runs if values is None else runs[~runs.index.isin(values.index)]
+    if values is None or len(without):
         raise AnalysisError(
-            f"{Path(without['path'].iloc[0]) / 'rounds.csv'}: no {metric}; a choice needs a "
+            f"{Path(without.iloc[0]) / 'rounds.csv'}: no {metric}; a choice needs a "
             "validation part (data.val_fraction above 0)"
             + "; earlier versions recorded val_accuracy and val_loss alone"
             * (metric not in ("val_accuracy", "val_loss"))
         )
-    return estimate(found[metric].tolist())
+    return of_runs(values)
 
 
 def _numbers(part: str, found: Estimate) -> dict[str, float]:
@@ -123,6 +131,7 @@ def _numbers(part: str, found: Estimate) -> dict[str, float]:
 def _row(record: Mapping[Any, Any], by: Sequence[str]) -> list[str]:
     unit = SCORES[METRICS[record.get("metric", "val_accuracy")]].unit
     cells = [style.title(record["method"]), *(record[column] for column in by), str(record["n"])]
+    cells += [record["seeds"]] if "seeds" in record else []
     for part in ("val", "test"):
         mean, half = record[f"{part}_mean"], record[f"{part}_high"] - record[f"{part}_mean"]
         found = Estimate(mean=mean, std=record[f"{part}_std"], n=record["n"], half=half)

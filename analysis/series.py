@@ -1,4 +1,4 @@
-"""Values of run tables by key (round, client, ...) and column, per run and aggregated over seeds.
+"""Values of run tables by key (round, client, ...) and column, per run and aggregated over units.
 
 Only a few files are in memory at a time: a run is reduced to one value per key and column.
 """
@@ -9,8 +9,9 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
+from . import units
 from .runs import Group, read
-from .stats import over_seeds
+from .stats import over_units
 
 TEXTS = frozenset({"split", "scope", "phase", "group", "name", "status", "model", "node", "error"})
 """Text columns of run tables; all others are numbers."""
@@ -18,14 +19,23 @@ WHOLE = "all"
 """Name of the index level if there is no key."""
 BATCH = 1 << 17
 """Rows reduced together: many small pandas calls would be slower."""
+UNIT = "unit"
+"""Name of the first index level of values per unit: a seed or a partition."""
 Take = Literal["all", "last"]
 
 
 class Part(NamedTuple):
-    """The rows of one run's table; ``frame`` is never empty."""
+    """The rows of one run's table.
+
+    Args:
+        label: of the group.
+        run: the columns of :data:`analysis.units.COLUMNS` that identify the run in its group.
+        path: of the run.
+        frame: never empty.
+    """
 
     label: str
-    seed: int
+    run: Mapping[str, int]
     path: Path
     frame: pd.DataFrame
 
@@ -52,14 +62,15 @@ def each(
     texts = [field for field in fields if field in TEXTS]
     skipped = set(absent(groups, table, fields))
     for group in groups:
-        for seed, folder in zip(group.runs["seed"], group.runs["path"], strict=True):
-            path = Path(folder)
+        columns = list(units.COLUMNS[group.unit])
+        for row in group.runs[[*columns, "path"]].to_dict("records"):
+            path = Path(row["path"])
             if path in skipped:
                 continue
             frame = read(path / f"{table}.csv", numbers, texts)[fields]
             frame = _kept(frame, where)
             if len(frame):
-                yield Part(group.label, int(seed), path, frame)
+                yield Part(group.label, {str(c): int(row[c]) for c in columns}, path, frame)
 
 
 def absent(groups: Sequence[Group], table: str, columns: Sequence[str] = ()) -> list[Path]:
@@ -68,7 +79,7 @@ def absent(groups: Sequence[Group], table: str, columns: Sequence[str] = ()) -> 
     return [path for path in paths if not _has(path / f"{table}.csv", columns)]
 
 
-def values(
+def by_run(
     groups: Sequence[Group],
     table: str,
     columns: Sequence[str],
@@ -76,7 +87,7 @@ def values(
     where: Mapping[str, str | float] | None = None,
     take: Take = "all",
 ) -> dict[str, pd.DataFrame]:
-    """Each run's values by key: the input of paired tests and aggregates.
+    """Each run's values by key: the input of paired tests.
 
     Rows with the same key are averaged within the run, so ``key="phase"`` is a mean over rounds and
     ``key="round"`` on cosines.csv a mean over pairs; rows with an empty key are left out, so
@@ -87,7 +98,8 @@ def values(
     other arguments are those of :func:`each`; the columns are numeric.
 
     Returns:
-        By label, indexed by (seed, *key); groups without any such value are not in it.
+        By label, indexed by (*:data:`analysis.units.COLUMNS`, *key); groups without any such value
+        are not in it.
 
     Raises:
         AnalysisError: see :func:`each`.
@@ -96,15 +108,44 @@ def values(
     clock = ["round"] if take == "last" else []
     fields = [*keys, *columns, *clock, *(where or ())]
     found: dict[str, list[pd.DataFrame]] = {}
+    run = list(units.COLUMNS[groups[0].unit]) if groups else []
     for label, batch in _batches(each(groups, table, fields)):
         frame = _kept(batch, where).dropna(subset=keys).dropna(subset=list(columns), how="all")
         if take == "last":
-            frame = frame[frame["round"] == frame.groupby("seed")["round"].transform("max")]
+            frame = frame[frame["round"] == frame.groupby(run)["round"].transform("max")]
         whole = frame if keys else frame.assign(**{WHOLE: 0})
-        reduced = whole.groupby(["seed", *_names(key)], sort=False)[list(columns)].mean()
+        reduced = whole.groupby([*run, *_names(key)], sort=False)[list(columns)].mean()
         found.setdefault(label, []).append(reduced)
     joined = {label: pd.concat(parts) for label, parts in found.items()}
     return {label: frame for label, frame in joined.items() if len(frame)}
+
+
+def values(
+    groups: Sequence[Group],
+    table: str,
+    columns: Sequence[str],
+    key: str | Sequence[str] = "round",
+    where: Mapping[str, str | float] | None = None,
+    take: Take = "all",
+) -> dict[str, pd.DataFrame]:
+    """The values of each seed or partition by key: the input of aggregates.
+
+    Arguments are those of :func:`by_run`. The value of a partition is the mean over its training
+    seeds that have one.
+
+    Returns:
+        By label, indexed by (unit, *key).
+    """
+    found = by_run(groups, table, columns, key, where, take)
+    return {label: per_unit(frame) for label, frame in found.items()}
+
+
+def per_unit(frame: pd.DataFrame) -> pd.DataFrame:
+    """Values indexed by (unit, *key) from those by run, indexed as in :func:`by_run`."""
+    if units.PARTITION not in frame.index.names:
+        return frame.rename_axis(index={units.SEED: UNIT})
+    rest = [name for name in frame.index.names if name != units.SEED]
+    return frame.groupby(level=rest).mean().rename_axis(index={units.PARTITION: UNIT})
 
 
 def aggregated(
@@ -115,38 +156,38 @@ def aggregated(
     where: Mapping[str, str | float] | None = None,
     take: Take = "all",
 ) -> dict[str, pd.DataFrame]:
-    """Mean, std, n and half-width of the 95 % interval over seeds, by group and key.
+    """Mean, std, n and half-width of the 95 % interval over seeds or partitions, by group and key.
 
     Arguments are those of :func:`values`; with ``take="last"`` columns that are evaluated in
     different rounds need one call each.
 
     Returns:
         By label, indexed by the key in order; columns (column, mean | std | n | half). std and half
-        are NaN for n below 2. A mean is over the n runs that have a value at that key; where n
+        are NaN for n below 2. A mean is over the n units that have a value at that key; where n
         changes along a curve use :func:`complete`.
     """
     found = values(groups, table, columns, key, where, take)
-    return {label: over_seeds(frame, _names(key)) for label, frame in found.items()}
+    return {label: over_units(frame, _names(key)) for label, frame in found.items()}
 
 
 def complete(aggregate: pd.DataFrame, column: str) -> pd.DataFrame:
     """One column of an aggregate (mean, std, n, half) at the keys where n is largest.
 
-    A curve through means over different seeds would jump where their number changes.
+    A curve through means over different units would jump where their number changes.
     """
     part = aggregate[column]
     return part[part["n"] == max(part["n"].max(), 1)]
 
 
 def _batches(parts: Iterator[Part]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Concatenates whole runs of one label, with a column ``seed``, up to about BATCH rows."""
+    """Concatenates whole runs of one label, with the columns of ``run``, up to about BATCH rows."""
     label, waiting, size = "", list[pd.DataFrame](), 0
     for part in parts:
         if waiting and (part.label != label or size >= BATCH):
             yield label, pd.concat(waiting)
             waiting, size = [], 0
         label = part.label
-        waiting.append(part.frame.assign(seed=part.seed))
+        waiting.append(part.frame.assign(**part.run))
         size += len(part.frame)
     if waiting:
         yield label, pd.concat(waiting)

@@ -1,4 +1,7 @@
-"""Means with intervals over seeds, paired comparisons over common seeds, Holm's correction."""
+"""Means with intervals over seeds or partitions, paired comparisons, Holm's correction.
+
+What is repeated, and one value for each, :mod:`analysis.units` says.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from . import AnalysisError
+from . import AnalysisError, units
 from .runs import METHOD, conditions
+from .units import ExperimentalUnit, Levels
 
 LEVEL = 0.95
 """Coverage of every interval."""
@@ -29,19 +33,28 @@ Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A mean over seeds.
+    """A mean over seeds or partitions.
 
     Args:
         mean: NaN without a value.
         std: sample standard deviation (ddof 1), NaN below two values.
         n: number of values.
         half: half-width of the 95 % t interval of the mean, NaN below two values.
+        unit: what the values are of.
+        levels: the variance between and within partitions, if they are the unit.
     """
 
     mean: float
     std: float
     n: int
     half: float
+    unit: ExperimentalUnit = "seed"
+    levels: Levels | None = None
+
+    @property
+    def runs(self) -> int:
+        """Number of runs behind the values."""
+        return self.n if self.levels is None else self.levels.runs
 
     @property
     def low(self) -> float:
@@ -56,10 +69,10 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method compared with the baseline, over common seeds.
+    """A method compared with the baseline, over common seeds or partitions.
 
     Args:
-        difference: method minus baseline, over the common seeds.
+        difference: method minus baseline, over the common units.
         p: two-sided p value; NaN if not available.
         reason: why p is not available, else empty.
     """
@@ -76,9 +89,13 @@ class Cell:
     Args:
         row: the method's label.
         column: a setting's value or a group of images; empty in tables without columns.
-        estimate: over the seeds.
+        estimate: over the seeds or partitions.
         comparison: with the baseline; None for the baseline itself.
         adjusted: the p value after Holm's correction over the table; NaN if not available.
+        detectable: the smallest true difference from the baseline that a t test at :attr:`level`
+            finds with probability 0.8 (:func:`analysis.units.detectable`); NaN if not available.
+        level: 0.05 over the number of comparisons of the table, at which Holm's correction
+            rejects whatever the other p values are.
         leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
         collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
     """
@@ -88,6 +105,8 @@ class Cell:
     estimate: Estimate
     comparison: Comparison | None = None
     adjusted: float = math.nan
+    detectable: float = math.nan
+    level: float = math.nan
     leads: bool = False
     collapsed: int = 0
 
@@ -108,10 +127,10 @@ def half_width(std: Floats, n: Floats) -> Floats:
     return std * factor
 
 
-def over_seeds(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Mean, std, n and half-width of the 95 % interval by key; NaN values are excluded.
 
-    ``values`` has one row per seed and key, indexed by (seed, *keys).
+    ``values`` has one row per unit and key, indexed by (unit, *keys).
 
     Returns:
         Indexed by the keys in order, columns (name of the value, mean | std | n | half).
@@ -138,27 +157,43 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean=mean, std=std, n=len(there), half=float(half))
 
 
-def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
-    """Compares two methods over their common seeds; the values are indexed by seed.
+def of_runs(values: pd.Series[float]) -> Estimate:
+    """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
-    A test needs two common seeds and differences that vary; else p is not available. The interval
-    of the difference is the t interval for both tests. The Wilcoxon test drops differences of zero;
-    over n seeds its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
-    share a rank, see :func:`signed_levels`.
+    See :func:`analysis.units.means`; NaN values are excluded.
+    """
+    found = estimate(units.means(values).tolist())
+    if units.unit_of(values.index) == "seed":
+        return found
+    return replace(found, unit="partition", levels=units.levels(values))
+
+
+def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
+    """Compares two methods over their common runs; the values are indexed by run.
+
+    Runs are common with the same seed, and the same partition where that is the unit; its value is
+    then the mean difference of its common runs. A test needs two common units and differences that
+    vary; else p is not available. The interval of the difference is the t interval for both tests.
+    The Wilcoxon test drops differences of zero; over n units its p value cannot be below 2 / 2^n.
+    Differences that are equal up to rounding share a rank, see :func:`signed_levels`.
     """
     ours, theirs = values.dropna().align(baseline.dropna(), join="inner")
-    differences = (ours - theirs).to_numpy(float)
-    found = estimate(differences.tolist())
+    found = of_runs(ours - theirs)
     if found.n < 2:
-        return Comparison(found, math.nan, ("no" if found.n == 0 else "only one") + " common seed")
+        count = "no" if found.n == 0 else "only one"
+        return Comparison(found, math.nan, f"{count} common {found.unit}")
+    ours, theirs = units.means(ours), units.means(theirs)
+    differences = np.asarray(ours - theirs, dtype=float)
     rounding = EQUAL * max(ours.abs().max(), theirs.abs().max())
     if np.ptp(differences) <= rounding:
-        return Comparison(found, math.nan, "the same difference for every seed")
+        return Comparison(found, math.nan, f"the same difference for every {found.unit}")
     if test == "t":
         return Comparison(found, float(stats.ttest_rel(ours, theirs).pvalue))
     levels = signed_levels(differences, rounding)
     p = float(stats.wilcoxon(levels).pvalue) if levels.any() else math.nan
-    return Comparison(found, p, "" if levels.any() else "the same difference for every seed")
+    return Comparison(
+        found, p, "" if levels.any() else f"the same difference for every {found.unit}"
+    )
 
 
 def signed_levels(differences: Floats, rounding: float) -> Floats:
@@ -194,7 +229,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
-"""By column of the table and label: one value per seed, indexed by seed."""
+"""By column of the table and label: one value per run, indexed by seed, or partition and seed."""
 
 
 def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list[Cell]:
@@ -222,7 +257,7 @@ def compared(
     """The statistics of a table whose labels are compared with other labels of their column.
 
     ``other`` maps a label and all labels of its column to the one it is compared with; itself or
-    None for no comparison. The paired test is over the seeds that both have.
+    None for no comparison. The paired test is over the seeds or partitions that both have.
     """
     found = []
     for column, series in values.items():
@@ -230,12 +265,26 @@ def compared(
             theirs = other(label, series)
             comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
             found.append(
-                Cell(
-                    row=label, column=column, estimate=estimate(own.tolist()), comparison=comparison
-                )
+                Cell(row=label, column=column, estimate=of_runs(own), comparison=comparison)
             )
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
-    return [replace(cell, adjusted=p) for cell, p in zip(found, adjusted, strict=True)]
+    level = SIGNIFICANT / max(1, sum(not math.isnan(p) for p in adjusted))
+    return [
+        replace(cell, adjusted=p, level=level, detectable=_detectable(cell, level, test))
+        for cell, p in zip(found, adjusted, strict=True)
+    ]
+
+
+def _detectable(cell: Cell, level: float, test: Test) -> float:
+    """See :attr:`Cell.detectable`.
+
+    It is that of the t test; for the Wilcoxon test there is none: its asymptotic efficiency says
+    little about few units, where its p value may be unable to reach the level at all.
+    """
+    if cell.comparison is None or math.isnan(cell.comparison.p) or test != "t":
+        return math.nan
+    difference = cell.comparison.difference
+    return units.detectable(difference.std, difference.n, level)
 
 
 @dataclass(frozen=True)
@@ -260,12 +309,12 @@ class Ranking:
 def ranking(
     values: Mapping[str, pd.Series[float]], test: Test = "t", *, lowest: bool = False
 ) -> Ranking | None:
-    """Ranks methods by their mean over seeds; None without any value.
+    """Ranks methods by their mean over seeds or partitions; None without any value.
 
-    ``values`` are by label, indexed by seed. With ``lowest`` small values are better. Of equal
+    ``values`` are by label, indexed by run. With ``lowest`` small values are better. Of equal
     means the first leads.
     """
-    means = {label: own.mean() for label, own in values.items() if own.notna().any()}
+    means = {label: units.means(own).mean() for label, own in values.items() if own.notna().any()}
     if not means:
         return None
     leader = (min if lowest else max)(means, key=lambda label: means[label])

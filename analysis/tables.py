@@ -1,4 +1,4 @@
-"""Tables over seeds: scores of the test part, groups of test images, and loss terms."""
+"""Tables over seeds or partitions: scores of the test part, groups of images, loss terms."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pandas as pd
 
 from . import AnalysisError, pairs, scores, series
 from .layout import (
+    NATS,
     NONE,
     PERCENT,
     PLAIN,
@@ -18,11 +19,14 @@ from .layout import (
     crossed_heads,
     detailed,
     signs,
+    unit_words,
     with_seeds,
 )  # fmt: skip
-from .runs import Group, group, known, order, text
-from .scores import SCORES, TAKES, by_seed, completed, counts
+from .runs import Group, group, known, order, text, unit_among
+from .scores import SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Test, Values, cells, ranked
+from .units import COLUMNS, ExperimentalUnit
+from .variance import with_variances
 
 MEANINGS: Mapping[str, str] = {
     "final": "after the last round", "best": "at the best round, chosen by accuracy on the",
@@ -45,12 +49,15 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = ("algorithm",), columns: str | None = None,
     baseline: str | None = None, test: Test = "t", takes: Sequence[str] = ALIASES,
+    unit: ExperimentalUnit = "seed",
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
     ``name`` is one of :data:`NAMES` or :data:`ALIASES`; ``by`` are the columns of summary.csv that
     distinguish methods, and the values of ``columns`` become columns of the table. A score has a
-    table for each of the ``takes``.
+    table for each of the ``takes``. ``unit`` is what the runs repeat; partitions where there are
+    several, see :func:`analysis.runs.unit_among`. Tables of accuracies and scores over partitions
+    are followed by one of the variances.
 
     Raises:
         AnalysisError: an option that the table does not have, or nothing to show.
@@ -58,34 +65,39 @@ def make(
     if name in ALIASES:
         name, takes = "accuracy", [name]
     runs = completed(runs, [name] if name in SCORES else SCORES if name == "scores" else ())
+    unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if name in SCORES:
         _check_there(runs, name)
     if name in SCORES and columns is None:
-        groups = group(runs, by)
-        return [scored(groups, name, take, baseline, test) for take in takes]
+        groups = group(runs, by, unit)
+        made = [scored(groups, name, take, baseline, test) for take in takes]
+        return with_variances(made, SCORES[name].unit)
     if name in SCORES and columns is not None:
-        return [crossed_score(runs, by, columns, name, take, baseline, test) for take in takes]
+        made = [
+            crossed_score(runs, by, columns, name, take, baseline, test, unit) for take in takes
+        ]
+        return with_variances(made, SCORES[name].unit)
     if name == "target":
-        return [pairs.reached(runs, by, columns)]
+        return [pairs.reached(runs, by, columns, unit)]
     if name == "pairs" and baseline is not None:
         raise AnalysisError(
             f"--baseline {baseline}: the table {name} compares each method with its own clients "
             "under their own server rule; leave it out"
         )
     if name == "pairs":
-        return [pairs.accuracies(runs, by, columns, test)]
+        return with_variances([pairs.accuracies(runs, by, columns, test, unit)], PERCENT)
     if columns is not None:
         raise AnalysisError(
             f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
             f"{', '.join((*SCORES, 'pairs', 'target'))}"
         )
     if name == "scores":
-        return [all_scores(group(runs, by), baseline, test)]
+        return with_variances([all_scores(group(runs, by, unit), baseline, test)], PERCENT)
     if name == "groups":
-        made = image_groups(group(runs, by), baseline, test)
+        made = with_variances(image_groups(group(runs, by, unit), baseline, test), PERCENT)
         missing = "evaluations.csv has rows of groups; data sets with groups write them"
     else:
-        made = decomposition(group(runs, by), baseline, test)
+        made = decomposition(group(runs, by, unit), baseline, test)
         missing = "decomposition.csv has rows; evaluation.decompose_every above 0 writes them"
     if not made:
         raise AnalysisError(f"in no run {missing}")
@@ -112,28 +124,30 @@ def scored(
     ``groups`` are of :func:`analysis.scores.completed` runs.
     """
     shown = SCORES[score]
-    found = _cells({"": by_seed(groups, score, take)}, {"": groups}, baseline, test, shown.lowest)
+    found = _cells({"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown.lowest)
     caption = f"{_meaning(groups, score, take)} {signs(found, test, lowest=shown.lowest)}"
-    caption += comparisons(found, baseline, test, details=True)
+    caption += comparisons(found, baseline, test, shown.unit, details=True)
     title = TAKES[take].format(shown.title)
     return detailed(f"{score}_{take}", title, caption, found, shown.unit, _capital(shown.title))
 
 
 def crossed_score(
     runs: pd.DataFrame, by: Sequence[str], columns: str, score: str, take: str,
-    baseline: str | None = None, test: Test = "t",
+    baseline: str | None = None, test: Test = "t", unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
     """A score with one column per value of a setting; comparisons are within a column."""
     known(runs, [columns])
     rows = [column for column in by if column != columns]
     of = runs[columns].map(text)
-    blocks = {value: group(runs[of == value], rows) for value in sorted(of.unique(), key=order)}
-    values = {value: by_seed(groups, score, take) for value, groups in blocks.items()}
+    blocks = {
+        value: group(runs[of == value], rows, unit) for value in sorted(of.unique(), key=order)
+    }
+    values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
     shown = SCORES[score]
     found = _cells(values, blocks, baseline, test, shown.lowest)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = f"{_meaning(everyone, score, take)} {signs(found, test, lowest=shown.lowest)}"
-    caption += comparisons(found, baseline, test)
+    caption += comparisons(found, baseline, test, shown.unit)
     texts, seeds = with_seeds(found, shown.unit)
     title = f"{shown.unit.head(TAKES[take].format(shown.title))} by {columns}"
     heads = crossed_heads(found, {value: f"{columns}={value}" for value in blocks})
@@ -145,13 +159,13 @@ def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test 
 
     ``groups`` are of :func:`analysis.scores.completed` runs.
     """
-    every = {name: by_seed(groups, name, "final") for name, s in SCORES.items() if not s.lowest}
+    every = {name: by_run(groups, name, "final") for name, s in SCORES.items() if not s.lowest}
     values = {
         name: of for name, of in every.items() if any(one.notna().any() for one in of.values())
     }
     found = _cells(values, dict.fromkeys(values, groups), baseline, test)
     caption = f"Scores of the test part in per cent, after the last round. {signs(found, test)}"
-    caption += comparisons(found, baseline, test)
+    caption += comparisons(found, baseline, test, PERCENT)
     shown, seeds = with_seeds(found, PERCENT)
     heads = {name: PERCENT.head(_capital(SCORES[name].title)) for name in values}
     title = "Scores of the final models"
@@ -181,7 +195,7 @@ def image_groups(
 ) -> list[Table]:
     """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
     where = {"split": "test"}
-    found = series.values(groups, "evaluations", ["accuracy"], "group", where, take="last")
+    found = series.by_run(groups, "evaluations", ["accuracy"], "group", where, take="last")
     values = {name: of["accuracy"] for (name,), of in _by_key(found, ["group"]).items()}
     if not values:
         return []
@@ -190,7 +204,7 @@ def image_groups(
         "Accuracy in per cent on groups of the test images, at the last round in which they were "
         f"evaluated. {signs(statistics, test)}"
     )
-    caption += comparisons(statistics, baseline, test, details=True)
+    caption += comparisons(statistics, baseline, test, PERCENT, details=True)
     title = "Accuracy by group of test images"
     return [detailed("groups", title, caption, statistics, PERCENT, "Accuracy")]
 
@@ -203,24 +217,26 @@ def decomposition(
     There are two tables each: the mean over a run's decomposed rounds, and the last of them.
     """
     keys = ["split", "scope"]
-    rounds = series.values(groups, "decomposition", [*TERMS], ["round", *keys])
-    by = {label: f.sort_index().groupby(level=["seed", *keys]) for label, f in rounds.items()}
+    rounds = series.by_run(groups, "decomposition", [*TERMS], ["round", *keys])
+    levels = [*COLUMNS[groups[0].unit], *keys] if groups else []
+    by = {label: f.sort_index().groupby(level=levels) for label, f in rounds.items()}
     spans = {
         "mean": ("mean over the decomposed rounds", {label: of.mean() for label, of in by.items()}),
         "last": ("last decomposed round", {label: of.last() for label, of in by.items()}),
     }
     tables = []
+    unit = groups[0].unit if groups else "seed"
     for span, (words, found) in spans.items():
         for (split, scope), values in sorted(_by_key(found, keys).items()):
             caption = (
                 f"Cross-entropy in nats, {split} data, clients: {scope}; {words}. Mean and 95 % t "
-                "interval over the seeds. Local + shift + aggregation = global; a negative term "
-                "lowers the global loss."
+                f"interval over the {unit}s. {unit_words(unit)} Local + shift + aggregation = "
+                "global; a negative term lowers the global loss."
             )
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
             statistics = cells(values, baseline, test)
-            caption += comparisons(statistics, baseline, test)
+            caption += comparisons(statistics, baseline, test, NATS)
             shown = {cell: with_interval(cell) for cell in statistics}
             tables.append(crossed(name, title, caption, shown, TERMS))
     return tables
@@ -229,7 +245,7 @@ def decomposition(
 def _by_key(
     found: Mapping[str, pd.DataFrame], keys: list[str]
 ) -> dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]]:
-    """Rearranges :func:`analysis.series.values`: each seed's value by key, column and label."""
+    """Rearranges :func:`analysis.series.by_run`: each run's value by key, column and label."""
     result: dict[tuple[str, ...], dict[str, dict[str, pd.Series[float]]]] = {}
     for label, frame in found.items():
         for key, part in frame.reset_index(keys).groupby(keys):

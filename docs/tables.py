@@ -34,9 +34,10 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
   clients that trained, before and after fine-tuning, `heldout_accuracy_S` and
   `heldout_finetuned_accuracy_S` over those held out, for S in `mean`, `std`, `p10` and `worst`
 
-`aggregate.csv` of a sweep has a row per configuration: `n` seeds; `_mean`, `_std` (divided by
-n - 1) and `_ci95` (half-width of the 95 % interval, t distribution) of each of these numbers;
-`collapsed` is the number of runs that did.
+`aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
+is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`
+(half-width of the 95 % interval, t distribution) of each of these numbers; `collapsed` is the number
+of runs that did, `unit` what `n` counts (`seed` or `partition`), `runs` the number of runs.
 """
 
 

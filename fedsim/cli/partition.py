@@ -16,7 +16,7 @@ from fedsim.cli.options import (
     set_any_option,
     verbose_option,
 )
-from fedsim.cli.report import analysis
+from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,32 +1,11 @@
 """The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
 
 import inspect
-import sys
-from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
-from pathlib import Path
 from typing import Any
 
 import click
 
-PACKAGE = "fedsim_analysis"
-
-
-def analysis(module: str) -> Any:
-    """Imports a module of ``fedsim_analysis``.
-
-    In a checkout that is not installed the package is the folder ``analysis`` beside ``fedsim``.
-    """
-    if PACKAGE not in sys.modules and find_spec(PACKAGE) is None:
-        folder = Path(__file__).resolve().parents[2] / "analysis"
-        spec = spec_from_file_location(
-            PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        if spec is None or spec.loader is None or not folder.is_dir():
-            raise ModuleNotFoundError(f"no module named {PACKAGE!r}, and no folder {folder}")
-        sys.modules[PACKAGE] = module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[PACKAGE])
-    return import_module(f"{PACKAGE}.{module}")
+from fedsim.core.analysis import analysis
 
 
 class AnalysisCommand(click.Command):
@@ -73,8 +52,8 @@ COMMANDS = [
     for name, text in {
         "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
-        "curves": "Learning curves per method: mean and 95 % interval over seeds.",
-        "select": "Choose a hyperparameter by the validation part: the best mean over seeds.",
+        "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
+        "select": "Choose a hyperparameter by the validation part: the best mean over seeds or partitions.",
         "heatmap": "Training samples by client and class, from a partition.csv.",
     }.items()
 ]

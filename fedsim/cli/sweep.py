@@ -73,8 +73,9 @@ def sweep(
     take place in one process each (the serial engine).
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the
-    others. After an interruption or a failure the same command continues: finished runs are
+    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
+    is in the grid as well: each counts with the mean over its seeds, as in 'fedsim table --unit
+    partition'. A run that fails does not stop the others. After an interruption or a failure the same command continues: finished runs are
     skipped, unfinished ones resume from their newest checkpoint.
     """
     from fedsim.training import sweep as sweeps
@@ -135,7 +136,7 @@ def _run_missing(
                     total=len(runs),
                     waiting=[run.name for run in missing],
                     width=len(drivers.slots),
-                    group_of=sweeps.group_of,
+                    group_of={run.name: run.group for run in runs}.__getitem__,
                     took=took,
                     verbose=verbose,
                 )
@@ -171,7 +172,11 @@ def show_aggregate(table: pd.DataFrame) -> None:
 
     click.echo(
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
-        "seeds)"
+        + (
+            "partitions, each with the mean over its training seeds)"
+            if (table["unit"] == "partition").any()
+            else "seeds on one partition)"
+        )
     )
     known = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
     collapsed = table["collapsed"].fillna(0)
@@ -182,7 +187,7 @@ def show_aggregate(table: pd.DataFrame) -> None:
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             row[head] = interval(100 * mean, 100 * half, 2)
         if collapsed.any():
-            row["collapsed"] = f"{count} of {line['n']}" if count else "-"
+            row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)
     show(rows)
     if collapsed.any():

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedsim")
 MOST_RUNS = 10_000
 """The most runs of one sweep."""
+SEEDS = ("seed", "data.seed")
+"""Keys in which the runs of one group differ: of training, and of the partition."""
 SHARED = ("address", "working_dir")
 """Keys of section engine that belong to the one Ray of a sweep."""
 
@@ -46,7 +48,8 @@ class SweepRun:
 
     Args:
         name: of its directory, such as ``algorithm=fedavg,seed=1``.
-        group: the name without the seed; runs of one group differ in the seed alone.
+        group: the name without the seeds; runs of one group differ in ``seed`` and ``data.seed``
+            alone.
         config: what is run.
     """
 
@@ -114,7 +117,8 @@ def expand(
         config = with_engine(resolve(*layers, build=build), layers, count, parallel)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         name = ",".join(parts)
-        runs.append(SweepRun(name or "run", group_of(name), config))
+        group = ",".join(p for axis, p in zip(grid, parts, strict=True) if not _repeats(axis))
+        runs.append(SweepRun(name or "run", group, config))
     for name, times in Counter(run.name for run in runs).items():
         if times > 1:
             raise ConfigError(f"grid: two combinations have the same name {name}")
@@ -156,7 +160,8 @@ def check_out(runs: Sequence[SweepRun], out: Path) -> None:
         with files.lock(out):  # refused where a run that has just begun holds it
             pass
     names = {run.name for run in runs} | {file.parent.name for file in out.glob("*/config.yaml")}
-    groups = {group_of(name) for name in names}
+    groups = {run.group for run in runs}
+    groups |= {group_of(name, seeds) for name in names for seeds in (SEEDS, SEEDS[:1])}
     for name, column, known in (
         ("summary.csv", "run", names),
         ("aggregate.csv", "configuration", groups),
@@ -169,9 +174,14 @@ def check_out(runs: Sequence[SweepRun], out: Path) -> None:
                 )
 
 
-def group_of(name: str) -> str:
-    """The name of a run without its seed."""
-    return ",".join(part for part in name.split(",") if not part.startswith("seed="))
+def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
+    """The name of a run without its seeds; earlier versions left out the first of them alone."""
+    return ",".join(part for part in name.split(",") if part.partition("=")[0] not in seeds)
+
+
+def _repeats(axis: Axis) -> bool:
+    """Whether the values of an axis are repetitions: they set nothing but seeds."""
+    return all(set(value.settings) <= set(SEEDS) for value in axis.values)
 
 
 def _lists_only(path: Path, column: str, known: Set[str]) -> bool:

@@ -1,8 +1,8 @@
-"""The tables of a sweep: a row per run, and mean, spread and interval over the seeds."""
+"""The tables of a sweep: a row per run, and mean, spread and interval over seeds or partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import pandas as pd
 from scipy import stats
 
 from fedsim.core import files
+from fedsim.core.analysis import analysis
 from fedsim.training.summary import CLIENT_COLUMNS, FINAL_CLIENTS, METRICS
 
 WHEN = ("final", "best", "last10")
 AVERAGED = (*(f"{when}_test_{metric}" for metric in METRICS for when in WHEN), *CLIENT_COLUMNS)
-"""Columns of summary.csv whose mean over the seeds is in aggregate.csv."""
+"""Columns of summary.csv whose mean over the seeds or partitions is in aggregate.csv."""
 WHERE_ANY = tuple(f"{n}_{s}" for n in FINAL_CLIENTS for s in ("mean", "std", "p10", "worst"))
 """More such columns, which aggregate.csv has where any run does."""
 
@@ -55,28 +56,53 @@ def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:
 
 
 def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
-    """Per group: n, and mean, std (ddof 1), 95 % t-interval of metrics over the seeds.
+    """Per group: n, and mean, std (ddof 1), 95 % t-interval of metrics over the units.
 
-    ``_ci95`` is the half width of the interval; std and interval are empty for a single run.
+    The units are the partitions, each with the mean over its training seeds, where any group has
+    several of them, and the training seeds otherwise: ``n`` is their number, ``unit`` their name
+    and ``runs`` the number of runs. They and their values are those of ``fedsim table``, see
+    ``analysis/units.py``.
+
+    ``_ci95`` is the half width of the interval; std and interval are empty for a single unit.
     ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`. Columns that
     a run of an earlier version does not have are empty.
     """
     rows = []
-    for group, frame in summary.groupby(summary["run"].map(groups), sort=False):
+    units = analysis("units")
+    of = summary["run"].map(groups)
+    partitions = summary.get(units.PARTITION, pd.Series(dtype=float, index=summary.index))
+    unit = "partition" if units.repeats_partitions(partitions, of) else "seed"
+    for group, frame in summary.groupby(of, sort=False):
         first = frame.iloc[0]
         row: dict[str, object] = {"configuration": group}
         row |= {key: first[key] for key in ("algorithm", "dataset", "alpha")}
-        row["n"] = len(frame)
-        known = frame.reindex(columns=[*AVERAGED, "collapsed"])
-        for metric in AVERAGED:
-            for name, value in spread(known[metric].to_numpy(dtype=float)).items():
-                row[f"{metric}_{name}"] = value
+        row["n"] = frame[units.PARTITION].nunique() if unit == "partition" else len(frame)
+        known = frame.reindex(columns=[*AVERAGED, *WHERE_ANY, "collapsed"])
+        known.index = pd.MultiIndex.from_frame(frame[list(units.COLUMNS[unit])])
+        row |= _spreads(known, AVERAGED, units.means)
         row["collapsed"] = known["collapsed"].astype(float).sum(min_count=len(frame))
-        for metric in summary.columns.intersection(list(WHERE_ANY)):
-            for name, value in spread(frame[metric].to_numpy(dtype=float)).items():
-                row[f"{metric}_{name}"] = value
+        row |= _spreads(known, summary.columns.intersection(list(WHERE_ANY)), units.means)
+        row |= {"unit": unit, "runs": len(frame)}
         rows.append(row)
     return pd.DataFrame(rows).astype({"collapsed": "Int64"})
+
+
+def _spreads(
+    runs: pd.DataFrame,
+    columns: Iterable[str],
+    means: Callable[[pd.Series[float]], pd.Series[float]],
+) -> dict[str, float]:
+    """:func:`spread` of the columns over the units; NaN where a run lacks the number.
+
+    ``means`` gives one value per unit from one per run, as ``runs`` are indexed.
+    """
+    found = {}
+    for column in columns:
+        by_run = runs[column].astype(float)
+        values = means(by_run) if by_run.notna().all() else by_run
+        for name, value in spread(values.to_numpy()).items():
+            found[f"{column}_{name}"] = value
+    return found
 
 
 def spread(values: np.ndarray[Any, np.dtype[np.float64]]) -> dict[str, float]:

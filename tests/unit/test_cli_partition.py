@@ -13,7 +13,7 @@ from PIL import Image
 
 import fedsim
 from fedsim.cli import main
-from fedsim.cli.report import analysis
+from fedsim.core.analysis import analysis
 from fedsim.config.run import RunConfig
 
 

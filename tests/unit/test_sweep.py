@@ -598,7 +598,7 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
-        "seeds)"
+        "seeds on one partition)"
     )
     rows = [re.split(" {2,}", line) for line in lines[1:4]]
     assert rows == [

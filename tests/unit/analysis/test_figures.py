@@ -117,7 +117,7 @@ def test_accuracy_curve_is_the_mean_with_its_interval(two: list[Path]) -> None:
 def test_a_curve_ends_where_seeds_end() -> None:
     index = pd.MultiIndex.from_tuples([(0, 1), (1, 1), (0, 2)], names=["seed", "round"])
     values = pd.DataFrame({"a": [1.0, 3.0, 9.0]}, index=index)
-    aggregate = {"x": series.over_seeds(values, ["round"])}
+    aggregate = {"x": series.over_units(values, ["round"])}
     assert panels.curves(aggregate, "a")["x"]["mean"].to_dict() == {1: 2.0}
     assert panels.curves(aggregate, "b") == {}
 

@@ -265,7 +265,7 @@ def test_series_takes_the_rounds_that_all_seeds_have(tmp_path: Path) -> None:
     make_run(tmp_path, "fedld", 0, [0.1, nan, 0.3, 0.4])
     make_run(tmp_path, "fedld", 1, [0.2, 0.9, nan, 0.6])
     (only,) = groups_of(tmp_path)
-    assert curves.series(only, "test_accuracy").to_dict("index") == {
+    assert curves.by_round(only, "test_accuracy").to_dict("index") == {
         1: {0: 0.1, 1: 0.2}, 4: {0: 0.4, 1: 0.6},
     }  # fmt: skip
 
@@ -274,15 +274,15 @@ def test_smoothing_is_the_mean_of_the_last_values(tmp_path: Path) -> None:
     make_run(tmp_path, "fedld", 0, [0.1, 0.3, 0.8])
     (only,) = groups_of(tmp_path)
     # 0.1; (0.1 + 0.3) / 2; (0.3 + 0.8) / 2
-    got = curves.series(only, "test_accuracy", smooth=2)[0].tolist()
+    got = curves.by_round(only, "test_accuracy", smooth=2)[0].tolist()
     assert got == pytest.approx([0.1, 0.2, 0.55])
 
 
 def test_empty_metric_is_named(runs: Path) -> None:
     with pytest.raises(AnalysisError, match=r"rounds\.csv: the column test_auc is empty"):
-        curves.series(groups_of(runs)[0], "test_auc")
+        curves.by_round(groups_of(runs)[0], "test_auc")
     with pytest.raises(AnalysisError, match=r"rounds\.csv: no column val_loss; it has round"):
-        curves.series(groups_of(runs)[0], "val_loss")
+        curves.by_round(groups_of(runs)[0], "val_loss")
 
 
 def test_figure_shows_means_and_bands(runs: Path) -> None:

@@ -233,7 +233,7 @@ def test_markdown_and_csv_have_the_signs(runs: Path) -> None:
     made = tables.make("balanced_accuracy", summaries(find([runs])[0]), takes=["final"])
     assert "| 35.56† ± 9.56 |" in layout.markdown(made)
     lines = layout.csv(made).splitlines()
-    assert lines[0].endswith("p,p_holm,leads,collapsed")
+    assert lines[0].endswith("p,p_holm,leads,collapsed,unit,detectable,level")
     assert [line.rsplit(",", 2)[1:] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
 
 

@@ -36,10 +36,10 @@ def test_estimate_leaves_out_what_is_not_there() -> None:
     assert math.isnan(none.mean)
 
 
-def test_over_seeds_counts_each_key_by_itself() -> None:
-    index = pd.MultiIndex.from_product([[0, 1, 2], [1, 2]], names=["seed", "round"])
+def test_over_units_counts_each_key_by_itself() -> None:
+    index = pd.MultiIndex.from_product([[0, 1, 2], [1, 2]], names=["unit", "round"])
     values = pd.DataFrame({"loss": [1.0, 5.0, 2.0, math.nan, 3.0, math.nan]}, index=index)
-    got = stats.over_seeds(values, ["round"])["loss"]
+    got = stats.over_units(values, ["round"])["loss"]
     # round 1: 1 2 3, s = 1, half = t(0.975, 2) / sqrt(3) = 4.302652730 / 1.7320508; round 2: 5
     assert got.loc[1].tolist() == pytest.approx([2, 1, 3, 2.4841377])
     assert got.loc[2, ["mean", "n"]].tolist() == [5, 1]
@@ -201,7 +201,7 @@ def test_last_round_is_that_of_the_rows_asked_for(runs: Path) -> None:
 def test_last_without_a_key_is_one_value_per_run(runs: Path) -> None:
     got = series.values(groups_of(runs), "rounds", ["test_accuracy"], (), take="last")["fedld"]
     assert got["test_accuracy"].tolist() == [0.6, 0.6]
-    assert got.index.get_level_values("seed").tolist() == [0, 1]
+    assert got.index.get_level_values("unit").tolist() == [0, 1]
     assert (
         len(series.aggregated(groups_of(runs), "rounds", ["test_accuracy"], take="last")["fedld"])
         == 1

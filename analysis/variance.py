@@ -1,0 +1,110 @@
+"""Tables of the variance between partitions and between training seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from . import style
+from .layout import EMPTY, NONE, Table, Unit, repetition_heads, repetitions
+from .stats import Cell, Estimate
+
+CAPTION = (
+    "Standard deviations of a run's value between the partitions of the data and between the "
+    "training seeds of one partition: square roots of the variances by a one-way analysis of "
+    "variance with random effects. Share: the part of the sum of both variances that is between "
+    "partitions."
+)
+
+COLUMNS = (
+    "label", "method", "column", "n", "runs", "seeds", "var_between", "var_within", "pairs",
+    "pair_seeds", "difference_var_between", "difference_var_within",
+)  # fmt: skip
+"""Columns of the data of a table that are also those of its variances."""
+
+
+def with_variances(made: Iterable[Table], unit: Unit) -> list[Table]:
+    """The tables; each whose unit is the partition is followed by that of its variances.
+
+    ``unit`` is that of their numbers.
+    """
+    found = []
+    for table in made:
+        found.append(table)
+        if any(cell.estimate.unit == "partition" for cell in table.cells):
+            found.append(variances(table, unit))
+    return found
+
+
+def variances(table: Table, unit: Unit) -> Table:
+    """The variances of both levels behind a table, and those of the differences if it has any."""
+    cells = table.cells
+    columns = any(cell.column for cell in cells)
+    compared = any(cell.comparison for cell in cells)
+    level_heads = [unit.head(f"Std, {what}", True) for what in ("partitions", "seeds")]
+    level_heads.append("Share (%)")
+    head = ["Method", *["Group"] * columns, *repetition_heads(cells), *level_heads]
+    head += [f"Difference: {words[0].lower()}{words[1:]}" for words in level_heads] * compared
+    rows = []
+    for cell in cells:
+        row = [style.title(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
+        row += _shown(cell.estimate, unit)
+        pairs = None if cell.comparison is None else cell.comparison.difference
+        rows.append(row + _shown(pairs, unit) * compared)
+    caption = CAPTION
+    if compared:
+        caption += " Difference: the same of the paired differences behind the table above."
+    return Table(
+        name=f"{table.name}_variance",
+        title=f"{table.title}: variance between partitions and between seeds",
+        caption=caption + _truncated(cells) + _inseparable(cells),
+        head=head,
+        rows=rows,
+        words=1 + columns,
+        data=table.data[[column for column in COLUMNS if column in table.data]],
+    )
+
+
+def _shown(found: Estimate | None, unit: Unit) -> list[str]:
+    """Both standard deviations, and the share of partitions in the variance in per cent."""
+    if found is None:
+        return [EMPTY] * 3
+    if found.levels is None:
+        return [NONE] * 3
+    own = found.levels
+    shown = [unit.number(math.sqrt(variance)) for variance in (own.between, own.within)]
+    return [*shown, NONE if math.isnan(own.share) else f"{100 * own.share:.0f}"]
+
+
+def _named(cells: Sequence[Cell], chosen: Callable[[Estimate], bool]) -> str:
+    """The methods, and the methods' differences, whose estimate is chosen."""
+    names = []
+    for cell in cells:
+        name = style.title(cell.row) + f" ({cell.column})" * bool(cell.column)
+        names += [name] * chosen(cell.estimate)
+        if cell.comparison is not None and chosen(cell.comparison.difference):
+            names.append(f"difference of {name}")
+    return "; ".join(names)
+
+
+def _truncated(cells: Sequence[Cell]) -> str:
+    """A sentence on negative estimates."""
+    names = _named(cells, lambda found: found.levels is not None and found.levels.truncated)
+    return (
+        " The variance between partitions is set to 0 where its estimate is negative (the means of "
+        f"the partitions vary no more than the training seeds make them): {names}."
+    ) * bool(names)
+
+
+def _inseparable(cells: Sequence[Cell]) -> str:
+    """A sentence on variances that cannot be estimated."""
+    missing = any(
+        found.levels is not None and math.isnan(found.levels.between)
+        for cell in cells
+        for found in (cell.estimate, cell.comparison and cell.comparison.difference)
+        if found
+    )
+    return (
+        f" {NONE}: it takes two partitions, and two training seeds on one of them, to tell the "
+        "levels apart."
+    ) * missing
