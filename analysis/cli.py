@@ -213,7 +213,7 @@ def select_command(
     dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
     unit: ExperimentalUnit, out: Path | None,
 ) -> None:  # fmt: skip
-    """Choose a hyperparameter by the validation part: the best mean over seeds or partitions."""
+    """Choose a hyperparameter by the best mean on the validation part."""
     _check(out, [".csv"])
     table = selection.choose(_summaries(dirs), by, within, metric, unit)
     click.echo(layout.markdown([table]), nl=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 
 from . import names, panels, series, style
 from .panels import Absent, Drawing, Facets, facet_lines, unit_of
+from .runs import Group
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
@@ -24,13 +25,12 @@ MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 
 
 def by_client(facets: Facets) -> Drawing | Absent:
-    """One dot per client and one box per method; a client's accuracy is its mean over units."""
-    found = {
-        title: series.aggregated(
-            groups, "evaluations", ["accuracy"], ("split", "client_id"), take="last"
-        )
-        for title, groups in facets.items()
-    }
+    """One dot per client and one box per method; a client's accuracy is its mean over seeds.
+
+    Clients of different partitions hold different data: they are dots of their own.
+    """
+    nested = unit_of(facets) == "partition"
+    found = {title: _accuracies(groups) for title, groups in facets.items()}
     held = {s for part in found.values() for frame in part.values() for s in frame.index.unique(0)}
     split = next((name for name in SPLITS if name in held), None)
     if split is None:
@@ -63,7 +63,9 @@ def by_client(facets: Facets) -> Drawing | Absent:
                 for marker, _ in zip(MARKERS, sites, strict=False)
             ]
             panels.legend(fig, handles, list(sites.values()))
-    note = panels.means_note(counts, unit_of(facets))
+    who = f"client ({panels.means_note(counts, 'seed')})"
+    if nested:
+        who = "client on one of the partitions (mean over the training seeds)"
     every = dict.fromkeys(group.label for groups in facets.values() for group in groups)
     without = [style.title(label) for label in every if label not in labels]
     missing = f" Without such rows: {'; '.join(without)}." if without else ""
@@ -72,7 +74,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
         title=CLIENTS,
         caption=(
             f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. A "
-            f"dot is a client ({note}); boxes hold the middle half of the clients, the line in a "
+            f"dot is a {who}; boxes hold the middle half of the clients, the line in a "
             "box is the median, whiskers span all clients. Methods that keep a model per client "
             f"are evaluated with it, the others with the global model.{missing}"
             + " The shapes are the sites."
@@ -85,6 +87,23 @@ def by_client(facets: Facets) -> Drawing | Absent:
         figure=fig,
         alt=_told_clients(chosen),
     )
+
+
+def _accuracies(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
+    """Columns (accuracy, mean | n) indexed by (split, client_id), by label.
+
+    If the partition is the unit there is a row for each partition of a client, with n = 1.
+    """
+    where = ("evaluations", ["accuracy"], ("split", "client_id"))
+    if groups[0].unit == "seed":
+        return series.aggregated(groups, *where, take="last")
+    found = series.values(groups, *where, take="last")
+    return {
+        label: pd.concat({"accuracy": frame.set_axis(["mean"], axis=1).assign(n=1)}, axis=1)
+        .droplevel(series.UNIT)
+        .sort_index()
+        for label, frame in found.items()
+    }
 
 
 def _sites(facets: Facets) -> Mapping[int, str]:
@@ -127,7 +146,8 @@ def _strip(
         axes.scatter(values, heights, s=size, alpha=0.45, **dots)
     for marker, client in zip(MARKERS, sites, strict=False):
         if client in accuracies.index:
-            axes.scatter(accuracies[client], row, s=34, marker=marker, alpha=0.8, **dots)
+            own = accuracies[accuracies.index == client]
+            axes.scatter(own, [row] * len(own), s=34, marker=marker, alpha=0.8, **dots)
 
 
 def by_group(facets: Facets) -> Drawing | Absent:

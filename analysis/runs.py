@@ -315,7 +315,7 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: s
     if differ:
         found = "; ".join(f"{column} ({_values(runs[column])})" for column in differ)
         more = "".join(f" --by {c}" for c in (*(c for c in by if c not in METHOD[1:]), *differ))
-        over = f"; --unit partition repeats methods over {PARTITION}" * (PARTITION in differ)
+        over = ", or take partitions as the unit with --unit partition" * (PARTITION in differ)
         raise AnalysisError(
             f"{what} differ in {found}: give runs that do not differ, or group with{more}{over}"
         )

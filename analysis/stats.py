@@ -270,21 +270,24 @@ def compared(
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
     level = SIGNIFICANT / max(1, sum(not math.isnan(p) for p in adjusted))
     return [
-        replace(cell, adjusted=p, level=level, detectable=_detectable(cell, level, test))
+        cell
+        if cell.comparison is None
+        else replace(
+            cell, adjusted=p, level=level, detectable=_detectable(cell.comparison, level, test)
+        )
         for cell, p in zip(found, adjusted, strict=True)
     ]
 
 
-def _detectable(cell: Cell, level: float, test: Test) -> float:
+def _detectable(comparison: Comparison, level: float, test: Test) -> float:
     """See :attr:`Cell.detectable`.
 
     It is that of the t test; for the Wilcoxon test there is none: its asymptotic efficiency says
     little about few units, where its p value may be unable to reach the level at all.
     """
-    if cell.comparison is None or math.isnan(cell.comparison.p) or test != "t":
+    if math.isnan(comparison.p) or test != "t":
         return math.nan
-    difference = cell.comparison.difference
-    return units.detectable(difference.std, difference.n, level)
+    return units.detectable(comparison.difference.std, comparison.difference.n, level)
 
 
 @dataclass(frozen=True)

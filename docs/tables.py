@@ -36,8 +36,8 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`
-(half-width of the 95 % interval, t distribution) of each of these numbers; `collapsed` is the number
-of runs that did, `unit` what `n` counts (`seed` or `partition`), `runs` the number of runs.
+(half-width of the 95 % interval, t distribution) of each of these numbers; `collapsed` is the
+number of runs that did, `unit` what `n` counts (`seed` or `partition`), `runs` the number of runs.
 """
 
 

@@ -53,7 +53,7 @@ COMMANDS = [
         "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
         "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
-        "select": "Choose a hyperparameter by the validation part: the best mean over seeds or partitions.",
+        "select": "Choose a hyperparameter by the best mean on the validation part.",
         "heatmap": "Training samples by client and class, from a partition.csv.",
     }.items()
 ]

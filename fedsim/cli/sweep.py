@@ -73,10 +73,11 @@ def sweep(
     take place in one process each (the serial engine).
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
-    mean, standard deviation and 95 % interval over the seeds, or over the partitions if 'data.seed'
-    is in the grid as well: each counts with the mean over its seeds, as in 'fedsim table --unit
-    partition'. A run that fails does not stop the others. After an interruption or a failure the same command continues: finished runs are
-    skipped, unfinished ones resume from their newest checkpoint.
+    mean, standard deviation and 95 % interval over the seeds. If 'data.seed' is in the grid as well
+    they are over the partitions, each with the mean over its seeds, as in 'fedsim table --unit
+    partition'. A run that fails does not stop the others. After an interruption or a failure the
+    same command continues: finished runs are skipped, unfinished ones resume from their newest
+    checkpoint.
     """
     from fedsim.training import sweep as sweeps
 

@@ -13,8 +13,8 @@ from PIL import Image
 
 import fedsim
 from fedsim.cli import main
-from fedsim.core.analysis import analysis
 from fedsim.config.run import RunConfig
+from fedsim.core.analysis import analysis
 
 
 @pytest.fixture(autouse=True)

@@ -43,7 +43,9 @@ def test_a_significant_difference_is_said(tmp_path: Path) -> None:
     # differences 0.10 0.11 0.09: p 0.0033; -0.10 -0.10 -0.09: p 0.0012, times 2
     assert second == (
         "Of 2 comparisons with FedAvg, 2 are significant (corrected over all of them): FedLD "
-        "(+10.00 points, p 0.0033) and MOON (-9.67 points, p 0.0024)."
+        "(+10.00 points, p 0.0033) and MOON (-9.67 points, p 0.0024). Power: with 3 seeds on one "
+        "partition, differences of 2.67 (MOON) to 4.62 points (FedLD) are detected with 80 % "
+        "probability (paired t test at level 0.05 / 2, if differences vary as in these runs)."
     )
 
 

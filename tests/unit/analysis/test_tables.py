@@ -38,11 +38,14 @@ def test_table_against_a_baseline_by_hand(runs: Path) -> None:
     got = tables.scored(groups_of(runs), "accuracy", "final", "fedavg")
     # differences 0.10 0.11 0.09: mean 0.10, s = 0.01, half = 4.302653 * 0.01 / sqrt(3) = 0.0248414,
     # t = 0.1 / (0.01 / sqrt 3) = 17.32, p(2 degrees) = 0.003317; the only test, so Holm's is equal
+    # 3.26404 s is detectable: power of t with 2 degrees at noncentrality 3.26404 sqrt(3)
     assert got.rows == [
-        ["FedAvg", "3", "74.00 ± 11.38", "4.58", EMPTY, EMPTY, EMPTY],
-        ["FedLD", "3", "84.00 ± 9.94", "4.00", "+10.00 ± 2.48", "0.0033", "0.0033 *"],
-        ["my_own", "1", "84.02", "n/a", "+14.02", "n/a", "n/a"],
+        ["FedAvg", "3", "74.00 ± 11.38", "4.58", EMPTY, EMPTY, EMPTY, EMPTY],
+        ["FedLD", "3", "84.00 ± 9.94", "4.00", "+10.00 ± 2.48", "0.0033", "0.0033 *", "3.26"],
+        ["my_own", "1", "84.02", "n/a", "+14.02", "n/a", "n/a", "n/a"],
     ]  # fmt: skip
+    assert "with 3 seeds on one partition, a difference of 3.26 points is detected" in got.caption
+    assert "do not cover the choice of the partition" in got.caption
     assert "over the 1 comparison of" in got.caption
     assert "p is not available where there is only one common seed: my_own." in got.caption
     row = got.data.set_index("label").loc["fedld"]
@@ -165,7 +168,7 @@ def test_groups_of_images(runs: Path) -> None:
     ]  # fmt: skip
     assert "the same difference for every seed: FedLD (aligned)" in got.caption
     # 0.20 0.22 0.24: t = 0.22 / (0.02 / sqrt 3) = 19.05, p(2 degrees) = 0.002743
-    assert got.rows[3][5:] == ["+22.00 ± 4.97", "0.0027", "0.0027 *"]
+    assert got.rows[3][5:8] == ["+22.00 ± 4.97", "0.0027", "0.0027 *"]
     result = invoke("table", runs, "--metric", "groups")
     assert "left out" in result.stderr
     assert "my_own-0: no rows in evaluations.csv" in result.stderr
@@ -195,7 +198,7 @@ def test_files(runs: Path, tmp_path: Path) -> None:
     latex = layout.latex(made)
     assert latex.count(r"\toprule") == 3
     assert r"FedLD & 3 & 84.00 $\pm$ 9.94 & 4.00 & +10.00 $\pm$ 2.48 &" in latex
-    assert r"0.0033 & 0.0033$^{*}$ \\" in latex
+    assert r"0.0033 & 0.0033$^{*}$ & 3.26 \\" in latex
     assert r"my\_own & 1 & 84.02" in latex
     assert r"Accuracy (\%)" in latex
     said = dataclasses.replace(made[0], rows=[["`train.lr`", "weight λ", "1", "2", "3"]])

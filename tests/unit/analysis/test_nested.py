@@ -1,0 +1,421 @@
+"""Nested designs: partitions as the unit, variances of both levels, and the power of a design."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+from run_files import rows, run_of, write_run
+from scipy import stats as scipy_stats
+
+from analysis import (
+    AnalysisError,
+    clients,
+    curves,
+    headline,
+    layout,
+    selection,
+    stats,
+    tables,
+    units,
+)  # fmt: skip
+from analysis.cli import main
+from analysis.panels import Drawing
+from analysis.runs import find, group, summaries, unit_among
+from fedsim.config import experiments
+from fedsim.training import sweep, sweep_tables
+
+
+def nested(values: dict[int, list[float]]) -> pd.Series:
+    """Values by partition and seed; the seeds of a partition count from 0."""
+    runs = {(p, s): value for p, own in values.items() for s, value in enumerate(own)}
+    index = pd.MultiIndex.from_tuples(runs, names=["data.seed", "seed"])
+    return pd.Series(list(runs.values()), index=index)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Two methods on three partitions with two seeds each; means per cent in the comments."""
+    for partition, (ours, theirs) in enumerate(
+        [
+            ((0.62, 0.64), (0.50, 0.54)),  # 63 and 52: difference 11
+            ((0.70, 0.74), (0.60, 0.58)),  # 72 and 59: difference 13
+            ((0.64, 0.68), (0.55, 0.59)),  # 66 and 57: difference 9
+        ]
+    ):
+        for seed in (0, 1):
+            more = {"data.seed": partition}
+            run_of(tmp_path, "fedld", seed, [0.1, ours[seed]], **more)
+            run_of(tmp_path, "fedavg", seed, [0.1, theirs[seed]], **more)
+    return tmp_path
+
+
+def test_variances_of_a_balanced_design_by_hand() -> None:
+    got = units.levels(nested({0: [1, 3], 1: [5, 7], 2: [3, 5]}))
+    # means 2 6 4; within: 3 partitions with squares 1 + 1, over 6 - 3; MSB = 2 (4 + 4 + 0) / 2 = 8
+    assert (got.within, got.between) == (pytest.approx(2), pytest.approx((8 - 2) / 2))
+    assert (got.partitions, got.runs, got.seeds, got.truncated) == (3, 6, "2", False)
+    assert got.share == pytest.approx(3 / 5)
+
+
+def test_variances_of_an_unbalanced_design_by_hand() -> None:
+    got = units.levels(nested({0: [1, 3], 1: [6]}))
+    # mean 10/3; MSB = 2 (4/3)^2 + (8/3)^2 = 96/9; MSW = 2 / (3 - 2); n0 = 3 - (4 + 1) / 3 = 4/3
+    assert (got.within, got.between) == (pytest.approx(2), pytest.approx((96 / 9 - 2) / (4 / 3)))
+    assert got.seeds == "1 to 2"
+
+
+def test_a_negative_variance_is_set_to_zero() -> None:
+    got = units.levels(nested({0: [1, 3], 1: [3, 1]}))
+    assert (got.within, got.between, got.truncated) == (2, 0, True)
+    assert got.share == 0
+
+
+def test_levels_that_cannot_be_told_apart() -> None:
+    one_seed = units.levels(nested({0: [1], 1: [2], 2: [4]}))
+    assert math.isnan(one_seed.within)
+    assert math.isnan(one_seed.between)
+    one_partition = units.levels(nested({0: [1, 2, 3]}))
+    assert (one_partition.within, one_partition.partitions) == (1, 1)
+    assert math.isnan(one_partition.between)
+
+
+@pytest.mark.parametrize("sizes", [[2] * 10, [3, 1, 2, 5], [2, 2, 1]])
+def test_variances_against_expected_mean_squares(sizes: list[int]) -> None:
+    """SciPy's F is MSB / MSW; n0 is the coefficient of the variance in the expectation of MSB.
+
+    With Z the indicators of the partitions, MSB = y' A y for A = (H - 11'/N) / (a - 1), where H
+    projects on the columns of Z; then E[MSB] = trace(A Z Z') between + trace(A) within.
+    """
+    rng = np.random.default_rng(7)
+    values = {p: list(rng.normal(3 * rng.normal(), 1, n)) for p, n in enumerate(sizes)}
+    got = units.levels(nested(values))
+    a, n = len(sizes), sum(sizes)
+    z = np.repeat(np.eye(a), sizes, axis=0)
+    form = (z @ np.diag(1 / np.array(sizes)) @ z.T - np.ones((n, n)) / n) / (a - 1)
+    assert np.trace(form) == pytest.approx(1)
+    f = scipy_stats.f_oneway(*values.values()).statistic if min(sizes) > 1 else None
+    y = np.concatenate(list(values.values()))
+    msb = float(y @ form @ y)
+    if f is not None:
+        assert msb / got.within == pytest.approx(f, rel=1e-10)
+    assert got.between == pytest.approx((msb - got.within) / np.trace(form @ z @ z.T), rel=1e-10)
+
+
+def test_an_estimate_is_over_the_means_of_the_partitions() -> None:
+    got = stats.of_runs(nested({0: [1, 3], 1: [6], 2: [4, math.nan]}))
+    # means 2 6 4 count alike: mean 4, s = 2, half = 4.302653 * 2 / sqrt(3)
+    assert (got.mean, got.std, got.n, got.unit) == (4, 2, 3, "partition")
+    assert got.half == pytest.approx(4.302653 * 2 / math.sqrt(3), rel=1e-6)
+    assert got.runs == 4
+
+
+@pytest.mark.parametrize("test", ["t", "wilcoxon"])
+def test_tests_are_paired_over_partitions(test: stats.Test) -> None:
+    ours = nested({0: [1, 3], 1: [6, 7], 2: [4, 9], 3: [8, 8]})
+    theirs = nested({0: [0, 1], 1: [5, 5], 2: [4, 3], 4: [1, 1]}).drop((2, 1))
+    got = stats.paired(ours, theirs, test)
+    # differences of common runs: 1 2; 1 2; 0 (seed 1 is not common); partitions 3 and 4 neither
+    assert got.difference.n == 3
+    assert got.difference.mean == pytest.approx((1.5 + 1.5 + 0) / 3)
+    want = scipy_stats.ttest_1samp([1.5, 1.5, 0], 0)
+    p = want.pvalue if test == "t" else scipy_stats.wilcoxon([1.5, 1.5, 0]).pvalue
+    assert got.p == pytest.approx(p)
+
+
+def test_reasons_name_the_unit() -> None:
+    one = stats.paired(nested({0: [1, 2]}), nested({0: [0, 0]}))
+    assert one.reason == "only one common partition"
+    same = stats.paired(nested({0: [1, 2], 1: [2, 3]}), nested({0: [0, 1], 1: [1, 2]}))
+    assert same.reason == "the same difference for every partition"
+
+
+@pytest.mark.parametrize(("partitions", "seeds", "level"), [(10, 2, 0.05), (4, 2, 0.05 / 3)])
+def test_power_against_simulation(partitions: int, seeds: int, level: float) -> None:
+    """The test rejects in 80 % of 20,000 simulated designs with the detectable difference.
+
+    A share of 0.8 in 20,000 has the standard error sqrt(0.16 / 20,000) = 0.0028; the tolerance is
+    four of them.
+    """
+    between, within, count = 0.02, 0.03, 20_000
+    std = math.sqrt(between**2 + within**2 / seeds)
+    true = units.detectable(std, partitions, level)
+    rng = np.random.default_rng(13)
+    of_partition = rng.normal(true, between, (count, partitions, 1))
+    runs = of_partition + rng.normal(0, within, (count, partitions, seeds))
+    p = scipy_stats.ttest_1samp(runs.mean(axis=2), 0, axis=1).pvalue
+    assert (p < level).mean() == pytest.approx(0.8, abs=4 * 0.0028)
+
+
+def test_power_by_the_book() -> None:
+    # Cohen, Statistical Power Analysis (1988), one sample, two-sided 5 %: d = 0.5 needs n = 34
+    assert units.power(0.5, 34, 0.05) > 0.8 > units.power(0.5, 33, 0.05)
+    assert units.power(0, 10, 0.05) == pytest.approx(0.025)
+    assert math.isnan(units.detectable(1.0, 1, 0.05))
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 60])
+@pytest.mark.parametrize("level", [0.05, 0.05 / 50])
+def test_detectable_differences_of_small_designs(n: int, level: float) -> None:
+    """Power by another way: the mean over quantiles of s of the normal distribution's tail."""
+    effect = units.detectable(1.0, n, level)
+    quantiles = (np.arange(20_000) + 0.5) / 20_000
+    s = np.sqrt(scipy_stats.chi2.ppf(quantiles, n - 1) / (n - 1))
+    limit = scipy_stats.t.isf(level / 2, n - 1)
+    power = scipy_stats.norm.sf(limit * s - effect * math.sqrt(n)).mean()
+    assert power == pytest.approx(0.8, abs=1e-5)
+
+
+def test_runs_on_several_partitions_are_refused_without_a_unit(runs: Path) -> None:
+    done = invoke("table", runs)
+    assert done.exit_code == 2
+    assert done.output.count("\n") == 1
+    assert "the runs differ in data.seed (0, 1, 2)" in done.output
+    assert "--unit partition" in done.output
+
+
+def test_a_table_over_partitions_by_hand(runs: Path) -> None:
+    made = tables.make(
+        "accuracy", summaries(find([runs])[0]), baseline="fedavg", takes=["final"], unit="partition"
+    )
+    main_table, variance = made
+    # differences 11 13 9: mean 11, s = 2, half = 4.302653 * 2 / sqrt(3) = 4.97,
+    # t = 11 / (2 / sqrt 3) = 9.526, p(2 degrees) = 0.010838; FedLD: 63 72 66, FedAvg: 52 59 57
+    assert main_table.head[:3] == ["Method", "Partitions", "Seeds"]
+    assert main_table.rows[0][:5] == ["FedAvg", "3", "2", "56.00 ± 8.96", "3.61"]
+    assert main_table.rows[1][1:8] == [
+        "3", "2", "**67.00** ± 11.38", "4.58", "+11.00 ± 4.97", "0.0108", "0.0108 *",
+    ]  # fmt: skip
+    detectable = units.detectable(2.0, 3, 0.05)
+    assert main_table.rows[1][8] == f"{detectable:.2f}"
+    assert (
+        f"Power: with 3 partitions x 2 seeds, a difference of {detectable:.2f} points is detected "
+        "with 80 % probability (paired t test at level 0.05, "
+    ) in main_table.caption
+    assert "Unit: the partition of the data (data.seed)" in main_table.caption
+    # FedLD: within (2 + 8 + 8) / 3 = 6; MSB = 2 * 21 = 42; between (42 - 6) / 2 = 18
+    assert variance.rows[1][3:6] == ["4.24", "2.45", "75"]
+    # differences 12 10; 10 16; 9 9: within (2 + 18 + 0) / 3; MSB = 2 * 4; between 2/3
+    assert variance.rows[1][6:] == ["0.82", "2.58", "9"]
+    row = variance.data.set_index("label").loc["fedld"]
+    assert row["difference_var_between"] == pytest.approx(2 / 3 * 1e-4)
+    text = layout.csv(made)
+    assert "accuracy_final_variance" in text
+
+
+def test_crossed_tables_say_unit_and_number(runs: Path) -> None:
+    frame = summaries(find([runs])[0])
+    made = tables.make("pairs", frame, unit="partition")
+    assert "Partitions: 3 each, of 2 training seeds." in made[0].caption
+    assert made[1].name == "pairs_variance"
+    (crossed, _) = tables.make(
+        "accuracy", frame, columns="alpha", takes=["final"], baseline="fedavg", unit="partition"
+    )
+    assert crossed.rows[1][1] == "**67.00** ± 11.38 *"
+    assert "Unit: the partition" in crossed.caption
+
+
+def test_no_power_for_the_wilcoxon_test(runs: Path) -> None:
+    done = invoke(
+        "table", runs, "--unit", "partition", "--baseline", "fedavg", "--test", "wilcoxon"
+    )
+    assert "Power is stated for the t test alone." in done.output
+    assert "Detectable" not in done.output
+
+
+def test_an_unbalanced_design_is_a_mean_of_means(runs: Path) -> None:
+    (lost,) = (run for run in find([runs])[0] if run.name == "fedld-2-1")
+    (lost / "summary.csv").unlink()
+    frame = summaries(find([runs])[0])
+    got, _ = tables.make("accuracy", frame, takes=["final"], baseline="fedavg", unit="partition")
+    # FedLD: 63 72 64; differences 11 13 and, over the common seed alone, 64 - 55 = 9
+    assert got.rows[1][2] == "1 to 2"
+    assert got.data["mean"].iloc[1] == pytest.approx((0.63 + 0.72 + 0.64) / 3)
+    assert got.rows[1][5] == "+11.00 ± 4.97"
+    assert "each partition counts once" in got.caption
+
+
+def test_one_partition_has_the_seed_as_its_unit(tmp_path: Path) -> None:
+    for seed in range(3):
+        run_of(tmp_path, "fedavg", seed, [0.5 + seed / 100], **{"data.seed": 4})
+    texts = [invoke("table", tmp_path, "--unit", unit).output for unit in ("partition", "seed")]
+    assert texts[0] == texts[1]
+    assert "intervals and tests do not cover the choice of the partition" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("by", "message"),
+    [
+        (["algorithm", "data.seed"], "--unit partition: the runs are grouped by data.seed"),
+        (["algorithm", "alpha"], "--unit partition: no group has several partitions"),
+    ],
+)
+def test_units_that_are_refused(tmp_path: Path, by: list[str], message: str) -> None:
+    for partition, alpha in enumerate((0.1, 0.5)):
+        run_of(tmp_path, "fedavg", 0, [0.5], alpha=alpha, **{"data.seed": partition})
+    with pytest.raises(AnalysisError, match=message):
+        unit_among(summaries(find([tmp_path])[0]), by, "partition")
+
+
+def test_runs_that_do_not_name_their_partition_are_refused(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "fedavg", 0, [0.5])
+    done = invoke("table", tmp_path, "--unit", "partition")
+    assert f"--unit partition: {run}/summary.csv has no data.seed" in done.output
+
+
+def test_the_same_run_twice_is_refused(runs: Path) -> None:
+    run_of(runs / "again", "fedavg", 1, [0.1, 0.5], **{"data.seed": 2})
+    done = invoke("table", runs, "--unit", "partition")
+    assert "fedavg: two runs with data.seed 2 and seed 1" in done.output
+
+
+def test_terms_and_groups_of_images_are_over_partitions(runs: Path) -> None:
+    for run in find([runs])[0]:
+        seed, partition = int(run.name[-1]), int(run.name.split("-")[1])
+        loss = partition + seed / 2
+        rows(
+            run, "decomposition",
+            "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss",
+            f"2,train,cohort,{loss},0,0,{loss}",
+        )  # fmt: skip
+        rows(
+            run, "evaluations", "round,client_id,group,split,num_samples,loss,accuracy",
+            f"2,,aligned,test,9,1,{(partition + seed) / 10}",
+        )  # fmt: skip
+    frame = summaries(find([runs])[0])
+    terms = tables.make("decomposition", frame, unit="partition")[0]
+    # means of the partitions: 0.25 1.25 2.25
+    assert terms.data["mean"].iloc[0] == pytest.approx(1.25)
+    assert (terms.data["n"].iloc[0], terms.data["unit"].iloc[0]) == (3, "partition")
+    assert "95 % t interval over the partitions." in terms.caption
+    images = tables.make("groups", frame, unit="partition")[0]
+    assert images.data["mean"].iloc[0] == pytest.approx((0.05 + 0.15 + 0.25) / 3)
+
+
+def test_curves_are_means_over_partitions(runs: Path) -> None:
+    groups = group(summaries(find([runs])[0]), ("algorithm",), "partition")
+    found = curves.figure(groups, ["test_accuracy"])
+    assert found.get_supxlabel() == (
+        "Mean over 3 partitions of the data, band: 95 % t interval over the partitions"
+    )
+    lines = {line.get_label(): line.get_ydata()[-1] for line in found.axes[0].lines}
+    assert lines == {"FedAvg": pytest.approx(56), "FedLD": pytest.approx(67)}
+
+
+def test_a_choice_is_over_partitions(tmp_path: Path) -> None:
+    for lr, gain in ((0.1, 0.0), (0.2, 0.1)):
+        for partition in (0, 1):
+            for seed in (0, 1):
+                value = 0.5 + gain + partition / 10 + seed / 50
+                more = {"train.lr": lr, "data.seed": partition}
+                run_of(tmp_path, "fedavg", seed, [value], [value - 0.1], **more)
+    got = selection.choose(
+        summaries(find([tmp_path])[0]), ["train.lr"], ["algorithm"], unit="partition"
+    )
+    assert got.head[2:4] == ["Partitions", "Seeds"]
+    # validation: partitions 0.51 and 0.61 of rate 0.2, half = 12.7062 * 0.05
+    assert got.rows[1][1:5] == ["**0.2**", "2", "2", "56.00 ± 63.53"]
+    assert "over the partitions" in got.caption
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two methods on three partitions with two seeds, with scores of each client."""
+    root = tmp_path_factory.mktemp("many")
+    for method in ("fedavg", "fedld"):
+        for partition in (0, 1, 2):
+            for seed in (0, 1):
+                settings = {"data.seed": partition}
+                write_run(root, method, seed, tables=["evaluations"], rounds=2, **settings)
+    return root
+
+
+def test_a_report_says_its_unit(many: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "runs"
+    for run in find([many])[0]:
+        for name in ("rounds.csv", "summary.csv"):
+            (bare / run.name).mkdir(parents=True, exist_ok=True)
+            shutil.copy(run / name, bare / run.name / name)
+    done = invoke(
+        "report", bare, "--out", tmp_path / "page", "--unit", "partition", "--baseline", "fedavg"
+    )
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "page" / "report.html").read_text(encoding="utf-8")
+    assert "over 3 partitions (data.seed 0\N{EN DASH}2) and 2 training seeds" in page
+    assert "Power: with 3 partitions x 2 seeds, a difference of" in page
+    assert "on one partition" not in page.partition('id="words"')[0]
+    assert "over 3 seeds" not in page
+    assert (tmp_path / "page" / "tables" / "accuracy_final_variance.csv").is_file()
+
+
+def test_figures_say_their_unit(many: Path) -> None:
+    groups = group(summaries(find([many])[0]), ("algorithm",), "partition")
+    found = {"": groups}
+    ours = clients.by_client(found)
+    by_group = clients.by_group(found)
+    assert isinstance(ours, Drawing)
+    assert isinstance(by_group, Drawing)
+    assert "A dot is a client on one of the partitions (mean over the training seeds)" in (
+        ours.caption
+    )
+    # eight clients on each of three partitions, in two rows
+    dots = [len(part.get_offsets()) for part in ours.figure.axes[0].collections]
+    assert dots == [24, 24]
+    assert "Mean over 3 partitions of the data, bar: 95 % t interval over the partitions." in (
+        by_group.caption
+    )
+    first = headline.draw(found, "accuracy")
+    assert first.caption.endswith(
+        "mean, 95 % confidence interval over partitions, and each partition."
+    )
+
+
+GRID = """
+train: {rounds: 1}
+grid:
+  algorithm: [fedavg, fedld]
+  data.seed: [0, 1, 2]
+  seed: [0, 1]
+"""
+OWN_SEEDS = """
+train: {rounds: 1}
+grid:
+  algorithm: [fedavg, fedld]
+  run:
+    - a: {data.seed: 0, seed: 0}
+    - b: {data.seed: 0, seed: 1}
+    - c: {data.seed: 1, seed: 2}
+"""
+
+
+@pytest.mark.parametrize("text", [GRID, OWN_SEEDS])
+def test_runs_of_a_sweep_repeat_partitions_and_seeds(text: str) -> None:
+    runs = sweep.expand(experiments.parse(text, "grid.yaml"), {})
+    assert {run.group for run in runs} == {"algorithm=fedavg", "algorithm=fedld"}
+
+
+def test_a_sweep_and_a_table_agree(runs: Path) -> None:
+    (lost,) = (run for run in find([runs])[0] if run.name == "fedld-2-1")
+    (lost / "summary.csv").unlink()
+    finished = [run.name for run in find([runs])[0]]
+    swept = sweep_tables.write({name: name.partition("-")[0] for name in finished}, runs)
+    (runs / "summary.csv").unlink()  # of the sweep
+    made, _ = tables.make("accuracy", summaries(find([runs])[0]), takes=["final"], unit="partition")
+    theirs = made.data.set_index("label")
+    for row in swept.to_dict("records"):
+        own = theirs.loc[row["configuration"]]
+        assert row["unit"] == own["unit"] == "partition"
+        assert (row["n"], row["runs"]) == (own["n"], own["runs"])
+        assert row["final_test_accuracy_mean"] == pytest.approx(own["mean"], rel=1e-14)
+        assert row["final_test_accuracy_std"] == pytest.approx(own["std"], rel=1e-12)
+        half = own["high"] - own["mean"]
+        assert row["final_test_accuracy_ci95"] == pytest.approx(half, rel=1e-12)
