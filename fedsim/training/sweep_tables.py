@@ -100,7 +100,7 @@ def _spreads(
     for column in columns:
         by_run = runs[column].astype(float)
         values = means(by_run) if by_run.notna().all() else by_run
-        for name, value in spread(values.to_numpy(dtype=np.float64)).items():
+        for name, value in spread(np.asarray(values, dtype=np.float64)).items():
             found[f"{column}_{name}"] = value
     return found
 
