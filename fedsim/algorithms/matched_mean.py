@@ -31,7 +31,7 @@ from torch import nn
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.core.layout import layout_of
+from fedsim.core.layout import frozen_names, layout_of
 from fedsim.core.types import F64, I64, Array, Layout, RoundContext, Vectors
 from fedsim.models.chain import Link, chain
 from fedsim.server import Average, Cohort, Reduced, Server, Weights
@@ -68,6 +68,11 @@ def check(model: nn.Module) -> nn.Module:
         ConfigError: its channels cannot be matched: it is no chain, or its vector does not show it.
     """
     links = chain(model, "algorithm=matched_mean")
+    if frozen_names(model):
+        raise ConfigError(
+            "algorithm=matched_mean permutes channels in all tensors, none of which may be frozen: "
+            "model.trainable must be all"
+        )
     if links_of(layout_of(model)) != links:
         raise ConfigError(
             "algorithm=matched_mean reads the chain of layers off the model's vector, for which "

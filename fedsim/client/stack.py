@@ -14,7 +14,7 @@ from fedsim.client.batched import Padding, prepare, without_vmap
 from fedsim.client.criterion import MarginControl
 from fedsim.client.trainer import UNDECLARED, LocalRule
 from fedsim.core.errors import described
-from fedsim.core.layout import layout_of
+from fedsim.core.layout import frozen_names, layout_of
 from fedsim.core.rng import TorchStreams, seed_torch, torch_scope
 
 
@@ -47,7 +47,7 @@ def obstacle(
             return f"the model's {type(module).__name__} ({name}) has no momentum"
     if any(slot.role == "stat" and not slot.batchnorm for slot in layout_of(model).slots):
         return "the model has float buffers that do not belong to a BatchNorm"
-    if not all(p.requires_grad for p in model.parameters()):
+    if frozen_names(model) or not all(p.requires_grad for p in model.parameters()):
         return "the model has parameters that are not trained"
     return None if samples is None or without_vmap(model) else _vmap_fault(model, samples)
 

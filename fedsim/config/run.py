@@ -33,6 +33,7 @@ from fedsim.config.validation import (
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting
 from fedsim.data import partitions
+from fedsim.models import trainable
 
 FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
@@ -101,6 +102,11 @@ class RunConfig(RunSettings):
             raise InvalidSetting(
                 "data.columns", f"{self.data.columns} given; only data set hf has named columns"
             )
+        try:
+            trainable.parse(self.model.trainable)
+        except ValueError as error:
+            given = self.model.trainable
+            raise InvalidSetting("model.trainable", f"{given!r} given; {error}") from None
         check_name("data.partition", self.data.partition, partitions.NAMES, "partition")
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds

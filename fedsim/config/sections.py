@@ -237,6 +237,10 @@ class ModelConfig(Section):
     projection: int = Field(0, ge=0, le=2**20)
     """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
     none."""
+    trainable: str = "all"
+    """Tensors that train and travel, the rest is frozen: all, head, norm (normalisation layers and
+    head), lora(rank) or lora(rank, alpha) (adapters and head), or patterns of tensor names,
+    separated by commas."""
 
 
 class TrainConfig(Section):

@@ -5,7 +5,7 @@ one subtraction, whatever the number of tensors.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 import torch
@@ -18,17 +18,16 @@ from fedsim.core.types import Array, Layout, Slot, Vector
 def layout_of(model: nn.Module) -> Layout:
     """The slots of a model: parameters in ``named_parameters()`` order, then float buffers.
 
-    Tied parameters appear once. Integer buffers (``num_batches_tracked``) are not federated.
+    Tied parameters appear once. Integer buffers (``num_batches_tracked``) are not federated, nor is
+    what :func:`freeze` took out.
     """
+    frozen = frozen_names(model)
     norms = {id(t) for m in model.modules() if isinstance(m, _BatchNorm) for t in _tensors(m)}
     head = {id(t) for t in _tensors(getattr(model, "head", None))}
-    persistent = model.state_dict().keys()
-    entries: list[tuple[str, Tensor, bool]] = [(n, p, True) for n, p in model.named_parameters()]
-    entries += [
-        (n, b, False) for n, b in model.named_buffers() if b.is_floating_point() and n in persistent
-    ]
     slots, start = [], 0
-    for name, tensor, trained in entries:
+    for name, tensor in float_tensors(model).items():
+        if name in frozen:
+            continue
         stop = start + tensor.numel()
         slots.append(
             Slot(
@@ -36,7 +35,7 @@ def layout_of(model: nn.Module) -> Layout:
                 shape=tuple(tensor.shape),
                 start=start,
                 stop=stop,
-                role="param" if trained else "stat",
+                role="param" if isinstance(tensor, nn.Parameter) else "stat",
                 batchnorm=id(tensor) in norms,
                 head=id(tensor) in head,
             )
@@ -45,10 +44,39 @@ def layout_of(model: nn.Module) -> Layout:
     return Layout(tuple(slots))
 
 
+def float_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """By name the parameters, then the float buffers that are part of the model's state."""
+    persistent = model.state_dict().keys()
+    buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in persistent}
+    return {**dict(model.named_parameters()), **buffers}
+
+
+def freeze(model: nn.Module, tensors: Collection[Tensor]) -> None:
+    """Takes tensors of a model out of training and out of its vector, in place.
+
+    A BatchNorm of which nothing is left stays in evaluation mode.
+    """
+    ids = {id(t) for t in tensors}
+    names = [name for name, t in float_tensors(model).items() if id(t) in ids]
+    for t in tensors:
+        t.requires_grad_(False)
+    model.frozen_names = frozenset(names)  # type: ignore[assignment]
+
+
+def frozen_names(model: nn.Module) -> frozenset[str]:
+    """The names of the tensors that :func:`freeze` took out."""
+    names: frozenset[str] = getattr(model, "frozen_names", frozenset())
+    return names
+
+
 def _tensors(module: nn.Module | None) -> list[Tensor]:
     if module is None:
         return []
     return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+
+
+def _floats(module: nn.Module) -> list[Tensor]:
+    return [t for t in _tensors(module) if t.is_floating_point()]
 
 
 def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
@@ -63,12 +91,23 @@ class FlatModel:
     """A model on a device whose parameters and float buffers are views of ``flat`` (D,).
 
     Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
-    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules. The model
-    starts in training mode.
+    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules that are
+    not frozen. The model starts in training mode.
+
+    Args:
+        model: the model.
+        device: where it is to be.
+        dtype: of ``flat``.
+        frozen: values of the tensors that :func:`freeze` took out; on the CPU the model shares
+            their memory. None leaves them as they are.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        model: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        frozen: Mapping[str, Array] | None = None,
     ) -> None:
         self.layout = layout_of(model)
         self.model = model.to(device)
@@ -79,13 +118,25 @@ class FlatModel:
                 view = self.flat[slot.where].view(slot.shape)
                 view.copy_(named[slot.name])
                 named[slot.name].data = view
+            for name, array in (frozen or {}).items():
+                named[name].data = as_tensor(array).to(device).view(named[name].shape)
+        self._frozen = {name: named[name] for name in sorted(frozen_names(model))}
         params = [(s, named[s.name]) for s in self.layout.slots if s.role == "param"]
         self.params = [(slot, p) for slot, p in params if p.requires_grad]
-        self.norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        still = {id(t) for t in self._frozen.values()}
+        self._still = [m for m in norms if _floats(m) and still.issuperset(map(id, _floats(m)))]
+        self.norms = [m for m in norms if m not in self._still]
         floats = {slot.name for slot in self.layout.slots}
         kept = [b for name, b in self.model.named_buffers() if name not in floats]
         self._counters = [(buffer, buffer.clone()) for buffer in kept]
-        self._modules = list(self.model.train().modules())
+        self._modules = [m for m in self.model.modules() if m not in self._still]
+        self._switch(train=True)
+
+    @property
+    def frozen(self) -> dict[str, Array]:
+        """By name the tensors that are not part of the vector; on the CPU they share memory."""
+        return {name: t.detach().cpu().numpy() for name, t in self._frozen.items()}
 
     def load(self, vector: Tensor) -> None:
         """Copies ``vector`` (D,) into the model, resets integer buffers and drops gradients."""
@@ -96,9 +147,17 @@ class FlatModel:
             buffer.copy_(initial)
 
     def mode(self, train: bool) -> None:
-        """Switches to training or evaluation mode; free if every module is in it already."""
+        """Switches to training or evaluation mode; free if every module is in it already.
+
+        Frozen BatchNorm stays in evaluation mode.
+        """
         if any(module.training != train for module in self._modules):
-            self.model.train(train)
+            self._switch(train)
+
+    def _switch(self, train: bool) -> None:
+        self.model.train(train)
+        for norm in self._still:
+            norm.eval()
 
     def vector(self) -> Vector:
         """A copy (D,) of the current values on the CPU."""

@@ -285,6 +285,7 @@ class ModelSpec:
         per_token: the model predicts a class for every token: (B, T, C).
         projection: width of a projection head (linear, ReLU, linear) between features and
             classifier, 0 for none.
+        trainable: which tensors train, see :mod:`fedsim.models.trainable`.
     """
 
     name: str
@@ -297,6 +298,7 @@ class ModelSpec:
     inputs: Inputs = "images"
     per_token: bool = False
     projection: int = 0
+    trainable: str = "all"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,6 +92,7 @@ class WorkerSpec:
             last; bits may differ between runs and from those of an exact run.
         clock: says after how many steps a client stops.
         stacking: how clients train together; None where they train one by one.
+        frozen: by name the tensors of the model that do not train; once per node.
     """
 
     dataset: Dataset
@@ -106,6 +107,12 @@ class WorkerSpec:
     local_images: LocalImages | None = None
     clock: Clock = field(default_factory=Clock)
     stacking: Stacking | None = None
+    frozen: Vectors = field(default_factory=dict)
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Size of the frozen tensors."""
+        return sum(array.nbytes for array in self.frozen.values())
 
     def blocks(self, clients: Sequence[int], ctx: RoundContext) -> list[Block]:
         """The clients of a round in blocks; outside of local training they go one by one."""
@@ -149,7 +156,8 @@ class Worker:
         self.device = device
         self.gpu_fraction = gpu_fraction
         shape = replace(spec.model, pretrained=False, weights=None)
-        self.flat = FlatModel(models.build(shape, spec.seed, spec.algorithm.adapt), device)
+        model = models.build(shape, spec.seed, spec.algorithm.adapt)
+        self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)

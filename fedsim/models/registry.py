@@ -12,10 +12,13 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
+from fedsim.core.layout import freeze
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import ModelSpec
 from fedsim.models import leaf, libraries, vision, weights
 from fedsim.models.catalogue import CATALOGUE, LIBRARIES, Entry
+from fedsim.models.frozen import frozen_tensors
+from fedsim.models.trainable import ALL
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def start(
     gives the same output as repeating the image. ``norm="group"`` replaces BatchNorm and is without
     effect in a model that has none. Start weights are those of the model without a projection
     head. A name ``module:function`` calls your function(num_classes, in_channels, image_size),
-    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries.
+    ``timm:NAME`` and ``torchvision:NAME`` are networks of these libraries. What ``spec.trainable``
+    leaves out is frozen and no part of the model's vector; what ``adapt`` adds trains.
 
     Args:
         spec: name, sizes, kind of input, norm, start weights and projection head.
@@ -80,7 +84,14 @@ def start(
         drawn = weights.load(model, spec)
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
-        return Built(model if adapt is None else adapt(model), drawn)
+        frozen = frozen_tensors(model, spec)
+        if spec.trainable != ALL:
+            freeze(model, frozen)
+        if adapt is not None:
+            model = adapt(model)
+            if spec.trainable != ALL:
+                freeze(model, frozen)  # again: names may have changed
+        return Built(model, drawn)
 
 
 def find(spec: ModelSpec) -> Entry:

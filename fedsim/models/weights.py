@@ -1,5 +1,6 @@
 """Start weights: by download, from a file or from a run; never a silent random start."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
+from fedsim.models.frozen import merged
+from fedsim.models.trainable import ALL, Lora, parse
 from fedsim.models.vision import SplitModel
 
 MODEL = "model.safetensors"
@@ -68,7 +71,7 @@ def read(path: str) -> dict[str, Tensor]:
     file = file_of(path)
     try:
         found = (
-            safetensors.torch.load_file(file)
+            _of_safetensors(file)
             if file.suffix == ".safetensors"
             else torch.load(file, map_location="cpu", weights_only=True)
         )
@@ -86,6 +89,15 @@ def read(path: str) -> dict[str, Tensor]:
             "save model.state_dict() alone"
         )
     return dict(found)
+
+
+def _of_safetensors(file: Path) -> dict[str, Tensor]:
+    """The tensors; adapters that a run trained are added to its weights."""
+    found = safetensors.torch.load_file(file)
+    with safetensors.safe_open(file, framework="pt") as opened:
+        said = (opened.metadata() or {}).get("model", "{}")
+    adapters = parse(json.loads(said).get("trainable", ALL))
+    return merged(found, adapters) if isinstance(adapters, Lora) else found
 
 
 def _download(spec: ModelSpec) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ byte for byte, wherever a run was done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +91,17 @@ def load_vector(run: Path, layout: Layout) -> Vector:
         return _vector(file, path, layout.slots, "")
 
 
+def load_tensors(run: Path, names: Iterable[str]) -> dict[str, Array]:
+    """Some tensors of ``model.safetensors``, by name.
+
+    Raises:
+        StoreError: the file is missing or damaged, or has no such tensor.
+    """
+    path = run / MODEL
+    with tensors.opened(_there(path)) as file:
+        return {name: _tensor(file, path, name) for name in names}
+
+
 def own_tensors(run: Path, client: int) -> dict[str, Array]:
     """A client's tensors in ``clients.safetensors``, by name; none if it never trained.
 
@@ -147,10 +158,7 @@ def _vector(file: Any, path: Path, slots: Sequence[Slot], prefix: str) -> Vector
     parts = [np.empty(0, np.float32)]
     for slot in slots:
         name = prefix + slot.name
-        try:
-            array = file.get_tensor(name)
-        except SafetensorError:
-            raise StoreError(f"{path}: has no tensor {name}, which the network has") from None
+        array = _tensor(file, path, name)
         if array.shape != slot.shape or array.dtype != np.float32:
             raise StoreError(
                 f"{path}: {name} is {array.dtype} {array.shape}, in the network float32 "
@@ -158,3 +166,11 @@ def _vector(file: Any, path: Path, slots: Sequence[Slot], prefix: str) -> Vector
             )
         parts.append(array.ravel())
     return np.concatenate(parts)
+
+
+def _tensor(file: Any, path: Path, name: str) -> Array:
+    try:
+        array: Array = file.get_tensor(name)
+    except SafetensorError:
+        raise StoreError(f"{path}: has no tensor {name}, which the network has") from None
+    return array

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import shlex
 import time
@@ -10,6 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
@@ -351,6 +354,7 @@ def resume(
         before = store.read_environment()
         setup, start = start_of(prepare(config))
         _check_trace(config, store, before)
+        _check_frozen(setup, store, before)
         checkpoints, position = _restore(setup, store)
         if position is None:
             logger.warning(
@@ -420,9 +424,20 @@ def _environment(setup: Setup) -> dict[str, object]:
         known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
     if setup.drawn:
         known["head_drawn_anew"] = list(setup.drawn)
+    if setup.frozen:
+        known["frozen_sha256"] = _frozen_sha256(setup)
     if setup.config.clock.trace is not None:
         known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
     return known
+
+
+def _frozen_sha256(setup: Setup) -> str:
+    """The SHA-256 of the frozen tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name, array in sorted(setup.frozen.items()):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
 
 
 def _notes(setup: Setup) -> tuple[str, ...]:
@@ -435,6 +450,12 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         notes.append(f"{names} drawn anew: {origin} has no head of this shape")
     if setup.partition.held_out:
         notes.append(f"held out from training: {named(setup.partition.held_out)}")
+    if setup.frozen:
+        frozen, trained = sum(a.size for a in setup.frozen.values()), setup.layout.size
+        notes.append(
+            f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} numbers "
+            "of the model train and travel"
+        )
     return tuple(note for note in notes if note is not None)
 
 
@@ -445,4 +466,14 @@ def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) 
         raise DataError(
             f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
             "cannot be resumed with it"
+        )
+
+
+def _check_frozen(setup: Setup, store: RunStore, before: Mapping[str, Any]) -> None:
+    """Refuses frozen tensors that are other ones than the run began with."""
+    began = before.get("frozen_sha256")
+    if setup.frozen and began not in (None, _frozen_sha256(setup)):
+        raise DataError(
+            f"model.trainable={setup.model.trainable}: the frozen weights are not those that the "
+            f"run in {store.path} began with, which cannot be resumed with them"
         )

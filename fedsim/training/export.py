@@ -27,6 +27,7 @@ from fedsim.config.sections import ClockConfig, EngineConfig
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.layout import FlatModel, as_tensor, layout_of
 from fedsim.core.types import Layout, ModelSpec, Slot
+from fedsim.models.trainable import ALL
 from fedsim.storage import final_models, tensors
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
@@ -60,7 +61,8 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
     evaluated = store.read("rounds")["test_accuracy"].notna().iloc[-1]
     scored = _scored(setup) if evaluated else (f"no: round {rounds} was not evaluated",) * 2
     common = {"algorithm": setup.config.algorithm, "round": str(rounds)}
-    flat = FlatModel(network(setup.model, setup.algorithm, setup.config.seed), torch.device("cpu"))
+    model = network(setup.model, setup.algorithm, setup.config.seed)
+    flat = FlatModel(model, torch.device("cpu"), frozen=setup.frozen)
     flat.load(as_tensor(state.params))
     found = flat.model.state_dict().items()
     arrays = {name: value.numpy() for name, value in found if isinstance(value, Tensor)}
@@ -133,6 +135,8 @@ class Description:
         """As texts of JSON."""
         network: dict[str, Any] = asdict(self)["model"]
         model = {key: value for key, value in network.items() if key not in START_WEIGHTS}
+        if model["trainable"] == ALL:  # as earlier versions wrote it
+            del model["trainable"]
         lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
         return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
 

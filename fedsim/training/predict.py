@@ -30,6 +30,7 @@ from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
+from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore, csv_text
 from fedsim.training.evaluate import Candidate, own_model
@@ -215,6 +216,7 @@ def prepared(
     own, part = _owned(setup, split), split
     if split == ALL:
         setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
+    setup = replace(setup, frozen=final_models.load_tensors(path, setup.frozen))
     personal = personal_slots(setup.algorithm, setup.layout)
     state = final_state(path, setup.layout, personal, needed=setup.personalised)
     found = Predictions(setup=setup, state=state, client=client, part=part, own=own)

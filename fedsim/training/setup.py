@@ -27,6 +27,7 @@ from fedsim.core.types import (
     RoundContext,
     Training,
     Vector,
+    Vectors,
 )
 from fedsim.data import partitions, patients
 from fedsim.engine import registry as executors
@@ -55,6 +56,7 @@ class Setup:
         alpha: of the partition, None where it has none.
         stacking: how clients train together, None where they train one by one.
         drawn: names of the head's tensors that the start weights did not fit.
+        frozen: by name the tensors of the model that ``model.trainable`` leaves out.
     """
 
     config: RunConfig
@@ -69,6 +71,7 @@ class Setup:
     clock: Clock = field(default_factory=Clock)
     stacking: Stacking | None = None
     drawn: tuple[str, ...] = ()
+    frozen: Vectors = field(default_factory=dict)
 
     @property
     def personalised(self) -> bool:
@@ -113,6 +116,7 @@ class Setup:
             local_images=self._local_images(),
             clock=self.clock,
             stacking=self.stacking,
+            frozen=self.frozen,
         )
 
     def _local_images(self) -> LocalImages | None:
@@ -167,6 +171,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         flat = FlatModel(built.model, torch.device("cpu"))
         clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     bad = not_finite(flat.vector(), flat.layout)
+    bad += [name for name, array in flat.frozen.items() if not np.isfinite(array).all()]
     if bad:
         raise ConfigError(
             f"model.name={model.name}: the start weights are NaN or infinite in tensor {bad[0]}"
@@ -176,6 +181,11 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
     trained = [slot.head for slot in flat.layout.slots if slot.role == "param"]
     split = hasattr(built.model, "features") and any(trained) and not all(trained)
     if algorithm.local.needs_features and not split:
+        if hasattr(built.model, "features") and flat.frozen:
+            raise ConfigError(
+                f"model.trainable={model.trainable}: algorithm {config.algorithm} trains "
+                "features(x) and a linear head apart, and here one of them is frozen"
+            )
         raise ConfigError(
             f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
             f"model {model.name} does not have both"
@@ -213,6 +223,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         clock=clock,
         stacking=stacking,
         drawn=built.drawn,
+        frozen=flat.frozen,
     )
 
 
@@ -251,6 +262,7 @@ def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
         inputs=dataset.inputs,
         per_token=dataset.per_token,
         projection=m.projection,
+        trainable=m.trainable,
     )
 
 

@@ -165,17 +165,22 @@ def local_node() -> Node:
 
 
 def plan_for(
-    engine: EngineConfig, nodes: Sequence[Node], num_clients: int, model_bytes: int = 0
+    engine: EngineConfig,
+    nodes: Sequence[Node],
+    num_clients: int,
+    model_bytes: int = 0,
+    frozen_bytes: int = 0,
 ) -> Plan:
     """The placement on the given machines.
 
     Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs. The memory that it
-    needs follows from the size of the model's vector; images are shared by all of a machine.
+    needs follows from the sizes of the model's vector and of its frozen tensors; images are shared
+    by all of a machine.
 
     Raises:
         ConfigError: it does not fit, or the GPUs are of several types and that is not allowed.
     """
-    share, memory = share_of(engine, nodes), memory_of(engine, model_bytes)
+    share, memory = share_of(engine, nodes), memory_of(engine, model_bytes, frozen_bytes)
     plan = plan_placement(nodes, share, memory, num_clients, engine.actors)
     check_types(engine, nodes, share)
     return plan
@@ -190,11 +195,11 @@ def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
     return Share(engine.cpus_per_client, gpus)
 
 
-def memory_of(engine: EngineConfig, model_bytes: int) -> int:
+def memory_of(engine: EngineConfig, model_bytes: int, frozen_bytes: int = 0) -> int:
     """Bytes that a client actor needs."""
     if engine.memory_per_client is not None:
         return math.ceil(engine.memory_per_client * GIB)
-    return PROCESS + model_copies(engine.client_batch) * model_bytes
+    return PROCESS + model_copies(engine.client_batch) * model_bytes + frozen_bytes
 
 
 def check_types(engine: EngineConfig, nodes: Sequence[Node], share: Share) -> None:

@@ -284,4 +284,5 @@ class RayExecutor:
             self._aggregators = Aggregators(ranges, homes)
 
     def _plan_for(self, nodes: Sequence[Node]) -> Plan:
-        return plan_for(self._engine, nodes, len(self._sizes), self._update_bytes)
+        sizes = self._update_bytes, self._spec.frozen_bytes
+        return plan_for(self._engine, nodes, len(self._sizes), *sizes)

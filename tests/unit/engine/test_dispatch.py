@@ -417,7 +417,8 @@ def executor(fake, monkeypatch):
 
     def made(*nodes, clients=8, **engine):
         now.nodes = nodes
-        spec = SimpleNamespace(partition=SimpleNamespace(train=[[0]] * clients))
+        split = SimpleNamespace(train=[[0]] * clients)
+        spec = SimpleNamespace(partition=split, frozen_bytes=0)
         return RayExecutor(spec, EngineConfig(**engine), 4000, session=Session(now))
 
     def replan(executor, *nodes, after=ray_executor.REPLAN_INTERVAL):

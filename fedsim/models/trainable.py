@@ -1,0 +1,49 @@
+"""The values of ``model.trainable``: which tensors train; without torch."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Word = Literal["all", "head", "norm"]
+ALL = "all"
+FORMS = "all, head, norm, lora(rank), lora(rank, alpha), or patterns of tensor names"
+_WORDS: Mapping[str, Word] = {"all": "all", "head": "head", "norm": "norm"}
+_LORA = re.compile(r"lora\(\s*([1-9]\d{0,5})\s*(?:,\s*(\d+(?:\.\d+)?)\s*)?\)")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters: ``W + alpha / rank B A``, A (rank, inputs), B (outputs, rank)."""
+
+    rank: int
+    alpha: float
+
+    @property
+    def scale(self) -> float:
+        """What the product of the adapter is multiplied by."""
+        return self.alpha / self.rank
+
+
+Trainable = Word | Lora | tuple[str, ...]
+"""A word, adapters, or patterns of tensor names."""
+
+
+def parse(text: str) -> Trainable:
+    """What ``model.trainable`` asks for; alpha is the rank where it is not given.
+
+    Raises:
+        ValueError: of no such form.
+    """
+    text = text.strip()
+    if text in _WORDS:
+        return _WORDS[text]
+    if found := _LORA.fullmatch(text):
+        rank = int(found[1])
+        alpha = float(found[2] or rank)
+        if alpha > 0:
+            return Lora(rank, alpha)
+    patterns = tuple(pattern.strip() for pattern in text.split(","))
+    if not all(patterns) or "(" in text:
+        raise ValueError(f"must be {FORMS}, separated by commas")
+    return patterns

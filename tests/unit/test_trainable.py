@@ -1,0 +1,432 @@
+"""``model.trainable``: what trains, what travels, and what stays as it is to the last bit."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fedsim
+from fedsim import models
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.layout import FlatModel, as_tensor, layout_of
+from fedsim.core.types import ModelSpec
+from fedsim.models.trainable import Lora, parse
+from fedsim.models.vision import SplitModel
+from fedsim.training.setup import prepare
+from tests import decomposing, texts
+
+CPU = torch.device("cpu")
+HEAD = ["head.bias", "head.weight"]
+
+
+class Patches(nn.Module):
+    """A vision transformer's features: patches of 4x4 pixels, two layers with fused qkv."""
+
+    def __init__(self, in_channels, image_size):
+        super().__init__()
+        self.patches = nn.Conv2d(in_channels, 8, 4, 4)
+        self.position = nn.Parameter(torch.randn(1, (image_size // 4) ** 2, 8))
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x):
+        x = self.patches(x).flatten(2).transpose(1, 2) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x).mean(1)
+
+
+class Layer(nn.Module):
+    """Attention with one linear layer for query, key and value, as in timm; then a perceptron."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.qkv, self.out = nn.LayerNorm(8), nn.Linear(8, 24), nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.before(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        h = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.out(h)
+        return x + self.mlp(x)
+
+
+def vit(num_classes, in_channels, image_size):
+    return SplitModel(Patches(in_channels, image_size), nn.Linear(8, num_classes))
+
+
+class Encoder(nn.Module):
+    """A small BERT's features: embeddings of words and places, two layers, the first token."""
+
+    def __init__(self, vocabulary, tokens):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, 8), nn.Embedding(tokens, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.encoder(self.words(x) + self.places.weight)[:, 0]
+
+
+def bert(num_classes, vocabulary, tokens):
+    return SplitModel(Encoder(vocabulary, tokens), nn.Linear(8, num_classes))
+
+
+VIT = ModelSpec(name=f"{__name__}:vit", num_classes=10, in_channels=1, image_size=8)
+BERT = ModelSpec(
+    name=f"{__name__}:bert", num_classes=3, in_channels=9, image_size=6, inputs="tokens"
+)
+CNN = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
+
+
+def config(name, trainable, method="fedavg", **changes):
+    """Three rounds of three of six clients."""
+    model = {"name": name, "trainable": trainable} | changes.pop("model", {})
+    train = {"rounds": 3, "sample_rate": 0.5, "batch_size": 16, "lr": 0.1} | changes.pop(
+        "train", {}
+    )
+    data = changes.pop("data", "tests.decomposing:digits")
+    return RunConfig(
+        algorithm=method,
+        data={"name": data, "num_clients": 6, "min_samples": 1},
+        model=model,
+        train=train,
+        engine={"kind": "serial"},
+        **changes,
+    )
+
+
+def names(spec, trainable):
+    return {
+        slot.name for slot in layout_of(models.build(replace(spec, trainable=trainable), 0)).slots
+    }
+
+
+# Which tensors
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("all", "all"), (" head ", "head"), ("norm", "norm"), ("lora(4)", Lora(4, 4.0)),
+        ("lora(8, 16)", Lora(8, 16.0)), ("lora( 2,0.5 )", Lora(2, 0.5)),
+        ("head.*, features.9.*", ("head.*", "features.9.*")),
+    ],
+)  # fmt: skip
+def test_the_forms(text, meaning):
+    assert parse(text) == meaning
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "lora(0)", "lora(8, 0)", "lora()", "lora(1.5)", "x("])
+def test_other_texts_are_refused_by_the_key(text):
+    with pytest.raises(ConfigError, match=r"given; must be all, head, norm, lora\(rank\)"):
+        RunConfig(model={"trainable": text})
+
+
+@pytest.mark.parametrize(
+    ("trainable", "found"),
+    [
+        ("head", HEAD),
+        ("head.*", HEAD),
+        ("features.1.weight,head.bias", ["features.1.weight", "head.bias"]),
+        ("features.0.*", ["features.0.weight"]),
+    ],
+)
+def test_only_these_tensors_are_part_of_the_vector(trainable, found):
+    statistics = {f"features.1.running_{kind}" for kind in ("mean", "var")}
+    expected = set(found) | (statistics if "features.1.weight" in found else set())
+    assert names(CNN, trainable) == expected
+
+
+def test_norm_is_the_normalisation_layers_their_statistics_and_the_head():
+    whole = layout_of(models.build(CNN, 0)).slots
+    assert names(CNN, "norm") == {s.name for s in whole if s.batchnorm or s.head}
+    ends = ("before", "mlp.0", "norm", "head")
+    found = {name.rpartition(".")[0].removeprefix("features.") for name in names(VIT, "norm")}
+    assert found == {"norm", "head"} | {f"layers.{i}.{e}" for i in (0, 1) for e in ends[:2]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "trainable", "message"),
+    [
+        (
+            CNN,
+            "features.99.*",
+            r"no tensor of the model is called features\.99\.\* \(did.* and 14 more",
+        ),
+        (replace(CNN, name="mlp", norm="batch"), "norm", r"no normalisation layers"),
+        (replace(CNN, name="logistic"), "lora(2)", r"no linear or attention layer beside its head"),
+        (replace(CNN, name=f"{__name__}:bare"), "head", r"no module 'head'"),
+    ],
+)
+def test_what_a_model_does_not_have_is_refused_by_name(spec, trainable, message):
+    with pytest.raises(ConfigError, match=message):
+        models.build(replace(spec, trainable=trainable), 0)
+
+
+def bare(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
+def test_a_projection_head_trains_with_the_head():
+    found = names(replace(CNN, projection=4), "head")
+    ends = [f"features.projection.{i}.{kind}" for i in (0, 2) for kind in ("weight", "bias")]
+    assert found == {*HEAD, *ends}
+
+
+def test_frozen_batchnorm_stays_in_evaluation_mode():
+    flat = FlatModel(models.build(replace(CNN, trainable="features.1.*,head.*"), 0), CPU)
+    for train in (True, False, True):
+        flat.mode(train)
+        modes = [m.training for m in flat.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert modes == [train, False, False]
+    assert [type(m) for m in flat.norms] == [nn.BatchNorm2d]
+
+
+def test_frozen_tensors_are_shared_not_copied():
+    spec = replace(CNN, trainable="head")
+    given = FlatModel(models.build(spec, 0), CPU).frozen
+    flat = FlatModel(models.build(spec, 1), CPU, frozen=given)
+    assert flat.frozen.keys() == given.keys()
+    for name, array in given.items():
+        assert np.shares_memory(flat.frozen[name], array), name
+
+
+# Adapters
+
+
+def linears(module):
+    return [m for m in module.modules() if isinstance(m, nn.Linear)]
+
+
+@pytest.mark.parametrize("spec", [VIT, BERT], ids=["vit", "bert"])
+def test_adapters_change_nothing_at_the_start_and_have_the_standard_scale(spec):
+    plain, model = models.build(spec, 0), models.build(replace(spec, trainable="lora(3)"), 0)
+    x = torch.rand(2, 1, 8, 8) if spec is VIT else torch.randint(0, 9, (2, 6))
+    assert torch.equal(model.eval()(x), plain.eval()(x))
+    a = [p for name, p in model.named_parameters() if name.endswith("lora_A")]
+    b = [p for name, p in model.named_parameters() if name.endswith("lora_B")]
+    assert len(a) == len(b) == 8  # attention in and out, two layers of the perceptron, twice
+    assert all(not p.any() for p in b)
+    for p in a:  # kaiming_uniform_(a=sqrt(5)) is uniform within 1 / sqrt(inputs)
+        bound = p.shape[1] ** -0.5
+        assert p.shape[0] == 3
+        assert 0.5 * bound < p.abs().max() <= bound
+
+
+def test_an_adapter_adds_alpha_by_rank_times_b_a():
+    model = models.build(replace(VIT, trainable="lora(2, 6)"), 0)
+    layer = model.features.layers[0].qkv
+    with torch.no_grad():
+        layer.lora_B.fill_(0.5)
+        expected = layer._parameters["weight"] + 3 * (layer.lora_B @ layer.lora_A)
+    assert torch.equal(layer.weight, expected)
+    x = torch.rand(4, 8)
+    assert torch.equal(layer(x), nn.functional.linear(x, expected, layer.bias))
+
+
+@pytest.mark.parametrize("spec", [VIT, BERT], ids=["vit", "bert"])
+def test_adapters_count_in_training_and_in_the_fused_kernels_of_the_evaluation(spec, tmp_path):
+    """In evaluation nn.TransformerEncoderLayer takes weights of its layers without calling them."""
+    trained = replace(spec, trainable="lora(2, 4)")
+    model = models.build(trained, 0)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if name.endswith("lora_B"):
+                p.normal_()
+    save_file(
+        {k: v.contiguous() for k, v in model.state_dict().items()},
+        tmp_path / "w.safetensors",
+        {"model": json.dumps({"trainable": "lora(2, 4)"})},
+    )
+    plain = models.build(replace(spec, weights=str(tmp_path / "w.safetensors")), 1)
+    x = torch.rand(2, 1, 8, 8) if spec is VIT else torch.randint(0, 9, (2, 6))
+    start = models.build(spec, 0).eval()
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            ours, merged, before = (m.eval()(x) for m in (model, plain, start))
+        torch.testing.assert_close(ours, merged, rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(ours, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("spec", [VIT, BERT], ids=["vit", "bert"])
+def test_only_adapters_and_head_get_gradients(spec):
+    flat = FlatModel(models.build(replace(spec, trainable="lora(2)"), 0), CPU)
+    x = torch.rand(2, 1, 8, 8) if spec is VIT else torch.randint(0, 9, (2, 6))
+    flat.model(x).sum().backward()
+    found = {name for name, p in flat.model.named_parameters() if p.grad is not None}
+    assert found == {slot.name for slot in flat.layout.slots}
+    assert all(name in HEAD or name.endswith(("lora_A", "lora_B")) for name in found)
+
+
+# Runs
+
+CASES = {
+    "vit": (f"{__name__}:vit", "tests.decomposing:digits", "lora(2, 4)"),
+    "bert": (f"{__name__}:bert", "tests.texts:moods", "lora(2)"),
+    "cnn": ("cnn", "tests.decomposing:digits", "norm"),
+}
+
+
+def run_of(case, path, method="fedavg", **changes):
+    model, data, trainable = CASES[case]
+    settings = config(model, trainable, method, data=data, **changes)
+    return settings, fedsim.run(settings, path)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_frozen_neither_moves_nor_travels(case, tmp_path):
+    settings, store = run_of(case, tmp_path / "run")
+    setup = prepare(settings)
+    final = load_file(store.path / "model.safetensors")
+    start = decomposing.named_tensors(setup.initial, setup.layout)
+    assert final.keys() >= setup.frozen.keys() | start.keys()
+    for name, array in setup.frozen.items():
+        assert final[name].numpy().tobytes() == array.tobytes(), name
+    assert all(not np.array_equal(final[name].numpy(), v) for name, v in start.items())
+    sent = sum(s.stop - s.start for s in setup.layout.slots)
+    assert (store.rounds["uplink_bytes"] == 4 * sent * store.rounds["cohort_size"]).all()
+    assert (store.rounds["downlink_bytes"] == 4 * sent * store.rounds["cohort_size"]).all()
+    if case != "cnn":
+        new = [n for n in start if n.endswith(("lora_A", "lora_B")) or n in HEAD]
+        assert sent == sum(final[name].numel() for name in new)
+    model = models.build(setup.model, 5)
+    model.load_state_dict(final, strict=True)
+    index = setup.dataset.test
+    frame = fedsim.predict(store.path)
+    right = (frame["label"] == frame["prediction"]).mean()
+    assert right == store.rounds["test_accuracy"].iloc[-1]
+    assert len(frame) == len(index)
+
+
+@pytest.mark.integration
+def test_training_with_adapters_is_learning(tmp_path):
+    train = {"rounds": 8, "lr": 0.5, "sample_rate": 1.0}
+    _, store = run_of("vit", tmp_path / "run", train=train)
+    losses = store.rounds["train_loss"]
+    assert losses.iloc[-1] < losses.iloc[0] - 0.1
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["scaffold", "fedsam", "moon", "fedsr", "fedpac"])
+def test_methods_with_states_of_their_own(method, tmp_path):
+    settings, store = run_of("vit", tmp_path / "run", method)
+    setup = prepare(settings)
+    final = load_file(store.path / "model.safetensors")
+    assert all(np.array_equal(final[n].numpy(), a) for n, a in setup.frozen.items())
+    assert setup.layout.num_params < 800
+    assert store.rounds["train_loss"].notna().all()
+
+
+@pytest.mark.integration
+def test_the_introduction_says_how_much_trains(tmp_path):
+    class Introduction(fedsim.Callback):
+        def on_run_start(self, info):
+            self.notes = info.notes
+
+    seen = Introduction()
+    fedsim.run(config("cnn", "head", train={"rounds": 1}), tmp_path / "run", callbacks=[seen])
+    assert seen.notes == (
+        "model.trainable=head: 650 of 24,282 numbers of the model train and travel",
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "trainable", "message"),
+    [
+        ("moon", "head", r"model\.trainable=head: algorithm moon .* one of them is frozen"),
+        ("fedpac", "features.*", r"model\.trainable=features\.\*: algorithm fedpac"),
+        ("matched_mean", "head", r"matched_mean permutes channels .* model\.trainable must be all"),
+        ("matched_mean", "lora(2)", r"matched_mean: a chain of linear"),
+    ],
+)
+def test_methods_that_need_what_is_frozen_refuse_it(method, trainable, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(config("mlp", trainable, method))
+
+
+def test_clients_with_frozen_tensors_are_not_stacked():
+    settings = config("mlp", "head", train={"sample_rate": 1.0})
+    for batch in (3, "auto"):
+        engine = settings.engine.model_copy(update={"client_batch": batch})
+        changed = settings.model_copy(update={"engine": engine})
+        if batch == "auto":
+            assert prepare(changed).stacking is None
+        else:
+            with pytest.raises(ConfigError, match=r"the model has parameters that are not trained"):
+                prepare(changed)
+
+
+def larger(folder):
+    """120 digits of 32 x 32 pixels."""
+    found = decomposing.digits(folder)
+    pipeline = replace(found.pipeline, size=32)
+    return replace(
+        found, pipeline=pipeline, train=found.train[:90], test=found.test[:30], groups={}
+    )
+
+
+class Stop(fedsim.Callback):
+    def on_round_end(self, round, rows):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.integration
+def test_a_resumed_run_has_the_same_bytes_and_other_frozen_weights_are_refused(tmp_path):
+    weights = tmp_path / "w.safetensors"
+    save_file(models.build(VIT, 7).state_dict(), weights)
+    model = {"weights": str(weights)}
+    _, whole = run_of("vit", tmp_path / "whole", model=model)
+    with pytest.raises(KeyboardInterrupt):
+        fedsim.run(config(*CASES["vit"][::2], model=model), tmp_path / "half", callbacks=[Stop()])
+    save_file(models.build(VIT, 8).state_dict(), weights)
+    with pytest.raises(
+        DataError, match=r"trainable=lora\(2, 4\): the frozen weights are not those"
+    ):
+        fedsim.resume(tmp_path / "half")
+    save_file(models.build(VIT, 7).state_dict(), weights)
+    fedsim.resume(tmp_path / "half")
+    for name in ("rounds.csv", "clients.csv", "model.safetensors"):
+        assert (tmp_path / "half" / name).read_bytes() == (whole.path / name).read_bytes(), name
+
+
+@pytest.mark.integration
+def test_a_second_run_starts_from_the_merged_weights_of_the_first(tmp_path):
+    _, first = run_of("vit", tmp_path / "first")
+    settings = config(f"{__name__}:vit", "all", model={"weights": str(first.path)})
+    setup = prepare(settings)
+    flat = FlatModel(models.build(setup.model, 0), CPU)
+    flat.load(as_tensor(setup.initial))
+    x = torch.rand(5, 1, 8, 8)
+    with torch.no_grad():
+        ours, theirs = flat.model.eval()(x), fedsim.load_model(first.path)(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.integration
+def test_vit_tiny_of_timm_trains_with_adapters(tmp_path):
+    pytest.importorskip("timm", reason="needs timm, which the extra 'models' brings")
+    train = {"rounds": 2, "lr": 0.05}
+    settings = config(
+        "timm:vit_tiny_patch16_224", "lora(8)", data=f"{__name__}:larger", train=train
+    )
+    store = fedsim.run(settings, tmp_path / "run")
+    setup, final = prepare(settings), load_file(store.path / "model.safetensors")
+    # 12 blocks of qkv (192 to 576), proj (192 to 192), fc1 (192 to 768), fc2 (768 to 192)
+    adapters = 12 * 8 * ((192 + 576) + (192 + 192) + 2 * (192 + 768))
+    assert setup.layout.size == adapters + 192 * 10 + 10
+    assert (store.rounds["uplink_bytes"] == 3 * 4 * setup.layout.size).all()
+    assert all(np.array_equal(final[n].numpy(), a) for n, a in setup.frozen.items())
+
+
+def test_texts_are_the_ones_that_the_transformer_takes():
+    setup = prepare(config(f"{__name__}:bert", "lora(2)", data="tests.texts:moods"))
+    assert (setup.model.in_channels, setup.model.image_size) == (texts.WORDS, texts.TOKENS)
