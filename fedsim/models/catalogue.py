@@ -38,6 +38,9 @@ CATALOGUE: Mapping[str, Entry] = {
         "vision", "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", min_size=4
     ),
     "cnn_reddi": Entry("vision", "two convolutions, 1.2 M parameters (Reddi 2021)", min_size=6),
+    "cnn_mcmahan": Entry(
+        "vision", "FedAvg's MNIST CNN, 1.7 M parameters (McMahan 2017)", min_size=4
+    ),
     "cnn_fedavg": Entry(
         "vision", "two 5x5 convolutions, 0.8 M parameters (FedDyn, FedSAM)", min_size=16
     ),

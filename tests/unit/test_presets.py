@@ -112,7 +112,7 @@ def test_an_unknown_preset_names_the_nearest() -> None:
 
 
 FULL = [name for name in presets.names() if not name.endswith("_small")]
-IMAGES_SMALL = ("cnn",)
+IMAGES_SMALL = ("cnn", "mlp", "cnn_reddi")
 USERS_SMALL = ("leaf_synthetic", "mlp", "leaf_sent140")
 """The models of small twins, all quick on a CPU: on images, on users' features and texts."""
 

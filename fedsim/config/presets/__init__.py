@@ -22,6 +22,7 @@ RENAMED = {
     "fedgh_reddit_small": "fedgh_shakespeare_clipped_small",
     "fedgh_sent140_small": "fedgh_synthetic_7users_small",
     "fedgh_tiny_imagenet_small": "fedgh_digits_5rounds_small",
+    "pfl_cifar10_small": "pfl_digits_small",
     "table1_covidfl_small": "table1_covid_cxr_small",
     "table1_retina_small": "table1_retinamnist_small",
     "table1_retina_split1_small": "table1_retinamnist_alpha100_small",
