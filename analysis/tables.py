@@ -105,13 +105,14 @@ def make(
             f"{', '.join((*SCORES, 'pairs', 'target'))}"
         )
     if name == "clients":
-        found = [spread_of_clients(group(runs, by), p, baseline, test) for p in CLIENTS]
+        groups = group(runs, by, unit)
+        found = [spread_of_clients(groups, prefix, baseline, test) for prefix in CLIENTS]
         if not any(found):
             raise AnalysisError(
                 "in no run summary.csv has accuracies by client; evaluation.clients_every, "
                 "evaluation.finetune_epochs and data.heldout_clients write them"
             )
-        return [table for table in found if table is not None]
+        return with_variances([table for table in found if table is not None], PERCENT)
     if name == "scores":
         return with_variances([all_scores(group(runs, by, unit), baseline, test)], PERCENT)
     if name == "groups":
@@ -200,7 +201,7 @@ def spread_of_clients(
     columns = {name: f"{prefix}_{name}" for name in SPREADS}
     values = {
         name: {
-            one.label: one.runs.set_index("seed")[column].astype(float)
+            one.label: one.by_run(column)
             for one in groups
             if column in one.runs and one.runs[column].notna().any()
         }
@@ -215,7 +216,7 @@ def spread_of_clients(
         "Over the clients of a run, in per cent: the worst decile is the 10th percentile; the "
         f"standard deviation is not ranked. {signs(found, test)}"
     )
-    caption += comparisons(found, baseline, test)
+    caption += comparisons(found, baseline, test, PERCENT)
     shown, seeds = with_seeds(found, PERCENT)
     heads = {name: PERCENT.head(SPREADS[name]) for name in values}
     title = CLIENTS[prefix]
