@@ -9,7 +9,7 @@ this is training on all data.
 :server: none, the trained model is the next one
 :state: none
 :sends: nothing is counted; the data themselves would be sent
-:public code: pfl-research and Flower's baselines train centrally in a program apart
+:public code: none
 """
 
 from dataclasses import dataclass
