@@ -44,6 +44,7 @@ class MixedGradient(LocalRule):
     """Steps along the gradient and the server's direction."""
 
     alpha: float
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:

@@ -37,6 +37,7 @@ class RegularisedObjective(LocalRule):
     alpha: float
     client_alpha: str
     plain_sgd: ClassVar[bool] = True
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
     def client_weight(self, env: LocalEnv) -> float | Tensor:

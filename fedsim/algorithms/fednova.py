@@ -36,6 +36,7 @@ from fedsim.server.optimizers import HeavyBall
 class WithNormaliser(Proximal):
     """Also uploads the normaliser |a|_1, the effective number of its steps."""
 
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:

@@ -47,6 +47,7 @@ class SharpnessAware(LocalRule):
     rho: float
     variant: str
     eta: float
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = "its loss takes a gradient of its own"
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -105,6 +105,7 @@ def ascended(shape: Shape, psi: F64, client: int, gain: F64, lr: float) -> F64:
 class UploadModel(LocalRule):
     """Plain SGD; the trained model goes to the server."""
 
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:

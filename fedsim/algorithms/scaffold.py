@@ -41,6 +41,7 @@ class CorrectedGradient(LocalRule):
     """SGD with the correction c - c_i."""
 
     option: str
+    needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> tuple[list[Tensor], Tensor | None]:

@@ -23,9 +23,10 @@ from torch.utils._pytree import tree_map
 from fedsim.client.batched import Padding
 from fedsim.client.context import LocalEnv, Phase
 from fedsim.client.criterion import MarginControl
+from fedsim.client.optimizer import sgd
 from fedsim.client.plan import Plan, num_steps
 from fedsim.client.stack import Stack, obstacle
-from fedsim.client.trainer import LocalRule, Uplink, enter, sgd
+from fedsim.client.trainer import LocalRule, Uplink, enter
 from fedsim.core.errors import ContractError
 from fedsim.core.rng import TorchStreams, seed_for
 from fedsim.core.types import ClientUpdate

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
+from fedsim.client.optimizer import Optimizer
 from fedsim.core.rng import torch_generator
-from fedsim.core.types import ClientUpdate, Training, Vectors
+from fedsim.core.types import ClientUpdate, Vectors
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ UNDECLARED = "the rule does not declare that it is right for many clients at onc
 
 
 class LocalRule:
-    """The client part of a method; the defaults are plain SGD on the classification loss.
+    """The client part of a method; the defaults are plain training on the classification loss.
 
     Subclasses are frozen dataclasses and override the smallest hook that does it. What
     :meth:`begin` returns is handed to the other hooks.
@@ -56,6 +57,9 @@ class LocalRule:
     """Whether the model must have ``features`` and ``head``."""
     plain_sgd: ClassVar[bool] = False
     """Whether the method is defined for SGD without momentum only."""
+    needs_sgd: ClassVar[bool] = False
+    """Whether its equations hold for steps of SGD with one learning rate only; then
+    ``train.optimizer=adamw`` and ``train.lr_head`` are refused."""
 
     def __init_subclass__(cls) -> None:
         """Stackability is never inherited: another hook may not have it."""
@@ -108,7 +112,7 @@ class FeaturePenalty(LocalRule):
 
 
 def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
-    """Trains the loaded model on the client's data by SGD (momentum and L2 as in torch.optim.SGD).
+    """Trains the loaded model on the client's data by the optimiser that ``env.training`` names.
 
     The local vector is in ``env.flat`` afterwards; the result has no delta yet.
 
@@ -124,7 +128,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     s = rule.begin(env)
     for phase in rule.phases(env):
         enter(env, phase)
-        momentum: list[Tensor] = []
+        optimizer = Optimizer(env.training, env.slots(), phase.lr)
         for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
             x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
             with env.precision():
@@ -134,7 +138,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
                 rule.adjust_grads(env, s)
                 if clip is not None:
                     torch.nn.utils.clip_grad_norm_(env.params, clip)
-                momentum = sgd(env.params, env.grads(), momentum, env.training, phase.lr)
+                optimizer.step(env.params, env.grads())
                 for p in env.params:
                     p.grad = None
             env.steps += 1
@@ -189,27 +193,3 @@ def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Ten
 def epoch_samples(n: int, batch_size: int, batchnorm: bool) -> int:
     """How many of n samples are in the batches of an epoch; BatchNorm cannot train on one alone."""
     return n - (batchnorm and n > batch_size and n % batch_size == 1)
-
-
-def sgd(
-    params: list[Tensor], grads: list[Tensor], momentum: list[Tensor], training: Training, lr: float
-) -> list[Tensor]:
-    """One step of SGD in one pass over the memory; returns the momentum buffers, [] without.
-
-    The first step's gradients become the buffers, so that no memory is taken for them. All tensors
-    have to be contiguous: for others the kernel is silently wrong.
-    """
-    buffers = (momentum or grads) if training.momentum else []
-    torch._fused_sgd_(
-        params,
-        grads,
-        buffers,
-        weight_decay=training.weight_decay,
-        momentum=training.momentum,
-        lr=lr,
-        dampening=0.0,
-        nesterov=False,
-        maximize=False,
-        is_first_step=buffers is grads,
-    )
-    return buffers

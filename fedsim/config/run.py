@@ -8,7 +8,7 @@ used raises :class:`~fedsim.core.settings.InvalidSetting`, one line that names t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationInfo, model_validator
 
@@ -34,6 +34,9 @@ from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.settings import InvalidSetting
 from fedsim.data import partitions
 from fedsim.models import trainable
+
+if TYPE_CHECKING:
+    from fedsim.client import LocalRule
 
 FIXED_PARTITIONS = ("by_site", "natural", "files")
 """Partitions in which the data decide the number of clients."""
@@ -78,20 +81,22 @@ class RunConfig(RunSettings):
                 if isinstance(own, Mapping):  # else it is refused below
                     own = default_options(key, name) | dict(own)
                 sections[name] = own
-        checked, plain_sgd = {}, False
+        checked, rule = {}, None
         for name, section in sections.items():
             if name != data_name and data.find(name) is None:
                 build = (info.context or {}).get("build", True)
                 checked[name], method = check_hyperparameters(name, section, build=build)
-                plain_sgd |= name == algorithm and method is not None and method.local.plain_sgd
+                if name == algorithm and method is not None:
+                    rule = method.local
             elif found := check_data_options(name, section, data_name, _of_data(given, "dir")):
                 checked[name] = found
         renamed.notify((f"data.{leaf}" for leaf in _section(values, "data")), checked)
         rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)
-        if plain_sgd:
-            rest["train"] = _without_momentum(algorithm, rest.get("train", {}))
+        asked = {"optimizer", "lr_head"} & _section(rest, "train").keys()
+        if asked or (rule is not None and rule.plain_sgd):
+            rest["train"] = _training(algorithm, rule, rest.get("train", {}))
         return rest | {"hyperparameters": checked}
 
     @model_validator(mode="after")
@@ -209,14 +214,34 @@ def _chain(server: Any) -> tuple[str, ...]:
         raise InvalidSetting("server", str(error)) from error
 
 
-def _without_momentum(algorithm: str, given: Any) -> TrainConfig:
-    """Section ``train`` with no momentum, which the clients of ``algorithm`` cannot have."""
+def _training(algorithm: str, rule: LocalRule | None, given: Any) -> TrainConfig:
+    """Section ``train``, where the client part of ``algorithm`` can be trained so.
+
+    There is no momentum with AdamW, nor where clients train by plain SGD. ``rule`` is None where
+    the method is not built.
+    """
     train = TrainConfig.model_validate(given)
+    if rule is not None and rule.needs_sgd:
+        if train.optimizer != "sgd":
+            raise InvalidSetting(
+                "train.optimizer",
+                f"{train.optimizer} given; the equations of {algorithm} hold for SGD only",
+            )
+        if train.lr_head is not None:
+            raise InvalidSetting(
+                "train.lr_head",
+                f"{train.lr_head:g} given; the equations of {algorithm} hold for one learning rate "
+                "only",
+            )
+    if train.optimizer == "adamw":
+        why = "AdamW has no momentum"
+    elif rule is not None and rule.plain_sgd:
+        why = f"clients of {algorithm} train without momentum"
+    else:
+        return train
     if "momentum" in train.model_fields_set and train.momentum > 0:
         raise InvalidSetting(
-            "train.momentum",
-            f"{train.momentum} given; clients of {algorithm} train without momentum: leave it out, "
-            "or set it to 0",
+            "train.momentum", f"{train.momentum} given; {why}: leave it out, or set it to 0"
         )
     return train.model_copy(update={"momentum": 0.0})
 

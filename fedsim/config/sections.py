@@ -244,7 +244,7 @@ class ModelConfig(Section):
 
 
 class TrainConfig(Section):
-    """Section ``train``: rounds, sampling and the local SGD that all methods share."""
+    """Section ``train``: rounds, sampling and the local training that all methods share."""
 
     prefix = "train."
     rounds: int = Field(100, ge=1)
@@ -258,15 +258,20 @@ class TrainConfig(Section):
     """Passes over a client's data in each round."""
     batch_size: int = Field(50, ge=1)
     """Samples per training step."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """Optimiser of the clients; adamw: betas 0.9 and 0.999, eps 1e-8. Its state starts empty in
+    every round."""
     lr: float = Field(0.01, gt=0)
-    """Learning rate of the clients' SGD."""
+    """Learning rate of the clients' optimiser."""
+    lr_head: float | None = Field(None, gt=0)
+    """Learning rate of the head's tensors, scheduled as train.lr is; unset: train.lr."""
     lr_schedule: Literal["constant", "cosine", "warmup_round"] = "constant"
     """Learning rate over the rounds; warmup_round: lr min(1, local_epochs round / 5), round from
     0."""
     momentum: float = Field(0.5, ge=0, lt=1)
-    """Momentum of the clients' SGD; its buffers start empty in every round."""
+    """Momentum of the clients' SGD, 0 with AdamW; its buffers start empty in every round."""
     weight_decay: float = Field(5e-4, ge=0)
-    """Weight decay (L2 penalty) of the clients' SGD."""
+    """Weight decay of the clients' optimiser: an L2 penalty in SGD, decoupled in AdamW."""
     threads: int = Field(1, ge=1, le=4096)
     """Torch threads per client."""
     frozen_bn: bool = False

@@ -303,7 +303,11 @@ class ModelSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The hyperparameters of local training that all methods share."""
+    """The hyperparameters of local training that all methods share.
+
+    ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
+    head's tensors; None: the same.
+    """
 
     local_epochs: int = 1
     batch_size: int = 50
@@ -311,6 +315,9 @@ class Training:
     weight_decay: float = 5e-4
     frozen_bn: bool = False
     clip_norm: float | None = None
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 1.0
+    lr_head: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import torch
 
 from fedsim import algorithms, data, models
 from fedsim.algorithms.base import Algorithm
+from fedsim.client import LocalRule
 from fedsim.client.context import LocalEnv
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
@@ -102,6 +103,9 @@ class Setup:
             weight_decay=t.weight_decay,
             frozen_bn=t.frozen_bn,
             clip_norm=t.clip_norm,
+            optimizer=t.optimizer,
+            lr=t.lr,
+            lr_head=t.lr_head,
         )
         return WorkerSpec(
             dataset=self.dataset,
@@ -190,6 +194,15 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
             f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
             f"model {model.name} does not have both"
         )
+    if config.train.lr_head is not None:
+        given = f"train.lr_head: {config.train.lr_head:g} given"
+        if type(algorithm.local).phases is not LocalRule.phases:
+            raise ConfigError(
+                f"{given}; algorithm {config.algorithm} trains in phases with learning rates of "
+                "their own"
+            )
+        if not any(trained):
+            raise ConfigError(f"{given}; no head of model {model.name} is trained")
     if algorithm.local.needs_features and dataset.per_token:
         raise ConfigError(
             f"algorithm {config.algorithm} works with the features of samples that have one label "

@@ -8,6 +8,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import TrainConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.machine import BLOCK_COPIES
@@ -44,7 +45,9 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = obstacle(flat.model, algorithm.local, algorithm.criterion, examples(model))
+    why = _of_training(config.train) or obstacle(
+        flat.model, algorithm.local, algorithm.criterion, examples(model)
+    )
     if asked == "auto":
         fits = why is None and cohort_size >= FEWEST
         clients = min(automatic(model, flat, width), cohort_size) if fits else 1
@@ -57,6 +60,13 @@ def stacking_of(
         )
     batchnorm = bool(flat.norms) and not config.train.frozen_bn
     return None if clients == 1 else Stacking(clients, width, batchnorm)
+
+
+def _of_training(train: TrainConfig) -> str | None:
+    """What blocks of clients cannot do in training."""
+    if train.optimizer != "sgd":
+        return f"train.optimizer={train.optimizer}; blocks train by SGD"
+    return None if train.lr_head is None else "train.lr_head; blocks have one learning rate"
 
 
 def examples(model: ModelSpec) -> torch.Tensor:

@@ -15,7 +15,8 @@ from fedsim import algorithms
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.client.block import Stack, num_steps, obstacle, train_block
 from fedsim.client.criterion import FORMS, MarginControl
-from fedsim.client.trainer import sgd, train_local
+from fedsim.client.optimizer import sgd
+from fedsim.client.trainer import train_local
 from fedsim.core.errors import ContractError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
