@@ -15,9 +15,10 @@ INTRO = """# Methods
 Every method of `fedsim list algorithms`, made from the docstrings of `fedsim/algorithms` by
 `python docs/methods.py`. P is the number of trained parameters, D that with the running statistics
 of BatchNorm, C the number of classes, d the number of features that the head sees, N the number of
-clients. Every method trains by SGD with momentum and weight decay as `train.*` says, on
-cross-entropy or any form of margin control (`--margin`), and unless a line says otherwise each
-update goes up (D numbers) and the model down (D).
+clients. Every method trains by SGD with momentum and weight decay as `train.*` says (most also
+by AdamW, see [pretrained networks](how-to/pretrained.md)), on cross-entropy or any form of margin
+control (`--margin`), and unless a line says otherwise each update goes up (D numbers) and the model
+down (D).
 
 `--server NAME` puts the server rule of one method under the clients of another, such as
 `-a fednova --server fedgh`. `--server NAME,NAME,...` is a chain: the first method gives the
