@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -177,6 +178,18 @@ def error_text(error: Exception) -> str:
         reason = error.strerror or str(error) or type(error).__name__
         return reason if error.filename is None else f"{error.filename}: {reason}"
     return f"unexpected {described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
+
+
+def reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after ``| head``."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    try:
+        found = select.poll()
+        found.register(sys.stdout.fileno(), 0)  # errors are always reported
+        return bool(found.poll(0))
+    except (OSError, ValueError):  # closed, or no file
+        return False
 
 
 def error_status(error: Exception) -> int:

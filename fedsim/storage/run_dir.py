@@ -29,7 +29,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.types import Array
 from fedsim.storage import status
-from fedsim.storage.digests import Prefix, TableDigest
+from fedsim.storage.digests import Prefix, TableDigest, check_form
 from fedsim.storage.rows import TABLES, PartitionRow, Row
 from fedsim.version import __version__
 
@@ -271,6 +271,20 @@ class RunWriter(RunStore):
         """The size of each table that grows with the rounds and exists, by file name."""
         with files.reading(self.path), os.scandir(self.path) as entries:
             return {e.name: e.stat().st_size for e in entries if e.name in _FILES}
+
+    def check_diagnostics(self, sizes: Mapping[str, int]) -> None:
+        """Checks the tables of :data:`DIAGNOSTIC`, which have no digest, before a run is resumed.
+
+        Args:
+            sizes: bytes of each table that stay, by file name.
+
+        Raises:
+            DataError: a row is not what fedsim writes; names file and line.
+            StoreError: a table cannot be read.
+        """
+        for table in DIAGNOSTIC:
+            path = self.path / f"{table}.csv"
+            check_form(path, sizes.get(path.name, 0), TABLES[table].columns())
 
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.

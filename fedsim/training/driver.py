@@ -337,6 +337,7 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
+        store.check_diagnostics(position.tables)
         followers = _followers([*_trackers(store.path, callbacks), *callbacks], progress)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             store.remove_unfinished()
