@@ -22,7 +22,6 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.config.search import METRICS, PRUNERS, SAMPLERS
 from fedsim.core.errors import FedsimError, exit_status
 
 if TYPE_CHECKING:
@@ -35,6 +34,9 @@ if TYPE_CHECKING:
     from fedsim.training.search import Plan
     from fedsim.training.tune import Tuning
 
+METRICS = ("val_accuracy", "val_balanced_accuracy", "val_auc", "val_loss")
+"""Columns of rounds.csv that a search may be judged by; of the loss the lowest is the best."""
+SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
 search_option = partial(click.option, cls=GroupedOption, group="Search")
 
 

@@ -19,9 +19,6 @@ from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
 
-METRICS = ("val_accuracy", "val_balanced_accuracy", "val_auc", "val_loss")
-"""Columns of rounds.csv that a search may be judged by; of the loss the lowest is the best."""
-SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
 Form = Literal["uniform", "loguniform", "int", "choice"]
 FORMS = "uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...)"
 _TEXT = re.compile(r"\s*(uniform|loguniform|int|choice)\s*\((.*)\)\s*", re.DOTALL)

@@ -76,7 +76,7 @@ class Study:
 
     Args:
         space: the searched keys.
-        by: one of :data:`fedsim.config.search.METRICS`.
+        by: a column of rounds.csv, such as ``val_accuracy``.
         sampler: ``tpe``, ``random``, or ``grid``: all combinations, the last key varying fastest.
         pruner: ``median``, ``asha`` (successive halving) or ``none``.
         seed: of the sampler.

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
-from fedsim.training import slots, study
+from fedsim.storage.rows import RoundRow
+from fedsim.training import slots
 
 SMALL = """
 algorithm: fedavg
@@ -192,7 +193,6 @@ def test_no_trial_is_complete(tmp_path: Path) -> None:
     assert "no trial is complete (2 failed): " in done.output
 
 
-def test_the_choices_of_the_options_are_those_that_there_are() -> None:
+def test_trials_are_judged_by_columns_of_rounds_csv() -> None:
     tune = importlib.import_module("fedsim.cli.tune")  # fedsim.cli.tune is the command
-    assert tune.METRICS == study.METRICS
-    assert (tune.SAMPLERS, tune.PRUNERS) == (study.SAMPLERS, study.PRUNERS)
+    assert set(tune.METRICS) < set(RoundRow.columns())
