@@ -199,6 +199,34 @@ def error_status(error: Exception) -> int:
     return 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1
 
 
+def folder_of(out: str | None, kind: str, experiment: str) -> Path:
+    """``--out``, by default ``runs/KIND-NAME`` with the name of the preset or file."""
+    path = Path(experiment)
+    name = path.stem if path.suffix in (".yaml", ".yml") else experiment
+    return Path(out) if out else Path("runs") / f"{kind}-{name}"
+
+
+@contextmanager
+def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None]:
+    """Runs the block of a command that continues when it is given again.
+
+    An interruption, from the first import on, ends the command and says so.
+
+    Args:
+        ctx: of the command.
+        contents: of the folder, such as ``"the runs are"``.
+        folder: of the command; it may not exist yet.
+    """
+    try:
+        with handled():
+            yield
+    except KeyboardInterrupt as interrupt:
+        where = f"{contents} in {folder}, " if folder.exists() else ""
+        click.echo(f"interrupted; {where}the same command continues", err=True)
+        show_notes(interrupt)
+        ctx.exit(exit_status(interrupt))
+
+
 @contextmanager
 def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
     """Runs the block; an interruption or failure ends the command with how to resume.

@@ -22,6 +22,8 @@ CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 YES = {True: "yes", False: "no"}
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
+NO_DEVICE = "not started"
+"""The device in env.json of a run on Ray before its first round."""
 
 
 @click.command()
@@ -102,7 +104,8 @@ def _print(found: Details) -> None:
     )
     version, device = found.environment.get("fedsim"), found.environment.get("device")
     if version:
-        click.echo(f"fedsim {version}" + (f" on {device}" if device else ""))
+        seen = device not in (None, "", NO_DEVICE)
+        click.echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
     click.echo()
     changed = [
         {"setting": key, "value": details.text(value), "default": details.text(default)}
@@ -114,7 +117,7 @@ def _print(found: Details) -> None:
     if found.results:
         click.echo()
         best = f"best (round {found.best_round})" if found.best_round else "best"
-        headings = {"final": "final", "best": best, "last10": "last 10"}
+        headings = {"final": "final", "best": best, "last10": f"last {min(10, status.rounds_done)}"}
         show_table(
             [
                 {"result": column.replace("_", " ")}

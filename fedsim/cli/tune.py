@@ -6,14 +6,14 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import make_importable, show_notes, tracebacks, trackers_of
+from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
+    OF_SEVERAL_RUNS,
     GroupedOption,
     SettingsCommand,
     out_option,
@@ -22,7 +22,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.core.errors import FedsimError, exit_status
+from fedsim.core.errors import FedsimError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +40,7 @@ SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
 search_option = partial(click.option, cls=GroupedOption, group="Search")
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)
 @click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @search_option(
     "--trials",
@@ -130,51 +130,45 @@ def tune(
     each trial; 'fedsim report DIR' draws the search. After an interruption the same command
     continues, to the same trials.csv.
     """
-    from fedsim.config.search import from_flags
-    from fedsim.core import files
-    from fedsim.training import sweep as sweeps
-    from fedsim.training.search import make_plan
-    from fedsim.training.tune import Tuning
+    folder = folder_of(out, "tune", experiment)
+    with repeatable(ctx, "the search is", folder):
+        from fedsim.config.search import from_flags
+        from fedsim.core import files
+        from fedsim.training import sweep as sweeps
+        from fedsim.training.search import make_plan
+        from fedsim.training.tune import Tuning
 
-    name, loaded = sweeps.load(experiment)
-    make_importable(loaded.settings, flags)
-    plan = make_plan(
-        loaded,
-        flags,
-        from_flags(searched),
-        by=by,
-        sampler=sampler,
-        pruner=pruner,
-        sampler_seed=sampler_seed,
-        count=trials,
-        parallel=parallel,
-    )
-    trackers_of(track)  # refuses one that is not installed before anything starts
-    folder = Path(out) if out else Path("runs") / f"tune-{name}"
-    Tuning(plan, folder)  # refuses a directory before it is made
-    try:
+        loaded = sweeps.load(experiment)
+        make_importable(loaded.settings, flags)
+        plan = make_plan(
+            loaded,
+            flags,
+            from_flags(searched),
+            by=by,
+            sampler=sampler,
+            pruner=pruner,
+            sampler_seed=sampler_seed,
+            count=trials,
+            parallel=parallel,
+        )
+        trackers_of(track)  # refuses one that is not installed before anything starts
+        Tuning(plan, folder)  # refuses a directory before it is made
         with ExitStack() as stack:
             with files.writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.lock(folder))
             search = Tuning(plan, folder, tuple(dict.fromkeys(track)))
             confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
-    except KeyboardInterrupt as interrupt:
-        click.echo(f"interrupted; the search is in {folder}, the same command continues", err=True)
-        show_notes(interrupt)
-        ctx.exit(exit_status(interrupt))
     _show(search, confirmed)
 
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
     """Does the trials, then the runs on fresh seeds, whose table it returns."""
     from fedsim.training import confirm as confirming
-    from fedsim.training import signals
+    from fedsim.training import slots
     from fedsim.training.resume import is_complete
-    from fedsim.training.slots import make_drivers
     from fedsim.training.study import best
 
-    stack.enter_context(signals.handled())
     names, plan = search.names, search.plan
     count = len(names)
     if names:
@@ -183,11 +177,28 @@ def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd
         again = confirming.runs_of(plan, best(search.ended, plan.study.by)[:confirm])
         folder = search.out / confirming.FOLDER
         count += sum(not is_complete(run.config, folder / run.name) for run in again)
-    drivers = make_drivers(list(islice(cycle(plan.examples), count)), plan.parallel, stack)
+        nothing = "" if count else "; nothing to do"
+        click.echo(f"{_counted(len(search.ended), 'trial')} done already{nothing}")
+    configs = list(islice(cycle(plan.examples), count))
+    drivers = slots.make_drivers(configs, plan.parallel, stack)
+    if names:
+        click.echo(slots.introduction(_left(search), drivers, configs))
     with ExitStack() as shown:
         search.run(drivers, _board(shown, names, drivers, plan, verbose))
     leaders = best(search.ended, plan.study.by)[:confirm]
     return _confirm(search, leaders, drivers, verbose) if leaders else None
+
+
+def _left(search: Tuning) -> str:
+    """``25 trials of 2 runs``, or ``15 of 25 trials left``."""
+    plan, left = search.plan, len(search.names) // len(search.plan.seeds)
+    trials = _counted(plan.count, "trial")
+    seeds = f" of {len(plan.seeds)} runs" if len(plan.seeds) > 1 else ""
+    return f"{trials}{seeds}" if left == plan.count else f"{left} of {trials}{seeds} left"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _confirm(
@@ -250,7 +261,7 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     if not leaders:
         reason = next((f": {trial.error}" for trial in ended if trial.error), "")
         raise FedsimError(f"{folder}: no trial is complete ({counts}){reason}")
-    click.echo(f"{len(ended)} trials: {counts}")
+    click.echo(f"{_counted(len(ended), 'trial')}: {counts}")
     seeds = search.plan.seeds
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
     click.echo(f"best trial {leaders[0].number}: {by} {leaders[0].value:.4f}{over}")

@@ -55,19 +55,19 @@ class SweepRun:
     config: RunConfig
 
 
-def load(name_or_file: str) -> tuple[str, Experiment]:
-    """A preset or a file, with its short name; a file's own ``preset`` lies below its settings.
+def load(name_or_file: str) -> Experiment:
+    """Reads a preset or a file; the settings of a file win over those of its own ``preset``.
 
     Raises:
         ConfigError: there is neither.
     """
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
-        return name_or_file, presets.load(name_or_file, "fedsim sweep")
+        return presets.load(name_or_file, "fedsim sweep")
     found = experiments.read(path)
     if found.preset is None:
-        return path.stem, found
-    return path.stem, found.over(presets.load(found.preset, f"{path} (preset)"))
+        return found
+    return found.over(presets.load(found.preset, f"{path} (preset)"))
 
 
 def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
@@ -112,6 +112,8 @@ def expand(
     for values in itertools.islice(itertools.product(*(axis.values for axis in grid)), first):
         layers = [experiment.settings, *(value.settings for value in values), overrides]
         config = with_engine(resolve(*layers, build=build), layers, count, parallel)
+        if build:
+            check_stackable(config, layers)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         name = ",".join(parts)
         runs.append(SweepRun(name or "run", group_of(name), config))
@@ -126,6 +128,27 @@ def expand(
         given = [setting for layer in varied for setting in layer.items()]
         warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
     return runs
+
+
+def check_stackable(config: RunConfig, layers: Sequence[Settings]) -> None:
+    """Refuses an ``engine.client_batch`` above 1 for clients that cannot be stacked.
+
+    What only the data or a model of the user's decide is found when the run begins.
+
+    Args:
+        config: of a run.
+        layers: the settings it is made of; a later layer wins.
+
+    Raises:
+        ConfigError: they cannot; names where the number was given.
+    """
+    if config.engine.client_batch in (1, "auto"):
+        return
+    from fedsim.training import setup, stacking  # import torch
+
+    key = "engine.client_batch"
+    origin = [layer[key].origin for layer in layers if key in layer][-1]
+    stacking.check(config, setup.algorithm_of(config), origin)
 
 
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:

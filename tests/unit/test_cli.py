@@ -209,7 +209,7 @@ def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
     assert lines[4].startswith("round 2/2  test accuracy 0.")
     names = [line.partition("  ")[0] for line in lines[5:15]]
     assert names == [
-        *("result", "final test accuracy", "best test accuracy", "mean of last 10 rounds"),
+        *("result", "final test accuracy", "best test accuracy", "mean of last 2 rounds"),
         *("final balanced accuracy", "final macro-F1", "final AUC", "rounds", "seconds", "files"),
     ]
     assert "\x1b" not in result.stdout
@@ -338,7 +338,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "s" / names[3] / "summary.csv").exists()
     table = first.stdout.splitlines()[-5:]
     assert "mean +- half-width of its 95 % interval" in table[0]
-    columns = ["configuration", "n", "final %", "best %", "last10 %", "final balanced %"]
+    columns = ["configuration", "n", "final %", "best %", "last2 %", "final balanced %"]
     assert re.split(" {2,}", table[1]) == columns
     assert re.fullmatch(r"algorithm=fedavg +2( +\d+\.\d\d \+- \d+\.\d\d){4}", table[2])
     (tmp_path / "s" / names[3] / "summary.csv").unlink()

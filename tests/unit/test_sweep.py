@@ -162,9 +162,8 @@ def test_hyperparameters_that_no_run_uses_are_warned_of(
 def test_files_may_start_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: table3_small\ntrain: {rounds: 3}\n")
-    name, loaded = sweep.load(str(path))
-    runs = sweep.expand(loaded, {})
-    assert (name, len(runs)) == ("mine", 18)
+    runs = sweep.expand(sweep.load(str(path)), {})
+    assert len(runs) == 18
     assert {(r.config.train.rounds, r.config.data.num_clients) for r in runs} == {(3, 50)}
 
 
@@ -437,7 +436,7 @@ def test_spread_of_one_seed_has_no_interval() -> None:
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
-    _, loaded = sweep.load(str(path))
+    loaded = sweep.load(str(path))
     assert loaded.about
     assert sweep.expand(loaded, {})
 
@@ -594,7 +593,7 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
 ) -> None:
     table, _ = run_all(runs_of(GRID), tmp_path, fake_run)
     capsys.readouterr()
-    show_aggregate(table)
+    show_aggregate(table, 100)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
@@ -609,6 +608,8 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
     assert lines[4].startswith(
         "collapsed: runs whose final balanced accuracy is at most that of chance"
     )
-    show_aggregate(table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan]))
+    again = table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan])
+    show_aggregate(again, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [re.split(" {2,}", line)[-1] for line in lines[1:]] == ["final balanced %", "25.00", "-"]
+    assert "last2 %" in lines[1]

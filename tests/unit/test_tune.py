@@ -72,7 +72,7 @@ def test_the_table_and_the_best_configuration(tmp_path: Path) -> None:
     assert (config.train.lr, config.seed) == (leader.params["train.lr"], 3)
     assert config.engine.kind == "ray"  # not what the search chose to go by
     assert resume.decisive(config) == resume.decisive(plan.config(leader.params, 3))
-    (run,) = sweep.expand(sweep.load(str(tmp_path / "best.yaml"))[1], {})
+    (run,) = sweep.expand(sweep.load(str(tmp_path / "best.yaml")), {})
     assert resume.decisive(run.config) == resume.decisive(config)
 
 

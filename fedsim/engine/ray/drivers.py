@@ -208,6 +208,11 @@ class RayDrivers:
         self._placed = self._looked = time.monotonic()
         self.slots = tuple(range(len(self._seats)))
 
+    @property
+    def place(self) -> str:
+        """See :class:`~fedsim.engine.drivers.Drivers`."""
+        return f"with {self._usual} each"
+
     def _shape(self, need: Need) -> Shape:
         return need.shape(self._nodes, self.plan.actors)
 
