@@ -31,18 +31,28 @@ NO_DEVICE = "not started"
 @format_option
 @verbose_option
 def show(run: str, form: str) -> None:
-    """Show one run: its settings, results and curves.
+    """Show one run: its settings, results and curves; or a search: its best trials.
 
     RUN is its directory; the run may be unfinished. Of the settings those are shown that differ
     from the defaults. "best" is the value in the round with the best validation accuracy or,
-    without a validation part, test accuracy.
+    without a validation part, test accuracy. Of a search by 'fedsim tune': how its trials ended,
+    the best one, its file best.yaml, and what it reached on fresh training seeds.
 
     \b
       fedsim show runs/digits/fedld/RUN
       fedsim show runs/digits/fedld/RUN --format json
+      fedsim show runs/tune-lr
     """
-    from fedsim.cli import details
+    from fedsim.cli import details, searches
+    from fedsim.storage import directories
 
+    search = directories.search_in(Path(run))
+    if search is not None:
+        if form == "json":
+            click.echo(json.dumps(searches.details(search), indent=2))
+        else:
+            searches.show(search)
+        return
     found = details.read(run)
     if form == "json":
         click.echo(json.dumps(_values(found), indent=2))
@@ -96,7 +106,8 @@ def _print(found: Details) -> None:
     from fedsim.training.tables import show as show_table
 
     settings, status = found.settings, found.status
-    click.echo(f"{status.path}: {status.state}" + (f" ({status.process})" * bool(status.process)))
+    reason = status.problem or status.process
+    click.echo(f"{status.path}: {status.state}" + (f" ({reason})" if reason else ""))
     click.echo(
         f"{settings['algorithm']} on {settings['data.name']}, {settings['model.name']}, "
         f"{settings['data.num_clients']} clients, sample rate {settings['train.sample_rate']}, "
@@ -180,6 +191,7 @@ def _values(found: Details) -> dict[str, Any]:
     return {
         "path": str(found.status.path),
         "state": found.status.state,
+        "problem": found.status.problem,
         "rounds_done": found.status.rounds_done,
         "rounds": found.settings["train.rounds"],
         "fedsim": found.environment.get("fedsim"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from fedsim.cli import searches
 from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
@@ -164,10 +165,10 @@ def tune(
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
     """Does the trials, then the runs on fresh seeds, whose table it returns."""
+    from fedsim.storage.trials import best
     from fedsim.training import confirm as confirming
     from fedsim.training import slots
     from fedsim.training.resume import is_complete
-    from fedsim.training.study import best
 
     names, plan = search.names, search.plan
     count = len(names)
@@ -251,8 +252,7 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     Raises:
         FedsimError: no trial is complete.
     """
-    from fedsim.training.study import best
-    from fedsim.training.tune import described
+    from fedsim.storage.trials import best
 
     ended, by, folder = search.ended, search.plan.study.by, search.out
     states = Counter(trial.state for trial in ended)
@@ -264,26 +264,10 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     click.echo(f"{_counted(len(ended), 'trial')}: {counts}")
     seeds = search.plan.seeds
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
-    click.echo(f"best trial {leaders[0].number}: {by} {leaders[0].value:.4f}{over}")
-    click.echo(f"  {described(leaders[0].params)}")
+    searches.show_best(by, leaders[0].number, leaders[0].value or 0.0, leaders[0].params, over)
     written = ["trials.csv", "best.yaml"]
     if confirmed is not None:
-        _show_confirmed(search, confirmed)
+        searches.show_confirmed(by, confirmed.to_dict("records"))
+        click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")
         written.append("confirm.csv")
     click.echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
-
-
-def _show_confirmed(search: Tuning, confirmed: pd.DataFrame) -> None:
-    from fedsim.training.tables import interval, show
-
-    by = search.plan.study.by
-    click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
-    rows = []
-    for line in confirmed.to_dict("records"):
-        row = {"trial": str(line["trial"]), "n": str(line["n"])}
-        row["in the search"] = f"{line['value']:.4f}"
-        for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
-            row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)
-        rows.append(row)
-    show(rows)
-    click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")

@@ -378,7 +378,7 @@ def cell(value: Any, safe: bool = True) -> str:
 def check_free(path: Path) -> None:
     """Refuses a path in use, or inside a run directory, by a ConfigError; the leftovers of a run
     that failed at its start do not count."""
-    if path.exists() and (not path.is_dir() or not all(map(_is_leftover, path.iterdir()))):
+    if path.exists() and (not path.is_dir() or not all(map(is_leftover, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
     check_outside_runs(path)
 
@@ -394,7 +394,7 @@ def check_outside_runs(path: Path) -> None:
             raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
 
 
-def _is_leftover(path: Path) -> bool:
+def is_leftover(path: Path) -> bool:
     """True for the lock file and for an empty folder of checkpoints."""
     if path.name == "checkpoints" and path.is_dir():
         return not any(path.iterdir())

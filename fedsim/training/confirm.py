@@ -14,9 +14,8 @@ import pandas as pd
 
 from fedsim.core import files
 from fedsim.storage import status
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, lowest
 from fedsim.training.search import CONFIRMED, Plan, write_best
-from fedsim.training.study import lowest
 from fedsim.training.sweep import SweepRun
 from fedsim.training.sweep_tables import spread
 

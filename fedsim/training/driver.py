@@ -19,6 +19,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
+from fedsim.storage import status
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
@@ -87,19 +88,20 @@ class TrainingLoop:
         """
         store, setup = self.store, self.setup
         self._write_split()  # first, since it refuses a run whose data have changed
-        self._write_environment()
-        self.callbacks.start(self._info())
-        watch = getattr(self.executor, "watch", None)  # of those whose processes may die
-        if watch is not None:
-            watch(self._engine_lost)
-        with handled() as interrupts:
-            self._rounds(interrupts)
-            self._write_environment()  # again, now that the devices are known
-            export_models(setup, store, self.position.state, self.position.rounds)
-            if "loss_matrix.csv" in store.table_sizes():
-                store.save_loss_matrix()
-            summary = summarise(setup, store, self._seconds())
-            store.write_summary(summary)
+        with status.failure_written(store.path):
+            self._write_environment()
+            self.callbacks.start(self._info())
+            watch = getattr(self.executor, "watch", None)  # of those whose processes may die
+            if watch is not None:
+                watch(self._engine_lost)
+            with handled() as interrupts:
+                self._rounds(interrupts)
+                self._write_environment()  # again, now that the devices are known
+                export_models(setup, store, self.position.state, self.position.rounds)
+                if "loss_matrix.csv" in store.table_sizes():
+                    store.save_loss_matrix()
+                summary = summarise(setup, store, self._seconds())
+                store.write_summary(summary)
         self.callbacks.end(summary)
         return RunStore(store.path)
 

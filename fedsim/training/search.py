@@ -219,7 +219,7 @@ def check_out(plan: Plan, out: Path) -> int | None:
 
 
 def write_study(plan: Plan, out: Path, most_at_once: int) -> None:
-    """Writes study.json, the first file of a search.
+    """Writes study.json when a search begins or continues, perhaps with more trials.
 
     Args:
         plan: of the search.
@@ -229,7 +229,8 @@ def write_study(plan: Plan, out: Path, most_at_once: int) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    trials.write_study(out, _described(plan) | {"ahead": most_at_once})
+    study = trials.read_study(out) or _described(plan)
+    trials.write_study(out, study | {"ahead": most_at_once, "trials": plan.count})
 
 
 def _another(out: Path, was: str, wanted: object) -> ConfigError:

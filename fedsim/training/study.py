@@ -17,7 +17,7 @@ from fedsim.config.search import Dimension, Space
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, lowest
 
 STARTUP = 10
 """TPE draws at random until this many trials are complete or pruned."""
@@ -25,11 +25,6 @@ MEDIAN_TRIALS, MEDIAN_PART = 5, 4
 """The median pruner waits for five complete trials and a fourth of the rounds."""
 ASHA_FACTOR, ASHA_RUNGS = 3, 2
 """Successive halving: the best third goes on, at each of two rungs."""
-
-
-def lowest(by: str) -> bool:
-    """Whether the lowest value of a metric is the best."""
-    return by == "val_loss"
 
 
 def optuna() -> ModuleType:
@@ -188,10 +183,3 @@ def _distribution(package: ModuleType, dimension: Dimension) -> Any:
     if dimension.form == "int":
         return kinds.IntDistribution(int(low), int(high))
     return kinds.FloatDistribution(low, high, log=dimension.form == "loguniform")
-
-
-def best(trials: Sequence[Trial], by: str) -> list[Trial]:
-    """The complete trials, the best first; of equal values the one proposed first."""
-    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-    sign = 1 if lowest(by) else -1
-    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))

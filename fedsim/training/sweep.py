@@ -25,6 +25,7 @@ from fedsim.config.sections import RENAMED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.engine.drivers import Drivers, Event, Failed, Job
+from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.parallel import Follower, control
 from fedsim.training.resume import is_complete
@@ -246,6 +247,8 @@ def run_all(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
+    First OUT/sweep.json says which runs the sweep has.
+
     A run that fails does not stop the others; the tables hold what finished, in the order of
     ``runs``.
 
@@ -258,6 +261,7 @@ def run_all(
         Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.training.parallel.control`.
     """
     out.mkdir(parents=True, exist_ok=True)
+    directories.write_grid(out, [run.name for run in runs])
     failures = _Failures(follower)
     jobs = (Job(run.name, run.config, out / run.name, trackers) for run in wanted)
     control(lambda: next(jobs, None), drivers, failures)

@@ -32,7 +32,7 @@ from fedsim.engine.drivers import (
     Stopped,
 )
 from fedsim.storage import status, trials
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, best
 from fedsim.training.parallel import Follower, control
 from fedsim.training.search import (
     CONFIRMED,
@@ -42,7 +42,7 @@ from fedsim.training.search import (
     write_best,
     write_study,
 )
-from fedsim.training.study import Proposal, best
+from fedsim.training.study import Proposal
 
 logger = logging.getLogger("fedsim")
 Verdict = tuple[trials.State, float | None, str | None]
@@ -162,8 +162,8 @@ class Tuning:
             slots, seeds = len(drivers.slots), len(self.plan.seeds)
             self.most_at_once = 1 if slots == 1 else 2 * math.ceil(slots / seeds)
             self.out.mkdir(parents=True, exist_ok=True)
-            write_study(self.plan, self.out, self.most_at_once)
             self._begun = self.most_at_once
+        write_study(self.plan, self.out, self.most_at_once)
         trials.cut(self.out)
         chosen = not self.names and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
         self._write([] if chosen else best(self.ended, self.plan.study.by))

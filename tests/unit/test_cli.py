@@ -288,7 +288,11 @@ def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
     again = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s", "--verbose")
     assert again.exit_code == 1
     assert "[2/2] train.lr=0.01: finished before" in again.stdout
-    assert (tmp_path / "s" / "train.lr=1e+30.interrupted-1").is_dir()
+    assert list((tmp_path / "s").glob("*.interrupted-*")) == [], "no round of it had finished"
+    listed = fedsim("runs", "s").stdout
+    assert "failed (1 of 2 runs, 1 failed)" in listed
+    assert "failed " in listed.splitlines()[3]
+    assert "round 1" in listed.splitlines()[3]
     assert "DivergedError" in again.stderr
     nothing = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "t", "--set", "train.lr=1e30")
     assert nothing.exit_code == 1

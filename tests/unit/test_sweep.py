@@ -21,6 +21,7 @@ from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError, StoreError
+from fedsim.storage.run_dir import check_free
 from fedsim.training import driver, parallel, resume, sweep, sweep_tables, tables
 from fedsim.training.board import OneByOne
 from fedsim.training.parallel import Here
@@ -376,6 +377,21 @@ def test_interrupted_runs_are_archived_and_run_again(tmp_path: Path) -> None:
     kept = sorted(p.name for p in tmp_path.glob("*interrupted*"))
     assert kept == [f"{runs[0].name}.interrupted-{n}" for n in (1, 2)]
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "kept"), [(None, 0), ("rounds.csv", 1), ("checkpoints/clients", 1), ("note.txt", 1)]
+)
+def test_a_run_without_a_finished_round_is_not_archived(
+    extra: str | None, kept: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "seed=0"
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in (*resume.BEFORE_ROUNDS, files.LOCK_FILE, *([extra] if extra else [])):
+        (folder / name).touch()
+    resume.archive(folder)
+    assert len(list(tmp_path.glob("*.interrupted-*"))) == kept
+    check_free(folder)  # a run can begin there
 
 
 def test_a_live_run_is_not_archived(

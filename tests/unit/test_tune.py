@@ -16,9 +16,9 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, FedsimError, StoreError
 from fedsim.engine.drivers import Event, Failed
 from fedsim.storage import trials
+from fedsim.storage.trials import best
 from fedsim.training import resume, sweep, tune
 from fedsim.training import search as searches
-from fedsim.training.study import best
 from tests.planted import Killed, Planted, Work, planted
 
 FILE = """
