@@ -42,7 +42,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim tune FILE --trials 25                 hyperparameters by the validation part
-  fedsim runs                                  what is there, and how far it is
+  fedsim runs                                  runs and sweeps, and how many rounds are done
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers

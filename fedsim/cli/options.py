@@ -295,7 +295,7 @@ def parallel_option(function: F) -> F:
         type=ParallelType(),
         default="auto",
         metavar="auto|N",
-        help="Runs that are done at once; auto: as many as fit into cores, memory and GPUs.  "
+        help="Number of runs executed at once; auto: as many as fit into cores, memory and GPUs.  "
         "[auto]",
     )(function)
 

@@ -69,9 +69,9 @@ def sweep(
       fedsim sweep my_grid.yaml --dry-run
       fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
-    Runs go side by side, as many as fit ('--parallel auto'), with the results of each run alone.
+    As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
     Without a GPU, and unless an engine or a setting of Ray's is given, runs that fill the machine
-    take place in one process each (the serial engine).
+    use the serial engine: one process each.
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
     mean, standard deviation and 95 % interval over the seeds. A run that fails does not stop the

@@ -46,14 +46,15 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
 @search_option(
     "--trials",
     type=click.IntRange(min=1),
-    help="Trials in all; the same command with more goes on.  [25; of a grid all]",
+    help="Number of trials; the same command with a larger one continues a search.  [25; of a grid "
+    "all]",
 )
 @search_option(
     "--by",
     type=click.Choice(METRICS),
     default="val_accuracy",
     show_default=True,
-    help="Metric on the validation part; of val_loss the lowest is the best.",
+    help="Metric on the validation part; val_loss is minimised, others are maximised.",
 )
 @search_option(
     "--sampler",
@@ -74,8 +75,8 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
     type=click.Choice(PRUNERS),
     default="median",
     show_default=True,
-    help="Stops trials that are behind: below the median of the complete ones after a quarter of "
-    "the rounds; or asha, which lets the best third go on after a ninth and a third of them.",
+    help="Stops bad trials early. median: below the median of complete trials, after a quarter of "
+    "the rounds; asha: all but the best third, after a ninth and a third of the rounds.",
 )
 @search_option(
     "--confirm",
@@ -124,12 +125,12 @@ def tune(
       fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
 
     A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
-    is the mean over them of the metric after the last evaluated round. The test part is never
-    looked at. A trial with a run that diverges is failed, and the search goes on.
+    is the mean over them of the metric after the last evaluated round. The test part is not
+    used. A trial with a run that diverges is failed, and the search continues.
 
     DIR has trials.csv, best.yaml (for 'fedsim run --config' and 'fedsim sweep') and the runs of
-    each trial; 'fedsim report DIR' draws the search. After an interruption the same command
-    continues, to the same trials.csv.
+    each trial; 'fedsim report DIR' plots the search. After an interruption the same command
+    continues, and trials.csv is the same as without the interruption.
     """
     folder = folder_of(out, "tune", experiment)
     with repeatable(ctx, "the search is", folder):
@@ -164,7 +165,7 @@ def tune(
 
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
-    """Does the trials, then the runs on fresh seeds, whose table it returns."""
+    """Runs the trials, then the best ones on fresh seeds; returns the table of these."""
     from fedsim.storage.trials import best
     from fedsim.training import confirm as confirming
     from fedsim.training import slots
@@ -230,7 +231,7 @@ def _confirm(
 def _board(
     stack: ExitStack, names: list[str], drivers: Drivers, plan: Plan, verbose: bool
 ) -> Board:
-    """The display of the runs, which does not show what they reach on the test part."""
+    """The display of the runs, which does not show test metrics."""
     from fedsim.training.board import board_type
 
     shown = board_type()(

@@ -1,6 +1,6 @@
-"""Run drivers that are Ray actors, for runs on GPUs or on a cluster.
+"""Run drivers as Ray actors, for runs on GPUs or on a cluster.
 
-A driver holds no CPU: one that did would wait for ever for its own clients' actors, which need it.
+A driver reserves no CPU, since its own client actors might wait for that CPU forever.
 All drivers are on the machine of the process that controls them, where the run directories are.
 Each run has a placement group, see :mod:`fedsim.engine.ray.groups`; driver, group and client actors
 are kept from one run to the next.
@@ -37,24 +37,24 @@ from fedsim.engine.ray.shared import start_register
 
 logger = logging.getLogger("fedsim")
 POLL = 0.25
-"""Seconds that the controller waits for events at most."""
+"""The longest that the controller waits for events, in seconds."""
 PATIENCE = 5.0
-"""Seconds that a driver has nothing to tell before it says so."""
+"""Seconds after which a driver without events answers with an empty list."""
 PLACE_TIMEOUT = 30.0
-"""Seconds after which groups that fit, by what the machines have, are not waited for any more."""
+"""The longest wait, in seconds, for groups that fit by the resources of the machines."""
 LOST_TIMEOUT = 180.0
 """Seconds after which a sweep gives up that has no place for any run; Ray may need a minute to
 notice that a machine is gone."""
 CHECK_INTERVAL = 5.0
-"""Seconds after which it is looked again whether a group fits that did not."""
+"""Seconds between two checks whether a group fits that did not."""
 
 
 class Driver:
-    """Does runs one after the other; questions and orders are answered beside a run.
+    """Executes runs one after the other; questions and orders are answered during a run.
 
     Args:
-        execute: does a job.
-        folder: the controller's current directory, from which paths of settings count.
+        execute: executes a job.
+        folder: the controller's current directory, to which paths in settings are relative.
         register: see :mod:`fedsim.engine.ray.shared`.
     """
 
@@ -70,7 +70,7 @@ class Driver:
         forward_log(self._news.put)
 
     def run(self, job: Job, group: Group) -> None:
-        """Does a job, with the client actors in a group; how it ended is told."""
+        """Executes a job, with the client actors in a group; the last event is how it ended."""
         self._doing, self._orders = job.name, Orders(stop=self._halting)
         try:
             session = self._in(group) if job.config.engine.kind == "ray" else None
@@ -79,7 +79,7 @@ class Driver:
             self._news.put(Lost(str(error)))
 
     def _in(self, group: Group) -> Session:
-        """The session of a group, with the actors that the run before has left."""
+        """The session of a group, with the actors of the run before."""
         if self._session is None or self._session.group != group:
             self.leave()
             self._session = Session(EngineConfig(), group, self._register)
@@ -93,7 +93,7 @@ class Driver:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def told(self) -> list[Event]:
-        """What has happened since the last call; waits until something has, for a while."""
+        """The events since the last call; waits for one, at most :data:`PATIENCE` seconds."""
         found = []
         with contextlib.suppress(Empty):
             found.append(self._news.get(timeout=PATIENCE))
@@ -103,14 +103,14 @@ class Driver:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def stop(self, name: str | None) -> None:
-        """Asks the run of a job to stop; None: any, and those that may follow."""
+        """Orders the run of a job to stop; None: the current run and all later ones."""
         self._halting = self._halting or name is None
         if name in (None, self._doing):
             self._orders.stop = True
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def end(self, name: str) -> None:
-        """Asks the run of a job to end in order."""
+        """Orders the run of a job to finish after its round."""
         if name == self._doing:
             self._orders.end = True
 
@@ -231,7 +231,7 @@ class RayDrivers:
         return made.remote(self._execute, os.getcwd(), self._register)
 
     def _wait_for_groups(self, parallel: Literal["auto"] | int) -> None:
-        """A guard: what others hold of the cluster is not in the plan."""
+        """Waits for the groups, since the plan does not know what other programs reserve."""
         until = time.monotonic() + PLACE_TIMEOUT
         for seat in self._seats:
             seat.settle(max(0.0, until - time.monotonic()))
