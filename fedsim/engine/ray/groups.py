@@ -29,7 +29,7 @@ from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.machine import MODEL_COPIES, PROCESS
 from fedsim.core.types import GIB
 from fedsim.engine.ray.cluster import check_types, memory_of, node_of, share_of
-from fedsim.engine.ray.placement import MAX_LISTED, Node, Share, pack, plan_placement
+from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
 
 DRIVERS_PER_CORE = 4
 """The most runs at once with ``auto``, for each core of the machine that has the drivers."""
@@ -54,6 +54,10 @@ class Shape:
         """A bundle for each actor, in Ray's form."""
         amounts = {"CPU": self.share.cpus, "GPU": self.share.gpus}
         return [{name: amount for name, amount in amounts.items() if amount}] * self.actors
+
+    def fits(self, nodes: Sequence[Node]) -> bool:
+        """Whether the machines have the CPUs and GPUs for it while nothing else uses them."""
+        return sum(pack(nodes, self.share, 0, self.actors)) == self.actors
 
     def __str__(self) -> str:
         return f"{self.actors} actor{'s' * (self.actors != 1)} of {self.share}"
@@ -179,12 +183,10 @@ def plan_runs(
 def _refuse(plan: RunsPlan, nodes: Sequence[Node], here: int, fits: int) -> NoReturn:
     if not fits:  # the actors of one run may be too many: says what would fit
         plan_placement(nodes, plan.share, plan.memory, plan.actors, plan.actors)
-    listed = ", ".join(map(str, nodes[:MAX_LISTED]))
-    more = f", and {len(nodes) - MAX_LISTED} more" if len(nodes) > MAX_LISTED else ""
     each = Shape(share=plan.share, actors=plan.actors)
     raise ConfigError(
         f"--parallel {plan.count}: so many runs with {each} each do not fit, {fits} "
-        f"do{'es' * (fits == 1)} ({listed}{more}); memory: {plan.memory / GIB:.2f} GiB for an "
+        f"do{'es' * (fits == 1)} ({listed(nodes)}); memory: {plan.memory / GIB:.2f} GiB for an "
         f"actor, {plan.driver / GIB:.2f} GiB on {nodes[here].name} for a run"
     )
 
