@@ -101,10 +101,10 @@ def read(folder: Path) -> Search:
 
 def lead(search: Search) -> str:
     """What was searched, in a sentence or two."""
-    counts = search.table["state"].value_counts()
+    count, counts = len(search.table), search.table["state"].value_counts()
     parts = [f"{counts[s]} {s}" for s in ("complete", "pruned", "failed") if s in counts]
     return (
-        f"{len(search.table)} trials ({', '.join(parts)}). The value of a trial is `{search.by}` "
+        f"{count} trial{'s' * (count != 1)} ({', '.join(parts)}). The value of a trial is `{search.by}` "
         "after the last evaluated round, mean over its training seeds; the "
         f"{'lowest' if search.score.lowest else 'highest'} is the best. The test part was not "
         "looked at."
