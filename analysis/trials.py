@@ -105,7 +105,8 @@ def lead(search: Search) -> str:
     parts = [f"{counts[s]} {s}" for s in ("complete", "pruned", "failed") if s in counts]
     return (
         f"{count} trial{'s' * (count != 1)} ({', '.join(parts)}). "
-        f"The value of a trial is `{search.by}` after the last evaluated round, mean over its training seeds; the "
+        f"The value of a trial is `{search.by}` after the last evaluated round, "
+        "mean over its training seeds; the "
         f"{'lowest' if search.score.lowest else 'highest'} is the best. The test part was not "
         "looked at."
     )
