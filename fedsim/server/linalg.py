@@ -19,7 +19,7 @@ SHARD = 1 << 17
 """Columns of a shard: pieces end at its multiples. A piece is the unit of parallel work."""
 BLOCK, NARROW = 1 << 18, 1 << 13
 """Entries of a block (2 MiB), and its fewest columns, since each row costs a Python call."""
-TILE, SPAN = 20, 512
+TILE, SPAN = 25, 512
 """Most rows and columns of a factor: OpenBLAS multiplies small matrices without repacking."""
 
 T = TypeVar("T")
