@@ -28,7 +28,7 @@ READ_BYTES = 1 << 30
 PRODUCT = 3072
 """Order of the matrices whose product gives the float64 rate."""
 SPIN = 0.2
-"""Seconds after a product for which BLAS's own threads may keep the cores busy, looking for work."""
+"""Seconds for which BLAS's own threads may keep the cores busy after a product."""
 SHIFT = 4099
 """Entries between the starts of two clients' updates in the pool of random numbers."""
 

@@ -55,7 +55,7 @@ class MaxPool2x2(nn.MaxPool2d):
 
     def forward_clients(self, x: Tensor) -> Tensor:
         """(A, B, channels, H, W) of A clients; in memory the samples stay in front."""
-        out = self.forward(x.transpose(0, 1).flatten(0, 1))
+        out: Tensor = super().forward(x.transpose(0, 1).flatten(0, 1))
         return out.unflatten(0, (x.shape[1], -1)).transpose(0, 1)
 
 

@@ -42,7 +42,7 @@ from fedsim.core.errors import (
 )
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
-from fedsim.storage import client_states, tensors
+from fedsim.storage import checkpoint, client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
@@ -769,6 +769,12 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
                 fedsim.run(config("fedbn", checkpoint_every=9), run)
         assert records(run) == ["round-000002.json"]
         assert contents(driver.resume(run).path) == undisturbed["fedbn"]
+
+
+@pytest.fixture(autouse=True)
+def without_rest(monkeypatch):
+    """A checkpoint follows each round that ends after the one before is written."""
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)
 
 
 def full_disk(monkeypatch, pattern: str, after: int) -> None:
