@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, FedsimError, StoreError, described, one_line
+from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
 
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
 FAILED = "failed"
@@ -103,7 +103,7 @@ def failure(path: Path) -> str | None:
 def failure_written(path: Path) -> Iterator[None]:
     """Writes failure.json where the block fails; that of an earlier attempt is removed.
 
-    An interruption is no failure.
+    An interruption is no failure, and neither is what is refused (another device, changed data).
 
     Raises:
         StoreError: the earlier file cannot be removed.
@@ -112,6 +112,8 @@ def failure_written(path: Path) -> Iterator[None]:
         file.unlink(missing_ok=True)
     try:
         yield
+    except (ConfigError, DataError):
+        raise
     except Exception as error:
         known = isinstance(error, FedsimError)
         reason = one_line(error) if known else f"unexpected {described(error)}"
