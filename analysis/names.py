@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedsim.core.files import csv_plain
+
 from . import AnalysisError
-from .runs import Group, plain, read
+from .runs import Group, read
 
 LONG = 12
 """Figures shorten longer names."""
@@ -63,7 +65,7 @@ def short(name: str, most: int = LONG) -> str:
 
 
 def plain_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """A partition.csv whose column ``name`` is as :func:`analysis.runs.plain` has it."""
+    """A partition.csv whose column ``name`` is as :func:`fedsim.core.files.csv_plain` has it."""
     if "name" not in frame.columns:
         return frame
-    return frame.assign(name=frame["name"].map(plain, na_action="ignore"))
+    return frame.assign(name=frame["name"].map(csv_plain, na_action="ignore"))

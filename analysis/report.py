@@ -132,18 +132,20 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     """
     _check(out)
     search = trials.read(folder)
+    again = trials.confirmed(folder, search)
     for each in (out, out / "figures"):
         each.mkdir(parents=True, exist_ok=True)
     first, *rest = (_picture(drawn, out / "figures") for drawn in trials.drawings(search))
     listed = trials.table(search)
     _write_page(
         out,
-        tables=[listed],
+        tables=[listed] if again is None else [again, listed],
         title=title or f"Search over {', '.join(search.keys)}",
         lead=trials.lead(search),
         findings=trials.findings(search),
         first=[first],
         sections=[
+            *([] if again is None else [Section("confirmed", "Fresh training seeds", [again])]),
             Section("values", "Values of the searched settings", rest),
             Section("trials", "Trials", [listed]),
         ],

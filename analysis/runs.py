@@ -10,6 +10,8 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.core.files import csv_plain, csv_safe
+
 from . import AnalysisError, units
 from .style import TITLES
 from .units import PARTITION, ExperimentalUnit
@@ -105,36 +107,16 @@ def read(
             )
         frame[column] = values
     for column in texts:
-        frame[column] = frame[column].map(plain, na_action="ignore")
+        frame[column] = frame[column].map(csv_plain, na_action="ignore")
     return frame
 
 
-_FORMULA = ("=", "+", "-", "@", "\t")
-
-
-def safe(text: str) -> str:
-    """A text for a CSV cell, after an apostrophe where a spreadsheet would run it as a formula."""
-    text = text.replace("\r", " ")
-    if not text.lstrip("'").startswith(_FORMULA):
-        return text
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}"
-    return text
-
-
-def plain(text: str) -> str:
-    """The text that :func:`safe` was given, as in the tables of fedsim."""
-    return text[1:] if text.startswith("'") and safe(text[1:]) == text else text
-
-
 def write_csv(frame: pd.DataFrame) -> str:
-    """A table as CSV, with its texts as :func:`safe` writes them."""
+    """A table as CSV, with its texts as :func:`fedsim.core.files.csv_safe` writes them."""
     texts = frame.select_dtypes(exclude="number").columns
     frame = frame.copy()
     for name in texts:
-        frame[name] = [safe(v) if isinstance(v, str) else v for v in frame[name]]
+        frame[name] = [csv_safe(v) if isinstance(v, str) else v for v in frame[name]]
     return frame.to_csv(index=False, lineterminator="\n")
 
 

@@ -20,8 +20,9 @@ from .runs import read as read_csv
 from .runs import text
 from .scores import SCORES, Score
 from .selection import METRICS
+from .stats import Estimate
 
-FILE, STUDY = "trials.csv", "study.json"
+FILE, STUDY, CONFIRMED = "trials.csv", "study.json", "confirm.csv"
 HEAD = ("trial", "state", "value")
 LOOKS = {"complete": ("o", style.BLUE), "pruned": ("x", style.ORANGE)}
 """Marker and colour by state; a failed trial has no value to draw."""
@@ -100,11 +101,12 @@ def read(folder: Path) -> Search:
 
 def lead(search: Search) -> str:
     """What was searched, in a sentence or two."""
-    counts = search.table["state"].value_counts()
+    count, counts = len(search.table), search.table["state"].value_counts()
     parts = [f"{counts[s]} {s}" for s in ("complete", "pruned", "failed") if s in counts]
     return (
-        f"{len(search.table)} trials ({', '.join(parts)}). The value of a trial is `{search.by}` "
-        "after the last evaluated round, mean over its training seeds; the "
+        f"{count} trial{'s' * (count != 1)} ({', '.join(parts)}). "
+        f"The value of a trial is `{search.by}` after the last evaluated round, "
+        "mean over its training seeds; the "
         f"{'lowest' if search.score.lowest else 'highest'} is the best. The test part was not "
         "looked at."
     )
@@ -145,6 +147,45 @@ def table(search: Search) -> Table:
         rows=rows,
         words=2,
         data=listed.drop(columns=["rank", "order"]),
+    )
+
+
+def confirmed(folder: Path, search: Search) -> Table | None:
+    """The best trials on fresh training seeds, the best mean first; None without confirm.csv.
+
+    Raises:
+        AnalysisError: the file cannot be read, or a column is missing.
+    """
+    if not (folder / CONFIRMED).is_file():
+        return None
+    scores = {search.axis: (search.by, search.score.unit)}
+    tested = ["accuracy", *({METRICS[search.by]} - {"accuracy", "loss"})]
+    for name in tested:
+        unit = SCORES[name].unit
+        head = unit.head(f"Final test {SCORES[name].title}")
+        scores[head] = (f"final_test_{name}", unit)
+    parts = [f"{c}_{part}" for c, _ in scores.values() for part in ("mean", "std", "ci95")]
+    data = read_csv(folder / CONFIRMED, numbers=("trial", "value", "n", *parts))
+    rows = []
+    for row in data.to_dict("records"):
+        cells = [str(row["trial"]), *(_short(row.get(key)) for key in search.keys)]
+        cells += [search.score.unit.number(row["value"]), str(row["n"])]
+        for column, unit in scores.values():
+            mean, std, half = (row[f"{column}_{part}"] for part in ("mean", "std", "ci95"))
+            cells.append(unit.spread(Estimate(mean=mean, std=std, n=row["n"], half=half)))
+        rows.append(cells)
+    ci = " ± 95 % CI" * bool((data["n"] > 1).any())
+    return Table(
+        name="confirmed",
+        title="The best trials on fresh training seeds",
+        caption="The best trials of the search were trained again with n training seeds that it "
+        "had not used: mean and half-width of the 95 % interval of the mean by Student's t. The "
+        "first row has the best validation mean; it is `best.yaml`. The value in the search is "
+        "optimistic, since it was chosen for being the best.",
+        head=["Trial", *search.keys, "In the search", "n", *(f"{head}{ci}" for head in scores)],
+        rows=rows,
+        words=1,
+        data=data,
     )
 
 

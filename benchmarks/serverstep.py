@@ -27,6 +27,8 @@ READ_BYTES = 1 << 30
 """Size of the array that the read bandwidth is measured on; no cache holds it."""
 PRODUCT = 3072
 """Order of the matrices whose product gives the float64 rate."""
+SPIN = 0.2
+"""Seconds for which BLAS's own threads may keep the cores busy after a product."""
 SHIFT = 4099
 """Entries between the starts of two clients' updates in the pool of random numbers."""
 
@@ -130,6 +132,7 @@ def _steps(repeats: int, m: int, d: int, machine: Callable[[], Machine]) -> list
     floors, tables = [], []
     for repeat in range(1 + repeats):
         floor = machine().floor(m, d)
+        time.sleep(SPIN)
         spent = {method: timed(partial(step, method, rows)) for method in METHODS}
         k = timed(partial(products, rows))
         if repeat:  # the first warms up

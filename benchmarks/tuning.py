@@ -24,8 +24,8 @@ from scipy import stats
 
 from fedsim.config import experiments, search
 from fedsim.core import rng
-from fedsim.storage.trials import Trial
-from fedsim.training.study import Study, best
+from fedsim.storage.trials import Trial, best
+from fedsim.training.study import Study
 
 SPACE = "search: {train.lr: 'loguniform(0.00001, 10)'}\n"
 PLANTED = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))

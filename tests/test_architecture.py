@@ -80,7 +80,8 @@ def test_rules_do_no_input_or_output(folder):
 
 def test_analysis_reads_csv_files_alone():
     for path in (ROOT / "analysis").rglob("*.py"):
-        tops = {name.split(".")[0] for name in imports(path)}
+        names = imports(path) - {"fedsim.core.files"}  # how texts are written in CSV files
+        tops = {name.split(".")[0] for name in names}
         assert not tops & {"torch", "ray", "fedsim", "torchvision"}, path.name
 
 

@@ -14,6 +14,7 @@ import click
 from fedsim.cli.common import (
     error_status,
     error_text,
+    reader_is_gone,
     show_error,
     show_log,
     show_notes,
@@ -41,7 +42,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim resume DIR                            continue an interrupted run
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim tune FILE --trials 25                 hyperparameters by the validation part
-  fedsim runs                                  what is there, and how far it is
+  fedsim runs                                  runs and sweeps, and how many rounds are done
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
@@ -84,11 +85,19 @@ class Commands(click.Group):
             show_traceback(ctx, error)
             show_notes(error)
             ctx.exit(error.exit_status)
+        except BrokenPipeError as error:
+            if reader_is_gone():
+                raise  # click ends the command without a word
+            self._fail(ctx, error)
         except Exception as error:  # noqa: BLE001 - the last place that can say what happened
-            show_traceback(ctx, error)
-            show_error(error_text(error))
-            show_notes(error)
-            ctx.exit(error_status(error))
+            self._fail(ctx, error)
+
+    def _fail(self, ctx: click.Context, error: Exception) -> None:
+        """Says what happened and ends the command."""
+        show_traceback(ctx, error)
+        show_error(error_text(error))
+        show_notes(error)
+        ctx.exit(error_status(error))
 
 
 @click.group(

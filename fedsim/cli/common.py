@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -179,11 +180,51 @@ def error_text(error: Exception) -> str:
     return f"unexpected {described(error)}; FEDSIM_DEBUG=1 shows where, please report it"
 
 
+def reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more, as after ``| head``."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    try:
+        found = select.poll()
+        found.register(sys.stdout.fileno(), 0)  # errors are always reported
+        return bool(found.poll(0))
+    except (OSError, ValueError):  # closed, or no file
+        return False
+
+
 def error_status(error: Exception) -> int:
     """1 for what failed, 2 for usage and configuration, and for a path longer than any file's."""
     if isinstance(error, FedsimError):
         return error.exit_status
     return 2 if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG else 1
+
+
+def folder_of(out: str | None, kind: str, experiment: str) -> Path:
+    """``--out``, by default ``runs/KIND-NAME`` with the name of the preset or file."""
+    path = Path(experiment)
+    name = path.stem if path.suffix in (".yaml", ".yml") else experiment
+    return Path(out) if out else Path("runs") / f"{kind}-{name}"
+
+
+@contextmanager
+def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None]:
+    """Runs the block of a command that continues when it is given again.
+
+    An interruption, from the first import on, ends the command and says so.
+
+    Args:
+        ctx: of the command.
+        contents: of the folder, such as ``"the runs are"``.
+        folder: of the command; it may not exist yet.
+    """
+    try:
+        with handled():
+            yield
+    except KeyboardInterrupt as interrupt:
+        where = f"{contents} in {folder}, " if folder.exists() else ""
+        click.echo(f"interrupted; {where}the same command continues", err=True)
+        show_notes(interrupt)
+        ctx.exit(exit_status(interrupt))
 
 
 @contextmanager

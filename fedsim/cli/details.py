@@ -12,7 +12,7 @@ from typing import Any
 
 from fedsim.cli import names
 from fedsim.core.errors import ConfigError, StoreError
-from fedsim.storage import status
+from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -91,12 +91,12 @@ def read(run: str | Path) -> Details:
     if not path.is_dir():
         raise ConfigError(f"RUN {path}: there is no such folder")
     if not status.is_run({entry.name for entry in path.iterdir()}):
-        hint = f"; 'fedsim runs {path}' lists those below it" if any(status.find(path)) else ""
+        hint = f"; 'fedsim runs {path}' lists those below it" if any(directories.find(path)) else ""
         raise ConfigError(f"RUN {path}: holds no run{hint}")
     given = experiments.read(path / "config.yaml").settings
     try:
         found = status.read(path)
-        if found.problem:
+        if found.state == status.DAMAGED:
             raise ValueError(found.problem)
         rounds = _table(path / "rounds.csv", numbers=True)
         classes = _table(path / "classes.csv")

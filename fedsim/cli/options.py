@@ -57,8 +57,10 @@ class Flag:
         """The name of the parameter."""
         return self.key.replace(".", "__")
 
-    def option(self, group: str, *, show_default: bool = True) -> GroupedOption:
-        """The option, under a heading of the help."""
+    def option(
+        self, group: str, *, show_default: bool = True, default: str | None = None
+    ) -> GroupedOption:
+        """The option, under a heading of the help; ``default`` takes the place of the key's."""
         from fedsim.config.sections import RENAMED, fields
 
         names = [*self.names, self.name]
@@ -66,12 +68,12 @@ class Flag:
             older = f"Older name of --set {RENAMED[self.key]}={self.metavar}."
             return GroupedOption(names, group=group, metavar=self.metavar, help=older)
         field = fields()[self.key]
-        default = field.default if show_default else None
+        shown = default or (field.default if show_default else None)
         text = " ".join((field.description or "").split())
         if self.metavar and get_origin(field.annotation) is Literal:
             text += f" One of {', '.join(get_args(field.annotation))}."
-        if isinstance(default, str | int | float) and default is not False:
-            text += f"  [{default:g}]" if isinstance(default, float) else f"  [{default}]"
+        if isinstance(shown, str | int | float) and shown is not False:
+            text += f"  [{shown:g}]" if isinstance(shown, float) else f"  [{shown}]"
         switch = field.annotation is bool
         return GroupedOption(
             names,
@@ -145,24 +147,37 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
 """By heading of the help."""
 
 
+OF_SEVERAL_RUNS: Mapping[str, str] = {
+    "engine.kind": "serial where the machine has no GPU and the runs fill it, else ray"
+}
+"""Defaults of commands that do several runs, see :func:`fedsim.training.slots.with_engine`."""
+
+
 class SettingsCommand(GroupedCommand):
-    """A command with flags for settings, by heading; making them takes imports."""
+    """A command with flags for settings, by heading; making them takes imports.
+
+    Args:
+        flags: by heading.
+        show_defaults: whether the help shows them.
+        defaults: by key, in words, where the command's own differ from those of the key.
+    """
 
     def __init__(
         self,
         *args: Any,
         flags: Mapping[str, tuple[Flag, ...]] = FLAGS,
         show_defaults: bool = True,
+        defaults: Mapping[str, str] | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
-        self.flags, self.show_defaults = flags, show_defaults
+        self.flags, self.show_defaults, self.defaults = flags, show_defaults, defaults or {}
 
     @cached_property
     def setting_options(self) -> list[click.Parameter]:
         """The options of the flags."""
         return [
-            flag.option(group, show_default=self.show_defaults)
+            flag.option(group, show_default=self.show_defaults, default=self.defaults.get(flag.key))
             for group, flags in self.flags.items()
             for flag in flags
         ]
@@ -280,7 +295,7 @@ def parallel_option(function: F) -> F:
         type=ParallelType(),
         default="auto",
         metavar="auto|N",
-        help="Runs that are done at once; auto: as many as fit into cores, memory and GPUs.  "
+        help="Number of runs executed at once; auto: as many as fit into cores, memory and GPUs.  "
         "[auto]",
     )(function)
 

@@ -22,6 +22,8 @@ CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 YES = {True: "yes", False: "no"}
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
+NO_DEVICE = "not started"
+"""The device in env.json of a run on Ray before its first round."""
 
 
 @click.command()
@@ -29,18 +31,28 @@ MOST_CLASSES = 40
 @format_option
 @verbose_option
 def show(run: str, form: str) -> None:
-    """Show one run: its settings, results and curves.
+    """Show one run: its settings, results and curves; or a search: its best trials.
 
     RUN is its directory; the run may be unfinished. Of the settings those are shown that differ
     from the defaults. "best" is the value in the round with the best validation accuracy or,
-    without a validation part, test accuracy.
+    without a validation part, test accuracy. Of a search by 'fedsim tune': how its trials ended,
+    the best one, its file best.yaml, and what it reached on fresh training seeds.
 
     \b
       fedsim show runs/digits/fedld/RUN
       fedsim show runs/digits/fedld/RUN --format json
+      fedsim show runs/tune-lr
     """
-    from fedsim.cli import details
+    from fedsim.cli import details, searches
+    from fedsim.storage import directories
 
+    search = directories.search_in(Path(run))
+    if search is not None:
+        if form == "json":
+            click.echo(json.dumps(searches.details(search), indent=2))
+        else:
+            searches.show(search)
+        return
     found = details.read(run)
     if form == "json":
         click.echo(json.dumps(_values(found), indent=2))
@@ -94,7 +106,8 @@ def _print(found: Details) -> None:
     from fedsim.training.tables import show as show_table
 
     settings, status = found.settings, found.status
-    click.echo(f"{status.path}: {status.state}" + (f" ({status.process})" * bool(status.process)))
+    reason = status.problem or status.process
+    click.echo(f"{status.path}: {status.state}" + (f" ({reason})" if reason else ""))
     click.echo(
         f"{settings['algorithm']} on {settings['data.name']}, {settings['model.name']}, "
         f"{settings['data.num_clients']} clients, sample rate {settings['train.sample_rate']}, "
@@ -102,7 +115,8 @@ def _print(found: Details) -> None:
     )
     version, device = found.environment.get("fedsim"), found.environment.get("device")
     if version:
-        click.echo(f"fedsim {version}" + (f" on {device}" if device else ""))
+        seen = device not in (None, "", NO_DEVICE)
+        click.echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
     click.echo()
     changed = [
         {"setting": key, "value": details.text(value), "default": details.text(default)}
@@ -114,7 +128,7 @@ def _print(found: Details) -> None:
     if found.results:
         click.echo()
         best = f"best (round {found.best_round})" if found.best_round else "best"
-        headings = {"final": "final", "best": best, "last10": "last 10"}
+        headings = {"final": "final", "best": best, "last10": f"last {min(10, status.rounds_done)}"}
         show_table(
             [
                 {"result": column.replace("_", " ")}
@@ -177,6 +191,7 @@ def _values(found: Details) -> dict[str, Any]:
     return {
         "path": str(found.status.path),
         "state": found.status.state,
+        "problem": found.status.problem,
         "rounds_done": found.status.rounds_done,
         "rounds": found.settings["train.rounds"],
         "fedsim": found.environment.get("fedsim"),

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import make_importable, show_notes, tracebacks, trackers_of
+from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
+    OF_SEVERAL_RUNS,
     GroupedOption,
     SettingsCommand,
     out_option,
@@ -21,12 +22,12 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.core.errors import FedsimError, exit_status
+from fedsim.core.errors import FedsimError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from fedsim.config.experiments import Settings
+    from fedsim.config.experiments import Experiment, Settings
     from fedsim.engine.drivers import Drivers
     from fedsim.training.sweep import SweepRun
 
@@ -35,7 +36,7 @@ ALL_LISTED, LISTED = 1000, 20
 """``--dry-run`` checks and lists all runs up to this number; of more, so many."""
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)
 @click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @set_any_option
 @out_option("Directory of the sweep; runs/sweep-NAME by default.")
@@ -68,9 +69,9 @@ def sweep(
       fedsim sweep my_grid.yaml --dry-run
       fedsim sweep my_grid.yaml --parallel 4              four runs at once
 
-    Runs go side by side, as many as fit ('--parallel auto'), with the results of each run alone.
+    As many runs as fit are executed at once ('--parallel auto'); results do not depend on that.
     Without a GPU, and unless an engine or a setting of Ray's is given, runs that fill the machine
-    take place in one process each (the serial engine).
+    use the serial engine: one process each.
 
     Each run has its own directory in DIR; DIR/summary.csv has a row per run, DIR/aggregate.csv
     mean, standard deviation and 95 % interval over the seeds. If 'data.seed' is in the grid as well
@@ -79,83 +80,99 @@ def sweep(
     same command continues: finished runs are skipped, unfinished ones resume from their newest
     checkpoint.
     """
+    folder = folder_of(out, "sweep", experiment)
+    with repeatable(ctx, "the runs are", folder):
+        from fedsim.training import sweep as sweeps
+
+        loaded = sweeps.load(experiment)
+        make_importable(loaded.settings, flags)
+        if dry_run:
+            _list(loaded, flags, parallel)
+            return
+        from fedsim.core.machine import cores
+        from fedsim.training import slots
+
+        with ExitStack() as stack:
+            some = sweeps.expand(loaded, flags, cores(), parallel, build=False)
+            ahead = slots.start_ahead([run.config for run in some], parallel, stack)
+            runs = sweeps.expand(loaded, flags, parallel=parallel)
+            make = partial(slots.make_drivers, parallel=parallel, sessions=stack, ahead=ahead)
+            trackers_of(track)  # refuses one that is not installed before anything starts
+            table, failed = _run_missing(
+                runs, folder, make, stack, tuple(dict.fromkeys(track)), tracebacks(ctx)
+            )
+    if len(failed) < len(runs):
+        show_aggregate(table, max(run.config.train.rounds for run in runs))
+        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
+    if failed:
+        raise FedsimError(
+            f"{len(failed)} of {_counted(len(runs))} failed (reasons above); the same command "
+            f"tries {'them' if len(runs) > 1 else 'it'} again: {' '.join(failed)}"
+        )
+
+
+def _list(loaded: Experiment, flags: Settings, parallel: Literal["auto"] | int) -> None:
+    """Checks and lists the runs of a sweep, of a very large one the first."""
     from fedsim.training import sweep as sweeps
 
-    name, loaded = sweeps.load(experiment)
-    make_importable(loaded.settings, flags)
     count = sweeps.size(loaded, flags)
-    shortened = dry_run and count > ALL_LISTED
-    folder = Path(out) if out else Path("runs") / f"sweep-{name}"
-    if dry_run:
-        runs = sweeps.expand(loaded, flags, LISTED if shortened else None, parallel)
-        click.echo("\n".join(run.name for run in runs))
-        if shortened:
-            most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
-            click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
-        return
-    from fedsim.core.machine import cores
-    from fedsim.training import slots
-
-    with ExitStack() as stack:
-        some = sweeps.expand(loaded, flags, cores(), parallel, build=False)
-        ahead = slots.start_ahead([run.config for run in some], parallel, stack)
-        runs = sweeps.expand(loaded, flags, parallel=parallel)
-        make = partial(slots.make_drivers, parallel=parallel, sessions=stack, ahead=ahead)
-        _run_missing(ctx, runs, folder, make, stack, tuple(dict.fromkeys(track)))
+    shortened = count > ALL_LISTED
+    runs = sweeps.expand(loaded, flags, LISTED if shortened else None, parallel)
+    click.echo("\n".join(run.name for run in runs))
+    if shortened:
+        most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
+        click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
 
 
 def _run_missing(
-    ctx: click.Context,
     runs: list[SweepRun],
     folder: Path,
     make: Callable[..., Drivers],
     stack: ExitStack,
     track: tuple[str, ...],
-) -> None:
+    verbose: bool,
+) -> tuple[pd.DataFrame, list[str]]:
+    """Does the runs that are not finished; the rows of aggregate.csv and the runs that failed."""
     from fedsim.core import files
-    from fedsim.training import board, signals
+    from fedsim.training import board, slots
     from fedsim.training import sweep as sweeps
     from fedsim.training.parallel import Follower, Here
     from fedsim.training.progress import display
 
-    trackers_of(track)  # refuses one that is not installed before anything starts
     missing = sweeps.missing(runs, folder)
     took = sweeps.seconds_of_groups(runs, folder)
     missing.sort(key=lambda run: -took.get(run.group, 0.0))  # the longest first
-    verbose = tracebacks(ctx)
-    try:
-        with signals.handled(), ExitStack() as locked, stack:
-            configs = [run.config for run in missing]
-            drivers = make(configs, callbacks=lambda: [display(final_table=False)])
-            with files.writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            locked.enter_context(files.lock(folder))
-            if isinstance(drivers, Here):
-                follower: Follower = board.OneByOne([run.name for run in runs], verbose)
-            else:
-                shown = board.board_type()(
-                    total=len(runs),
-                    waiting=[run.name for run in missing],
-                    width=len(drivers.slots),
-                    group_of={run.name: run.group for run in runs}.__getitem__,
-                    took=took,
-                    verbose=verbose,
-                )
-                stack.callback(shown.close)
-                follower = shown
-            table, failed = sweeps.run_all(runs, missing, folder, drivers, follower, track)
-    except KeyboardInterrupt as interrupt:
-        click.echo(f"interrupted; the runs are in {folder}, the same command continues", err=True)
-        show_notes(interrupt)
-        ctx.exit(exit_status(interrupt))
-    if len(failed) < len(runs):
-        show_aggregate(table)
-        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
-    if failed:
-        raise FedsimError(
-            f"{len(failed)} of {len(runs)} runs failed (reasons above); the same command "
-            "tries them again: " + " ".join(failed)
-        )
+    configs = [run.config for run in missing]
+    with ExitStack() as locked, stack:
+        drivers = make(configs, callbacks=lambda: [display(final_table=False)])
+        with files.writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        locked.enter_context(files.lock(folder))
+        if missing:
+            click.echo(slots.introduction(_left(len(missing), len(runs)), drivers, configs))
+        if isinstance(drivers, Here):
+            follower: Follower = board.OneByOne([run.name for run in runs], verbose)
+        else:
+            shown = board.board_type()(
+                total=len(runs),
+                waiting=[run.name for run in missing],
+                width=len(drivers.slots),
+                group_of={run.name: run.group for run in runs}.__getitem__,
+                took=took,
+                verbose=verbose,
+            )
+            stack.callback(shown.close)
+            follower = shown
+        return sweeps.run_all(runs, missing, folder, drivers, follower, track)
+
+
+def _left(left: int, count: int) -> str:
+    """``18 runs``, or ``3 of 18 runs left`` where the others are finished."""
+    return _counted(count) if left == count else f"{left} of {_counted(count)} left"
+
+
+def _counted(count: int) -> str:
+    return f"{count} run{'s' * (count != 1)}"
 
 
 COLUMNS = {
@@ -167,8 +184,13 @@ COLUMNS = {
 """Of the final table: the metric of aggregate.csv; one that no run has is left out."""
 
 
-def show_aggregate(table: pd.DataFrame) -> None:
-    """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did."""
+def show_aggregate(table: pd.DataFrame, rounds: int) -> None:
+    """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did.
+
+    Args:
+        table: aggregate.csv.
+        rounds: of the longest run; the heading of the mean over the last ten says fewer.
+    """
     from fedsim.training.tables import interval, show
 
     click.echo(
@@ -186,7 +208,8 @@ def show_aggregate(table: pd.DataFrame) -> None:
         row = {"configuration": str(line["configuration"]) or "-", "n": str(line["n"])}
         for head, column in known.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
-            row[head] = interval(100 * mean, 100 * half, 2)
+            name = head.replace("last10", f"last{min(10, rounds)}")
+            row[name] = interval(100 * mean, 100 * half, 2)
         if collapsed.any():
             row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)

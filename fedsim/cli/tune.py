@@ -6,14 +6,15 @@ from collections import Counter
 from contextlib import ExitStack
 from functools import partial
 from itertools import cycle, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import make_importable, show_notes, tracebacks, trackers_of
+from fedsim.cli import searches
+from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
+    OF_SEVERAL_RUNS,
     GroupedOption,
     SettingsCommand,
     out_option,
@@ -22,7 +23,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
-from fedsim.core.errors import FedsimError, exit_status
+from fedsim.core.errors import FedsimError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,19 +41,20 @@ SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
 search_option = partial(click.option, cls=GroupedOption, group="Search")
 
 
-@click.command(cls=SettingsCommand)
+@click.command(cls=SettingsCommand, defaults=OF_SEVERAL_RUNS)
 @click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @search_option(
     "--trials",
     type=click.IntRange(min=1),
-    help="Trials in all; the same command with more goes on.  [25; of a grid all]",
+    help="Number of trials; the same command with a larger one continues a search.  [25; of a grid "
+    "all]",
 )
 @search_option(
     "--by",
     type=click.Choice(METRICS),
     default="val_accuracy",
     show_default=True,
-    help="Metric on the validation part; of val_loss the lowest is the best.",
+    help="Metric on the validation part; val_loss is minimised, others are maximised.",
 )
 @search_option(
     "--sampler",
@@ -73,8 +75,8 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
     type=click.Choice(PRUNERS),
     default="median",
     show_default=True,
-    help="Stops trials that are behind: below the median of the complete ones after a quarter of "
-    "the rounds; or asha, which lets the best third go on after a ninth and a third of them.",
+    help="Stops bad trials early. median: below the median of complete trials, after a quarter of "
+    "the rounds; asha: all but the best third, after a ninth and a third of the rounds.",
 )
 @search_option(
     "--confirm",
@@ -123,58 +125,52 @@ def tune(
       fedsim tune my_search.yaml --sampler grid --by val_loss --parallel 4
 
     A trial is a run for each training seed, those of 'grid: {seed: [0, 1, 2]}' or --seed. Its value
-    is the mean over them of the metric after the last evaluated round. The test part is never
-    looked at. A trial with a run that diverges is failed, and the search goes on.
+    is the mean over them of the metric after the last evaluated round. The test part is not
+    used. A trial with a run that diverges is failed, and the search continues.
 
     DIR has trials.csv, best.yaml (for 'fedsim run --config' and 'fedsim sweep') and the runs of
-    each trial; 'fedsim report DIR' draws the search. After an interruption the same command
-    continues, to the same trials.csv.
+    each trial; 'fedsim report DIR' plots the search. After an interruption the same command
+    continues, and trials.csv is the same as without the interruption.
     """
-    from fedsim.config.search import from_flags
-    from fedsim.core import files
-    from fedsim.training import sweep as sweeps
-    from fedsim.training.search import make_plan
-    from fedsim.training.tune import Tuning
+    folder = folder_of(out, "tune", experiment)
+    with repeatable(ctx, "the search is", folder):
+        from fedsim.config.search import from_flags
+        from fedsim.core import files
+        from fedsim.training import sweep as sweeps
+        from fedsim.training.search import make_plan
+        from fedsim.training.tune import Tuning
 
-    name, loaded = sweeps.load(experiment)
-    make_importable(loaded.settings, flags)
-    plan = make_plan(
-        loaded,
-        flags,
-        from_flags(searched),
-        by=by,
-        sampler=sampler,
-        pruner=pruner,
-        sampler_seed=sampler_seed,
-        count=trials,
-        parallel=parallel,
-    )
-    trackers_of(track)  # refuses one that is not installed before anything starts
-    folder = Path(out) if out else Path("runs") / f"tune-{name}"
-    Tuning(plan, folder)  # refuses a directory before it is made
-    try:
+        loaded = sweeps.load(experiment)
+        make_importable(loaded.settings, flags)
+        plan = make_plan(
+            loaded,
+            flags,
+            from_flags(searched),
+            by=by,
+            sampler=sampler,
+            pruner=pruner,
+            sampler_seed=sampler_seed,
+            count=trials,
+            parallel=parallel,
+        )
+        trackers_of(track)  # refuses one that is not installed before anything starts
+        Tuning(plan, folder)  # refuses a directory before it is made
         with ExitStack() as stack:
             with files.writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.lock(folder))
             search = Tuning(plan, folder, tuple(dict.fromkeys(track)))
             confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
-    except KeyboardInterrupt as interrupt:
-        click.echo(f"interrupted; the search is in {folder}, the same command continues", err=True)
-        show_notes(interrupt)
-        ctx.exit(exit_status(interrupt))
     _show(search, confirmed)
 
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
-    """Does the trials, then the runs on fresh seeds, whose table it returns."""
+    """Runs the trials, then the best ones on fresh seeds; returns the table of these."""
+    from fedsim.storage.trials import best
     from fedsim.training import confirm as confirming
-    from fedsim.training import signals
+    from fedsim.training import slots
     from fedsim.training.resume import is_complete
-    from fedsim.training.slots import make_drivers
-    from fedsim.training.study import best
 
-    stack.enter_context(signals.handled())
     names, plan = search.names, search.plan
     count = len(names)
     if names:
@@ -183,11 +179,28 @@ def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd
         again = confirming.runs_of(plan, best(search.ended, plan.study.by)[:confirm])
         folder = search.out / confirming.FOLDER
         count += sum(not is_complete(run.config, folder / run.name) for run in again)
-    drivers = make_drivers(list(islice(cycle(plan.examples), count)), plan.parallel, stack)
+        nothing = "" if count else "; nothing to do"
+        click.echo(f"{_counted(len(search.ended), 'trial')} done already{nothing}")
+    configs = list(islice(cycle(plan.examples), count))
+    drivers = slots.make_drivers(configs, plan.parallel, stack)
+    if names:
+        click.echo(slots.introduction(_left(search), drivers, configs))
     with ExitStack() as shown:
         search.run(drivers, _board(shown, names, drivers, plan, verbose))
     leaders = best(search.ended, plan.study.by)[:confirm]
     return _confirm(search, leaders, drivers, verbose) if leaders else None
+
+
+def _left(search: Tuning) -> str:
+    """``25 trials of 2 runs``, or ``15 of 25 trials left``."""
+    plan, left = search.plan, len(search.names) // len(search.plan.seeds)
+    trials = _counted(plan.count, "trial")
+    seeds = f" of {len(plan.seeds)} runs" if len(plan.seeds) > 1 else ""
+    return f"{trials}{seeds}" if left == plan.count else f"{left} of {trials}{seeds} left"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _confirm(
@@ -218,7 +231,7 @@ def _confirm(
 def _board(
     stack: ExitStack, names: list[str], drivers: Drivers, plan: Plan, verbose: bool
 ) -> Board:
-    """The display of the runs, which does not show what they reach on the test part."""
+    """The display of the runs, which does not show test metrics."""
     from fedsim.training.board import board_type
 
     shown = board_type()(
@@ -240,8 +253,7 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     Raises:
         FedsimError: no trial is complete.
     """
-    from fedsim.training.study import best
-    from fedsim.training.tune import described
+    from fedsim.storage.trials import best
 
     ended, by, folder = search.ended, search.plan.study.by, search.out
     states = Counter(trial.state for trial in ended)
@@ -250,29 +262,13 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     if not leaders:
         reason = next((f": {trial.error}" for trial in ended if trial.error), "")
         raise FedsimError(f"{folder}: no trial is complete ({counts}){reason}")
-    click.echo(f"{len(ended)} trials: {counts}")
+    click.echo(f"{_counted(len(ended), 'trial')}: {counts}")
     seeds = search.plan.seeds
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
-    click.echo(f"best trial {leaders[0].number}: {by} {leaders[0].value:.4f}{over}")
-    click.echo(f"  {described(leaders[0].params)}")
+    searches.show_best(by, leaders[0].number, leaders[0].value or 0.0, leaders[0].params, over)
     written = ["trials.csv", "best.yaml"]
     if confirmed is not None:
-        _show_confirmed(search, confirmed)
+        searches.show_confirmed(by, confirmed.to_dict("records"))
+        click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")
         written.append("confirm.csv")
     click.echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
-
-
-def _show_confirmed(search: Tuning, confirmed: pd.DataFrame) -> None:
-    from fedsim.training.tables import interval, show
-
-    by = search.plan.study.by
-    click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
-    rows = []
-    for line in confirmed.to_dict("records"):
-        row = {"trial": str(line["trial"]), "n": str(line["n"])}
-        row["in the search"] = f"{line['value']:.4f}"
-        for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
-            row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)
-        rows.append(row)
-    show(rows)
-    click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")

@@ -1,7 +1,7 @@
 """Layers with a client dimension in front: inputs (A, W, ...) and parameters (A, *shape).
 
-A clients are at work, W are the samples of a padded batch. A model of these layers alone runs
-without ``torch.vmap``, which costs more than the arithmetic of a small model.
+A is the number of clients, W that of the samples in a padded batch. A model of these layers alone
+runs without ``torch.vmap``, whose overhead exceeds the arithmetic of a small model.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedsim.core.rng import TorchStreams
 
 @dataclass
 class Padding:
-    """What layers that couple samples or draw for them must know of the padded batch at hand.
+    """The padded batch, for layers that couple samples or draw random numbers.
 
     Args:
         weights: (A, W), within vmap (W,): one over a client's number of samples, 0 for padding.
@@ -46,7 +46,7 @@ def prepare(model: nn.Module, padding: Callable[[], Padding], vmapped: bool) -> 
 
     Args:
         model: a copy that is used for nothing else.
-        padding: gives that of the batch at hand.
+        padding: returns that of the current batch.
         vmapped: whether the model sees one client, within vmap, or all of them.
     """
     for m in model.modules():
@@ -76,7 +76,7 @@ def _forward(m: nn.Module) -> Callable[..., Tensor] | None:
 
 USUAL = {"padding_mode": "zeros", "start_dim": 1, "padding_idx": None, "max_norm": None,
          "sparse": False, "scale_grad_by_freq": False, "return_indices": False}  # fmt: skip
-"""Settings of layers in :data:`BATCHED`; with other values vmap takes the layer."""
+"""Settings of layers in :data:`BATCHED`; a layer with other values runs within vmap."""
 
 
 def _linear(m: nn.Linear, x: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ class _Factors(torch.autograd.Function):
 
 
 def _unchanged(m: nn.Module, x: Tensor) -> Tensor:
-    """A layer that treats every number alike, or passes its input through its children."""
+    """An elementwise layer, or one that passes its input through its children."""
     out: Tensor = type(m).forward(m, x)
     return out
 
@@ -275,4 +275,4 @@ BATCHED: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     **dict.fromkeys(_POOLS, _by_sample),
     **dict.fromkeys(_ELEMENTWISE, _unchanged),
 }
-"""The layers that take a client dimension. A module of one's own may have ``forward_clients``."""
+"""The layers that take a client dimension. Your own module may have ``forward_clients``."""

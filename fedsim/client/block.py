@@ -4,11 +4,11 @@
 ``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv; ``adjust_grads`` runs
 once for all of them, on stacked tensors; ``loss``, where a rule has its own, within ``torch.vmap``.
 
-B clients, of which A are still at work, T steps, W samples in a padded batch, D numbers of a model
-of which the first P are parameters. No bit of a client's result depends on its neighbours: W is the
-same for a whole run, a lone client is computed twice (alone, a convolution takes another path), and
-gradients come from one leaf (A, P), so that they are contiguous, as the fused SGD needs them: it
-raises nothing and computes wrong steps for any others.
+B clients, A of which still have steps to do, T steps, W samples in a padded batch, D numbers in a
+model, the first P of them parameters. No bit of a client's result depends on the other clients: W
+is the same for a whole run, a lone client is computed twice (alone, a convolution takes another
+path), and gradients come from one leaf (A, P), so that they are contiguous: for others the fused
+SGD computes wrong steps without an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,9 +35,9 @@ __all__ = ["Stack", "num_steps", "obstacle", "train_block"]
 
 
 class BlockEnv:
-    """What ``loss`` and ``adjust_grads`` see of a block; as in :class:`LocalEnv` where the same.
+    """The :class:`LocalEnv` of a block, for ``loss`` and ``adjust_grads``.
 
-    There is no client's own data or state in it: what hooks need of them, ``begin`` returns.
+    It has no client's own data or state: ``begin`` returns what these hooks need of them.
 
     Args:
         env: of any of the clients.
@@ -58,7 +58,7 @@ class BlockEnv:
         self._grads: list[Tensor] = []
 
     def at(self, params: list[Tensor], grads: list[Tensor], relative_size: Tensor) -> None:
-        """Sets what ``adjust_grads`` sees of the clients that are at work."""
+        """Sets what ``adjust_grads`` sees of the clients that have steps to do."""
         self.params, self._grads, self.relative_size = params, grads, relative_size
 
     def grads(self) -> list[Tensor]:
@@ -104,11 +104,11 @@ def train_block(
     """Trains the clients as one model; agrees with train_local up to rounding.
 
     Args:
-        rule: of which ``stack`` is.
+        rule: the client part of the method, that of ``stack``.
         envs: one for each client, sorted by descending :func:`num_steps`; they share a FlatModel.
         stack: of that model.
-        width: W, the same for a whole run: the batch size, or the samples of the largest of all
-            clients where that is less.
+        width: W, the same for a whole run: the batch size, or the number of samples of the largest
+            client if that is smaller.
 
     Returns:
         The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
@@ -233,7 +233,7 @@ def _loss(
 
 
 def _stacked(values: Sequence[Any]) -> Any:
-    """The rules' states as one: tensors (B, ...), and all else as it is, if it is the same."""
+    """The rules' states as one: tensors are stacked to (B, ...), other values must be equal."""
 
     def join(first: Any, *others: Any) -> Any:
         found = (first, *others)
@@ -252,12 +252,12 @@ def _stacked(values: Sequence[Any]) -> Any:
 
 
 def _tensors(function: Callable[[Tensor], Tensor], state: Any) -> Any:
-    """A rule's state with a function of its tensors in their place."""
+    """A rule's state with a function applied to its tensors."""
     return tree_map(lambda v: function(v) if isinstance(v, Tensor) else v, state)
 
 
 def _pair(v: Tensor) -> Tensor:
-    """A lone client twice."""
+    """The tensor (A, ...), with a lone client repeated: (2, ...)."""
     return v.detach() if len(v) > 1 else v.detach().repeat(2, *[1] * (v.ndim - 1))
 
 

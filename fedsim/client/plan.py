@@ -1,4 +1,4 @@
-"""Which samples the clients of a block see at each step."""
+"""The batches of the clients of a block, at each step."""
 
 from collections.abc import Sequence
 
@@ -23,10 +23,11 @@ def num_steps(n: int, training: Training, batchnorm: bool, max_steps: int | None
 class Plan:
     """The batches of B clients in at most T steps, padded to W samples.
 
-    ``steps`` are the clients' numbers of steps, ``counts`` (B, T) the samples in their batches,
-    ``numbers`` (B, T, W) these samples, counted over all clients of the block, and ``weights``
-    (B, T, W) one over their count. Padding, of weight 0, is the client's first sample: what is
-    computed of it is finite. ``alone`` (B,) marks clients whose batches have a single sample.
+    ``steps`` are the clients' numbers of steps and ``counts`` (B, T) their batch sizes. ``numbers``
+    (B, T, W) are the indices of the samples of these batches, among the samples of the whole block,
+    and ``weights`` (B, T, W) one over the batch size. Padding has weight 0 and repeats the client's
+    first sample, so that all values are finite. ``alone`` (B,) marks clients whose batches have a
+    single sample.
 
     Raises:
         ContractError: the clients are not sorted by their steps, or do not fit the width.
@@ -66,7 +67,7 @@ class Plan:
         self.alone = torch.tensor([min(k, size) == 1 for k in n], device=start.device)
 
     def sizes(self, t: int) -> list[int]:
-        """The samples in step t of each client that is still at work."""
+        """The batch sizes in step t of the clients that still have steps to do."""
         return [count for count in self.counts[:, t].tolist() if count]
 
     def means(self, losses: Tensor, y: Tensor) -> list[float]:

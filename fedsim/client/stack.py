@@ -1,4 +1,4 @@
-"""What may be stacked, and a model whose layers work on a block of clients at once."""
+"""Which clients can be stacked, and a model whose layers work on a block of clients at once."""
 
 import copy
 from collections.abc import Iterator, MutableMapping, Sequence
@@ -72,20 +72,20 @@ class Stack:
         self._places = list(_places(self.model, [slot.name for slot in self.slots]))
 
     def views(self, matrix: Tensor) -> list[Tensor]:
-        """Of the columns of (A, P) or (A, D) the tensors (A, *shape) of each slot."""
+        """The tensors (A, *shape) of the slots, as views of the columns of (A, P) or (A, D)."""
         slots = [s for s in self.slots if s.stop <= matrix.shape[1]]
         parts = matrix.split([s.stop - s.start for s in slots], dim=1)
         return [p.view(len(p), *s.shape) for p, s in zip(parts, slots, strict=True)]
 
     def load(self, values: Sequence[Tensor]) -> None:
-        """Makes the values, one for each slot, the model's parameters and buffers."""
+        """Sets the model's parameters and buffers to the values, one for each slot."""
         for places, value in zip(self._places, values, strict=True):
             for table, key in places:
                 table[key] = value
 
 
 def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
-    """What differs between two clients at once, one with padding, and each of them alone."""
+    """How two clients at once, one of them padded, differ from each alone; None: they do not."""
     stack, n = Stack(model, LocalRule()), len(samples)
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     values = [torch.stack([v, 1.1 * v]) for v in (named[s.name].detach() for s in stack.slots)]
@@ -117,7 +117,7 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
 def _places(
     model: nn.Module, names: Sequence[str]
 ) -> Iterator[list[tuple[MutableMapping[str, Any], str]]]:
-    """For each parameter or buffer where its modules keep it: several places if they share it."""
+    """The dictionaries that hold each parameter or buffer; several where modules share it."""
     named = dict(model.named_parameters()) | dict(model.named_buffers())
     tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
     for name in names:

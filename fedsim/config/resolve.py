@@ -115,17 +115,31 @@ def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
 
 def warn_unused(given: Settings, runs: Iterable[RunConfig]) -> None:
     """Warns of hyperparameters of methods that none of the runs uses; those of presets may be."""
+    for key, reason in unused(given, runs).items():
+        of_method = data.find(key.rpartition(".")[0]) is None
+        if of_method and not given[key].origin.startswith("preset "):
+            _LOGGER.warning(reason)
+
+
+def unused(given: Settings, runs: Iterable[RunConfig]) -> dict[str, str]:
+    """The keys of methods and data sets that none of the runs uses, each with a line that says so.
+
+    The line names where the key was given.
+    """
     methods: dict[str, None] = {}
-    sections: set[str] = set()
+    data_sets: dict[str, None] = {}
     for run in runs:
         methods |= dict.fromkeys(run.methods)
-        sections |= {*run.methods, run.data.name}
+        data_sets |= {run.data.name: None}
+    found = {}
     for key, setting in given.items():
         section = key.rpartition(".")[0]
-        unused = is_section(section) and section not in sections and data.find(section) is None
-        if unused and not setting.origin.startswith("preset "):
-            used = ", ".join(methods)
-            _LOGGER.warning("%s has no effect: the method used is %s", setting.origin, used)
+        if is_section(section) and section not in {*methods, *data_sets}:
+            what, used = (
+                ("method", methods) if data.find(section) is None else ("data set", data_sets)
+            )
+            found[key] = f"{setting.origin} has no effect: the {what} used is {', '.join(used)}"
+    return found
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()) -> Settings:

@@ -393,8 +393,8 @@ class EngineConfig(Section):
     actors: Literal["auto", "per-client"] | int = "auto"
     """Worker processes that hold the clients."""
     client_batch: Literal["auto"] | int = 1
-    """Clients that train together as one stacked model, which is faster for small ones; auto: by
-    model and data, 1: one by one."""
+    """Number of clients that train together as one stacked model, which is faster for small models;
+    auto: by model and data, 1: one by one."""
     gpus_per_client: float | None = Field(None, ge=0)
     """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
     engine."""

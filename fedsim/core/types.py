@@ -88,6 +88,10 @@ class RoundContext:
         return not (self.probe or self.finetune_epochs)
 
 
+NO_DELTA = np.empty(0, np.float32)
+"""One object for all updates without a delta: pickling sends it once."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ClientUpdate:
     """The result of a client's round: one value from local training to the server.
@@ -107,7 +111,7 @@ class ClientUpdate:
     client_id: int
     num_samples: int
     num_steps: int
-    delta: Array = field(default_factory=lambda: np.empty(0, np.float32))
+    delta: Array = field(default_factory=lambda: NO_DELTA)
     train_loss: float = float("nan")
     extras: Vectors = field(default_factory=dict)
     state: Vectors = field(default_factory=dict)

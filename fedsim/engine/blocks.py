@@ -1,15 +1,15 @@
-"""The clients of a round in blocks, each of which trains as one stacked model.
+"""Blocks of a round's clients; the clients of a block train as one stacked model.
 
-A block is handed to an actor, retried after a crash and, where failing clients are left out, lost
-as a whole. The blocks follow from the cohort alone, so that the bytes of a run depend neither on
-the number of actors nor on what was lost.
+A block is sent to an actor, retried after a crash and, with ``on_client_failure=drop``, dropped as
+a whole. Blocks depend on the cohort alone, so that the bytes of a run depend neither on the number
+of actors nor on crashes.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 Block = tuple[int, ...]
-"""Ids of the clients that train together; one where clients train one by one."""
+"""Ids of clients that train together; a single one where clients train one by one."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Stacking:
     """How clients train together (``engine.client_batch`` above 1).
 
     Args:
-        clients: of a block, at most.
-        width: samples of a padded batch, one number for the whole run.
-        batchnorm: whether the model has BatchNorm that is trained, which takes no single sample.
+        clients: the largest number of clients in a block.
+        width: samples of a padded batch, the same in the whole run.
+        batchnorm: whether the model has trained BatchNorm, which cannot take a single sample.
     """
 
     clients: int
@@ -36,5 +36,5 @@ class Stacking:
 
 
 def named(block: Block) -> str:
-    """The block in messages: ``client 3`` or ``clients 3, 1, 4``."""
+    """The block's name in messages: ``client 3`` or ``clients 3, 1, 4``."""
     return f"client{'s' * (len(block) > 1)} {', '.join(map(str, block))}"

@@ -1,8 +1,8 @@
-"""The interface of run drivers, which do whole runs side by side, and what they tell.
+"""The interface of run drivers, which execute several runs at once, and their events.
 
-A driver is a warm process with a numbered slot. It does one job after the other, so that imports
-and whatever else a run needs are paid for once. :mod:`fedsim.training.parallel` has the loop that
-keeps the drivers at work, and the function with which each of them does a job.
+A driver is a process with a numbered slot. It executes one job after the other, so that imports and
+other start-up costs are paid once. :mod:`fedsim.training.parallel` has the loop that hands out the
+jobs, and the function with which every driver executes a job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be done, or resumed where it was begun.
+    """A run to execute, or to resume where it has begun.
 
     Args:
-        name: for people; no other job of one control loop has it.
-        config: what is run.
+        name: in messages; unique among the jobs of one control loop.
+        config: of the run.
         out: its run directory.
         trackers: their names, as for ``--track``.
     """
@@ -36,11 +36,11 @@ class Job:
 
 @dataclass
 class Orders:
-    """What a run that is being done is asked for; it looks at the end of each round.
+    """Orders to an active run, which checks them at the end of each round.
 
     Args:
-        stop: whether it is to stop with a checkpoint, as after Ctrl-C.
-        end: whether it is to end in order, as if this had been its last round.
+        stop: stop with a checkpoint, as after Ctrl-C.
+        end: finish, as if this had been the last round.
     """
 
     stop: bool = False
@@ -49,10 +49,10 @@ class Orders:
 
 @dataclass(frozen=True)
 class Begun:
-    """The driver has the job, and reads the run's data.
+    """The driver has the job, and loads the run's data.
 
     Args:
-        resumed: whether the run goes on from a checkpoint.
+        resumed: whether the run continues from a checkpoint.
     """
 
     resumed: bool
@@ -63,7 +63,7 @@ class Started:
     """The run is about to do its first round, or the first one after a resume.
 
     Args:
-        done: rounds that are complete.
+        done: number of complete rounds.
         rounds: of the whole run.
     """
 
@@ -73,11 +73,11 @@ class Started:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """A round is on disk.
+    """A round is complete, and its rows are on disk.
 
     Args:
-        row: its row of table rounds.
-        seconds: that it took.
+        row: its row of rounds.csv.
+        seconds: its duration.
     """
 
     row: Mapping[str, Any]
@@ -102,7 +102,7 @@ class Done:
     """The run is finished.
 
     Args:
-        summary: the row of summary.csv; empty where the run had been finished ``before``.
+        summary: the row of summary.csv; empty for a run that was finished ``before``.
     """
 
     summary: Mapping[str, Any]
@@ -132,8 +132,8 @@ class Stopped:
     """The run stopped with a checkpoint of its newest round.
 
     Args:
-        signal: the number of the signal that the driver got; 0 where :class:`Orders` asked for it.
-        note: what went wrong, such as a checkpoint that cannot be written; one line.
+        signal: the number of the signal that the driver received; 0: :class:`Orders` said so.
+        note: one line on what went wrong, such as a checkpoint that cannot be written.
     """
 
     signal: int = 0
@@ -156,8 +156,8 @@ ENDINGS = (Done, Failed, Stopped, Lost)
 """Events after which the slot is free."""
 Tell = Callable[[Event], None]
 Execute = Callable[[Job, Orders, Tell, Any], Event]
-"""Does a job, tells of what happens and returns how it ended; the last argument is the session of
-Ray that the runs of a driver share, None for none."""
+"""Executes a job, reports its events and returns the last one. The last argument is the Ray
+session that the runs of a driver share, None for none."""
 
 
 class Drivers(Protocol):
@@ -167,28 +167,32 @@ class Drivers(Protocol):
     def slots(self) -> Sequence[int]:
         """The numbers of all slots."""
 
+    @property
+    def place(self) -> str:
+        """Where the runs are done, such as ``in 2 processes``; may be empty."""
+
     def submit(self, slot: int, job: Job) -> None:
-        """Gives a job to a free slot; a driver that was lost is made anew for it."""
+        """Gives a job to a free slot; a lost driver is replaced."""
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Waits a fraction of a second for events and tells them with their slots, in the order of
-        each slot. A driver that is lost without a job is no event."""
+        """Waits a fraction of a second for events and reports them with their slots, in order for
+        each slot. The loss of a driver without a job is not reported."""
 
     def stop(self, slot: int | None = None) -> None:
-        """Asks the run of a slot to stop after its round, see :class:`Orders`.
+        """Orders the run of a slot to stop after its round, see :class:`Orders`.
 
-        None: those of all slots, and no driver is made any more: the process is about to end.
+        None: all runs, and lost drivers are not replaced any more: the process is about to end.
         """
 
     def end(self, slot: int) -> None:
-        """Asks the run of a slot to end in order after its round, see :class:`Orders`."""
+        """Orders the run of a slot to finish after its round, see :class:`Orders`."""
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the drivers; where they are at work, as :meth:`stop` or, ``at_once``, by a kill."""
+        """Ends the drivers: active runs stop as after :meth:`stop`, or are killed (``at_once``)."""
 
 
 def forward_log(tell: Tell) -> None:
-    """Tells of the messages of fedsim's log, and Python's warnings, of this process."""
+    """Reports this process's messages of fedsim's log and Python's warnings as events."""
     logging.captureWarnings(True)
     for name in ("fedsim", "py.warnings"):
         logging.getLogger(name).addHandler(_Forward(tell))

@@ -12,12 +12,13 @@ from torch import nn
 
 from fedsim.core.errors import ConfigError
 from fedsim.models.leaf import SigmoidLinear
-from fedsim.models.vision import SplitModel
+from fedsim.models.vision import MaxPool2x2, SplitModel
 
 _CHANNELWISE = (
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish, nn.Hardswish,
     nn.Hardtanh, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softsign, nn.Identity, nn.Dropout,
     nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveMaxPool2d, nn.AdaptiveAvgPool2d, nn.Dropout2d,
+    MaxPool2x2,
 )  # fmt: skip
 """Layers that treat all channels alike."""
 

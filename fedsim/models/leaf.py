@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fedsim.models.vision import SplitModel
+from fedsim.models.vision import MaxPool2x2, SplitModel
 
 
 class SigmoidLinear(nn.Linear):
@@ -71,8 +71,8 @@ def leaf_femnist(num_classes: int, in_channels: int, image_size: int) -> SplitMo
     """Two 5x5 convolutions (32, 64) and 2048 units; 6,603,710 parameters for 28x28x1 and 62."""
     side = image_size // 2 // 2
     features = nn.Sequential(
-        nn.Conv2d(in_channels, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(in_channels, 32, 5, padding=2), nn.ReLU(), MaxPool2x2(),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), MaxPool2x2(),
         nn.Flatten(), nn.Linear(64 * side**2, 2048), nn.ReLU(),
     )  # fmt: skip
     return _glorot(SplitModel(features, nn.Linear(2048, num_classes)))

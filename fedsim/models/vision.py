@@ -7,6 +7,7 @@ B images, ``d`` features, C classes.
 from collections import OrderedDict
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
@@ -38,6 +39,30 @@ class SplitModel(nn.Module):
     forward_clients = forward  # a client dimension in front is the layers' concern
 
 
+class MaxPool2x2(nn.MaxPool2d):
+    """Max pooling over 2x2 pixels; without gradients several times faster on a CPU.
+
+    PyTorch's kernel for (B, channels, H, W) goes from number to number and remembers positions for
+    the backward pass; maxima of whole rows are the same numbers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., H, W) -> (..., H // 2, W // 2)."""
+        if torch.is_grad_enabled() or x.is_cuda:
+            return super().forward(x)
+        height, width = (size // 2 * 2 for size in x.shape[-2:])
+        rows = torch.maximum(x[..., 0:height:2, :], x[..., 1:height:2, :])
+        return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+    def forward_clients(self, x: Tensor) -> Tensor:
+        """(A, B, channels, H, W) of A clients; in memory the samples stay in front."""
+        out: Tensor = super().forward(x.transpose(0, 1).flatten(0, 1))
+        return out.unflatten(0, (x.shape[1], -1)).transpose(0, 1)
+
+
 def logistic(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """Multinomial logistic regression on pixels, or on features (B, in_channels) at size 1."""
     return SplitModel(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
@@ -55,8 +80,8 @@ def cnn(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     Pooling after the first two halves the image, the mean over the rest gives 64 features.
     """
     features = nn.Sequential(
-        *_conv_bn(in_channels, 16, 3), nn.ReLU(), nn.MaxPool2d(2),
-        *_conv_bn(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2),
+        *_conv_bn(in_channels, 16, 3), nn.ReLU(), MaxPool2x2(),
+        *_conv_bn(16, 32, 3), nn.ReLU(), MaxPool2x2(),
         *_conv_bn(32, 64, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
     return SplitModel(features, nn.Linear(64, num_classes))
@@ -70,7 +95,7 @@ def cnn_reddi(num_classes: int, in_channels: int, image_size: int) -> SplitModel
     side = (image_size - 4) // 2
     features = nn.Sequential(
         nn.Conv2d(in_channels, 32, 3), nn.ReLU(),
-        nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3), nn.ReLU(), MaxPool2x2(),
         nn.Dropout(0.25), nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(), nn.Dropout(0.5),
     )  # fmt: skip
     return SplitModel(features, nn.Linear(128, num_classes))
@@ -97,8 +122,8 @@ def cnn_fedavg(num_classes: int, in_channels: int, image_size: int) -> SplitMode
     """
     side = ((image_size - 4) // 2 - 4) // 2
     features = nn.Sequential(
-        nn.Conv2d(in_channels, 64, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Conv2d(in_channels, 64, 5), nn.ReLU(), MaxPool2x2(),
+        nn.Conv2d(64, 64, 5), nn.ReLU(), MaxPool2x2(), nn.Flatten(),
         nn.Linear(64 * side**2, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(),
     )  # fmt: skip
     return SplitModel(features, nn.Linear(192, num_classes))

@@ -1,4 +1,4 @@
-"""The updates of a cohort, wherever they are: inner products and weighted sums of their columns."""
+"""The updates of a cohort, local or distributed: inner products and sums over column ranges."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Columns(Protocol):
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """Their precision."""
+        """Precision of the updates."""
 
     @property
     def rows(self) -> tuple[Array, ...]:
@@ -28,7 +28,7 @@ class Columns(Protocol):
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """For each range (m, m + 1): inner products of the updates, and with ``vector`` (D,).
 
-        Only columns from the diagonal on are meant; without a vector the last one is 0.
+        Entries below the diagonal are undefined; without a vector the last column is 0.
         """
 
     def squares(self, where: slice) -> F64:
@@ -69,7 +69,7 @@ class LocalColumns:
 
 @dataclass(frozen=True)
 class ScaledColumns:
-    """Updates, each multiplied by its number of the ``factors`` (m,)."""
+    """Updates, each multiplied by its own of the ``factors`` (m,)."""
 
     columns: Columns
     factors: F64
@@ -81,7 +81,7 @@ class ScaledColumns:
 
     @property
     def rows(self) -> tuple[Array, ...]:
-        """See :meth:`Columns.rows`; made anew each time."""
+        """See :meth:`Columns.rows`; computed at each access."""
         pairs = zip(self.factors.tolist(), self.columns.rows, strict=True)
         return tuple(factor * row for factor, row in pairs)
 

@@ -1,9 +1,9 @@
-"""Inner products and weighted sums of m long vectors, at the speed of memory.
+"""Inner products and weighted sums of m long vectors, at memory bandwidth.
 
-Vectors are never stacked. They are cut into pieces at fixed columns; threads take pieces, convert
-blocks of them to float64 in one buffer each, and multiply there. Products and sums are float64, and
-what the pieces give is added in their order, so that neither the number of threads nor where a
-piece is computed can change a bit (docs/GRAM.md).
+Vectors are never stacked. They are cut into pieces at fixed columns. Each thread converts blocks of
+a piece to float64 in a buffer of its own and multiplies there. Products and sums are float64, and
+the results of the pieces are added in order, so that neither the number of threads nor the node
+that computes a piece changes a bit (docs/GRAM.md).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +16,17 @@ from fedsim.core.types import F64, Array
 from fedsim.server.threads import pool, single_threaded_blas
 
 SHARD = 1 << 17
-"""Pieces end at multiples of so many columns; a piece is the unit of parallel work."""
+"""Columns of a shard: pieces end at its multiples. A piece is the unit of parallel work."""
 BLOCK, NARROW = 1 << 18, 1 << 13
-"""Entries of a block (2 MiB), and its columns at least: each row costs a call of Python."""
-TILE, SPAN = 20, 512
-"""Rows and columns of a factor at most: OpenBLAS multiplies small matrices without repacking."""
+"""Entries of a block (2 MiB), and its fewest columns, since each row costs a Python call."""
+TILE, SPAN = 25, 512
+"""Most rows and columns of a factor: OpenBLAS multiplies small matrices without repacking."""
 
 T = TypeVar("T")
 
 
 class Piece(NamedTuple):
-    """Columns ``start`` to ``stop`` of the range number ``of``; within one shard."""
+    """Columns ``start`` to ``stop`` of range number ``of``, within one shard."""
 
     of: int
     start: int
@@ -109,7 +109,7 @@ def combine_pieces(
 
 
 def _blocks(rows: Sequence[Array], piece: Piece, buffer: F64) -> Iterator[tuple[int, int]]:
-    """The blocks of a piece, each with its columns of the rows in the buffer."""
+    """Copies the rows block by block to the buffer; start and stop of each block."""
     width = buffer.shape[1]
     for start in range(piece.start, piece.stop, width):
         stop = min(start + width, piece.stop)
@@ -119,14 +119,14 @@ def _blocks(rows: Sequence[Array], piece: Piece, buffer: F64) -> Iterator[tuple[
 
 
 def _each(work: Callable[[Piece, F64], T], pieces: Sequence[Piece], m: int) -> list[T]:
-    """The results for all pieces, in order; each thread has a buffer of m + 1 rows."""
+    """The results of ``work`` for all pieces, in order; each thread has a buffer of m + 1 rows."""
     longest = max((piece.stop - piece.start for piece in pieces), default=0)
     width = min(max(NARROW, BLOCK // m), longest + SPAN - 1) // SPAN * SPAN
     waiting = iter(list(enumerate(pieces)))
     results: dict[int, T] = {}
 
     def drain() -> None:
-        # Rows a power of two apart would share the same few places of the cache.
+        # Rows a power of two apart would share the same few cache sets.
         buffer = np.empty((m + 1, width + 8))[:, :width]
         for number, piece in waiting:
             results[number] = work(piece, buffer)

@@ -1,4 +1,4 @@
-"""The cores of this process: a pool of threads, and BLAS held to one thread in each."""
+"""A pool of threads, one per core, and a limit of one BLAS thread in each of them."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +12,13 @@ from fedsim.core.machine import cores
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Threads for pieces of work that hold no lock, as many as cores."""
+    """A thread per core, for work that releases the GIL."""
     return ThreadPoolExecutor(cores(), thread_name_prefix="fedsim-columns")
 
 
 @cache
 def _blas(scipy: bool) -> ThreadpoolController:
-    """The BLAS libraries of this process; ``scipy`` is imported only by some methods, and has one
-    of its own."""
+    """The BLAS libraries of this process. SciPy has its own, and only some methods import it."""
     return ThreadpoolController()
 
 

@@ -12,8 +12,9 @@ would cost all rounds so far, and the user may still have the damaged file elsew
 
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
 that nobody changes. A round waits for the disk only after the last one, and where client states
-exceed their memory. A checkpoint that is due while another is being written follows the first
-round that ends afterwards.
+exceed their memory. The thread rests after each checkpoint, so that it takes at most a part
+``SHARE`` of the time: where a round takes milliseconds, it would otherwise never stop writing. A
+checkpoint that is due meanwhile follows the first round that ends afterwards.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import hashlib
 import json
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager
@@ -41,6 +43,8 @@ from fedsim.version import __version__
 
 FORMAT = 1
 """Number of the format; a checkpoint with another one is refused."""
+SHARE = 0.05
+"""The most of a run's time that is spent on writing checkpoints beside the rounds."""
 FOLDER = "checkpoints"
 FILE_NAME = re.compile(r"(round|clients)-(\d{6,})\.(json|safetensors)")
 """Names of the files that are written here; no others are ever deleted."""
@@ -165,6 +169,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
         self._pool = futures.ThreadPoolExecutor(1, "checkpoint")
         self._writing: futures.Future[None] | None = None
+        self._rested = 0.0  # when the thread may write again, by time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         """Waits for the checkpoint that is being written, also after a second Ctrl-C."""
@@ -172,8 +177,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
-        return self._writing is not None and not self._writing.done()
+        """Whether a checkpoint is being written, or was just now."""
+        writing = self._writing is not None and not self._writing.done()
+        return writing or time.monotonic() < self._rested
 
     def store_client_states(self, state: ServerState) -> ServerState:
         """The same state with its client states in the store.
@@ -226,6 +232,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             self.wait()
 
     def _write(self, position: Position, segments: Mapping[Segment, list[int]]) -> None:
+        begun = time.monotonic()
         self._write_segments(segments)
         state = position.state
         arrays = {"params": state.params}
@@ -258,6 +265,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         files.write(self.folder / record, encode_record(content))
         self._kept.append((position.rounds, _files_of(record, content)))
         self._prune(segments)
+        now = time.monotonic()
+        self._rested = now + (now - begun) * (1 / SHARE - 1)
 
     def _write_segments(self, segments: Iterable[Segment]) -> None:
         with files.writing(self.folder) as path:

@@ -29,7 +29,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.types import Array
 from fedsim.storage import status
-from fedsim.storage.digests import Prefix, TableDigest
+from fedsim.storage.digests import Prefix, TableDigest, check_form
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row
 from fedsim.version import __version__
 
@@ -276,6 +276,20 @@ class RunWriter(RunStore):
         with files.reading(self.path), os.scandir(self.path) as entries:
             return {e.name: e.stat().st_size for e in entries if e.name in _FILES}
 
+    def check_diagnostics(self, sizes: Mapping[str, int]) -> None:
+        """Checks the tables of :data:`DIAGNOSTIC`, which have no digest, before a run is resumed.
+
+        Args:
+            sizes: bytes of each table that stay, by file name.
+
+        Raises:
+            DataError: a row is not what fedsim writes; names file and line.
+            StoreError: a table cannot be read.
+        """
+        for table in DIAGNOSTIC:
+            path = self.path / f"{table}.csv"
+            check_form(path, sizes.get(path.name, 0), TABLES[table].columns())
+
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.
 
@@ -368,7 +382,7 @@ def cell(value: Any, safe: bool = True) -> str:
 def check_free(path: Path) -> None:
     """Refuses a path in use, or inside a run directory, by a ConfigError; the leftovers of a run
     that failed at its start do not count."""
-    if path.exists() and (not path.is_dir() or not all(map(_is_leftover, path.iterdir()))):
+    if path.exists() and (not path.is_dir() or not all(map(is_leftover, path.iterdir()))):
         raise ConfigError(f"--out {path}: exists and is not an empty directory")
     check_outside_runs(path)
 
@@ -384,7 +398,7 @@ def check_outside_runs(path: Path) -> None:
             raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
 
 
-def _is_leftover(path: Path) -> bool:
+def is_leftover(path: Path) -> bool:
     """True for the lock file and for an empty folder of checkpoints."""
     if path.name == "checkpoints" and path.is_dir():
         return not any(path.iterdir())

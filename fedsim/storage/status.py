@@ -1,4 +1,4 @@
-"""Run directories at a glance: what each is, how far it is and how good, without pandas or torch.
+"""A run directory at a glance: how far the run is and how good, without pandas or torch.
 
 Only the few values that are needed are read; nothing is written, and no run is held up.
 """
@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
 
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
+FAILED = "failed"
+FAILURE = "failure.json"
+"""The file in which a run that failed says why."""
 MARKS = {"env.json", "checkpoints", "partition.csv", "summary.csv", files.LOCK_FILE}
 """One of these beside config.yaml makes a folder a run directory; rounds.csv alone does, too."""
-TRIAL = re.compile(r"trial-\d+")
-"""Name of the directory of a trial's runs, which gets no tables of its own."""
-ARCHIVED = re.compile(r"\.interrupted-\d+$")
-"""End of the name of a directory that a sweep archived to start the run again."""
 FRESH = 600.0
 """Seconds. A process on another machine whose lock cannot be seen from here counts as alive while
 it wrote a row within this time."""
@@ -38,7 +38,8 @@ class RunStatus:
     Args:
         path: the directory.
         sweep: the directory of the sweep that the run is part of.
-        state: finished, running, interrupted (``fedsim resume`` continues it) or damaged.
+        state: finished, running, interrupted by a signal or a kill, failed with an error, or
+            damaged. ``fedsim resume`` continues what was interrupted or failed.
         rounds_done: rows of rounds.csv.
         rounds: of the whole run; a finished run may have stopped earlier.
         final_test_accuracy: of the newest evaluated round, in 0..1.
@@ -46,7 +47,7 @@ class RunStatus:
             part the best test accuracy.
         changed: when its newest results were written, in seconds since 1970.
         process: which process runs it.
-        problem: why a damaged directory cannot be read.
+        problem: why the run failed, or why a damaged directory cannot be read.
     """
 
     path: Path
@@ -64,62 +65,6 @@ class RunStatus:
     problem: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepStatus:
-    """A directory of runs that a sweep began.
-
-    Args:
-        state: running if one of the runs is; finished if all are and the tables are written (a
-            trial of a search has none).
-        runs: in the order of their names; without those that were archived.
-    """
-
-    path: Path
-    state: str
-    runs: Sequence[RunStatus] = field(default=())
-
-    @property
-    def finished(self) -> int:
-        """How many of the runs are finished."""
-        return sum(run.state == FINISHED for run in self.runs)
-
-
-def find(folder: Path) -> Iterator[RunStatus | SweepStatus]:
-    """The runs and sweeps at or below a folder, sorted by path; a sweep comes before its runs.
-
-    Raises:
-        StoreError: the folder itself cannot be read; what cannot be read below it is left out.
-    """
-    try:
-        yield from _find(folder)
-    except OSError as error:
-        raise StoreError(f"{folder}: cannot be read ({error.strerror or error})") from error
-
-
-def _find(folder: Path) -> Iterator[RunStatus | SweepStatus]:
-    with os.scandir(folder) as entries:
-        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
-    if is_run(names):
-        yield read(folder)
-        return
-    below: list[RunStatus | SweepStatus] = []
-    for name in sorted(name for name, is_folder in names.items() if is_folder):
-        if not name.startswith("."):
-            try:
-                below += _find(folder / name)
-            except OSError:  # somebody else's folder, or gone meanwhile
-                continue
-    own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
-    runs = [run for run in own if not ARCHIVED.search(run.path.name)]
-    # an unfinished sweep has no tables yet, but names its runs by their settings
-    if "aggregate.csv" in names or (runs and all("=" in run.path.name for run in runs)):
-        complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
-        yield SweepStatus(path=folder, state=_state(runs, complete), runs=runs)
-        yield from (replace(run, sweep=folder) for run in own)
-        below = [b for b in below if isinstance(b, SweepStatus) or b.path.parent != folder]
-    yield from below
-
-
 def is_run(names: Mapping[str, object] | set[str]) -> bool:
     """Whether a folder with entries of these names is a run directory."""
     return "rounds.csv" in names or ("config.yaml" in names and any(m in names for m in MARKS))
@@ -129,16 +74,52 @@ def read(path: Path) -> RunStatus:
     """The status of a run directory; one that cannot be read is damaged, and never an error."""
     process = _process(path)
     known: dict[str, Any] = {"path": path, "process": process, "changed": _changed(path)}
-    state = RUNNING if process else INTERRUPTED
     try:
         known |= settings(path)
         if (path / "summary.csv").exists():
             return RunStatus(**known | _of_summary(path), state=FINISHED)
-        return RunStatus(**known | _of_rounds(path), state=state)
+        known |= _of_rounds(path)
+        if process:
+            return RunStatus(**known, state=RUNNING)
+        reason = failure(path)
+        return RunStatus(**known, state=FAILED if reason else INTERRUPTED, problem=reason)
     except (ConfigError, OSError, ValueError, csv.Error, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = reason if str(path) in str(reason) else f"{path}: {reason}"
         return RunStatus(**known, state=DAMAGED, problem=problem)
+
+
+def failure(path: Path) -> str | None:
+    """Why the run in a directory failed, in one line; None where it did not."""
+    try:
+        return str(json.loads((path / FAILURE).read_bytes())["error"])
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return f"{path / FAILURE}: cannot be read"
+
+
+@contextmanager
+def failure_written(path: Path) -> Iterator[None]:
+    """Writes failure.json where the block fails; that of an earlier attempt is removed.
+
+    An interruption is no failure, and neither is what is refused (another device, changed data).
+
+    Raises:
+        StoreError: the earlier file cannot be removed.
+    """
+    with files.writing(path / FAILURE) as file:
+        file.unlink(missing_ok=True)
+    try:
+        yield
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:
+        known = isinstance(error, FedsimError)
+        reason = one_line(error) if known else f"unexpected {described(error)}"
+        with suppress(StoreError):  # the disk may be full: the error itself is what counts
+            files.write(file, (json.dumps({"error": reason}) + "\n").encode())
+        raise
 
 
 _WANTED = {
@@ -274,10 +255,3 @@ def _process(path: Path) -> str | None:
     changed = _changed(path)
     fresh = changed is not None and time.time() - changed < FRESH
     return lock.process if lock.elsewhere and fresh else None
-
-
-def _state(runs: Sequence[RunStatus], complete: bool) -> str:
-    states = {run.state for run in runs}
-    if RUNNING in states:
-        return RUNNING
-    return FINISHED if complete and states <= {FINISHED} else INTERRUPTED

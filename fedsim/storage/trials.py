@@ -12,15 +12,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError
-from fedsim.core.settings import Scalar
 from fedsim.storage.run_dir import cell
+
+if TYPE_CHECKING:
+    from fedsim.core.settings import Scalar
 
 STUDY, TRIALS, TABLE = "study.json", "trials.jsonl", "trials.csv"
 State = Literal["complete", "pruned", "failed"]
+STATES: tuple[State, ...] = ("complete", "pruned", "failed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +57,18 @@ class Trial:
 def folder_of(number: int) -> str:
     """The name of the directory of a trial's runs."""
     return f"trial-{number:04d}"
+
+
+def lowest(by: str) -> bool:
+    """Whether the lowest value of a metric is the best."""
+    return by == "val_loss"
+
+
+def best(trials: Sequence[Trial], by: str) -> list[Trial]:
+    """The complete trials, the best first; of equal values the one proposed first."""
+    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
+    sign = 1 if lowest(by) else -1
+    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 
 def append(folder: Path, trial: Trial) -> None:

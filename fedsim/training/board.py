@@ -1,4 +1,4 @@
-"""The display of several runs at once: a line for each on a terminal, plain lines in a pipe."""
+"""The display of several runs at once: a bar for each on a terminal, plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOPPING = "stopping: every run ends its round and leaves a checkpoint; a second
 
 
 class OneByOne:
-    """Says which run begins and which fails; the rounds are shown by the display of the run.
+    """Prints which run begins and which fails; each run's own display shows its rounds.
 
     Args:
         names: of all runs of the sweep, in its order.
@@ -68,11 +68,11 @@ class Active:
     Args:
         name: its own.
         since: when it got the slot, on the clock of ``time.monotonic``.
-        rounds: of the whole run, 0 while it is not known.
-        done: rounds that are complete.
-        took: seconds of all rounds that were seen.
-        seen: their number.
-        accuracy: the newest value of the metric that is shown.
+        rounds: of the whole run, 0 while their number is not known.
+        done: complete rounds.
+        took: seconds of the rounds that were reported.
+        seen: number of rounds that were reported.
+        accuracy: the newest value of the metric, as text.
     """
 
     name: str
@@ -85,23 +85,23 @@ class Active:
 
     @property
     def left(self) -> float | None:
-        """Seconds until its end, None where nothing is known."""
+        """Estimated seconds until its end, None before the first reported round."""
         return (self.rounds - self.done) * self.took / self.seen if self.seen else None
 
 
 @dataclass(kw_only=True)
 class Board:
-    """Follows several runs at once; plain lines, one when a run ends.
+    """Shows several runs at once as plain lines, one when a run ends.
 
     Args:
-        total: runs of the whole sweep, those that were finished before included.
-        waiting: the names of the runs that are to be done.
-        width: how many are done at once.
-        group_of: gives the group of a run's name; runs of one group take equally long.
-        took: seconds of a run, by group, as far as they are known.
+        total: number of runs of the whole sweep, including those that are finished.
+        waiting: the names of the runs that have not begun.
+        width: how many runs at once.
+        group_of: returns the group of a run's name; runs of a group take about equally long.
+        took: known seconds of a run, by group.
         verbose: whether tracebacks are shown.
         metric: column of rounds.csv that the line of a run shows.
-        lines: whether there is a line when a run has ended; lost runs and warnings have theirs.
+        lines: whether a line is printed when a run ends; for warnings and lost runs it always is.
     """
 
     total: int
@@ -140,15 +140,15 @@ class Board:
             del self.active[slot]
 
     def stopping(self) -> None:
-        """Says what happens now."""
+        """Says that the runs stop after their round."""
         self.halted = True
         logger.warning(STOPPING)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Does nothing."""
 
     def left(self) -> float | None:
-        """Seconds until the last run ends, None where nothing is known."""
+        """Estimated seconds until the last run ends, None before the first reported round."""
         now = [run.left for run in self.active.values()]
         known = [*self.took.values(), *(seconds for seconds in now if seconds is not None)]
         if not known:
@@ -196,7 +196,7 @@ class Board:
 
 @dataclass(kw_only=True)
 class Bars(Board):
-    """A line on stderr for each run that is active, and one for the sweep."""
+    """A bar on stderr for the sweep, and below it one for each active run."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -241,7 +241,7 @@ class Bars(Board):
 
 
 def board_type() -> type[Board]:
-    """A line for each run where stdout is a terminal, plain lines elsewhere."""
+    """Bars where stdout is a terminal, plain lines elsewhere."""
     return Bars if sys.stdout is not None and sys.stdout.isatty() else Board
 
 

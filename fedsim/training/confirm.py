@@ -1,7 +1,7 @@
-"""The best trials of a search again, on fresh training seeds: a sweep in the search's directory.
+"""Trains the best trials of a search again on fresh seeds: a sweep in the search's directory.
 
-The best of many values is optimistic, since it was chosen for being high. What a trial reaches on
-seeds that the search did not see is not.
+The best of many values is optimistic, since it was chosen for being high. The value of the same
+trial on training seeds that the search has not used is not.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import pandas as pd
 
 from fedsim.core import files
 from fedsim.storage import status
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, lowest
 from fedsim.training.search import CONFIRMED, Plan, write_best
-from fedsim.training.study import lowest
 from fedsim.training.sweep import SweepRun
 from fedsim.training.sweep_tables import spread
 
@@ -46,7 +45,7 @@ def write_confirmed(
     """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
 
     Args:
-        plan: what was searched.
+        plan: of the search.
         out: the directory of the search.
         leaders: the trials.
         finished: the names of their runs, without those that failed.

@@ -24,6 +24,7 @@ from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
 from fedsim.models import weights
+from fedsim.storage import status
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
@@ -93,20 +94,21 @@ class TrainingLoop:
         """
         store, setup = self.store, self.setup
         self._write_split()  # first, since it refuses a run whose data have changed
-        self._write_environment()
-        self.callbacks.start(self._info())
-        watch = getattr(self.executor, "watch", None)  # of those whose processes may die
-        if watch is not None:
-            watch(self._engine_lost)
-        with handled() as interrupts:
-            self._rounds(interrupts)
-            self._score_clients()
-            self._write_environment()  # again, now that the devices are known
-            export_models(setup, store, self.position.state, self.position.rounds)
-            if "loss_matrix.csv" in store.table_sizes():
-                store.save_loss_matrix()
-            summary = summarise(setup, store, self._seconds())
-            store.write_summary(summary)
+        with status.failure_written(store.path):
+            self._write_environment()
+            self.callbacks.start(self._info())
+            watch = getattr(self.executor, "watch", None)  # of those whose processes may die
+            if watch is not None:
+                watch(self._engine_lost)
+            with handled() as interrupts:
+                self._rounds(interrupts)
+                self._score_clients()
+                self._write_environment()  # again, now that the devices are known
+                export_models(setup, store, self.position.state, self.position.rounds)
+                if "loss_matrix.csv" in store.table_sizes():
+                    store.save_loss_matrix()
+                summary = summarise(setup, store, self._seconds())
+                store.write_summary(summary)
         self.callbacks.end(summary)
         return RunStore(store.path)
 
@@ -361,6 +363,7 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
+        store.check_diagnostics(position.tables)
         followers = _followers([*_trackers(store.path, callbacks), *callbacks], progress)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             store.remove_unfinished()

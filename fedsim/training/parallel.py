@@ -1,7 +1,7 @@
-"""Runs side by side: the loop that keeps run drivers at work, and what a driver does for a job.
+"""Executes several runs at once: the loop that hands jobs to run drivers, and how one does a job.
 
-One loop for all kinds of drivers, see :mod:`fedsim.engine.drivers`: this process itself
-(:class:`Here`), warm processes on this machine (:mod:`fedsim.training.processes`), or Ray's.
+The loop is the same for all kinds of drivers, see :mod:`fedsim.engine.drivers`: this process
+(:class:`Here`), processes on this machine (:mod:`fedsim.training.processes`), or Ray actors.
 """
 
 from __future__ import annotations
@@ -44,37 +44,36 @@ from fedsim.training.signals import handled
 
 logger = logging.getLogger("fedsim")
 TRIES = 3
-"""How often a run is begun or resumed whose driver is lost."""
+"""How often a run is tried whose driver is lost, the first time included."""
 HELD_LIMIT, HELD_POLL = 600.0, 0.5
-"""Seconds that a run waits at most for another process to leave its directory, and between looks:
-drivers whose controller was killed end their round first."""
+"""The longest that a run waits for another process to release its directory, and the time between
+checks, in seconds: drivers of a killed sweep finish their round first."""
 
 
 class Follower(Protocol):
-    """Follows all runs; it may ask the drivers to stop or end one."""
+    """Is notified of the events of all runs; it may ask the drivers to stop or end one."""
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
-        """Something happened to the run in a slot. After :class:`Lost` it is resumed."""
+        """Handles an event of the run in a slot. After :class:`Lost` the run is resumed."""
 
     def stopping(self) -> None:
-        """Ctrl-C or SIGTERM came: all runs were asked to stop."""
+        """Handles Ctrl-C or SIGTERM, after all runs were asked to stop."""
 
 
 def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Follower) -> None:
-    """Keeps every slot at work until there are no more jobs.
+    """Hands jobs to free slots until there are no more jobs; leaves the drivers open.
 
-    A run whose driver is lost is resumed, :data:`TRIES` times in all, before others are begun. The
-    drivers are left open.
+    A run whose driver is lost is resumed before other runs begin, with :data:`TRIES` tries in all.
 
     Args:
-        next_job: asked whenever a slot is free. None: no job now. It is asked again after the next
-            event; without active runs the loop ends.
-        drivers: all of them without a job.
-        follower: told of everything that happens.
+        next_job: called whenever a slot is free. It returns None where there is no job now, and is
+            called again after the next event; without active runs the loop then ends.
+        drivers: without jobs.
+        follower: is notified of every event.
 
     Raises:
-        Interrupted: Ctrl-C or SIGTERM came, here or to a run; with the notes of the runs. All have
-            stopped with a checkpoint; after a second signal they were killed.
+        Interrupted: this process or a run got Ctrl-C or SIGTERM. All runs have stopped with a
+            checkpoint; after a second signal they were killed. Its notes are those of the runs.
     """
     free, again = deque(drivers.slots), deque[Job]()
     active: dict[int, Job] = {}
@@ -125,23 +124,23 @@ def control(next_job: Callable[[], Job | None], drivers: Drivers, follower: Foll
 def execute(
     job: Job, orders: Orders, tell: Tell, session: Any, callbacks: Sequence[Callback] = ()
 ) -> Event:
-    """Resumes the run of a job, or begins it; what lies in its directory else is archived.
+    """Resumes the run of a job or, after archiving what else its directory holds, begins it.
 
-    This is what every driver does. It waits while another process holds the directory, see
-    :data:`HELD_LIMIT`. A run that somebody else finished meanwhile is done.
+    Every driver calls this. It waits while another process holds the directory, at most
+    :data:`HELD_LIMIT` seconds. A run that another process has finished meanwhile is not repeated.
 
     Args:
-        job: what is run.
-        orders: looked at before the first round, and after each.
-        tell: called with what happens on the way.
-        session: of Ray, for the runs of a driver; None for none.
+        job: the run.
+        orders: checked before the first round and after each round.
+        tell: called with the events before the last one.
+        session: Ray's, shared by the runs of a driver; None for none.
         callbacks: called before ``tell``.
 
     Returns:
         How the run ended.
 
     Raises:
-        EngineLostError: processes that the next run would need as well are lost.
+        EngineLostError: processes were lost that the next run needs, too.
     """
     from fedsim.training import driver, resume
     from fedsim.training.trackers import tracker
@@ -169,7 +168,7 @@ def execute(
     except KeyboardInterrupt as interrupt:
         number = getattr(interrupt, "number", signal.SIGINT)
         return Stopped(0 if orders.stop else int(number), _notes(interrupt))
-    except Exception as error:  # noqa: BLE001 - a run's failure is told, the others go on
+    except Exception as error:  # noqa: BLE001 - a run's failure is an event, the others go on
         known = isinstance(error, FedsimError)
         reason = str(error) if known else f"unexpected {described(error)}"
         line = "; ".join(filter(None, [" ".join(reason.split()), _notes(error)]))
@@ -181,7 +180,7 @@ def execute(
 
 
 def _wait_for_lock(job: Job, orders: Orders) -> None:
-    """Waits until nobody holds the run's directory, at most :data:`HELD_LIMIT` seconds."""
+    """Waits until no process holds the run's directory, at most :data:`HELD_LIMIT` seconds."""
     until, said = time.monotonic() + HELD_LIMIT, False
     while not orders.stop and time.monotonic() < until:
         holder = files.lock_holder(job.out)
@@ -199,7 +198,7 @@ def _notes(error: BaseException) -> str:
 
 
 class _Watch(Callback):
-    """Tells of a run's rounds, and passes orders on to it."""
+    """Reports a run's rounds, and passes orders on to the run."""
 
     def __init__(self, orders: Orders, tell: Tell) -> None:
         self.orders, self.tell = orders, tell
@@ -224,7 +223,7 @@ class _Watch(Callback):
 
 
 class Here:
-    """One driver: this process, in which the runs are done one after the other.
+    """This process as the only driver: runs are executed one after the other.
 
     Args:
         session: of Ray, shared by the runs; None for none.
@@ -236,6 +235,7 @@ class Here:
     def __init__(
         self, session: Any = None, callbacks: Callable[[], Sequence[Callback]] = tuple
     ) -> None:
+        self.place = "in this process" if session is None else ""
         self._session, self._callbacks = session, callbacks
         self._job: Job | None = None
         self._orders = Orders()
@@ -245,7 +245,7 @@ class Here:
         self._job, self._orders = job, replace(self._orders, end=False)
 
     def events(self, tell: Callable[[int, Event], None]) -> None:
-        """Does the run, in which it differs from other drivers."""
+        """Executes the run; unlike other drivers, it returns when the run has ended."""
         if self._job is None:
             return
         job, self._job = self._job, None
@@ -268,4 +268,4 @@ class Here:
         self._orders.end = True
 
     def close(self, at_once: bool = False) -> None:
-        """Nothing to end; the session is its owner's."""
+        """Does nothing: whoever made the session closes it."""

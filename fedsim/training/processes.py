@@ -1,7 +1,7 @@
-"""Run drivers that are processes of this machine: warm, without Ray, for runs on the CPU.
+"""Run drivers as processes on this machine, without Ray, for runs on the CPU.
 
-A process ends when the pipe from the controller does, so that none is left however the controller
-ended; a run that it is at stops at the end of its round with a checkpoint.
+A process ends when the pipe from the controller is closed, so that none is left however the
+controller ended; its current run stops after the round, with a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from fedsim.engine.drivers import ENDINGS, Event, Job, Logged, Lost, Orders, for
 logger = logging.getLogger("fedsim")
 
 POLL = 0.25
-"""Seconds that the controller waits for events at most."""
+"""The longest that the controller waits for events, in seconds."""
 STOP, END = b"stop", b"end"
-"""What a run is asked for; every other message is a job."""
+"""Orders to the current run; every other message is a job."""
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from fedsim.training.processes import serve; serve(int(sys.argv[1]))"
 )
-"""The program of a process: the controller's sys.path, then the orders from its pipe."""
+"""The program of a process: it takes the controller's sys.path, then jobs from its pipe."""
 
 
 class Slot:
-    """A driver process and this end of its pipe.
+    """A driver process, and the controller's end of its pipe.
 
     It is a plain child and not one of :mod:`multiprocessing`, which would import the main module
     again: it belongs to a process group of its own from its first instruction, so that Ctrl-C at a
@@ -57,12 +57,12 @@ class Slot:
         self.at_work = False
 
     def ask(self, message: bytes) -> None:
-        """Sends a pickled job, or what is asked of the run; a death is seen elsewhere."""
+        """Sends a pickled job or an order; :meth:`told` notices a process that has ended."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(message)
 
     def told(self) -> tuple[list[Event], bool]:
-        """What the process has sent, and whether it has ended."""
+        """The events that the process has sent, and whether it has ended."""
         found: list[Event] = []
         try:
             while self.pipe.poll():
@@ -72,7 +72,7 @@ class Slot:
         return found, self.process.poll() is not None and not self.pipe.poll()
 
     def end(self, at_once: bool = False) -> str:
-        """Waits for the end of a process at work, or kills it; says how it ended."""
+        """Waits until a process with a job ends, or kills it; returns how it ended."""
         self.pipe.close()
         if at_once or not self.at_work:
             self.process.kill()
@@ -84,7 +84,7 @@ class Slot:
 
 
 class Processes:
-    """So many driver processes, which begin to import at once.
+    """A number of driver processes, which begin to import torch immediately.
 
     See :class:`fedsim.engine.drivers.Drivers`.
     """
@@ -93,8 +93,13 @@ class Processes:
         self.slots = tuple(range(count))
         self._made: dict[int, Slot] = {slot: Slot() for slot in self.slots}
 
+    @property
+    def place(self) -> str:
+        """See :class:`~fedsim.engine.drivers.Drivers`."""
+        return f"in {len(self.slots)} process{'es' * (len(self.slots) != 1)}"
+
     def resize(self, count: int) -> None:
-        """Has so many slots from now on, none of them at work: the number may be known late."""
+        """Changes the number of slots, while none has a job."""
         self.slots = tuple(range(count))
         for slot in [slot for slot in self._made if slot >= count]:
             self._made.pop(slot).end()
@@ -123,7 +128,7 @@ class Processes:
                 if made.at_work:
                     made.at_work = not isinstance(event, ENDINGS)
                     tell(slot, event)
-                elif isinstance(event, Logged):  # it has no job that this could belong to
+                elif isinstance(event, Logged):  # belongs to no job
                     logger.log(event.level, event.text)
             if ended:
                 del self._made[slot]
@@ -152,7 +157,7 @@ class Processes:
 
 
 def serve(fd: int) -> None:
-    """Does the jobs that come through a pipe, until it is closed; a process's whole life."""
+    """Executes jobs from a pipe until it is closed: the main function of a driver process."""
     pipe, sending = Connection(fd), threading.Lock()
     jobs: SimpleQueue[tuple[bytes, Orders] | None] = SimpleQueue()
 

@@ -129,9 +129,12 @@ class Lines(Callback):
         rate = info.config.train.sample_rate
         drawn = rate * info.num_clients
         least = f" (at least one; sample rate {rate:g} gives {drawn:g})" if drawn + 1e-9 < 1 else ""
+        batch = info.config.engine.client_batch
+        stacked = f" (stacked in blocks of up to {batch})" if batch not in (1, "auto") else ""
+        rounds = f"{info.rounds} round{'s' * (info.rounds != 1)}"
         click.echo(
-            f"{info.num_clients} clients, {info.cohort_size} per round{least}, "
-            f"{info.rounds} rounds; {info.engine}"
+            f"{info.num_clients} clients, {info.cohort_size} per round{least}{stacked}, "
+            f"{rounds}; {info.engine}"
         )
         for note in info.notes:
             click.echo(note)
@@ -235,11 +238,12 @@ class Notebook(Lines):
 def show_result(path: Path, summary: Mapping[str, object]) -> None:
     """Prints the final table of a finished run, from its row of summary.csv, and a line where its
     model collapsed."""
+    last = min(10, int(str(summary["rounds"])))
     best = f"{number(summary['best_test_accuracy'])} (round {summary['best_round']}, chosen by "
     lines = {
         "final test accuracy": number(summary["final_test_accuracy"]),
         "best test accuracy": f"{best}{summary['best_by']} accuracy)",
-        "mean of last 10 rounds": number(summary["last10_test_accuracy"]),
+        f"mean of last {last} rounds": number(summary["last10_test_accuracy"]),
     }
     for name, column in METRICS.items():
         if (value := number(summary.get(column))) != "-":

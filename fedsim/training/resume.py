@@ -15,6 +15,8 @@ from fedsim.config.run import FIXED_PARTITIONS, RunConfig
 from fedsim.config.sections import ADDED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
+from fedsim.storage import status
+from fedsim.storage.run_dir import is_leftover
 
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),
@@ -125,19 +127,33 @@ def filled_by_the_data(
     return filled
 
 
+BEFORE_ROUNDS = frozenset(
+    {"config.yaml", "env.json", "partition.csv", "split.csv", "errors.csv", status.FAILURE}
+)
+"""The files of a run of which no round has finished; none of them holds results."""
+
+
 def archive(folder: Path) -> None:
-    """Renames the directory of an incomplete run; nothing is deleted.
+    """Makes room for a run in the directory of an incomplete one, which is renamed.
+
+    Where no round has finished, the run's files are deleted instead.
 
     Raises:
         ConfigError: a live run holds the directory.
-        StoreError: it cannot be renamed.
+        StoreError: it cannot be renamed, or a file not deleted.
     """
     if not folder.exists() or not any(folder.iterdir()):
         return
     count = itertools.count(1)
     free = (folder.with_name(f"{folder.name}.interrupted-{n}") for n in count)
+    begun = status.is_run({path.name for path in folder.iterdir()})
     with files.lock(folder), files.writing(folder):
-        folder.rename(next(path for path in free if not path.exists()))
+        written = {path for path in folder.iterdir() if not is_leftover(path)}
+        if begun and {path.name for path in written} <= BEFORE_ROUNDS:
+            for path in written:
+                path.unlink()
+        else:
+            folder.rename(next(path for path in free if not path.exists()))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

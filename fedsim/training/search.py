@@ -1,4 +1,4 @@
-"""What a search of ``fedsim tune`` is: space, settings, training seeds, and its directory."""
+"""The plan of a search by ``fedsim tune`` (space, settings, training seeds), and its directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 from fedsim.config import search
 from fedsim.config.experiments import Experiment, Setting, Settings
-from fedsim.config.resolve import resolve, to_yaml, warn_unused
+from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
@@ -24,7 +24,7 @@ from fedsim.training import loading
 from fedsim.training.resume import FREE, decisive, upgraded
 from fedsim.training.slots import Parallel, with_engine
 from fedsim.training.study import Study
-from fedsim.training.sweep import varied_axes
+from fedsim.training.sweep import check_stackable, varied_axes
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
 COUNT = 25
@@ -37,15 +37,15 @@ NO_VALIDATION = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is searched.
+    """The plan of a search.
 
     Args:
         study: space, metric, sampler and pruner.
         settings: of the file or preset; the searched keys win over them.
         overrides: the flags, which win over all.
         seeds: the training seeds of every trial.
-        count: how many trials there are to be.
-        parallel: how many runs are to go side by side.
+        count: number of trials.
+        parallel: how many runs at once.
     """
 
     study: Study
@@ -59,7 +59,7 @@ class Plan:
         """The configuration of one run of a trial.
 
         Raises:
-            ConfigError: the values do not go together.
+            ConfigError: the values are incompatible.
         """
         given = {"seed": Setting(seed, f"seed {seed}")}
         layers = self.settings, search.point(self.study.space, params), self.overrides, given
@@ -68,7 +68,7 @@ class Plan:
 
     @property
     def examples(self) -> list[RunConfig]:
-        """Configurations of the search: the first values of all keys, then others of each."""
+        """Example configurations: the first value of every key, then one with each other value."""
         first = {key: dimension.examples[0] for key, dimension in self.study.space.items()}
         others = [{k: v} for k, d in self.study.space.items() for v in d.examples[1:]]
         return [self.config(first | other, self.seeds[0]) for other in ({}, *others)]
@@ -86,14 +86,14 @@ def make_plan(
     count: int | None = None,
     parallel: Parallel = "auto",
 ) -> Plan:
-    """The search of a file or preset; ``searched`` are those of ``--search``, which win over it.
+    """Makes the plan of a file or preset; ``searched``, from ``--search``, wins over it.
 
-    ``count`` None: :data:`COUNT` trials, of a grid all.
+    ``count`` None: :data:`COUNT` trials, or all combinations of a grid.
 
     Raises:
         ConfigError: a space, setting or grid that cannot be used, no validation part, or Optuna is
             not installed.
-        DataError: the data cannot be read, where they are to say whether there is one.
+        DataError: the data, which may have a validation part, cannot be read.
     """
     for key in searched:
         if key in overrides:
@@ -120,6 +120,11 @@ def make_plan(
         seed=sampler_seed,
         rounds=base.train.rounds,
     )
+    if "train.rounds" in space and pruner != "none":
+        raise ConfigError(
+            f"{space['train.rounds'].origin}: a pruner compares trials round by round, with the "
+            "same number of rounds in all; give --pruner none to search over train.rounds"
+        )
     plan = Plan(
         study=study,
         settings=settings,
@@ -130,7 +135,13 @@ def make_plan(
     )
     if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
         raise ConfigError(f"data.val_fraction 0: {NO_VALIDATION}")
-    warn_unused({**settings, **wanted, **overrides}, plan.examples)
+    examples, layers = plan.examples, ({**settings, **wanted}, overrides)
+    for key, reason in unused(wanted, examples).items():
+        if key in space:
+            raise ConfigError(f"{reason}; nothing to search")
+    warn_unused({**settings, **wanted, **overrides}, examples)
+    for example in examples:
+        check_stackable(example, layers)
     return plan
 
 
@@ -156,10 +167,10 @@ def write_best(plan: Plan, out: Path, trial: Trial, what: str) -> None:
     Where and how runs are placed is left out, unless it was given.
 
     Args:
-        plan: what is searched.
+        plan: of the search.
         out: the directory of the search.
         trial: whose configuration it is.
-        what: its value, for people.
+        what: its value, for the comment in the first line.
 
     Raises:
         StoreError: it cannot be written.
@@ -176,10 +187,10 @@ def write_best(plan: Plan, out: Path, trial: Trial, what: str) -> None:
 
 
 def check_out(plan: Plan, out: Path) -> int | None:
-    """Refuses a directory that holds another search, or something else.
+    """Refuses a directory that holds another search, or other files.
 
     Returns:
-        How many trials may be under way in the search that is there; None where there is none.
+        How many trials the search there may have in progress; None where there is no search.
 
     Raises:
         ConfigError: the directory is refused; names the setting that differs.
@@ -208,17 +219,18 @@ def check_out(plan: Plan, out: Path) -> int | None:
 
 
 def write_study(plan: Plan, out: Path, most_at_once: int) -> None:
-    """Writes study.json, with which a search begins.
+    """Writes study.json when a search begins or continues, perhaps with more trials.
 
     Args:
-        plan: what is searched.
+        plan: of the search.
         out: the directory of the search.
-        most_at_once: how many trials may be under way.
+        most_at_once: how many trials may be in progress.
 
     Raises:
         StoreError: it cannot be written.
     """
-    trials.write_study(out, _described(plan) | {"ahead": most_at_once})
+    study = trials.read_study(out) or _described(plan)
+    trials.write_study(out, study | {"ahead": most_at_once, "trials": plan.count})
 
 
 def _another(out: Path, was: str, wanted: object) -> ConfigError:
@@ -228,7 +240,7 @@ def _another(out: Path, was: str, wanted: object) -> ConfigError:
 
 
 def _described(plan: Plan) -> dict[str, Any]:
-    """What must stay the same for a search to go on."""
+    """The settings that must not change when a search continues."""
     study = plan.study
     return {
         "by": study.by,

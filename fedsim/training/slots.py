@@ -1,4 +1,4 @@
-"""How many runs go side by side, and the drivers that do them."""
+"""How many runs are executed at once, with which engine, and by which drivers."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def with_engine(
 ) -> RunConfig:
     """The configuration of one of several runs, with the serial engine where that is the default.
 
-    It is where neither an engine is given nor how Ray is used (``--gpus-per-client 0`` does not say
-    that), this machine has no GPU, and the runs fill it: there are as many as it has cores, or as a
-    round has clients.
+    The serial engine is the default where neither an engine nor a setting of Ray's is given
+    (``--gpus-per-client 0`` is none), this machine has no GPU, and there are enough runs to fill
+    it: as many as it has cores, or as a round has clients.
 
     Args:
         config: of the run.
-        given: the settings it is made of.
-        runs: how many there are.
-        parallel: how many are to go side by side.
+        given: the settings from which it was made.
+        runs: the number of runs.
+        parallel: how many runs at once.
     """
     asks = any(f"engine.{leaf}" in layer for layer in given for leaf in ("kind", *OF_RAY))
     gpus = config.engine.gpus_per_client
@@ -60,20 +60,20 @@ def make_drivers(
     callbacks: Callable[[], Sequence[Callback]] = tuple,
     ahead: Processes | None = None,
 ) -> Drivers:
-    """The drivers for some runs, started; the stack closes them.
+    """Starts the drivers for some runs; the stack closes them.
 
-    One run at a time takes place in this process; several in processes of this machine, or where
-    one of them is on Ray, in actors of Ray.
+    One run at a time is executed in this process; several at once in processes on this machine or,
+    where one of the runs uses Ray, in Ray actors.
 
     Args:
         configs: of all runs that are known.
-        parallel: how many are to go side by side.
-        sessions: closes the drivers, and what they use.
-        callbacks: makes those of a run, where it takes place in this process.
-        ahead: of :func:`start_ahead`.
+        parallel: how many runs at once.
+        sessions: closes the drivers, and Ray where they use it.
+        callbacks: makes the callbacks of a run that is executed in this process.
+        ahead: the processes of :func:`start_ahead`.
 
     Raises:
-        ConfigError: so many do not fit.
+        ConfigError: ``parallel`` is a number, and fewer runs fit.
     """
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
@@ -97,13 +97,30 @@ def make_drivers(
     return ahead
 
 
+def introduction(work: str, drivers: Drivers, configs: Sequence[RunConfig]) -> str:
+    """Says how many runs are done at once, where, and with which engines.
+
+    Args:
+        work: what is to be done, such as ``18 runs``.
+        drivers: that do it.
+        configs: of the runs, at least one.
+
+    Returns:
+        Such as ``18 runs, 2 at once in 2 processes (serial engine)``.
+    """
+    count = len(drivers.slots)
+    at_once = f", {count} at once" if count > 1 else ", one at a time" if len(configs) > 1 else ""
+    place = drivers.place and (" " if at_once else ", ") + drivers.place
+    kinds = " and ".join(sorted({config.engine.kind for config in configs}))
+    return f"{work}{at_once}{place} ({kinds} engine)"
+
+
 def start_ahead(
     configs: Sequence[RunConfig], parallel: Parallel, sessions: ExitStack
 ) -> Processes | None:
     """Processes that import torch while the runs are still being checked; the stack closes them.
 
-    None where the runs will not take place in several processes, as far as these configurations,
-    some of the sweep's, say it.
+    None where the runs do not need several processes, by the first configurations of the sweep.
     """
     count = by_cores(configs, parallel)
     on_ray = any(config.engine.kind == "ray" for config in configs)
@@ -123,18 +140,16 @@ def by_cores(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     if parallel == 1 or len(configs) <= 1:
         return 1
     if parallel == "auto" and any(config.engine.kind != "serial" for config in configs):
-        return 1  # nothing is known of what an engine of the user's takes
+        return 1  # how many cores a user's own engine takes is not known
     asked = len(configs) if parallel == "auto" else min(parallel, len(configs))
     return max(1, min(asked, cores() // max(config.train.threads for config in configs)))
 
 
 def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
-    """How many runs with an engine of one process go side by side on this machine.
-
-    At most so many as there are runs.
+    """How many runs, each in one process, fit on this machine at once; at most all of them.
 
     Raises:
-        ConfigError: not so many fit; names the number that does.
+        ConfigError: ``parallel`` is a number, and fewer fit; the message says how many do.
     """
     fits = by_cores(configs, parallel)
     asked = min(1 if parallel == "auto" else parallel, len(configs))
@@ -154,7 +169,7 @@ def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
 
 
 def _different(configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """One of each kind of run that may need another amount of memory."""
+    """One configuration of each kind; runs of a kind need the same memory."""
     return list({_kind(config): config for config in configs}.values())
 
 
@@ -164,7 +179,7 @@ def _kind(c: RunConfig) -> tuple[object, ...]:
 
 
 def _needs() -> Callable[[RunConfig], Need]:
-    """A function that gives the need of a run on Ray; it looks at each kind of run once."""
+    """A function that computes what a run needs on Ray, once for each kind of run."""
     from fedsim.engine.ray.groups import Need
 
     sizes: dict[tuple[object, ...], int] = {}
@@ -193,10 +208,9 @@ def _needs() -> Callable[[RunConfig], Need]:
 
 
 def memory_of(config: RunConfig) -> float:
-    """Bytes that a run in one process needs, estimated: torch, and vectors of the model.
+    """Estimated bytes that a run in one process needs; ``engine.memory_per_client`` replaces it.
 
-    Those are the process's own and the updates of a round. The data are not counted;
-    ``engine.memory_per_client`` takes the place of the estimate.
+    Counted are torch, copies of the model and the updates of a round, not the data.
     """
     if config.engine.memory_per_client is not None:
         return config.engine.memory_per_client * GIB
@@ -205,8 +219,8 @@ def memory_of(config: RunConfig) -> float:
 
 
 def model_bytes(config: RunConfig) -> int:
-    """Bytes of the model, as far as the catalogue of data sets says it; otherwise of three
-    channels and ten classes, and 0 for a model of text or of the user's."""
+    """Bytes of the model, with the sizes in the catalogue of data sets or, for other data, three
+    channels and ten classes; 0 for a model of text or of the user's."""
     from fedsim import data, models
     from fedsim.core.types import ModelSpec
 

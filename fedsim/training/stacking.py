@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from fedsim import data, models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
@@ -14,14 +16,15 @@ from fedsim.core.layout import FlatModel
 from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import ModelSpec, Partition
 from fedsim.engine.blocks import Stacking
+from fedsim.models.catalogue import CATALOGUE
 from fedsim.models.registry import zeros
 
 FEWEST, MOST = 5, 50
 """The smallest and the largest block of ``auto``; smaller ones are no faster than one by one."""
 MOST_FLOPS = 100e6
-"""Operations of a client's step, forward and backward, beyond which stacking it gains nothing."""
+"""Operations of a client's step, forward and backward, above which stacking gains nothing."""
 MEMORY = 32 << 20
-"""Bytes that a block of ``auto`` takes: about what caches hold."""
+"""Bytes of a block with ``auto``: about the size of the CPU's caches."""
 
 
 def stacking_of(
@@ -35,10 +38,10 @@ def stacking_of(
 ) -> Stacking | None:
     """How clients train together; None where they train one by one.
 
-    Follows from configuration and data alone, never from the machine: it decides the bytes.
+    Depends on configuration and data alone, not on the machine, since results depend on it.
 
     Raises:
-        ConfigError: a number above 1 is asked for, and these clients cannot be stacked.
+        ConfigError: the number is above 1, and these clients cannot be stacked.
     """
     asked = config.engine.client_batch
     if asked == 1:
@@ -54,10 +57,7 @@ def stacking_of(
     elif why is None:
         clients = int(asked)
     else:
-        raise ConfigError(
-            f"engine.client_batch={asked}: algorithm {config.algorithm} with model {model.name} "
-            f"cannot be stacked: {why}; with 1 or auto these clients train one by one"
-        )
+        raise refusal("engine.client_batch", config, model.name, why)
     batchnorm = bool(flat.norms) and not config.train.frozen_bn
     return None if clients == 1 else Stacking(clients, width, batchnorm)
 
@@ -67,6 +67,46 @@ def _of_training(train: TrainConfig) -> str | None:
     if train.optimizer != "sgd":
         return f"train.optimizer={train.optimizer}; blocks train by SGD"
     return None if train.lr_head is None else "train.lr_head; blocks have one learning rate"
+
+
+def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
+    """Refuses a number above 1 where method or model cannot be stacked, without reading the data.
+
+    Of a model of the user's nothing is known; it is checked when the run begins.
+
+    Args:
+        config: of the run.
+        algorithm: its method.
+        origin: where ``engine.client_batch`` was given, such as ``--client-batch``.
+
+    Raises:
+        ConfigError: the clients cannot be stacked.
+    """
+    info = data.find(config.data.name)
+    name = config.model.name or (info.default_model if info else "cnn")
+    model: nn.Module = nn.Linear(1, 1)
+    if (entry := CATALOGUE.get(name)) is not None:
+        spec = ModelSpec(
+            name=name,
+            num_classes=2,
+            in_channels=3,
+            image_size=max(entry.min_size, 4),
+            norm=config.model.norm,
+            inputs=entry.inputs[0],
+            per_token=entry.per_token,
+        )
+        model = models.build(spec, config.seed, algorithm.adapt)
+    why = _of_training(config.train) or obstacle(model, algorithm.local, algorithm.criterion)
+    if why is not None:
+        raise refusal(origin, config, name, why)
+
+
+def refusal(origin: str, config: RunConfig, model: str, why: str) -> ConfigError:
+    """The error for a number of clients in a block that cannot be used."""
+    return ConfigError(
+        f"{origin}: {config.engine.client_batch} given, but algorithm {config.algorithm} with "
+        f"model {model} cannot be stacked: {why}; 1 and auto train these clients one by one"
+    )
 
 
 def examples(model: ModelSpec) -> torch.Tensor:
@@ -87,7 +127,7 @@ def automatic(model: ModelSpec, flat: FlatModel, width: int) -> int:
 
 
 def costs(model: ModelSpec, flat: FlatModel) -> tuple[float, float]:
-    """Of one sample, the operations of the forward pass and the bytes kept for the backward one."""
+    """Operations of a sample's forward pass, and bytes kept for its backward pass."""
     from torch.utils.flop_counter import FlopCounterMode
 
     samples = zeros(model).to(flat.flat.device)

@@ -1,7 +1,7 @@
 """Proposes the trials of a search and stops them early, with Optuna.
 
-A trial is a function of the search's settings and of the trials before it that count: nothing is
-kept from one trial to the next, so that a search that was killed goes on to the same table.
+A trial depends only on the search's settings and on given earlier trials. No state of a sampler or
+pruner is kept between trials, so that a search that was killed continues to the same table.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ from fedsim.config.search import Dimension, Space
 from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, lowest
 
 STARTUP = 10
 """TPE draws at random until this many trials are complete or pruned."""
 MEDIAN_TRIALS, MEDIAN_PART = 5, 4
-"""The median pruner waits for so many complete trials, and for this part of the rounds."""
+"""The median pruner waits for five complete trials and a fourth of the rounds."""
 ASHA_FACTOR, ASHA_RUNGS = 3, 2
-"""Of successive halving: one of so many goes on, at so many points of the rounds."""
-
-
-def lowest(by: str) -> bool:
-    """Whether the lowest value of a metric is the best."""
-    return by == "val_loss"
+"""Successive halving: the best third goes on, at each of two rungs."""
 
 
 def optuna() -> ModuleType:
@@ -51,28 +46,28 @@ def optuna() -> ModuleType:
 
 @dataclass
 class Proposal:
-    """A trial that is under way."""
+    """A proposed trial."""
 
     number: int
     params: Mapping[str, Scalar]
     trial: Any
-    """Optuna's, in a study of its own."""
+    """Optuna's trial, in a study of its own."""
 
     def report(self, round: int, value: float) -> bool:
-        """Takes the value after a round, from 1; whether the pruner stops the trial."""
+        """Reports the value after a round, from 1; returns whether the pruner stops the trial."""
         self.trial.report(value, round)
         return bool(self.trial.should_prune())
 
     @property
     def marks(self) -> dict[str, Any]:
-        """What the pruner noted, for the trials that follow."""
+        """What the pruner has recorded of this trial, for the trials after it."""
         noted = self.trial.study.get_trials(deepcopy=False)[-1].system_attrs
         return {key: value for key, value in noted.items() if key.startswith("completed_rung")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What a search is.
+    """Search space, sampler and pruner.
 
     Args:
         space: the searched keys.
@@ -104,7 +99,7 @@ class Study:
 
     @property
     def size(self) -> int | None:
-        """The number of combinations of a grid; None: there is no end."""
+        """The number of combinations of a grid; None: without limit."""
         if self.sampler != "grid":
             return None
         count = 1
@@ -115,12 +110,12 @@ class Study:
     def propose(
         self, number: int, ended: Sequence[Trial], running: Sequence[Mapping[str, Scalar]] = ()
     ) -> Proposal:
-        """The trial of that number.
+        """Proposes a trial.
 
         Args:
-            number: from 0; below :attr:`size`.
-            ended: the trials that count, by number.
-            running: the values of those that are under way; TPE keeps away from them.
+            number: of the trial, from 0; below :attr:`size`.
+            ended: earlier trials that have ended, by number.
+            running: the values of earlier trials that have not; TPE avoids them.
         """
         package = optuna()
         distributions = {key: _distribution(package, d) for key, d in self.space.items()}
@@ -188,10 +183,3 @@ def _distribution(package: ModuleType, dimension: Dimension) -> Any:
     if dimension.form == "int":
         return kinds.IntDistribution(int(low), int(high))
     return kinds.FloatDistribution(low, high, log=dimension.form == "loguniform")
-
-
-def best(trials: Sequence[Trial], by: str) -> list[Trial]:
-    """The complete trials, the best first; of equal values the one proposed first."""
-    complete = [trial for trial in trials if trial.state == "complete" and trial.value is not None]
-    sign = 1 if lowest(by) else -1
-    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))

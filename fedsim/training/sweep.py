@@ -25,6 +25,7 @@ from fedsim.config.sections import RENAMED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.engine.drivers import Drivers, Event, Failed, Job
+from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.parallel import Follower, control
 from fedsim.training.resume import is_complete
@@ -58,19 +59,19 @@ class SweepRun:
     config: RunConfig
 
 
-def load(name_or_file: str) -> tuple[str, Experiment]:
-    """A preset or a file, with its short name; a file's own ``preset`` lies below its settings.
+def load(name_or_file: str) -> Experiment:
+    """Reads a preset or a file; the settings of a file win over those of its own ``preset``.
 
     Raises:
         ConfigError: there is neither.
     """
     path = Path(name_or_file)
     if path.suffix not in (".yaml", ".yml"):
-        return name_or_file, presets.load(name_or_file, "fedsim sweep")
+        return presets.load(name_or_file, "fedsim sweep")
     found = experiments.read(path)
     if found.preset is None:
-        return path.stem, found
-    return path.stem, found.over(presets.load(found.preset, f"{path} (preset)"))
+        return found
+    return found.over(presets.load(found.preset, f"{path} (preset)"))
 
 
 def combinations(experiment: Experiment) -> list[tuple[AxisValue, ...]]:
@@ -115,6 +116,8 @@ def expand(
     for values in itertools.islice(itertools.product(*(axis.values for axis in grid)), first):
         layers = [experiment.settings, *(value.settings for value in values), overrides]
         config = with_engine(resolve(*layers, build=build), layers, count, parallel)
+        if build:
+            check_stackable(config, layers)
         parts = [f"{axis.name}={_plain(v.label)}" for axis, v in zip(grid, values, strict=True)]
         name = ",".join(parts)
         group = ",".join(p for axis, p in zip(grid, parts, strict=True) if not _repeats(axis))
@@ -130,6 +133,27 @@ def expand(
         given = [setting for layer in varied for setting in layer.items()]
         warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
     return runs
+
+
+def check_stackable(config: RunConfig, layers: Sequence[Settings]) -> None:
+    """Refuses an ``engine.client_batch`` above 1 for clients that cannot be stacked.
+
+    What only the data or a model of the user's decide is found when the run begins.
+
+    Args:
+        config: of a run.
+        layers: the settings it is made of; a later layer wins.
+
+    Raises:
+        ConfigError: they cannot; names where the number was given.
+    """
+    if config.engine.client_batch in (1, "auto"):
+        return
+    from fedsim.training import setup, stacking  # import torch
+
+    key = "engine.client_batch"
+    origin = [layer[key].origin for layer in layers if key in layer][-1]
+    stacking.check(config, setup.algorithm_of(config), origin)
 
 
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:
@@ -233,6 +257,8 @@ def run_all(
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
+    First OUT/sweep.json says which runs the sweep has.
+
     A run that fails does not stop the others; the tables hold what finished, in the order of
     ``runs``.
 
@@ -245,6 +271,7 @@ def run_all(
         Interrupted: Ctrl-C or SIGTERM came, see :func:`~fedsim.training.parallel.control`.
     """
     out.mkdir(parents=True, exist_ok=True)
+    directories.write_grid(out, [run.name for run in runs])
     failures = _Failures(follower)
     jobs = (Job(run.name, run.config, out / run.name, trackers) for run in wanted)
     control(lambda: next(jobs, None), drivers, failures)

@@ -1,10 +1,10 @@
-"""The trials of ``fedsim tune`` as jobs of run drivers, their values, and the best ones confirmed.
+"""The trials of ``fedsim tune``: their runs, as jobs of run drivers, and their values.
 
 A trial is one run per training seed. Its value is the mean over the seeds of a validation metric
-after the last evaluated round. Which trials another trial is proposed from depends on their numbers
-alone, and not on which of them ended first. So the table of a search does not depend on time, with
+after the last evaluated round. The earlier trials from which a trial is proposed are chosen by
+number, not by which ended first, so that the table of a search does not depend on timing. There is
 one exception: where one seed of a trial fails and the pruner stops the trial at an earlier round,
-the state is that of what is seen first.
+the trial is failed or pruned, whichever is seen first.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fedsim.engine.drivers import (
     Stopped,
 )
 from fedsim.storage import status, trials
-from fedsim.storage.trials import Trial
+from fedsim.storage.trials import Trial, best
 from fedsim.training.parallel import Follower, control
 from fedsim.training.search import (
     CONFIRMED,
@@ -42,7 +42,7 @@ from fedsim.training.search import (
     write_best,
     write_study,
 )
-from fedsim.training.study import Proposal, best
+from fedsim.training.study import Proposal
 
 logger = logging.getLogger("fedsim")
 Verdict = tuple[trials.State, float | None, str | None]
@@ -51,16 +51,17 @@ Verdict = tuple[trials.State, float | None, str | None]
 
 @dataclass(kw_only=True)
 class Running:
-    """A trial that is under way.
+    """A trial in progress.
 
     Args:
-        proposal: its values and what judges it.
+        proposal: its values, and its pruner.
         rounds: of a whole run.
-        series: by seed the metric by round, of evaluated rounds.
+        series: by seed, the metric by round, of evaluated rounds.
         waiting: seeds whose runs have not begun.
-        slots: seeds whose runs have begun, and where; None where that is not known yet.
+        slots: by seed of an active run its slot, None where that is not known yet.
         done: seeds whose runs have ended.
-        verdict: once it is known before the runs have ended.
+        reports: by round, the values that were reported to the pruner.
+        verdict: state and value, where they are known before all runs have ended.
     """
 
     proposal: Proposal
@@ -73,7 +74,7 @@ class Running:
     verdict: Verdict | None = None
 
     def report(self) -> None:
-        """Reports the rounds that all seeds have done by now, until the pruner stops the trial."""
+        """Reports rounds that all seeds have completed, until the pruner stops the trial."""
         first, *others = self.series.values()
         for round in sorted(first):
             if self.verdict is not None:
@@ -96,7 +97,7 @@ class Running:
             params=self.proposal.params,
             state=state,
             value=value,
-            reports={} if failed else self.reports,  # how far the others were is a matter of time
+            reports={} if failed else self.reports,  # how far the other seeds got depends on timing
             marks={} if failed else self.proposal.marks,
             error=error,
         )
@@ -113,10 +114,10 @@ class Running:
 class Tuning:
     """A search in a directory; follows its runs, see :class:`fedsim.training.parallel.Follower`.
 
-    It goes on from the trials that have ended there; the runs of the others are resumed.
+    It continues after the trials that have ended there; runs of the others are resumed.
 
     Args:
-        plan: what is searched.
+        plan: of the search.
         out: the directory of the search.
         trackers: of every run.
 
@@ -138,18 +139,18 @@ class Tuning:
 
     @property
     def names(self) -> list[str]:
-        """The names of the runs that are left; those of pruned and failed trials may never be."""
+        """The names of the runs left; some are skipped where their trial is pruned or fails."""
         left = [number for number in range(self.plan.count) if number not in self.trials]
         return [_name(number, seed) for number in left for seed in self.plan.seeds]
 
     def run(self, drivers: Drivers, shown: Follower | None = None) -> None:
-        """Does the trials that are left.
+        """Runs the trials that are left.
 
         Args:
-            drivers: without a job. How many they are decides how far ahead a search that begins
-                proposes trials: one at a time with one driver, else twice the number of trials
-                that fill them, so that none waits long for a trial that others wait for.
-            shown: is told everything, too.
+            drivers: without jobs. In a new search their number decides how many trials may be in
+                progress: one with one driver, else twice as many as the drivers run at once, so
+                that drivers do not wait for a single slow trial.
+            shown: is notified of every event, too.
 
         Raises:
             ConfigError: no trial can have a value.
@@ -161,8 +162,8 @@ class Tuning:
             slots, seeds = len(drivers.slots), len(self.plan.seeds)
             self.most_at_once = 1 if slots == 1 else 2 * math.ceil(slots / seeds)
             self.out.mkdir(parents=True, exist_ok=True)
-            write_study(self.plan, self.out, self.most_at_once)
             self._begun = self.most_at_once
+        write_study(self.plan, self.out, self.most_at_once)
         trials.cut(self.out)
         chosen = not self.names and (self.out / CONFIRMED).exists()  # best.yaml, on fresh seeds
         self._write([] if chosen else best(self.ended, self.plan.study.by))
@@ -181,7 +182,7 @@ class Tuning:
         return [self.trials[number] for number in sorted(self.trials)]
 
     def next_job(self) -> Job | None:
-        """The next run: of a trial that is under way, else of a new one."""
+        """The next run: of a trial in progress, else of a new one."""
         while True:
             for number, running in sorted(self.running.items()):
                 if running.waiting and running.verdict is None:
@@ -192,11 +193,11 @@ class Tuning:
             self._propose(new)
 
     def _ended_before(self, number: int) -> int:
-        """How many trials have to have ended before that one is proposed."""
+        """How many trials must have ended before a trial is proposed."""
         return max(0, number - self.most_at_once + 1)
 
     def _propose(self, number: int) -> None:
-        """Begins a trial; it fails at once where its values do not go together."""
+        """Begins a trial, which fails at once if its values are incompatible."""
         known = self._ended_before(number)
         proposal = self.plan.study.propose(
             number,
@@ -270,7 +271,7 @@ class Tuning:
             self._shown.stopping()
 
     def _take(self, running: Running, seed: int, row: Mapping[str, Any]) -> None:
-        """Takes note of the metric in a row of rounds.csv."""
+        """Records the metric of a row of rounds.csv."""
         if row["test_loss"] not in (None, "") and row["val_loss"] in (None, ""):
             raise ConfigError(NO_VALIDATION)
         value = row[self.plan.study.by]
@@ -278,8 +279,8 @@ class Tuning:
             running.series[seed][int(row["round"])] = float(value)
 
     def _failed(self, running: Running, job: Job, event: Failed) -> None:
-        """A trial fails with its first run that would fail again; any other failure ends the
-        search, as do settings or data that no trial can use."""
+        """Fails the trial where its run would fail again on any machine. Any other failure ends the
+        search, and so do settings or data that no trial can use."""
         if not event.lasting:
             raise FedsimError(f"{job.name}: {event.reason}; the same command continues the search")
         if event.exit_status == 2 and all(t.state == "failed" for t in self.trials.values()):
@@ -287,7 +288,7 @@ class Tuning:
         running.verdict = running.verdict or ("failed", None, event.reason)
 
     def _add(self, trial: Trial) -> None:
-        """Writes down a trial that has ended."""
+        """Records a trial that has ended."""
         trials.append(self.out, trial)
         self.trials[trial.number] = trial
         by = self.plan.study.by

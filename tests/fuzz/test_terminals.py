@@ -81,8 +81,7 @@ def test_a_reader_that_goes_away(args: tuple[str, ...], tmp_path: Path) -> None:
     process.stdout.close()
     err = process.stderr.read()
     process.wait(timeout=300)
-    assert b"Traceback" not in err, err
-    assert b"BrokenPipe" not in err, err
+    assert err == b""
     assert process.returncode in (1, 128 + signal.SIGPIPE, -signal.SIGPIPE)
 
 

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from fedsim.core import files
 from fedsim.core.errors import StoreError
 from fedsim.core.types import Layout, Slot
 from fedsim.server.base import RuleState
-from fedsim.storage import tensors
+from fedsim.storage import checkpoint, tensors
 from fedsim.storage.checkpoint import (
     Checkpoints,
     Identity,
@@ -435,6 +436,27 @@ def test_a_wait_that_is_interrupted_forgets_nothing(tmp_path, monkeypatch):
         gate.set()
         target.finish(progress)
     assert written == ["round-000001.safetensors"]
+
+
+def test_the_thread_rests_after_a_checkpoint(tmp_path, monkeypatch):
+    real, now = tensors.save, [100.0]
+
+    def slow(path, arrays):
+        now[0] += 2.0
+        return real(path, arrays)
+
+    monkeypatch.setattr(tensors, "save", slow)
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with checkpoints(tmp_path) as target:
+        assert not target.busy
+        advance(target, 1)
+        target.wait()
+        now[0] = 102.0 + 2.0 * (1 / checkpoint.SHARE - 1) - 0.1
+        assert target.busy
+        now[0] += 0.2
+        assert not target.busy
+        target.finish(advance(target, 2))
+        assert target.newest == 2, "the last round's is not waited with"
 
 
 @pytest.mark.parametrize("how", ["save", "wait", "finish"])

@@ -209,7 +209,7 @@ def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
     assert lines[4].startswith("round 2/2  test accuracy 0.")
     names = [line.partition("  ")[0] for line in lines[5:15]]
     assert names == [
-        *("result", "final test accuracy", "best test accuracy", "mean of last 10 rounds"),
+        *("result", "final test accuracy", "best test accuracy", "mean of last 2 rounds"),
         *("final balanced accuracy", "final macro-F1", "final AUC", "rounds", "seconds", "files"),
     ]
     assert "\x1b" not in result.stdout
@@ -288,7 +288,11 @@ def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
     again = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s", "--verbose")
     assert again.exit_code == 1
     assert "[2/2] train.lr=0.01: finished before" in again.stdout
-    assert (tmp_path / "s" / "train.lr=1e+30.interrupted-1").is_dir()
+    assert list((tmp_path / "s").glob("*.interrupted-*")) == [], "no round of it had finished"
+    listed = fedsim("runs", "s").stdout
+    assert "failed (1 of 2 runs, 1 failed)" in listed
+    assert "failed " in listed.splitlines()[3]
+    assert "round 1" in listed.splitlines()[3]
     assert "DivergedError" in again.stderr
     nothing = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "t", "--set", "train.lr=1e30")
     assert nothing.exit_code == 1
@@ -338,7 +342,7 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert (tmp_path / "s" / names[3] / "summary.csv").exists()
     table = first.stdout.splitlines()[-5:]
     assert "mean +- half-width of its 95 % interval" in table[0]
-    columns = ["configuration", "n", "final %", "best %", "last10 %", "final balanced %"]
+    columns = ["configuration", "n", "final %", "best %", "last2 %", "final balanced %"]
     assert re.split(" {2,}", table[1]) == columns
     assert re.fullmatch(r"algorithm=fedavg +2( +\d+\.\d\d \+- \d+\.\d\d){4}", table[2])
     (tmp_path / "s" / names[3] / "summary.csv").unlink()

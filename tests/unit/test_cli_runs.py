@@ -18,9 +18,11 @@ from fedsim.cli import main
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.storage import status
+from fedsim.core.errors import DivergedError
+from fedsim.storage import directories, status, trials
 from fedsim.storage.rows import RoundRow
 from fedsim.storage.run_dir import RunWriter
+from fedsim.storage.trials import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -104,17 +106,140 @@ def test_runs_of_a_sweep_follow_it(tmp_path):
     sweep = found.pop("s")
     assert sweep == {
         "kind": "sweep", "path": str(tmp_path / "s"), "state": "interrupted",
-        "runs_finished": 1, "runs": 2,
+        "runs_finished": 1, "runs_failed": 0, "runs": 2, "runs_in_grid": None,
     }  # fmt: skip
     assert {entry["sweep"] for entry in found.values()} == {str(tmp_path / "s")}
     text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
     assert f"{tmp_path / 's'} (sweep)" in text
-    assert "interrupted (1 of 2 runs)" in text
+    assert "interrupted (1 of 2 begun runs)" in text
     assert "\n  algorithm=fedavg,seed=1 " in text
     (tmp_path / "s" / "algorithm=fedavg,seed=1" / "summary.csv").write_text("rounds\n3\n")
     assert listed(tmp_path)["s"]["state"] == "interrupted", "its tables are not written"
     (tmp_path / "s" / "aggregate.csv").write_text("n\n1\n")
     assert listed(tmp_path)["s"]["state"] == "finished"
+
+
+def test_a_failed_run_is_told_apart_with_its_reason(tmp_path):
+    run = write_run(tmp_path / "a")
+    with pytest.raises(DivergedError), status.failure_written(run):
+        raise DivergedError("round 4, client 2:\nthe loss is NaN")
+    write_run(tmp_path / "b")
+    entry = listed(tmp_path)["a"]
+    assert (entry["state"], entry["problem"]) == ("failed", "round 4, client 2: the loss is NaN")
+    text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
+    assert "failed" in text
+    assert "the loss is NaN" in text
+    assert listed(tmp_path)["b"]["state"] == "interrupted"
+    with files.lock(run):
+        assert listed(tmp_path)["a"]["state"] == "running", "it was resumed"
+    with pytest.raises(KeyboardInterrupt), status.failure_written(run):
+        raise KeyboardInterrupt
+    assert listed(tmp_path)["a"]["state"] == "interrupted"
+    (run / "failure.json").write_text("?")
+    assert "failure.json: cannot be read" in listed(tmp_path)["a"]["problem"]
+
+
+def test_a_sweep_counts_the_runs_of_its_grid(tmp_path):
+    sweep = tmp_path / "s"
+    for seed in (0, 1, 7):
+        write_run(sweep / f"seed={seed}", end=seed != 1, seed=seed)
+    (sweep / "seed=1" / "failure.json").write_text('{"error": "no space"}')
+    directories.write_grid(sweep, [f"seed={seed}" for seed in range(4)])
+    found = listed(tmp_path)["s"]
+    assert (found["runs_finished"], found["runs_failed"], found["runs_in_grid"]) == (1, 1, 4)
+    assert found["state"] == "interrupted"
+    text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
+    assert "interrupted (1 of 4 runs, 1 failed)" in text
+    directories.write_grid(sweep, ["seed=0", "seed=1"])
+    assert listed(tmp_path)["s"]["state"] == "failed", "all have ended"
+    with files.lock(sweep):
+        assert listed(tmp_path)["s"]["state"] == "running", "between two runs"
+    (sweep / "sweep.json").write_text("[]")
+    assert listed(tmp_path)["s"]["runs_in_grid"] is None
+
+
+def write_search(folder, planned=3, ended=("complete", "pruned")):
+    folder.mkdir(parents=True)
+    study = {"by": "val_accuracy", "sampler": "tpe", "pruner": "median", "seeds": [0]}
+    study |= {"search": {"train.lr": "uniform(0, 1)"}, "ahead": 1, "trials": planned}
+    trials.write_study(folder, study)
+    for number, state in enumerate(ended):
+        write_run(folder / trials.folder_of(number) / "seed=0", end=True)
+        value = None if state == "failed" else 0.5 + number / 8
+        trials.append(
+            folder, Trial(number=number, params={"train.lr": 0.25}, state=state, value=value)
+        )
+    return folder
+
+
+def test_a_search_has_one_line_and_its_runs_where_it_is_named(tmp_path):
+    search = write_search(tmp_path / "tune-lr")
+    found = listed(tmp_path)
+    assert list(found) == ["tune-lr"]
+    assert found["tune-lr"] == {
+        "kind": "search", "path": str(search), "state": "interrupted", "problem": None,
+        "by": "val_accuracy", "trials": 2, "trials_planned": 3, "complete": 1, "pruned": 1,
+        "failed": 0, "best_trial": 0, "best_value": 0.5,
+    }  # fmt: skip
+    text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
+    assert "interrupted (2 of 3 trials: 1 complete, 1 pruned)" in text
+    assert "0.5000 (val_accuracy)" in text
+    named = CliRunner().invoke(main, ["runs", str(search)]).output
+    assert "trial-0000 (sweep)" in named
+    with files.lock(search):
+        assert listed(tmp_path)["tune-lr"]["state"] == "running"
+
+
+def test_a_search_is_shown_with_its_best_trial(tmp_path):
+    search = write_search(tmp_path / "tune-lr")
+    (search / "best.yaml").write_text("# trial 0: val_accuracy 0.5\nalgorithm: fedavg\n")
+    (search / "confirm.csv").write_text(
+        "trial,value,train.lr,n,val_accuracy_mean,val_accuracy_std,val_accuracy_ci95,"
+        "final_test_accuracy_mean,final_test_accuracy_ci95\n0,0.5,0.25,3,0.4,0.1,0.25,0.3,\n"
+    )
+    done = CliRunner().invoke(main, ["show", str(search)])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines() == [
+        f"{search}: interrupted search",
+        "  train.lr: uniform(0, 1)",
+        "by val_accuracy, sampler tpe, pruner median, training seeds 0",
+        "2 of 3 trials: 1 complete, 1 pruned",
+        "best trial 0: val_accuracy 0.5000",
+        "  train.lr=0.25",
+        "on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)",
+        "trial  n  in the search      val_accuracy  final test accuracy",
+        "    0  3         0.5000  0.4000 +- 0.2500               0.3000",
+        f"{search / 'best.yaml'} has trial 0",
+    ]
+    values = json.loads(
+        CliRunner().invoke(main, ["show", str(search), "--format", "json"]).output,
+        parse_constant=pytest.fail,
+    )
+    assert (values["best_yaml"], values["best_yaml_trial"]) == (str(search / "best.yaml"), 0)
+    assert values["confirmed"][0]["final_test_accuracy_ci95"] is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "state"),
+    [(("complete", "failed"), "finished"), (("failed", "failed"), "failed")],
+)
+def test_a_search_whose_trials_have_all_ended(ended, state, tmp_path):
+    search = write_search(tmp_path / "t", planned=2, ended=ended)
+    assert listed(tmp_path)["t"]["state"] == state
+    write_run(search / "confirm" / "trial=0,seed=1", end=False)
+    assert listed(tmp_path)["t"]["state"] == "interrupted", "its runs on fresh seeds are left"
+
+
+def test_a_search_of_an_earlier_version_and_a_damaged_one(tmp_path):
+    search = write_search(tmp_path / "t", planned=None)
+    assert listed(tmp_path)["t"]["state"] == "finished"
+    write_run(search / "trial-0002" / "seed=0")
+    assert listed(tmp_path)["t"]["state"] == "interrupted", "a trial has not ended"
+    (search / "trials.jsonl").write_text("?\n")
+    entry = listed(tmp_path)["t"]
+    assert entry["state"] == "damaged"
+    assert "trials.jsonl, line 1" in entry["problem"]
+    assert CliRunner().invoke(main, ["show", str(search)]).exit_code == 1
 
 
 @pytest.mark.parametrize(("end", "state"), [(True, "finished"), (False, "interrupted")])

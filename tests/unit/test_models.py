@@ -22,7 +22,7 @@ from fedsim.core.imports import resolve
 from fedsim.core.types import ModelSpec
 from fedsim.models import build
 from fedsim.models.registry import CATALOGUE
-from fedsim.models.vision import InvertedResidual, SplitModel
+from fedsim.models.vision import InvertedResidual, MaxPool2x2, SplitModel
 
 DIGITS = ModelSpec(name="cnn", num_classes=10, in_channels=1, image_size=8)
 RESNET = ModelSpec(name="resnet18", num_classes=3, in_channels=3, image_size=8)
@@ -129,6 +129,16 @@ def test_group_norm_replaces_every_batchnorm(name: str) -> None:
     assert parameters(group) == parameters(batch)
     assert not list(group.buffers())
     assert torch.isfinite(group(torch.rand(2, 1, 8, 8))).all()
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 8, 8), (2, 3, 7, 5), (4, 3, 2, 6, 9)])
+def test_pooling_without_gradients_gives_the_same_numbers(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).round(decimals=1)
+    x.view(-1)[1] = torch.nan
+    rows = x.flatten(0, -4)  # nn.MaxPool2d takes one dimension in front of the channels at most
+    with torch.no_grad():
+        found = MaxPool2x2()(x).flatten(0, -4)
+    torch.testing.assert_close(found, nn.MaxPool2d(2)(rows), rtol=0, atol=0, equal_nan=True)
 
 
 def test_groups_of_the_group_norm() -> None:

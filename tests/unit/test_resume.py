@@ -42,7 +42,7 @@ from fedsim.core.errors import (
 )
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
-from fedsim.storage import client_states, tensors
+from fedsim.storage import checkpoint, client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
@@ -383,6 +383,43 @@ def test_tables_without_results_may_change(after_four, tmp_path, undisturbed):
     path = run / "timings.csv"
     path.write_text(path.read_text().replace("train", "TRAIN"))
     assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
+
+
+def garbage(text: str) -> str:
+    """A table whose third line holds no numbers."""
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:2], "?,train,soon,0\n", *lines[3:]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (garbage, 3),
+        (lambda text: text.replace(",", ";"), 1),
+        (lambda text: text.replace("\n", "\n\x00\n", 1), 2),
+        (lambda text: "x" * 10 + text, 1),
+        (lambda text: text[:60] + text[70:-1] + "," * 11, None),
+    ],
+)
+def test_times_that_are_none_are_refused_before_the_run_goes_on(damage, line, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    path = run / "timings.csv"
+    path.write_text(damage(path.read_text()))
+    before = contents(run) | {"timings.csv": path.read_bytes()}
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert re.search(rf"{path}, line {line or ''}", done.stderr)
+    assert contents(run) | {"timings.csv": path.read_bytes()} == before
+
+
+@pytest.mark.parametrize("left", [None, "", "round,phase,seconds,bytes\n1,train,0.5,0\n2,tra"])
+def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    path = run / "timings.csv"
+    path.unlink() if left is None else path.write_text(left)
+    result = fedsim.resume(run)
+    assert contents(result.path) == undisturbed["fedbn"]
+    assert set(result.read("timings")["round"]) == {5, 6} | ({1} if left else set())
 
 
 def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
@@ -732,6 +769,12 @@ def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
                 fedsim.run(config("fedbn", checkpoint_every=9), run)
         assert records(run) == ["round-000002.json"]
         assert contents(driver.resume(run).path) == undisturbed["fedbn"]
+
+
+@pytest.fixture(autouse=True)
+def without_rest(monkeypatch):
+    """A checkpoint follows each round that ends after the one before is written."""
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)
 
 
 def full_disk(monkeypatch, pattern: str, after: int) -> None:

@@ -86,7 +86,7 @@ def test_run_and_sweep_name_the_command_that_searches(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\(search\): a search is run by 'fedsim tune .*yaml'"):
         load_config(file=file)
     with pytest.raises(ConfigError, match=r"search\.yaml:2 .*: a search is run by 'fedsim tune'"):
-        sweep.expand(sweep.load(str(file))[1], {})
+        sweep.expand(sweep.load(str(file)), {})
 
 
 def test_the_search_of_a_file_goes_over_that_of_its_preset() -> None:

@@ -139,8 +139,8 @@ def test_auto_is_written_as_the_number_that_it_stands_for(changes, found):
 
 def test_what_cannot_be_stacked_is_refused_with_the_reason():
     message = (
-        r"^engine\.client_batch=4: algorithm fedpac with model mlp cannot be stacked: "
-        r"local training has two phases; with 1 or auto"
+        r"^engine\.client_batch: 4 given, but algorithm fedpac with model mlp cannot be stacked: "
+        r"local training has two phases; 1 and auto"
     )
     with pytest.raises(ConfigError, match=message):
         prepare(config(4, method="fedpac"))

@@ -21,6 +21,7 @@ from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError, StoreError
+from fedsim.storage.run_dir import check_free
 from fedsim.training import driver, parallel, resume, sweep, sweep_tables, tables
 from fedsim.training.board import OneByOne
 from fedsim.training.parallel import Here
@@ -162,9 +163,8 @@ def test_hyperparameters_that_no_run_uses_are_warned_of(
 def test_files_may_start_from_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("preset: table3_small\ntrain: {rounds: 3}\n")
-    name, loaded = sweep.load(str(path))
-    runs = sweep.expand(loaded, {})
-    assert (name, len(runs)) == ("mine", 18)
+    runs = sweep.expand(sweep.load(str(path)), {})
+    assert len(runs) == 18
     assert {(r.config.train.rounds, r.config.data.num_clients) for r in runs} == {(3, 50)}
 
 
@@ -379,6 +379,21 @@ def test_interrupted_runs_are_archived_and_run_again(tmp_path: Path) -> None:
     assert (tmp_path / kept[1] / "rounds.csv").read_text() == "attempt 2\n"
 
 
+@pytest.mark.parametrize(
+    ("extra", "kept"), [(None, 0), ("rounds.csv", 1), ("checkpoints/clients", 1), ("note.txt", 1)]
+)
+def test_a_run_without_a_finished_round_is_not_archived(
+    extra: str | None, kept: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "seed=0"
+    (folder / "checkpoints").mkdir(parents=True)
+    for name in (*resume.BEFORE_ROUNDS, files.LOCK_FILE, *([extra] if extra else [])):
+        (folder / name).touch()
+    resume.archive(folder)
+    assert len(list(tmp_path.glob("*.interrupted-*"))) == kept
+    check_free(folder)  # a run can begin there
+
+
 def test_a_live_run_is_not_archived(
     tmp_path: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +452,7 @@ def test_spread_of_one_seed_has_no_interval() -> None:
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_the_experiment_files_of_the_repository_are_valid(path: Path) -> None:
-    _, loaded = sweep.load(str(path))
+    loaded = sweep.load(str(path))
     assert loaded.about
     assert sweep.expand(loaded, {})
 
@@ -594,7 +609,7 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
 ) -> None:
     table, _ = run_all(runs_of(GRID), tmp_path, fake_run)
     capsys.readouterr()
-    show_aggregate(table)
+    show_aggregate(table, 100)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == (
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
@@ -609,6 +624,8 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
     assert lines[4].startswith(
         "collapsed: runs whose final balanced accuracy is at most that of chance"
     )
-    show_aggregate(table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan]))
+    again = table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan])
+    show_aggregate(again, 2)
     lines = capsys.readouterr().out.splitlines()
     assert [re.split(" {2,}", line)[-1] for line in lines[1:]] == ["final balanced %", "25.00", "-"]
+    assert "last2 %" in lines[1]

@@ -16,9 +16,9 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, FedsimError, StoreError
 from fedsim.engine.drivers import Event, Failed
 from fedsim.storage import trials
+from fedsim.storage.trials import best
 from fedsim.training import resume, sweep, tune
 from fedsim.training import search as searches
-from fedsim.training.study import best
 from tests.planted import Killed, Planted, Work, planted
 
 FILE = """
@@ -72,7 +72,7 @@ def test_the_table_and_the_best_configuration(tmp_path: Path) -> None:
     assert (config.train.lr, config.seed) == (leader.params["train.lr"], 3)
     assert config.engine.kind == "ray"  # not what the search chose to go by
     assert resume.decisive(config) == resume.decisive(plan.config(leader.params, 3))
-    (run,) = sweep.expand(sweep.load(str(tmp_path / "best.yaml"))[1], {})
+    (run,) = sweep.expand(sweep.load(str(tmp_path / "best.yaml")), {})
     assert resume.decisive(run.config) == resume.decisive(config)
 
 

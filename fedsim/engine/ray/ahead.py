@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 class SessionAhead:
     """A session that a thread starts, with as many actors as the first round is likely to need.
 
-    What goes wrong is raised by :meth:`result`. The actors begin with importing torch.
+    Errors of the start are raised by :meth:`result`. The actors import torch first.
 
     Args:
-        config: of the run; what the data will decide need not be known yet.
+        config: of the run; settings that depend on the data may still be open.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -30,7 +30,7 @@ class SessionAhead:
         threading.Thread(target=self._start, name="ray-session", daemon=True).start()
 
     def result(self) -> Session:
-        """The session, as soon as it is there.
+        """Waits for the session.
 
         Raises:
             ConfigError: as of :class:`~fedsim.engine.ray.pool.Session`, or nothing fits.
@@ -38,9 +38,9 @@ class SessionAhead:
         return self._session.result()
 
     def close(self) -> None:
-        """Ends Ray and its actors; waits for a start that goes on.
+        """Ends Ray and its actors, after waiting for a start in progress.
 
-        A start that failed is nobody's concern here: who needs the session asked for it.
+        A failed start is ignored here; :meth:`result` raises it.
         """
         error = self._session.exception()
         try:

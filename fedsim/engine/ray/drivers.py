@@ -1,6 +1,6 @@
-"""Run drivers that are Ray actors, for runs on GPUs or on a cluster.
+"""Run drivers as Ray actors, for runs on GPUs or on a cluster.
 
-A driver holds no CPU: one that did would wait for ever for its own clients' actors, which need it.
+A driver reserves no CPU, since its own client actors might wait for that CPU forever.
 All drivers are on the machine of the process that controls them, where the run directories are.
 Each run has a placement group, see :mod:`fedsim.engine.ray.groups`; driver, group and client actors
 are kept from one run to the next.
@@ -26,35 +26,46 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, EngineLostError, WorkerError
 from fedsim.core.machine import cores
-from fedsim.engine.drivers import ENDINGS, Event, Execute, Job, Lost, Orders, Stopped, forward_log
+from fedsim.engine.drivers import (
+    ENDINGS,
+    Event,
+    Execute,
+    Failed,
+    Job,
+    Lost,
+    Orders,
+    Stopped,
+    forward_log,
+)
 from fedsim.engine.ray import groups
 from fedsim.engine.ray.cluster import LOCAL, connect, local_node
 from fedsim.engine.ray.faults import fault_of
 from fedsim.engine.ray.groups import Group, Need, Pending, Shape, plan_runs
 from fedsim.engine.ray.head import Head, own_processes
+from fedsim.engine.ray.placement import Node, listed
 from fedsim.engine.ray.pool import Session
 from fedsim.engine.ray.shared import start_register
 
 logger = logging.getLogger("fedsim")
 POLL = 0.25
-"""Seconds that the controller waits for events at most."""
+"""The longest that the controller waits for events, in seconds."""
 PATIENCE = 5.0
-"""Seconds that a driver has nothing to tell before it says so."""
+"""Seconds after which a driver without events answers with an empty list."""
 PLACE_TIMEOUT = 30.0
-"""Seconds after which groups that fit, by what the machines have, are not waited for any more."""
+"""The longest wait, in seconds, for groups that fit by the resources of the machines."""
 LOST_TIMEOUT = 180.0
-"""Seconds after which a sweep gives up that has no place for any run; Ray may need a minute to
-notice that a machine is gone."""
+"""Seconds after which a run fails that no machine has room for, and a sweep ends that has no place
+for any run; Ray may need a minute to notice that a machine is gone."""
 CHECK_INTERVAL = 5.0
-"""Seconds after which it is looked again whether a group fits that did not."""
+"""Seconds between two checks whether a group fits that did not."""
 
 
 class Driver:
-    """Does runs one after the other; questions and orders are answered beside a run.
+    """Executes runs one after the other; questions and orders are answered during a run.
 
     Args:
-        execute: does a job.
-        folder: the controller's current directory, from which paths of settings count.
+        execute: executes a job.
+        folder: the controller's current directory, to which paths in settings are relative.
         register: see :mod:`fedsim.engine.ray.shared`.
     """
 
@@ -70,7 +81,7 @@ class Driver:
         forward_log(self._news.put)
 
     def run(self, job: Job, group: Group) -> None:
-        """Does a job, with the client actors in a group; how it ended is told."""
+        """Executes a job, with the client actors in a group; the last event is how it ended."""
         self._doing, self._orders = job.name, Orders(stop=self._halting)
         try:
             session = self._in(group) if job.config.engine.kind == "ray" else None
@@ -79,7 +90,7 @@ class Driver:
             self._news.put(Lost(str(error)))
 
     def _in(self, group: Group) -> Session:
-        """The session of a group, with the actors that the run before has left."""
+        """The session of a group, with the actors of the run before."""
         if self._session is None or self._session.group != group:
             self.leave()
             self._session = Session(EngineConfig(), group, self._register)
@@ -93,7 +104,7 @@ class Driver:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def told(self) -> list[Event]:
-        """What has happened since the last call; waits until something has, for a while."""
+        """The events since the last call; waits for one, at most :data:`PATIENCE` seconds."""
         found = []
         with contextlib.suppress(Empty):
             found.append(self._news.get(timeout=PATIENCE))
@@ -103,14 +114,14 @@ class Driver:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def stop(self, name: str | None) -> None:
-        """Asks the run of a job to stop; None: any, and those that may follow."""
+        """Orders the run of a job to stop; None: the current run and all later ones."""
         self._halting = self._halting or name is None
         if name in (None, self._doing):
             self._orders.stop = True
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def end(self, name: str) -> None:
-        """Asks the run of a job to end in order."""
+        """Orders the run of a job to finish after its round."""
         if name == self._doing:
             self._orders.end = True
 
@@ -206,7 +217,13 @@ class RayDrivers:
             self.close(at_once=True)
             raise
         self._placed = self._looked = time.monotonic()
+        self._no_room: dict[Shape, float] = {}  # that no machine has room for, and since when
         self.slots = tuple(range(len(self._seats)))
+
+    @property
+    def place(self) -> str:
+        """See :class:`~fedsim.engine.drivers.Drivers`."""
+        return f"with {self._usual} each"
 
     def _shape(self, need: Need) -> Shape:
         return need.shape(self._nodes, self.plan.actors)
@@ -226,7 +243,7 @@ class RayDrivers:
         return made.remote(self._execute, os.getcwd(), self._register)
 
     def _wait_for_groups(self, parallel: Literal["auto"] | int) -> None:
-        """A guard: what others hold of the cluster is not in the plan."""
+        """Waits for the groups, since the plan does not know what other programs reserve."""
         until = time.monotonic() + PLACE_TIMEOUT
         for seat in self._seats:
             seat.settle(max(0.0, until - time.monotonic()))
@@ -264,7 +281,7 @@ class RayDrivers:
         """
         with self._head.guard():
             self._place()
-            self._check_room()
+            self._check_room(tell)
             owed = [ref for s in self._seats for ref in (s.told, s.ran) if ref is not None]
             owed += [seat.pending.ready for seat in self._seats if seat.pending]
             if not owed:
@@ -279,21 +296,26 @@ class RayDrivers:
         """Gives waiting jobs to drivers that have none, in groups of the right shape."""
         for seat in self._seats:
             seat.settle()
-        while self._waiting and not self._halting:
-            shape = self._shape(self._need_of(self._waiting[0][1].config))
+        for slot, job, shape in self._waiting_shapes():
+            if shape in self._no_room or self._halting:
+                continue
             free = [seat for seat in self._seats if seat.slot is None]
             right = [seat for seat in free if seat.group and seat.group.shape == shape]
             if not right:
                 self._reshape(free, shape)
                 return
-            slot, job = self._waiting.popleft()
+            self._waiting.remove((slot, job))
             seat = right[0]
             seat.slot, seat.job = slot, job
             seat.ran = seat.driver.run.remote(job, seat.group)
 
+    def _waiting_shapes(self) -> list[tuple[int, Job, Shape]]:
+        return [(slot, job, self._shape(self._need_of(job.config))) for slot, job in self._waiting]
+
     def _reshape(self, free: Sequence[_Seat], shape: Shape) -> None:
-        """Makes one of the groups anew, in another shape."""
+        """Makes one of the groups anew, in another shape; or one that no machine has room for."""
         others = [seat for seat in free if seat.group]
+        others += [seat for seat in free if seat.pending and seat.pending.shape in self._no_room]
         if others and not any(s.pending and s.pending.shape == shape for s in free):
             others[0].give_up()
             others[0].pending = Pending(shape)
@@ -329,8 +351,8 @@ class RayDrivers:
         if slot is not None:
             tell(slot, event)
 
-    def _check_room(self) -> None:
-        """Makes groups for drivers that have lost theirs, as far as they fit."""
+    def _check_room(self, tell: Callable[[int, Event], None]) -> None:
+        """Looks which shapes the machines still have room for; makes groups that were lost anew."""
         now = time.monotonic()
         if any(seat.group for seat in self._seats):
             self._placed = now
@@ -338,15 +360,43 @@ class RayDrivers:
             raise WorkerError(
                 f"no machine of the cluster has had room for a run in {LOST_TIMEOUT:.0f} s"
             )
-        without = [seat for seat in self._seats if not (seat.group or seat.pending)]
-        if not without or self._halting or now - self._looked < CHECK_INTERVAL:
+        complete = all(seat.group or seat.pending for seat in self._seats)
+        if self._halting or now - self._looked < CHECK_INTERVAL or (complete and not self._waiting):
             return
         self._looked = now
         nodes, here = groups.reachable()
+        waiting = self._waiting_shapes()
+        known = {*self._no_room, self._usual, *(shape for *_, shape in waiting)}
+        self._no_room = {s: self._no_room.get(s, now) for s in known if not s.fits(nodes)}
+        fitting = [shape for *_, shape in waiting if shape not in self._no_room]
+        idle = all(seat.slot is None for seat in self._seats)
+        for seat in self._seats:
+            if seat.group and idle and fitting:  # it may take the room that the runs need
+                seat.give_up()
+        without = [seat for seat in self._seats if not (seat.group or seat.pending)]
         held = len(self._seats) - len(without)
         room = self.plan.fitting(nodes, here, len(self._seats)) - held
-        for seat in without[: max(0, room)]:
-            seat.pending = Pending(self._usual)
+        fitting += [shape for shape in [self._usual] if shape not in self._no_room]
+        for seat in without[: max(room, 0 if held else 1)] if fitting else []:
+            seat.pending = Pending(fitting[0])  # perhaps smaller than the plan's
+        self._fail(waiting, now, nodes, tell)
+
+    def _fail(
+        self,
+        waiting: Sequence[tuple[int, Job, Shape]],
+        now: float,
+        nodes: Sequence[Node],
+        tell: Callable[[int, Event], None],
+    ) -> None:
+        """Ends the waiting jobs for whose shape no machine has had room for too long.
+
+        They are not begun again: that would take as long each time.
+        """
+        for slot, job, shape in waiting:
+            if now - self._no_room.get(shape, now) > LOST_TIMEOUT:
+                self._waiting.remove((slot, job))
+                reason = f"no machine of the cluster has had room for {shape} in"
+                tell(slot, Failed(f"{reason} {LOST_TIMEOUT:.0f} s ({listed(nodes)})"))
 
     def stop(self, slot: int | None = None) -> None:
         """See :class:`~fedsim.engine.drivers.Drivers`."""

@@ -1,9 +1,9 @@
-"""Placement groups: the part of a cluster in which one of several runs at once has its actors.
+"""Placement groups: the resources that each of several runs at once reserves for its actors.
 
-A group has a bundle for each client actor of its run, and the run plans for the bundles as it would
-for machines. Groups are made and removed by the process that controls the runs, since a group
-belongs to the job and not to the actor that uses it. How many fit is computed before any is made:
-Ray keeps what does not fit pending, without a word.
+A group has a bundle for each client actor of its run, and the run plans with bundles as it would
+with machines. The process that controls the runs makes and removes the groups, since a group
+belongs to the Ray job and not to the actor that uses it. How many fit is computed before any is
+made: Ray keeps a group that does not fit pending, without a message.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.machine import MODEL_COPIES, PROCESS
 from fedsim.core.types import GIB
 from fedsim.engine.ray.cluster import check_types, memory_of, node_of, share_of
-from fedsim.engine.ray.placement import MAX_LISTED, Node, Share, pack, plan_placement
+from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
 
 DRIVERS_PER_CORE = 4
-"""Runs at once for each core of the machine that drives them, where their number is left open."""
+"""The most runs at once with ``auto``, for each core of the machine that has the drivers."""
 ANSWER_TIMEOUT = 2.0
 """Seconds that a machine has to accept a connection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a run takes of the cluster.
+    """The resources that a run reserves.
 
     Args:
         share: of each client actor.
@@ -51,9 +51,13 @@ class Shape:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """A bundle for each actor, as Ray wants them."""
+        """A bundle for each actor, in Ray's form."""
         amounts = {"CPU": self.share.cpus, "GPU": self.share.gpus}
         return [{name: amount for name, amount in amounts.items() if amount}] * self.actors
+
+    def fits(self, nodes: Sequence[Node]) -> bool:
+        """Whether the machines have the CPUs and GPUs for it while nothing else uses them."""
+        return sum(pack(nodes, self.share, 0, self.actors)) == self.actors
 
     def __str__(self) -> str:
         return f"{self.actors} actor{'s' * (self.actors != 1)} of {self.share}"
@@ -61,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What is known of a run before it starts.
+    """The needs of a run, as known before it starts.
 
     Args:
         engine: its settings.
@@ -77,18 +81,18 @@ class Need:
 
     @property
     def actors(self) -> int | None:
-        """The number of actors that the settings ask for, None where it is left open."""
+        """The number of actors in the settings, None for ``auto``."""
         named = {"auto": None, "per-client": self.num_clients}
         asked = self.engine.actors
         return named[asked] if isinstance(asked, str) else min(asked, self.num_clients)
 
     @property
     def driver(self) -> int:
-        """Bytes that the driver needs: torch, and vectors of the model and of a round's updates."""
+        """Bytes that the driver needs: torch, copies of the model and the updates of a round."""
         return PROCESS + (MODEL_COPIES + self.cohort_size) * self.model_bytes
 
     def shape(self, nodes: Sequence[Node], actors: int) -> Shape:
-        """What the run takes, with ``actors`` where the settings leave their number open."""
+        """The resources of the run, with ``actors`` where the settings say ``auto``."""
         return Shape(share=share_of(self.engine, nodes), actors=self.actors or actors)
 
 
@@ -97,11 +101,11 @@ class RunsPlan:
     """Several runs at once.
 
     Args:
-        count: N, how many.
-        actors: k, of each run; of one whose settings ask for another number, that one.
-        share: of an actor, the most that one of any run holds.
-        memory: bytes that it needs at most.
-        driver: bytes that the driver of a run needs at most.
+        count: N, the number of runs at once.
+        actors: k, of each run whose settings do not give another number.
+        share: the largest share of an actor, over all runs.
+        memory: the most bytes that an actor needs.
+        driver: the most bytes that the driver of a run needs.
     """
 
     count: int
@@ -134,20 +138,21 @@ def plan_runs(
     cores: float,
     here: int = 0,
 ) -> RunsPlan:
-    """How many runs take place at once, with as many actors each as that leaves room for.
+    """Computes how many runs are executed at once, and with how many actors each.
 
-    Where both numbers are left open, runs come first, since a round waits for its slowest client;
-    actors that remain are dealt out evenly, to a run at most one for each client of a round.
+    Where neither number is given, the number of runs is made as large as possible first, since a
+    round waits for its slowest client. The actors left are divided evenly among the runs, at most
+    one for each client of a round.
 
     Args:
         needs: of the runs.
         nodes: the machines.
-        parallel: the number of runs that is asked for.
-        cores: of this machine, which drives the runs.
-        here: which of the machines it is; its memory holds the drivers too.
+        parallel: the number of runs at once; auto: as many as fit.
+        cores: of this machine, which has the drivers.
+        here: its index in ``nodes``; its memory holds the drivers too.
 
     Raises:
-        ConfigError: not one fits, or not so many; names the number that does.
+        ConfigError: no run fits, or fewer than ``parallel``; the message says how many do.
     """
     shares = [share_of(need.engine, nodes) for need in needs]
     for need, share in zip(needs, shares, strict=True):
@@ -178,12 +183,10 @@ def plan_runs(
 def _refuse(plan: RunsPlan, nodes: Sequence[Node], here: int, fits: int) -> NoReturn:
     if not fits:  # the actors of one run may be too many: says what would fit
         plan_placement(nodes, plan.share, plan.memory, plan.actors, plan.actors)
-    listed = ", ".join(map(str, nodes[:MAX_LISTED]))
-    more = f", and {len(nodes) - MAX_LISTED} more" if len(nodes) > MAX_LISTED else ""
     each = Shape(share=plan.share, actors=plan.actors)
     raise ConfigError(
         f"--parallel {plan.count}: so many runs with {each} each do not fit, {fits} "
-        f"do{'es' * (fits == 1)} ({listed}{more}); memory: {plan.memory / GIB:.2f} GiB for an "
+        f"do{'es' * (fits == 1)} ({listed(nodes)}); memory: {plan.memory / GIB:.2f} GiB for an "
         f"actor, {plan.driver / GIB:.2f} GiB on {nodes[here].name} for a run"
     )
 
@@ -212,7 +215,7 @@ class Group:
         return {"scheduling_strategy": PlacementGroupSchedulingStrategy(self.handle)}
 
     def lost(self) -> str:
-        """What happened to one of its machines, empty while all are there.
+        """How one of its machines was lost, empty while all are there.
 
         Ray itself notices it after 15 seconds or more, and the group's state never shows it.
         """
@@ -246,7 +249,7 @@ def answers(node: Any) -> bool:
 
 
 class Pending:
-    """A group that was asked for; ``ready`` is the object that comes with it."""
+    """A requested group; the object ``ready`` becomes available when it is placed."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -261,7 +264,7 @@ class Pending:
         return Group(self._handle, self.shape, tuple(nodes[i] for i in sorted(nodes)))
 
     def remove(self) -> None:
-        """Asks no more."""
+        """Withdraws the request."""
         remove_placement_group(self._handle)
 
 

@@ -166,17 +166,21 @@ def units(amount: float) -> int:
     return math.floor(amount * ONE + 1e-6)
 
 
+def listed(nodes: Sequence[Node]) -> str:
+    """The machines and what they have; of many, the first ones."""
+    more = f", and {len(nodes) - MAX_LISTED} more" if len(nodes) > MAX_LISTED else ""
+    return ", ".join(map(str, nodes[:MAX_LISTED])) + more
+
+
 def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> str:
     """Why ``wanted`` actors do not fit, and the largest amounts with which they would."""
 
     def room(share: Share, memory: int) -> int:
         return sum(pack(nodes, share, memory, wanted))
 
-    listed = ", ".join(map(str, nodes[:MAX_LISTED]))
-    more = f", and {len(nodes) - MAX_LISTED} more" if len(nodes) > MAX_LISTED else ""
     text = (
         f"{wanted} actor{'s' * (wanted != 1)} of {share} do{'es' * (wanted == 1)} not fit, "
-        f"{room(share, memory)} do ({listed}{more})"
+        f"{room(share, memory)} do ({listed(nodes)})"
     )
     if room(share, 0) < wanted:
         smaller = _suggested_share(nodes, share, lambda share: room(share, 0) >= wanted, wanted)

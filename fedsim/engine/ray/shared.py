@@ -1,7 +1,7 @@
-"""One copy of the data for runs side by side: large arrays are objects that all of them refer to.
+"""One copy of the data for several runs: large arrays are objects in Ray's store, shared by runs.
 
-Each driver reads its run's data itself. Which of them are in the object store already is kept by an
-actor, which owns the objects, so that they outlive the driver that sent them.
+Each driver reads its run's data itself. An actor, the register, knows which arrays are in the
+object store already. It owns the objects, so that they outlive the driver that sent them.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from fedsim.engine.worker import WorkerSpec  # imports torch, which the actor does not need
 
 SMALL = 1 << 20
-"""Bytes of an array that is sent with the rest."""
+"""Bytes below which an array is not shared, but sent with the rest."""
 KEPT = 4
-"""Arrays that are kept for the runs that follow."""
+"""Number of arrays that are kept for later runs."""
 CLAIM = 60.0
-"""Seconds after which nobody waits for a driver any more that was to send an array."""
+"""The longest wait, in seconds, for another driver to send an array."""
 
 
 class Register:
-    """The objects of arrays by digest; those asked for last are kept."""
+    """The objects of arrays by digest; the most recently used ones are kept."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._claims: dict[str, float] = {}
 
     def find(self, digest: str) -> list[Any] | None:
-        """The object in a list; an empty one: the caller has to send it; None: another one does."""
+        """The object in a list; an empty list: the caller must send it; None: another one does."""
         if digest in self._objects:
             self._objects[digest] = self._objects.pop(digest)
             return [self._objects[digest]]
@@ -47,7 +47,7 @@ class Register:
         return []
 
     def keep(self, digest: str, array: Array) -> list[Any]:
-        """Puts the array, as an object of its own; the object in a list."""
+        """Puts the array into the object store; returns the object in a list."""
         self._objects[digest] = ray.put(array)
         self._claims.pop(digest, None)
         for oldest in list(self._objects)[:-KEPT]:
@@ -56,12 +56,12 @@ class Register:
 
 
 def start_register(**options: Any) -> Any:
-    """The actor; ``options`` say where it is to be."""
+    """Starts the register; ``options`` are those of the actor, such as where it is placed."""
     return ray.remote(num_cpus=0, max_restarts=0, **options)(Register).remote()
 
 
 def without_samples(spec: WorkerSpec, register: Any) -> WorkerSpec:
-    """What has to travel, with the object of the samples in their place where they are large."""
+    """The spec to send, in which a reference to a shared object replaces large samples."""
     bare = spec.to_send()
     if bare.dataset.x.nbytes < SMALL:
         return bare
@@ -81,7 +81,7 @@ def _object_of(array: Array, register: Any) -> Any:
 
 
 def with_samples(spec: WorkerSpec) -> WorkerSpec:
-    """The whole again, on the node of an actor.
+    """The inverse of :func:`without_samples`, on the node of an actor.
 
     Raises:
         RayError: the object was lost.

@@ -82,6 +82,49 @@ def test_the_page_and_its_files(tmp_path: Path) -> None:
     assert {p: p.read_bytes() for p in first} == first
 
 
+CONFIRMED = """trial,value,train.lr,server,train.local_epochs,n,val_accuracy_mean,val_accuracy_std,\
+val_accuracy_ci95,final_test_accuracy_mean,final_test_accuracy_std,final_test_accuracy_ci95
+4,0.8125,0.125,null,2,3,0.79,0.01,0.0248,0.77,0.02,0.0497
+3,0.8125,0.0625,fedgh,2,1,0.75,,,0.74,,
+"""
+
+
+@pytest.mark.integration
+def test_the_page_has_the_trials_on_fresh_seeds_first(tmp_path: Path) -> None:
+    search = write_search(tmp_path / "search")
+    (search / "confirm.csv").write_text(CONFIRMED)
+    table = trials.confirmed(search, trials.read(search))
+    assert table is not None
+    assert table.head[-4:] == [
+        "In the search", "n", "Validation accuracy (%) ± 95 % CI",
+        "Final test accuracy (%) ± 95 % CI",
+    ]  # fmt: skip
+    assert table.rows[0] == [
+        "4",
+        "0.125",
+        "null",
+        "2",
+        "81.25",
+        "3",
+        "79.00 ± 2.48",
+        "77.00 ± 4.97",
+    ]
+    assert table.rows[1][-3:] == ["1", "75.00", "74.00"]
+    done = report(search, "--out", tmp_path / "page")
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "page/report.html").read_text()
+    assert text.index("The best trials on fresh training seeds") < text.index("All trials")
+    assert len(pd.read_csv(tmp_path / "page/tables/confirmed.csv")) == 2
+
+
+@pytest.mark.parametrize("text", ["trial\n1\n", "", CONFIRMED.replace("0.79", "x")])
+def test_fresh_seeds_that_cannot_be_read(text: str, tmp_path: Path) -> None:
+    search = write_search(tmp_path)
+    (search / "confirm.csv").write_text(text)
+    with pytest.raises(AnalysisError, match=r"confirm\.csv"):
+        trials.confirmed(search, trials.read(search))
+
+
 def test_panels_are_logarithmic_where_the_search_was(tmp_path: Path) -> None:
     search = trials.read(write_search(tmp_path))
     _, values = trials.drawings(search)

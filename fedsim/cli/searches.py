@@ -1,0 +1,157 @@
+"""What the commands say of a search by ``fedsim tune``."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedsim.core.errors import StoreError
+
+if TYPE_CHECKING:
+    from fedsim.storage.directories import SearchStatus
+
+
+def trials_of(found: SearchStatus) -> str:
+    """``7 of 20 trials: 5 complete, 2 pruned``."""
+    ended, planned = len(found.trials), found.planned or 0
+    number = f"{ended} of {planned}" if ended < planned else f"{ended}"
+    counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
+    return f"{number} trials" + (f": {counts}" if counts else "")
+
+
+def values(found: SearchStatus) -> dict[str, Any]:
+    """A search for programs."""
+    best = found.best
+    return {
+        "path": str(found.path),
+        "state": found.state,
+        "problem": found.problem,
+        "by": found.study.get("by"),
+        "trials": len(found.trials),
+        "trials_planned": found.planned,
+        **{state: found.counts.get(state, 0) for state in ("complete", "pruned", "failed")},
+        "best_trial": None if best is None else best.number,
+        "best_value": None if best is None else best.value,
+    }
+
+
+def details(found: SearchStatus) -> dict[str, Any]:
+    """All of a search for programs.
+
+    Raises:
+        StoreError: confirm.csv cannot be read.
+    """
+    best = found.best
+    return {
+        **values(found),
+        "study": dict(found.study),
+        "best_params": None if best is None else dict(best.params),
+        "best_yaml": _path(found, "best.yaml"),
+        "best_yaml_trial": _chosen(found.path / "best.yaml"),
+        "confirmed": [
+            {column: None if value != value else value for column, value in row.items()}  # NaN
+            for row in confirmed(found.path)
+        ],
+    }
+
+
+def show(found: SearchStatus) -> None:
+    """Prints a search: what is searched, how the trials ended, and the best ones.
+
+    Raises:
+        StoreError: the search is damaged, or confirm.csv cannot be read.
+    """
+    if found.problem is not None:
+        raise StoreError(found.problem)
+    study = found.study
+    click.echo(f"{found.path}: {found.state} search")
+    space, seeds = study.get("search"), study.get("seeds")
+    for key, form in space.items() if isinstance(space, dict) else ():
+        click.echo(f"  {key}: {form}")
+    over = ", ".join(map(str, seeds)) if isinstance(seeds, list) else "-"
+    click.echo(
+        f"by {found.by}, sampler {study.get('sampler')}, pruner {study.get('pruner')}, "
+        f"training seeds {over}"
+    )
+    click.echo(trials_of(found))
+    if found.best is not None:
+        show_best(found.by, found.best.number, found.best.value or 0.0, found.best.params)
+    rows = confirmed(found.path)
+    if rows:
+        show_confirmed(found.by, rows)
+    file = found.path / "best.yaml"
+    if file.is_file():
+        chosen = _chosen(file)
+        click.echo(f"{file}" + ("" if chosen is None else f" has trial {chosen}"))
+
+
+def show_best(
+    by: str, number: int, value: float, params: Mapping[str, Any], over: str = ""
+) -> None:
+    """Prints the best trial of a search."""
+    from fedsim.training.tune import described
+
+    click.echo(f"best trial {number}: {by} {value:.4f}{over}")
+    click.echo(f"  {described(params)}")
+
+
+def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
+    """Prints the rows of confirm.csv, in which empty cells are NaN."""
+    from fedsim.training.tables import interval
+    from fedsim.training.tables import show as show_table
+
+    click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
+    shown = []
+    for line in rows:
+        row = {"trial": str(line["trial"]), "n": str(line["n"])}
+        row["in the search"] = f"{line['value']:.4f}"
+        for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
+            row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)
+        shown.append(row)
+    show_table(shown)
+
+
+def confirmed(folder: Path) -> list[dict[str, Any]]:
+    """The rows of confirm.csv, none where there is no such file; trial and n are whole numbers.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    from fedsim.storage import status
+
+    path = folder / "confirm.csv"
+    if not path.exists():
+        return []
+    try:
+        rows = status.table(path)
+        numbers = [c for c in (rows[0] if rows else ()) if c == "value" or c.endswith(MEASURES)]
+        return [
+            {**row, "trial": int(row["trial"]), "n": int(row["n"])}
+            | {column: float(row[column] or "nan") for column in numbers}
+            for row in rows
+        ]
+    except (OSError, ValueError, KeyError, csv.Error) as error:
+        raise StoreError(f"{path}: cannot be read ({error})") from error
+
+
+MEASURES = ("_mean", "_std", "_ci95")
+"""Ends of the names of columns with numbers."""
+
+
+def _path(found: SearchStatus, name: str) -> str | None:
+    return str(found.path / name) if (found.path / name).is_file() else None
+
+
+def _chosen(best: Path) -> int | None:
+    """The number of the trial in best.yaml, which its first line names."""
+    try:
+        with best.open(encoding="utf-8") as file:
+            match = re.match(r"# trial (\d+):", file.readline())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return int(match[1]) if match else None

@@ -1,0 +1,203 @@
+"""The runs, sweeps and searches below a folder; nothing is written, and no run is held up."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fedsim.core import files
+from fedsim.core.errors import StoreError
+from fedsim.storage import status, trials
+from fedsim.storage.status import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, RunStatus
+from fedsim.storage.trials import Trial
+
+GRID = "sweep.json"
+"""The file in which a sweep says which runs its grid has."""
+TRIAL = re.compile(r"trial-\d+")
+"""Name of the directory of a trial's runs, which gets no tables of its own."""
+ARCHIVED = re.compile(r"\.interrupted-\d+$")
+"""End of the name of a directory that a sweep archived to start the run again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepStatus:
+    """A directory of runs that a sweep began.
+
+    Args:
+        state: running if the sweep or one of its runs is; finished if all runs are and the tables
+            are written (a trial of a search has none); failed if all have ended, some with an
+            error.
+        runs: in the order of their names; without those that were archived.
+        grid: the names of all runs of the grid, some of which may not have begun; None where an
+            earlier version did not write them down.
+    """
+
+    path: Path
+    state: str
+    runs: Sequence[RunStatus] = field(default=())
+    grid: Sequence[str] | None = None
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many of the grid's runs are in each state, without those that have not begun."""
+        return Counter(
+            run.state for run in self.runs if self.grid is None or run.path.name in self.grid
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchStatus:
+    """The directory of a search by ``fedsim tune``.
+
+    Args:
+        state: running; finished if all trials have ended, and the runs on fresh seeds if there are
+            any; failed if no trial is complete then; damaged; otherwise interrupted.
+        study: what study.json says.
+        trials: those that have ended, by number.
+        problem: why a damaged search cannot be read.
+    """
+
+    path: Path
+    state: str
+    study: Mapping[str, object] = field(default_factory=dict)
+    trials: Sequence[Trial] = ()
+    problem: str | None = None
+
+    @property
+    def by(self) -> str:
+        """The metric."""
+        return str(self.study.get("by"))
+
+    @property
+    def planned(self) -> int | None:
+        """How many trials there are to be; None where an earlier version did not say it."""
+        count = self.study.get("trials")
+        return count if isinstance(count, int) else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many trials are complete, pruned and failed, without zeros."""
+        found = Counter(trial.state for trial in self.trials)
+        return {state: found[state] for state in trials.STATES if found[state]}
+
+    @property
+    def best(self) -> Trial | None:
+        """The best complete trial."""
+        return next(iter(trials.best(self.trials, self.by)), None)
+
+
+Found = RunStatus | SweepStatus | SearchStatus
+
+
+def find(folder: Path) -> Iterator[Found]:
+    """The runs, sweeps and searches at or below a folder, sorted by path.
+
+    The runs of a sweep follow it. Those of a search are left out, unless the search itself, or a
+    folder in it, is given.
+
+    Raises:
+        StoreError: the folder itself cannot be read; what cannot be read below it is left out.
+    """
+    try:
+        yield from _find(folder, given=True)
+    except OSError as error:
+        raise StoreError(f"{folder}: cannot be read ({error.strerror or error})") from error
+
+
+def _find(folder: Path, given: bool = False) -> Iterator[Found]:
+    with os.scandir(folder) as entries:
+        names = {entry.name: entry.is_dir(follow_symlinks=False) for entry in entries}
+    if status.is_run(names):
+        yield status.read(folder)
+        return
+    below: list[Found] = []
+    for name in sorted(name for name, is_folder in names.items() if is_folder):
+        if not name.startswith("."):
+            try:
+                below += _find(folder / name)
+            except OSError:  # somebody else's folder, or gone meanwhile
+                continue
+    if trials.STUDY in names:
+        yield _search(folder, below)
+        yield from below if given else ()
+        return
+    own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
+    runs = [run for run in own if not ARCHIVED.search(run.path.name)]
+    grid = read_grid(folder) if GRID in names else None
+    # a sweep of an earlier version has no tables before its end, but names its runs by settings
+    named = bool(runs) and all("=" in run.path.name for run in runs)
+    if "aggregate.csv" in names or grid is not None or named:
+        complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
+        state = _state(folder, runs, complete, grid)
+        yield SweepStatus(path=folder, state=state, runs=runs, grid=grid)
+        yield from (replace(run, sweep=folder) for run in own)
+        below = [b for b in below if not isinstance(b, RunStatus) or b.path.parent != folder]
+    yield from below
+
+
+def search_in(folder: Path) -> SearchStatus | None:
+    """The search in a directory, None where there is none.
+
+    Raises:
+        StoreError: the directory cannot be read.
+    """
+    found = next(find(folder), None) if (folder / trials.STUDY).is_file() else None
+    return found if isinstance(found, SearchStatus) else None
+
+
+def _search(folder: Path, below: Sequence[Found]) -> SearchStatus:
+    """The search in a directory, in which ``below`` lie."""
+    try:
+        study, ended = trials.read_study(folder) or {}, trials.read(folder)
+    except StoreError as error:
+        return SearchStatus(path=folder, state=DAMAGED, problem=str(error))
+    known = SearchStatus(path=folder, state=INTERRUPTED, study=study, trials=ended)
+    if _is_held(folder) or any(each.state == RUNNING for each in below):
+        return replace(known, state=RUNNING)
+    folders = {trial.folder for trial in ended}
+    sweeps = [s for s in below if isinstance(s, SweepStatus) and s.path.parent == folder]
+    begun = {sweep.path.name for sweep in sweeps if TRIAL.fullmatch(sweep.path.name)}
+    confirmed = all(s.state in (FINISHED, FAILED) for s in sweeps if s.path.name not in begun)
+    if len(ended) < (known.planned or 1) or not begun <= folders or not confirmed:
+        return known
+    return replace(known, state=FINISHED if known.best else FAILED)
+
+
+def write_grid(folder: Path, names: Sequence[str]) -> None:
+    """Writes sweep.json: the names of all runs of a sweep.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    files.write(folder / GRID, (json.dumps({"runs": list(names)}, indent=1) + "\n").encode())
+
+
+def read_grid(folder: Path) -> list[str] | None:
+    """The names of all runs of a sweep; None where they are not written down, or damaged."""
+    try:
+        return [str(name) for name in json.loads((folder / GRID).read_bytes())["runs"]]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a live process of this machine runs the sweep or search in a directory."""
+    lock = files.lock_holder(folder)
+    return lock is not None and lock.held
+
+
+def _state(
+    folder: Path, runs: Sequence[RunStatus], complete: bool, grid: Sequence[str] | None
+) -> str:
+    known = {run.path.name: run.state for run in runs}
+    if RUNNING in known.values() or _is_held(folder):
+        return RUNNING
+    states = {known.get(name, INTERRUPTED) for name in (known if grid is None else grid)}
+    if FAILED in states and states <= {FINISHED, FAILED}:
+        return FAILED
+    return FINISHED if complete and states <= {FINISHED} else INTERRUPTED

@@ -1,0 +1,176 @@
+"""What ``fedsim sweep`` and ``fedsim tune`` say and refuse before the first run begins."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from fedsim.config.resolve import from_flags, resolve
+from fedsim.core.errors import ConfigError
+from fedsim.engine.drivers import Drivers
+from fedsim.training import slots, sweep
+from fedsim.training.parallel import Here
+from fedsim.training.processes import Processes
+
+SMALL = """
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+engine: {kind: serial}
+train: {rounds: 1, sample_rate: 0.5, batch_size: 100}
+"""
+SEARCH = SMALL + "search:\n  train.lr: choice(0.01, 0.3)\n"
+SWEEP = SMALL + "grid: {seed: [0, 1]}\n"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sweep.yaml").write_text(SWEEP)
+    Path("search.yaml").write_text(SEARCH)
+
+
+def fedsim(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_the_help_says_which_engine_is_the_default(command: str) -> None:
+    text = " ".join(fedsim(command, "--help").output.split())
+    assert "process (serial). [serial where the machine has no GPU and the runs fill it" in text
+    assert "[ray]" not in text
+    assert "[ray]" in " ".join(fedsim("run", "--help").output.split())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("command", ["sweep", "tune"])
+def test_a_signal_during_start_up_says_how_to_continue(
+    command: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(_: str) -> None:
+        os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(sweep, "load", load)
+    before = signal.getsignal(number)
+    done = fedsim(command, f"{'sweep' if command == 'sweep' else 'search'}.yaml")
+    assert (done.stderr, done.exit_code) == (
+        "interrupted; the same command continues\n",
+        128 + number,
+    )
+    assert signal.getsignal(number) is before
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "origin"),
+    [
+        (("sweep", "sweep.yaml", "--client-batch", "4"), "--client-batch"),
+        (("tune", "search.yaml", "--client-batch", "4"), "--client-batch"),
+        (("sweep", "batch.yaml"), "batch.yaml:8 (engine.client_batch)"),
+    ],
+)
+def test_clients_that_cannot_be_stacked_are_refused_before_any_run(
+    arguments: tuple[str, ...], origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "make_drivers", lambda *_, **__: pytest.fail("a run was started"))
+    Path("batch.yaml").write_text(SWEEP + "engine.client_batch: 4\n")
+    done = fedsim(*arguments, "-a", "fedpac")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"error: {origin}: 4 given, but algorithm fedpac with model mlp cannot be stacked: local "
+        "training has two phases; 1 and auto train these clients one by one\n"
+    )
+    assert not Path("runs").exists()
+
+
+def test_recurrent_models_are_refused_without_their_data() -> None:
+    done = fedsim(
+        *("sweep", "sweep.yaml", "-d", "shakespeare", "--model", "leaf_shakespeare"),
+        *("--client-batch", "4", "--set", "data.val_fraction=0", "--dry-run"),
+    )
+    assert done.stderr.startswith("error: --client-batch: 4 given, but algorithm fedavg with model")
+    assert "LSTM" in done.stderr
+
+
+@pytest.mark.parametrize("batch", ["1", "auto", "4"])
+def test_other_numbers_are_not_refused(batch: str) -> None:
+    done = fedsim("sweep", "sweep.yaml", "--client-batch", batch, "--dry-run")
+    assert (done.exit_code, done.stdout) == (0, "seed=0\nseed=1\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        (
+            ("--search", "fedprox.mu=uniform(0, 1)"),
+            "--search fedprox.mu has no effect: the method used is fedavg; nothing to search",
+        ),
+        (
+            ("--search", "train.rounds=int(1, 3)"),
+            "--search train.rounds: a pruner compares trials round by round, with the same number "
+            "of rounds in all; give --pruner none to search over train.rounds",
+        ),
+    ],
+)
+def test_searches_without_a_meaning_are_refused(flags: tuple[str, ...], wanted: str) -> None:
+    done = fedsim("tune", "search.yaml", *flags)
+    assert (done.exit_code, done.stderr) == (2, f"error: {wanted}\n")
+
+
+def test_the_number_of_rounds_is_searched_without_a_pruner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object, **__: object) -> Drivers:
+        raise ConfigError("the search would begin")
+
+    monkeypatch.setattr(slots, "make_drivers", stop)
+    done = fedsim("tune", "search.yaml", "--search", "train.rounds=int(1, 3)", "--pruner", "none")
+    assert done.stderr == "error: the search would begin\n"
+
+
+@pytest.mark.parametrize(
+    ("drivers", "count", "wanted"),
+    [
+        (Here(), 1, "6 runs, in this process (serial engine)"),
+        (Here(), 6, "6 runs, one at a time in this process (serial engine)"),
+        (Here(session=object()), 6, "6 runs, one at a time (serial engine)"),
+    ],
+)
+def test_how_many_runs_at_once_is_said(drivers: Drivers, count: int, wanted: str) -> None:
+    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * count
+    assert slots.introduction("6 runs", drivers, configs) == wanted
+
+
+def test_processes_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.training.processes.Slot", lambda: None)
+    configs = [resolve(from_flags({}, ["engine.kind=serial"]))] * 18
+    said = slots.introduction("18 runs", Processes(2), configs)
+    assert said == "18 runs, 2 at once in 2 processes (serial engine)"
+
+
+@pytest.mark.integration
+def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
+    first = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert first.stdout.startswith("2 runs, one at a time in this process (serial engine)\n[1/2] ")
+    assert "last1 %" in first.stdout
+    Path("runs/sweep-sweep/seed=1/summary.csv").unlink()
+    again = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert again.stdout.splitlines()[1] == "1 of 2 runs left, in this process (serial engine)"
+    nothing = fedsim("sweep", "sweep.yaml", "--parallel", "1")
+    assert "left" not in nothing.stdout
+    assert nothing.exit_code == 0
+
+
+@pytest.mark.integration
+def test_a_search_says_that_its_trials_are_done() -> None:
+    tune = ("tune", "search.yaml", "--pruner", "none", "--parallel", "1", "--trials")
+    first = fedsim(*tune, "2")
+    assert first.stdout.startswith("2 trials, one at a time in this process (serial engine)\n")
+    again = fedsim(*tune, "1")
+    assert again.stdout.startswith("2 trials done already; nothing to do\n")
+    assert again.exit_code == 0
+    more = fedsim(*tune, "3")
+    assert more.stdout.startswith("1 of 3 trials left, in this process (serial engine)\n")
