@@ -47,6 +47,7 @@ class Case:
         phase: of the rounds; ``total`` for whole rounds.
         beside_one: the most that stacked over one by one shall be.
         beside_bare: the most that stacked over the bare loop shall be; None where there is none.
+        sample_rate: of the main job; workloads have their own.
     """
 
     name: str
@@ -58,13 +59,15 @@ class Case:
     block: int
     beside_one: float | None = None
     beside_bare: float | None = None
+    sample_rate: float = 0.1
 
     def config(self, rounds: int, batch: int | str) -> RunConfig:
         """The run."""
         engine = self.engine | {"client_batch": batch}
         if self.workload is not None:
             return run_config(WORKLOADS[self.workload], self.method, rounds, **engine)
-        return RunConfig(algorithm=self.method, train={"rounds": rounds}, engine=engine)
+        train = {"rounds": rounds, "sample_rate": self.sample_rate}
+        return RunConfig(algorithm=self.method, train=train, engine=engine)
 
 
 CASES = (
@@ -72,8 +75,10 @@ CASES = (
     *(Case("W1", f"{m}, Ray", m, "w1", RAY, "total", 20) for m in METHODS),
     *(Case("W4", f"{m}, serial", m, "w4_10000", SERIAL, "train", 10) for m in METHODS),
     Case("main job", "fedld, serial", "fedld", None, SERIAL, "train", 20, 0.5),
+    Case("main job", "fedld, all 50 clients, serial", "fedld", None, SERIAL, "train", 5,
+         sample_rate=1.0),
     Case("main job", "fedld, Ray", "fedld", None, RAY, "train", 20),
-)
+)  # fmt: skip
 """Training phases in one process, and whole rounds on Ray."""
 
 
