@@ -37,8 +37,9 @@ What `fedsim list datasets`, `models`, `partitions` and `presets` show; the meth
 yours, named `module:function`: see [add a data set](../tutorials/own-data.md),
 [a model](../tutorials/own-model.md), [a method](../tutorials/own-method.md).
 
-Decoded images and downloads are kept in a cache, `$FEDSIM_CACHE`, by default `~/.cache/fedsim`. A
-data set that is downloaded is read from `--data-dir` where that is given, without a network.
+Decoded images, features of frozen networks and downloads are kept in a cache, `$FEDSIM_CACHE`, by
+default `~/.cache/fedsim`. A data set that is downloaded is read from `--data-dir` where that is
+given, without a network.
 """
 COLUMNS: dict[str, tuple[str, ...]] = {
     "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),

@@ -1,7 +1,7 @@
-"""Images decoded once: a memory-mapped array per list of files and size.
+"""Arrays made once: images of a list of files in a size, features of a frozen network.
 
-The folder is ``$FEDSIM_CACHE``, else ``~/.cache/fedsim``. What lies there can be deleted at any
-time while no run uses it.
+Each is a file, a pack, that is read by memory map. The folder is ``$FEDSIM_CACHE``, else
+``~/.cache/fedsim``. What lies there can be deleted at any time while no run uses it.
 
 A pack ends with a checksum of all bytes before it. Whoever loads a pack compares it first, one pass
 over the file, and makes a damaged pack anew; :func:`unchecked` is for processes whose images are
@@ -21,9 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, cache_dir
@@ -34,6 +37,8 @@ _MARK = b"fedsim-crc32"
 """Before the checksum (four bytes, little endian) at the end of a pack."""
 _BLOCK = 1 << 22
 """Bytes that are read at a time."""
+_THREADS = 32
+"""The most threads that fill a pack."""
 _checks = ContextVar("checks", default=True)
 
 logger = logging.getLogger("fedsim")
@@ -111,11 +116,39 @@ def packed_rows(
         info = file.stat()
         digest.update(f"\0{file.resolve()}\0{info.st_size}\0{info.st_mtime_ns}".encode())
     path = cache_dir() / "packed" / f"{name}-{size}-{digest.hexdigest()}.npy"
+
+    def write(store: Array, i: int) -> None:
+        store[i] = decode(i)
+
+    return stored(path, (count, 3, size, size), np.uint8, count, write, "the images")
+
+
+def stored(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: DTypeLike,
+    pieces: int,
+    write: Callable[[Array, int], None],
+    source: str,
+) -> Array:
+    """The array of a pack, memory mapped and read-only; made where it is missing or damaged.
+
+    Args:
+        path: of the pack; its name says what decides the array.
+        shape: of the array.
+        dtype: of the array.
+        pieces: into how many pieces the work is divided, for several threads.
+        write: fills a piece, by its number, of the array.
+        source: what the array is made from, for the warning that it was damaged.
+
+    Raises:
+        DataError: the cache folder cannot be written; and what ``write`` raises.
+    """
     reason = _damage(path) if path.exists() and _checks.get() else ""
     if reason:
-        logger.warning("%s: %s; it is made anew from the images", path, reason)
+        logger.warning("%s: %s; it is made anew from %s", path, reason, source)
     if reason or not path.exists():
-        _pack(path, (count, 3, size, size), decode)
+        _pack(path, shape, np.dtype(dtype), pieces, write)
     try:
         return np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except ARRAY_FILE_ERRORS as error:
@@ -148,22 +181,25 @@ def _append_checksum(path: Path) -> None:
         file.write(_MARK + checksum.to_bytes(4, "little"))
 
 
-def _pack(path: Path, shape: tuple[int, ...], decode: Callable[[int], Array]) -> None:
-    """Decodes into a temporary file beside ``path`` and renames it: never a half-written pack."""
-    with workspace(path.parent) as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
-        free = shutil.disk_usage(path.parent).free
-        if free < math.prod(shape):
+def _pack(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    pieces: int,
+    write: Callable[[Array, int], None],
+) -> None:
+    """Fills a temporary file beside ``path`` and renames it: never a half-written pack."""
+    threads = min(os.cpu_count() or 1, _THREADS)
+    with workspace(path.parent) as temporary, ThreadPoolExecutor(threads) as pool:
+        free, needed = shutil.disk_usage(path.parent).free, math.prod(shape) * dtype.itemsize
+        if free < needed:
             raise DataError(
-                f"cache folder {path.parent}: {free} bytes are free, {math.prod(shape)} are "
-                "needed; set FEDSIM_CACHE to another folder"
+                f"cache folder {path.parent}: {free} bytes are free, {needed} are needed; set "
+                "FEDSIM_CACHE to another folder"
             )
         new = temporary / path.name
-        store = np.lib.format.open_memmap(new, mode="w+", dtype=np.uint8, shape=shape)
-
-        def fill(i: int) -> None:
-            store[i] = decode(i)
-
-        list(pool.map(fill, range(shape[0])))
+        store = np.lib.format.open_memmap(new, mode="w+", dtype=dtype, shape=shape)
+        list(pool.map(partial(write, store), range(pieces)))
         store.flush()
         _append_checksum(new)
         os.replace(new, path)

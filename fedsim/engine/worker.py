@@ -45,6 +45,7 @@ from fedsim.engine.blocks import Block, Stacking, named
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
 from fedsim.metrics.splits import count, indices, name
+from fedsim.models.frozen import cut
 from fedsim.systems.clock import Clock
 
 
@@ -93,6 +94,8 @@ class WorkerSpec:
         clock: says after how many steps a client stops.
         stacking: how clients train together; None where they train one by one.
         frozen: by name the tensors of the model that do not train; once per node.
+        cut: the frozen module, by name, whose outputs the samples of ``dataset`` are, so that
+            workers leave it out; None where the samples are the model's input.
     """
 
     dataset: Dataset
@@ -108,6 +111,7 @@ class WorkerSpec:
     clock: Clock = field(default_factory=Clock)
     stacking: Stacking | None = None
     frozen: Vectors = field(default_factory=dict)
+    cut: str | None = None
 
     @property
     def frozen_bytes(self) -> int:
@@ -157,6 +161,8 @@ class Worker:
         self.gpu_fraction = gpu_fraction
         shape = replace(spec.model, pretrained=False, weights=None)
         model = models.build(shape, spec.seed, spec.algorithm.adapt)
+        if spec.cut is not None:
+            cut(model, spec.cut)
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.layout import float_tensors
+from fedsim.core.layout import float_tensors, freeze, frozen_names
 from fedsim.core.types import ModelSpec
 from fedsim.models.trainable import Lora, parse
 
@@ -58,6 +58,20 @@ def frozen_tensors(model: nn.Module, spec: ModelSpec) -> list[Tensor]:
             raise ConfigError(f"{where}: the model has no normalisation layers")
         kept |= {id(t) for m in norms for t in (*m.parameters(), *m.buffers())}
     return _others(model, float_tensors(model), kept)
+
+
+def cut(model: nn.Module, part: str) -> None:
+    """Puts the identity in the place of a frozen module, in place: its outputs are now the input.
+
+    Args:
+        model: as :func:`~fedsim.core.layout.freeze` leaves it; what trains keeps its name.
+        part: the module's name.
+    """
+    frozen = frozen_names(model)
+    left = {name for name in frozen if not name.startswith(f"{part}.")}
+    parent, _, leaf = part.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, nn.Identity())
+    freeze(model, [t for name, t in float_tensors(model).items() if name in left])
 
 
 def _others(model: nn.Module, tensors: dict[str, Tensor], kept: set[int]) -> list[Tensor]:

@@ -41,6 +41,7 @@ from fedsim.training.export import (
     finished_run,
     personal_slots,
 )
+from fedsim.training.features import with_features
 from fedsim.training.loading import load_whole
 from fedsim.training.resume import check_paths
 from fedsim.training.setup import Setup, assemble, prepare
@@ -128,7 +129,7 @@ class Predictions:
         """The rows, model by model and client by client."""
         spec = self.setup.spec
         shared: dict[Part, Array] = {}  # outputs of the model that belongs to no client
-        with closing(SerialExecutor(spec, self.setup.config.engine)) as executor:
+        with closing(SerialExecutor(with_features(spec), self.setup.config.engine)) as executor:
             for clients, model, part in self._passes():
                 if model.owner is None and part in shared:
                     logits = shared[part]

@@ -40,6 +40,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TIMED, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
+from fedsim.training.features import with_features
 from fedsim.training.loading import load, read_images
 from fedsim.training.stacking import stacking_of
 
@@ -300,7 +301,7 @@ def make_executor(setup: Setup, session: Any = None) -> Executor:
     """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
     engine = setup.config.engine
     return executors.start(
-        setup.spec,
+        with_features(setup.spec),
         engine,
         update_bytes=setup.vector_bytes,
         whole=needs_whole_updates(setup),

@@ -1,0 +1,142 @@
+"""Features of a frozen network, computed once per data set and kept in the cache folder.
+
+Where only what follows a frozen part of the network trains, and nothing before it draws, each
+sample gives the same features in every pass. They are computed before the first round, on the
+driver's CPU in batches of fixed size with one torch thread each, so that their bits do not depend
+on the engine; workers then train the rest on them.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedsim import models
+from fedsim.core.files import cache_dir
+from fedsim.core.layout import FlatModel, float_tensors, frozen_names
+from fedsim.core.rng import one_torch_thread, torch_scope
+from fedsim.core.types import Array, ModelSpec
+from fedsim.data.cache import stored
+from fedsim.data.transforms import transforms
+from fedsim.engine.worker import WorkerSpec, array_sha256
+from fedsim.models.vision import SplitModel
+
+_VERSION = 1
+_BATCH = 32
+"""Samples in a forward pass; part of the features' bits."""
+_PROBE = 8
+"""Samples on which the network is tried."""
+_CPU = torch.device("cpu")
+
+logger = logging.getLogger("fedsim")
+
+
+def with_features(spec: WorkerSpec) -> WorkerSpec:
+    """The spec with features (N, d) float32 in the place of the samples, where that is the same.
+
+    It is so where ``features`` of a :class:`~fedsim.models.vision.SplitModel`, without a projection
+    head, is frozen, and neither augmentation nor network draws random numbers in training.
+    Otherwise the spec is returned as it is, with a line for the user where a frozen part draws.
+
+    Raises:
+        DataError: the cache folder cannot be written.
+    """
+    if not spec.frozen or spec.dataset.per_token:
+        return spec
+    part = "features.backbone" if spec.model.projection else "features"
+    model = models.build(_network(spec), spec.seed, spec.algorithm.adapt)
+    flat = FlatModel(model, _CPU, frozen=spec.frozen)
+    if type(model).forward is not SplitModel.forward or not _is_frozen(model, part):
+        return spec
+    with one_torch_thread(), torch_scope(0):
+        why, known = _try(spec, flat, part)
+        if why is not None:
+            text = "model.trainable=%s: features are computed anew in every pass, since %s"
+            logger.info(text, spec.model.trainable, why)
+            return spec
+        features = _cached(spec, model.get_submodule(part), known)
+    rest = {name: a for name, a in spec.frozen.items() if not name.startswith(f"{part}.")}
+    dataset = replace(spec.dataset, x=features, pipeline=None, vocabulary=0)
+    return replace(spec, dataset=dataset, frozen=rest, local_images=None, cut=part)
+
+
+def _network(spec: WorkerSpec) -> ModelSpec:
+    """The description of the network, without where its start weights came from."""
+    return replace(spec.model, pretrained=False, weights=None)
+
+
+def _is_frozen(model: nn.Module, part: str) -> bool:
+    """Whether a module of the model has tensors, and all of them are frozen."""
+    frozen = {id(t) for name, t in float_tensors(model).items() if name in frozen_names(model)}
+    own = {id(t) for t in float_tensors(model.get_submodule(part)).values()}
+    return bool(own) and own <= frozen
+
+
+def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Array]:
+    """Why the features of a sample are not always the same, if so; those of the first samples.
+
+    They are compared between a pass as in training, and passes as in an evaluation that hold other
+    samples beside them. The model is left in evaluation mode.
+    """
+    pipeline, name, none = spec.dataset.pipeline, spec.model.name, np.empty(0)
+    if pipeline is not None and pipeline.augment != "none":
+        return f"data.augment={pipeline.augment} draws", none
+    compute = _passes(spec, flat.model.get_submodule(part))
+    before = torch.get_rng_state()
+    training = compute(0, _PROBE)
+    drawn = not torch.equal(torch.get_rng_state(), before)
+    flat.mode(train=False)
+    if drawn:
+        return f"{name} draws in training (dropout)", none
+    if not isinstance(training, Tensor) or training.dtype != torch.float32 or training.ndim != 2:
+        return f"{name} has no features (samples, d) of float32", none
+    found = torch.cat([compute(0, _PROBE // 2), compute(_PROBE // 2, _PROBE)])
+    if not torch.allclose(training, found, rtol=0, atol=1e-4 * float(found.abs().max())):
+        return f"{name} gives others in training, or beside other samples", none
+    return None, found.numpy()
+
+
+def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]:
+    """The function that computes the features of the samples from one index up to another."""
+    samples, transform = spec.dataset.x, transforms(spec.dataset.pipeline, _CPU)
+
+    def compute(start: int, stop: int) -> Tensor:
+        with torch.no_grad():  # here, as each thread has its own setting
+            x = torch.from_numpy(np.array(samples[start:stop]))
+            features: Tensor = module(transform.test(x))
+            return features
+
+    return compute
+
+
+def _cached(spec: WorkerSpec, module: nn.Module, known: Array) -> Array:
+    """The features (N, d) of all samples, memory mapped.
+
+    The file's name is a digest of what decides them: the samples, the pipeline, the frozen tensors,
+    the network's description, and the first samples' features ``known`` (n, d), which tell other
+    code and another kind of processor.
+    """
+    data = spec.dataset
+    size, compute = len(data.x), _passes(spec, module)
+    told = (_VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, _network(spec))
+    digest = hashlib.sha256(f"{told} {array_sha256(data.x)}".encode())
+    for name, array in sorted(spec.frozen.items()):
+        digest.update(f"{name} {array.shape} {array_sha256(array)}".encode())
+    digest.update(np.ascontiguousarray(known).data)
+    name = re.sub(r"[^\w.-]+", "-", f"{data.name}-{spec.model.name}")[:80]
+    path = cache_dir() / "features" / f"{name}-{digest.hexdigest()[:24]}.npy"
+
+    def write(store: Array, i: int) -> None:
+        start = i * _BATCH
+        store[start : start + _BATCH] = compute(start, start + _BATCH).numpy()
+
+    if not path.exists():
+        logger.info("computing the features of %s samples once; they are kept in %s", size, path)
+    batches = -(-size // _BATCH)
+    shape = size, known.shape[1]
+    return stored(path, shape, np.float32, batches, write, "the frozen network")
