@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim import models
+from fedsim.core.errors import WorkerError
 from fedsim.core.files import cache_dir
+from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel, float_tensors, frozen_names
 from fedsim.core.rng import one_torch_thread, torch_scope
 from fedsim.core.types import Array, ModelSpec
@@ -39,12 +41,14 @@ logger = logging.getLogger("fedsim")
 def with_features(spec: WorkerSpec) -> WorkerSpec:
     """The spec with features (N, d) float32 in the place of the samples, where that is the same.
 
-    It is so where ``features`` of a :class:`~fedsim.models.vision.SplitModel`, without a projection
-    head, is frozen, and neither augmentation nor network draws random numbers in training.
-    Otherwise the spec is returned as it is, with a line for the user where a frozen part draws.
+    It is so where all ``features`` of a :class:`~fedsim.models.vision.SplitModel` but a projection
+    head are frozen, and neither augmentation nor network draws random numbers in training.
+    Otherwise the spec is returned as it is; where the features are frozen a line for the user says
+    why.
 
     Raises:
         DataError: the cache folder cannot be written.
+        WorkerError: the network does not take the samples.
     """
     if not spec.frozen or spec.dataset.per_token:
         return spec
@@ -53,7 +57,8 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     flat = FlatModel(model, _CPU, frozen=spec.frozen)
     if type(model).forward is not SplitModel.forward or not _is_frozen(model, part):
         return spec
-    with one_torch_thread(), torch_scope(0):
+    errors = users_code(f"model.name={spec.model.name}: features", WorkerError)
+    with errors, one_torch_thread(), torch_scope(0):
         why, known = _try(spec, flat, part)
         if why is not None:
             text = "model.trainable=%s: features are computed anew in every pass, since %s"

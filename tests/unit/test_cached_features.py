@@ -13,6 +13,7 @@ from torch import nn
 
 import fedsim
 from fedsim import models
+from fedsim.core.errors import WorkerError
 from fedsim.data import cache as packs
 from fedsim.models.vision import SplitModel
 from fedsim.training import setup as setups
@@ -51,6 +52,15 @@ class Renormalised(nn.Module):
         return x - x.mean(0)
 
 
+class Refusing(nn.Module):
+    """Takes two samples, with which networks are tried, and no others."""
+
+    def forward(self, x):
+        if len(x) != 2:
+            raise ValueError("two only")
+        return x
+
+
 class Own(nn.Module):
     """A network of the user's, whose forward pass nobody knows."""
 
@@ -77,7 +87,7 @@ def own(num_classes, in_channels, image_size):
 
 
 drawing, averaging = perceptron(nn.Dropout(0.1)), perceptron(Renormalised())
-smooth = perceptron()
+refusing, smooth = perceptron(Refusing()), perceptron()
 
 
 # What the features are
@@ -139,6 +149,14 @@ def test_other_networks_see_the_samples(name, trainable, method, folder):
     spec = spec_of(name, trainable, method=method)
     assert with_features(spec) is spec
     assert not folder.exists()
+
+
+def test_a_network_that_fails_is_named():
+    spec = spec_of(f"{__name__}:refusing")
+    with pytest.raises(
+        WorkerError, match=r"^model\.name=.*:refusing: features: .*two only \(.*\)$"
+    ):
+        with_features(spec)
 
 
 def test_the_random_generators_and_the_threads_stay_as_they_are():

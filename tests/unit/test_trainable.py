@@ -327,7 +327,9 @@ def test_methods_with_states_of_their_own(method, tmp_path):
 
 
 @pytest.mark.integration
-def test_the_introduction_says_how_much_trains(tmp_path):
+def test_the_introduction_says_how_much_trains(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+
     class Introduction(fedsim.Callback):
         def on_run_start(self, info):
             self.notes = info.notes
