@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedsim.core.types import Array, Layout, Slot, Vector
 
@@ -54,7 +55,7 @@ def float_tensors(model: nn.Module) -> dict[str, Tensor]:
 def freeze(model: nn.Module, tensors: Collection[Tensor]) -> None:
     """Takes tensors of a model out of training and out of its vector, in place.
 
-    A BatchNorm of which nothing is left stays in evaluation mode.
+    A BatchNorm or InstanceNorm of which nothing is left stays in evaluation mode.
     """
     ids = {id(t) for t in tensors}
     names = [name for name, t in float_tensors(model).items() if id(t) in ids]
@@ -123,15 +124,22 @@ class FlatModel:
         self._frozen = {name: named[name] for name in sorted(frozen_names(model))}
         params = [(s, named[s.name]) for s in self.layout.slots if s.role == "param"]
         self.params = [(slot, p) for slot, p in params if p.requires_grad]
+        self._still = self._frozen_norms()
         norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
-        still = {id(t) for t in self._frozen.values()}
-        self._still = [m for m in norms if _floats(m) and still.issuperset(map(id, _floats(m)))]
         self.norms = [m for m in norms if m not in self._still]
         floats = {slot.name for slot in self.layout.slots}
-        kept = [b for name, b in self.model.named_buffers() if name not in floats]
+        still = {id(t) for m in self._still for t in _floats(m)}
+        named_buffers = self.model.named_buffers()
+        kept = [b for name, b in named_buffers if name not in floats and id(b) not in still]
         self._counters = [(buffer, buffer.clone()) for buffer in kept]
         self._modules = [m for m in self.model.modules() if m not in self._still]
         self._switch(train=True)
+
+    def _frozen_norms(self) -> list[nn.Module]:
+        """The modules that keep running statistics, where all of their tensors are frozen."""
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm | _InstanceNorm)]
+        ids = {id(t) for t in self._frozen.values()}
+        return [m for m in norms if _floats(m) and ids.issuperset(map(id, _floats(m)))]
 
     @property
     def frozen(self) -> dict[str, Array]:
@@ -149,7 +157,7 @@ class FlatModel:
     def mode(self, train: bool) -> None:
         """Switches to training or evaluation mode; free if every module is in it already.
 
-        Frozen BatchNorm stays in evaluation mode.
+        Frozen BatchNorm and InstanceNorm stay in evaluation mode.
         """
         if any(module.training != train for module in self._modules):
             self._switch(train)

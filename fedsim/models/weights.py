@@ -95,8 +95,11 @@ def _of_safetensors(file: Path) -> dict[str, Tensor]:
     """The tensors; adapters that a run trained are added to its weights."""
     found = safetensors.torch.load_file(file)
     with safetensors.safe_open(file, framework="pt") as opened:
-        said = (opened.metadata() or {}).get("model", "{}")
-    adapters = parse(json.loads(said).get("trainable", ALL))
+        said = (opened.metadata() or {}).get("model", "")
+    try:
+        adapters = parse(json.loads(said).get("trainable", ALL))
+    except (ValueError, AttributeError):  # what another program says of its model
+        return found
     return merged(found, adapters) if isinstance(adapters, Lora) else found
 
 

@@ -1,8 +1,9 @@
 """After the last round: the final model by client, before and after fine-tuning.
 
 Every client fine-tunes a copy of its own: the global model, or in personalised methods the client's
-model. All methods fine-tune alike, by plain SGD on cross-entropy with ``train.batch_size``,
-momentum, weight decay and ``train.lr`` (without its schedule), on the client's training samples.
+model. All methods fine-tune alike, by ``train.optimizer`` on plain cross-entropy with the other
+settings of section ``train`` (the learning rates without their schedule), on the client's training
+samples. Methods whose clients train without momentum fine-tune without it too.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     """
     dataset, kind, listed = _dataset(config)
     partition = _partition(config, dataset, kind, listed)
-    dataset = _shifted(config, dataset, partition)
+    # before the shift, which looks at the common parts: nodes that shift themselves know these
     dataset, partition = hold_out_clients(
         dataset, partition, config.data.heldout_clients, config.data.seed
     )
-    return dataset, partition, kind
+    return _shifted(config, dataset, partition), partition, kind
 
 
 def load_whole(config: RunConfig) -> Dataset:

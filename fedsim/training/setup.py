@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fedsim import algorithms, data, models
-from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.base import Algorithm, no_slot
 from fedsim.client import LocalRule
 from fedsim.client.context import LocalEnv
 from fedsim.config.run import RunConfig
@@ -194,6 +194,12 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         raise ConfigError(
             f"algorithm {config.algorithm} trains features(x) and a linear head apart; "
             f"model {model.name} does not have both"
+        )
+    keeps = algorithm.personal
+    if flat.frozen and keeps is not no_slot and not any(map(keeps, flat.layout.slots)):
+        raise ConfigError(
+            f"model.trainable={model.trainable}: no tensor that trains is one of those that "
+            f"clients of {config.algorithm} keep to themselves"
         )
     if config.train.lr_head is not None:
         given = f"train.lr_head: {config.train.lr_head:g} given"

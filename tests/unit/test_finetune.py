@@ -40,8 +40,11 @@ def runs(tmp_path_factory):
     return {name: fedsim.run(settings(name), folder / name) for name in ("fedavg", "local")}
 
 
-def test_the_worker_fine_tunes_with_plain_sgd_whatever_the_method():
-    training = Training(local_epochs=1, batch_size=8, momentum=0.9, weight_decay=0.01)
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_worker_fine_tunes_on_plain_cross_entropy_whatever_the_method(optimizer):
+    training = Training(
+        local_epochs=1, batch_size=8, momentum=0.9, weight_decay=0.01, optimizer=optimizer
+    )
     ctx = RoundContext(round=4, num_rounds=4, num_clients=3, lr=0.05, seed=0, finetune_epochs=3)
     found = {}
     for name in ("fedprox", "moon", "fedld", "centralized"):
@@ -56,8 +59,11 @@ def test_the_worker_fine_tunes_with_plain_sgd_whatever_the_method():
     order = torch_generator(0, "shuffle", 4, 1)
     x = (torch.tensor(data.x[index]).float() / 255 - 0.5) / 0.5
     y = torch.tensor(data.y[index])
-    optimiser = torch.optim.SGD(
-        model.model.parameters(), 0.05, momentum=0.9, weight_decay=0.01, fused=True
+    parameters, same = model.model.parameters(), {"weight_decay": 0.01, "fused": True}
+    optimiser = (
+        torch.optim.SGD(parameters, 0.05, momentum=0.9, **same)
+        if optimizer == "sgd"
+        else torch.optim.AdamW(parameters, 0.05, **same)
     )
     for _ in range(3):
         for batch in torch.randperm(20, generator=order).split(8):

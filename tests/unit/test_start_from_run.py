@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim.core.errors import ConfigError
+from fedsim.models import weights
 from fedsim.training.setup import prepare
 from tests import decomposing
 
@@ -63,6 +64,13 @@ def test_the_same_classes_take_the_head_too(tmp_path):
     given, setup = load_file(first / "model.safetensors"), prepare(settings)
     found = decomposing.named_tensors(setup.initial, setup.layout)
     assert all(np.array_equal(found[name], given[name].numpy()) for name in found)
+
+
+@pytest.mark.parametrize("said", ["resnet18", '"resnet18"', '{"trainable": "what(1)"}'])
+def test_a_file_whose_metadata_are_another_programs(said, tmp_path):
+    file = tmp_path / "w.safetensors"
+    save_file({"head.weight": torch.ones(2)}, file, metadata={"model": said})
+    assert weights.read(str(file))["head.weight"].tolist() == [1, 1]
 
 
 def test_a_directory_that_is_no_finished_run(tmp_path):

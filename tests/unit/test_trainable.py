@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 
@@ -15,8 +16,9 @@ import fedsim
 from fedsim import models
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.layout import FlatModel, as_tensor, layout_of
+from fedsim.core.layout import FlatModel, as_tensor, freeze, layout_of
 from fedsim.core.types import ModelSpec
+from fedsim.models.frozen import frozen_tensors
 from fedsim.models.trainable import Lora, parse
 from fedsim.models.vision import SplitModel
 from fedsim.training.setup import prepare
@@ -190,6 +192,37 @@ def test_frozen_batchnorm_stays_in_evaluation_mode():
     assert [type(m) for m in flat.norms] == [nn.BatchNorm2d]
 
 
+class WithInstanceNorm(nn.Module):
+    """A convolution, instance normalisation with running statistics, and a head."""
+
+    def __init__(self):
+        super().__init__()
+        norm = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten())
+        self.head = nn.Linear(4 * 36, 10)
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+@pytest.mark.parametrize("kind", ["batch", "instance"])
+def test_no_forward_pass_and_no_load_writes_to_frozen_statistics(kind):
+    model = WithInstanceNorm() if kind == "instance" else models.build(CNN, 0)
+    freeze(model, frozen_tensors(model, replace(CNN, trainable="head")))
+    given = {name: np.copy(array) for name, array in FlatModel(model, CPU).frozen.items()}
+    flat = FlatModel(copy.deepcopy(model), CPU, frozen=given)
+    means = [array for name, array in given.items() if name.endswith("running_mean")]
+    assert means
+    for mean in means:
+        mean[:] = 0.25
+    before = {name: np.copy(array) for name, array in given.items()}
+    for train in (True, False):
+        flat.mode(train)
+        flat.model(torch.rand(3, 1, 8, 8))
+        flat.load(flat.flat.clone())
+    assert all(np.array_equal(given[name], array) for name, array in before.items())
+
+
 def test_frozen_tensors_are_shared_not_copied():
     spec = replace(CNN, trainable="head")
     given = FlatModel(models.build(spec, 0), CPU).frozen
@@ -348,6 +381,7 @@ def test_the_introduction_says_how_much_trains(tmp_path, monkeypatch):
         ("fedpac", "features.*", r"model\.trainable=features\.\*: algorithm fedpac"),
         ("matched_mean", "head", r"matched_mean permutes channels .* model\.trainable must be all"),
         ("matched_mean", "lora(2)", r"matched_mean: a chain of linear"),
+        ("fedbn", "head", r"trainable=head: no tensor that trains .* of fedbn keep to themselves"),
     ],
 )
 def test_methods_that_need_what_is_frozen_refuse_it(method, trainable, message):

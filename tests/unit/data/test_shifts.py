@@ -203,6 +203,27 @@ def test_impossible_shifts_are_refused():
     assert RunConfig(data={"feature_shift": "blur"}).data.feature_shift in KINDS
 
 
+@pytest.mark.parametrize("test", ["mixed", "clean"])
+def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
+    """What held-out sites own leaves the common parts, so that the shift goes by what is left."""
+    config = RunConfig(
+        data={
+            "name": "shortcut",
+            "partition": "by_site",
+            "num_clients": 6,
+            "samples_per_client": 20,
+            "heldout_clients": 2,
+            "feature_shift": "noise",
+            "feature_strength": 0.6,
+            "shift_test": test,
+        },
+        engine={"data_from": "node"},
+    )
+    ready = setup.prepare(config)
+    assert len(ready.partition.held_out) == 2
+    assert np.array_equal(ready.spec.local_images(), ready.dataset.x)
+
+
 @pytest.mark.parametrize("kind", ["none", *KINDS])
 def test_nodes_that_read_images_themselves_have_the_drivers(kind):
     config = RunConfig(
