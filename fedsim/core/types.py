@@ -83,6 +83,11 @@ class RoundContext:
     finetune_epochs: int = 0
 
     @property
+    def title(self) -> str:
+        """What clients do in it, in messages: ``round 3``, counted from 1, or ``fine-tuning``."""
+        return "fine-tuning" if self.finetune_epochs else f"round {self.round + 1}"
+
+    @property
     def local_training(self) -> bool:
         """Whether it is the local training of a round: no probe, and no fine-tuning."""
         return not (self.probe or self.finetune_epochs)

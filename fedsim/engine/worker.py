@@ -203,8 +203,7 @@ class Worker:
         with torch_scope(ctx.seed, self.device):
             for block in blocks:
                 rows = deltas[len(updates) : len(updates) + len(block)]
-                when = "fine-tuning" if ctx.finetune_epochs else f"round {ctx.round + 1}"
-                with self._named(f"{when}, {named(block)}", block):
+                with self._named(f"{ctx.title}, {named(block)}", block):
                     if ctx.local_training and self.spec.algorithm.pooled:
                         updates += self._train_pooled(block, common, downlink, ctx, rows)
                         continue

@@ -205,7 +205,8 @@ def prepared(
     if not new:
         keys = ("data.dir", "data.partition_file")[len(given) :]
         check_paths(experiments.read(path / "config.yaml").settings, keys, ELSEWHERE)
-    setup = _new_data(config, known) if new else _own_data(path, config)
+    out = tuple(environment.get("heldout_clients", ()))
+    setup = _new_data(config, known, out) if new else _own_data(path, config)
     origin = f"data.dir {config.data.dir}" if config.data.dir else setup.dataset.name
     told = tuple(map(str, environment.get("classes", ()))) if new else ()
     _check_fit(setup, known, known.classes or told, origin)
@@ -261,8 +262,11 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
     return setup
 
 
-def _new_data(config: RunConfig, known: Description) -> Setup:
-    """A setup with all samples of other data as the test part; nobody owns any of them."""
+def _new_data(config: RunConfig, known: Description, held_out: tuple[int, ...]) -> Setup:
+    """A setup with all samples of other data as the test part; nobody owns any of them.
+
+    Clients that the run held out from training have no predictions here either.
+    """
     alone = config.data.model_copy(
         update={"group": "none"}
     )  # who the patients are need not be known
@@ -271,7 +275,7 @@ def _new_data(config: RunConfig, known: Description) -> Setup:
     if dataset.pipeline is not None and known.mean:
         pipeline = replace(dataset.pipeline, mean=known.mean, std=known.std)
         dataset = replace(dataset, pipeline=pipeline)
-    nobody = Partition(train=(dataset.train,) * config.data.num_clients)
+    nobody = Partition(train=(dataset.train,) * config.data.num_clients, held_out=held_out)
     return assemble(config, dataset, nobody, config.data.partition or "iid")
 
 

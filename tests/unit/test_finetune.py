@@ -46,6 +46,8 @@ def test_the_worker_fine_tunes_on_plain_cross_entropy_whatever_the_method(optimi
         local_epochs=1, batch_size=8, momentum=0.9, weight_decay=0.01, optimizer=optimizer
     )
     ctx = RoundContext(round=4, num_rounds=4, num_clients=3, lr=0.05, seed=0, finetune_epochs=3)
+    assert ctx.title == "fine-tuning"
+    assert replace(ctx, finetune_epochs=0).title == "round 5"
     found = {}
     for name in ("fedprox", "moon", "fedld", "centralized"):
         w = worker(name, "mlp", training=training)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 from dataclasses import replace
 
@@ -206,6 +207,18 @@ def test_new_images_are_all_predicted(runs, images, tmp_path):
     frame = fedsim.predict(runs["fedavg"].path, data_dir=new)
     assert frame["client_id"].isna().all()
     assert len(frame) == 1
+
+
+def test_held_out_clients_predict_only_where_they_are_named(images, tmp_path):
+    settings = on_images(images, "fedbn", data={"heldout_clients": 1}, train={"rounds": 1})
+    store = fedsim.run(settings, tmp_path / "run")
+    (out,) = json.loads((store.path / "env.json").read_text())["heldout_clients"]
+    new = write_images(tmp_path / "new", count=1, seed=7)
+    for given in ({}, {"data_dir": new}):
+        others = fedsim.predict(store.path, split="all", **given)["client_id"].unique().tolist()
+        assert others == [c for c in range(3) if c != out]
+        named = fedsim.predict(store.path, client=out, split="all", **given)
+        assert named["client_id"].unique().tolist() == [out]
 
 
 def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):

@@ -124,7 +124,7 @@ class RayExecutor:
     ) -> list[ClientUpdate]:
         calls = self._train_calls(blocks, sent, states, ctx)
         updates: list[ClientUpdate] = []
-        for _, found in self._dispatcher.run(calls, f"round {ctx.round + 1}"):
+        for _, found in self._dispatcher.run(calls, ctx.title):
             updates += found
         return sorted(updates, key=lambda u: u.client_id)
 
