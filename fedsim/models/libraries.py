@@ -137,9 +137,8 @@ def _for_grey_images(model: nn.Module, spec: ModelSpec) -> None:
 def _split(net: nn.Module, classifier: object, spec: ModelSpec) -> SplitModel:
     """Takes the classifier out of the network."""
     if not isinstance(classifier, nn.Linear) or classifier.out_features != spec.num_classes:
-        kind = "missing" if classifier is None else type(classifier).__name__
         raise ConfigError(
-            f"model.name={spec.name}: its classifier is {kind}, needed is a linear layer with "
+            f"model.name={spec.name}: its classifier is not a linear layer with "
             f"{spec.num_classes} outputs"
         )
     odd = {type(m).__name__ for m in net.modules() if isinstance(m, nn.BatchNorm2d)}

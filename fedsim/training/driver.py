@@ -450,14 +450,14 @@ def _notes(setup: Setup) -> tuple[str, ...]:
     if setup.drawn:
         origin = "model.pretrained" if setup.model.weights is None else "model.weights"
         names = " and ".join(setup.drawn)
-        notes.append(f"{names} drawn anew: {origin} has no head of this shape")
+        notes.append(f"{names} initialised at random: {origin} has no head of this shape")
     if setup.partition.held_out:
         notes.append(f"held out from training: {named(setup.partition.held_out)}")
     if setup.frozen:
         frozen, trained = sum(a.size for a in setup.frozen.values()), setup.layout.size
         notes.append(
-            f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} numbers "
-            "of the model train and travel"
+            f"model.trainable={setup.model.trainable}: {trained:,} of {trained + frozen:,} values "
+            "of the model are trained and sent"
         )
     return tuple(note for note in notes if note is not None)
 

@@ -82,7 +82,7 @@ def test_grey_images_give_what_repeated_ones_give():
             r"no such classifier \(did you mean 'mobilenet_v3_small'",
         ),
         ({"name": "torchvision:fcn_resnet50"}, r"no such classifier"),
-        ({"name": "torchvision:squeezenet1_0"}, r"its classifier is missing, needed is a linear"),
+        ({"name": "torchvision:squeezenet1_0"}, r"its classifier is not a linear layer"),
         ({"inputs": "tokens"}, r"takes images, and the data are tokens"),
         ({"name": "torchvision:vit_b_16", "image_size": 30}, r"images of 30x30 pixels: "),
     ],

@@ -44,7 +44,7 @@ def test_another_number_of_classes_draws_the_head_anew_and_says_so(tmp_path):
     settings, seen = config(model={"weights": str(first)}), Introduction()
     second = fedsim.run(settings, tmp_path / "second", callbacks=[seen])
     assert seen.notes == (
-        "head.weight and head.bias drawn anew: model.weights has no head of this shape",
+        "head.weight and head.bias initialised at random: model.weights has no head of this shape",
     )
     assert json.loads((second.path / "env.json").read_text())["head_drawn_anew"] == HEAD
     given, setup = load_file(first / "model.safetensors"), prepare(settings)

@@ -370,7 +370,7 @@ def test_the_introduction_says_how_much_trains(tmp_path, monkeypatch):
     seen = Introduction()
     fedsim.run(config("cnn", "head", train={"rounds": 1}), tmp_path / "run", callbacks=[seen])
     assert seen.notes == (
-        "model.trainable=head: 650 of 24,282 numbers of the model train and travel",
+        "model.trainable=head: 650 of 24,282 values of the model are trained and sent",
     )
 
 
