@@ -106,9 +106,9 @@ main.add_command(heatmap_command, "partition")
     help="What the table shows; may be given several times. A score of the test part: accuracy, "
     "balanced_accuracy, macro_f1, auc or loss; scores: all of them after the last round; pairs: "
     "methods with and without another server rule; target: rounds and time to the target accuracy; "
-    "groups: accuracy by group of test images; clients: mean, 10th percentile, minimum and standard "
-    "deviation of accuracy over the clients; decomposition: terms of the loss. final, best and "
-    "last10 are accuracy at that round.",
+    "groups: accuracy by group of test images; clients: accuracy over the clients (mean, "
+    "10th percentile, minimum, standard deviation); decomposition: terms of the loss. final, best "
+    "and last10 are accuracy at that round.",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), default=tuple(TAKES),

@@ -238,8 +238,8 @@ class ModelConfig(Section):
     """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
     none."""
     trainable: str = "all"
-    """Tensors that are trained and sent, the rest is frozen: all, head, norm (normalisation layers and
-    head), lora(rank) or lora(rank, alpha) (adapters and head), or patterns of tensor names,
+    """Tensors that are trained and sent, the rest is frozen: all, head, norm (normalisation layers
+    and head), lora(rank) or lora(rank, alpha) (adapters and head), or patterns of tensor names,
     separated by commas."""
 
 
