@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
+from fedsim.cli.common import (
+    counted,
+    folder_of,
+    make_importable,
+    repeatable,
+    tracebacks,
+    trackers_of,
+)
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
@@ -106,8 +113,8 @@ def sweep(
         click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
-            f"{len(failed)} of {_counted(len(runs))} failed (reasons above); the same command "
-            f"tries {'them' if len(runs) > 1 else 'it'} again: {' '.join(failed)}"
+            f"{len(failed)} of {counted(len(runs), 'run')} failed (reasons above); the same "
+            f"command tries {'them' if len(runs) > 1 else 'it'} again: {' '.join(failed)}"
         )
 
 
@@ -168,11 +175,8 @@ def _run_missing(
 
 def _left(left: int, count: int) -> str:
     """``18 runs``, or ``3 of 18 runs left`` where the others are finished."""
-    return _counted(count) if left == count else f"{left} of {_counted(count)} left"
-
-
-def _counted(count: int) -> str:
-    return f"{count} run{'s' * (count != 1)}"
+    runs = counted(count, "run")
+    return runs if left == count else f"{left} of {runs} left"
 
 
 COLUMNS = {

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli import searches
-from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
+from fedsim.cli.common import (
+    counted,
+    folder_of,
+    make_importable,
+    repeatable,
+    tracebacks,
+    trackers_of,
+)
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
@@ -180,7 +187,7 @@ def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd
         folder = search.out / confirming.FOLDER
         count += sum(not is_complete(run.config, folder / run.name) for run in again)
         nothing = "" if count else "; nothing to do"
-        click.echo(f"{_counted(len(search.ended), 'trial')} done already{nothing}")
+        click.echo(f"{counted(len(search.ended), 'trial')} done already{nothing}")
     configs = list(islice(cycle(plan.examples), count))
     drivers = slots.make_drivers(configs, plan.parallel, stack)
     if names:
@@ -194,13 +201,9 @@ def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd
 def _left(search: Tuning) -> str:
     """``25 trials of 2 runs``, or ``15 of 25 trials left``."""
     plan, left = search.plan, len(search.names) // len(search.plan.seeds)
-    trials = _counted(plan.count, "trial")
+    trials = counted(plan.count, "trial")
     seeds = f" of {len(plan.seeds)} runs" if len(plan.seeds) > 1 else ""
     return f"{trials}{seeds}" if left == plan.count else f"{left} of {trials}{seeds} left"
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _confirm(
@@ -262,7 +265,7 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     if not leaders:
         reason = next((f": {trial.error}" for trial in ended if trial.error), "")
         raise FedsimError(f"{folder}: no trial is complete ({counts}){reason}")
-    click.echo(f"{_counted(len(ended), 'trial')}: {counts}")
+    click.echo(f"{counted(len(ended), 'trial')}: {counts}")
     seeds = search.plan.seeds
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
     searches.show_best(by, leaders[0].number, leaders[0].value or 0.0, leaders[0].params, over)

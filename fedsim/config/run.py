@@ -146,6 +146,12 @@ class RunConfig(RunSettings):
         return tuple(dict.fromkeys((self.algorithm, *algorithms.chain(self.server))))
 
     @property
+    def model_name(self) -> str:
+        """The model that is configured, else the data set's default."""
+        info = data.find(self.data.name)
+        return self.model.name or (info.default_model if info else "cnn")
+
+    @property
     def named_partition(self) -> str | None:
         """The partition that is configured; None: the data set's default."""
         by_file = (self.data.partition_file or "").lower().endswith(".csv")

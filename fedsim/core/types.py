@@ -5,7 +5,7 @@ B float statistics (running means and variances), D = P + B, N images, C classes
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
@@ -308,6 +308,11 @@ class ModelSpec:
     per_token: bool = False
     projection: int = 0
     trainable: str = "all"
+
+    @property
+    def without_weights(self) -> "ModelSpec":
+        """The same network at random: building it reads and downloads nothing."""
+        return replace(self, pretrained=False, weights=None)
 
 
 @dataclass(frozen=True, kw_only=True)

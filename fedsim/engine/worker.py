@@ -159,8 +159,7 @@ class Worker:
         self.spec = spec
         self.device = device
         self.gpu_fraction = gpu_fraction
-        shape = replace(spec.model, pretrained=False, weights=None)
-        model = models.build(shape, spec.seed, spec.algorithm.adapt)
+        model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
         if spec.cut is not None:
             cut(model, spec.cut)
         self.flat = FlatModel(model, device, frozen=spec.frozen)

@@ -1,7 +1,7 @@
 """The catalogue of models; ``build(ModelSpec, seed)`` gives the same weights everywhere.
 
 A worker that will load a given vector anyway should build without start weights
-(``dataclasses.replace(spec, pretrained=False, weights=None)``): nothing is read or downloaded.
+(``spec.without_weights``): nothing is read or downloaded.
 """
 
 from collections.abc import Callable

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ START_WEIGHTS = {"pretrained": False, "weights": None}
 
 def network(model: ModelSpec, algorithm: Algorithm, seed: int) -> nn.Module:
     """The network of a run, without its start weights: nothing is read or downloaded."""
-    return models.build(replace(model, **START_WEIGHTS), seed, algorithm.adapt)  # type: ignore[arg-type]
+    return models.build(model.without_weights, seed, algorithm.adapt)
 
 
 def personal_slots(algorithm: Algorithm, layout: Layout) -> list[Slot]:
@@ -109,7 +109,7 @@ class Description:
     @classmethod
     def of(cls, setup: Setup) -> Description:
         """That of a run."""
-        model = replace(setup.model, **START_WEIGHTS)  # type: ignore[arg-type]
+        model = setup.model.without_weights
         pipeline = setup.dataset.pipeline
         normal = () if pipeline is None else (pipeline.mean, pipeline.std)
         return cls(model, setup.dataset.class_names, *normal)

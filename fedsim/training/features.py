@@ -22,7 +22,7 @@ from fedsim.core.files import cache_dir
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel, float_tensors, frozen_names
 from fedsim.core.rng import one_torch_thread, torch_scope
-from fedsim.core.types import Array, ModelSpec
+from fedsim.core.types import Array
 from fedsim.data.cache import stored
 from fedsim.data.transforms import transforms
 from fedsim.engine.worker import WorkerSpec, array_sha256
@@ -53,7 +53,7 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     if not spec.frozen or spec.dataset.per_token:
         return spec
     part = "features.backbone" if spec.model.projection else "features"
-    model = models.build(_network(spec), spec.seed, spec.algorithm.adapt)
+    model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
     flat = FlatModel(model, _CPU, frozen=spec.frozen)
     if type(model).forward is not SplitModel.forward or not _is_frozen(model, part):
         return spec
@@ -68,11 +68,6 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     rest = {name: a for name, a in spec.frozen.items() if not name.startswith(f"{part}.")}
     dataset = replace(spec.dataset, x=features, pipeline=None, vocabulary=0)
     return replace(spec, dataset=dataset, frozen=rest, local_images=None, cut=part)
-
-
-def _network(spec: WorkerSpec) -> ModelSpec:
-    """The description of the network, without where its start weights came from."""
-    return replace(spec.model, pretrained=False, weights=None)
 
 
 def _is_frozen(model: nn.Module, part: str) -> bool:
@@ -128,7 +123,14 @@ def _cached(spec: WorkerSpec, module: nn.Module, known: Array) -> Array:
     """
     data = spec.dataset
     size, compute = len(data.x), _passes(spec, module)
-    told = (_VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, _network(spec))
+    told = (
+        _VERSION,
+        _BATCH,
+        data.x.shape,
+        data.x.dtype.str,
+        data.pipeline,
+        spec.model.without_weights,
+    )
     digest = hashlib.sha256(f"{told} {array_sha256(data.x)}".encode())
     for name, array in sorted(spec.frozen.items()):
         digest.update(f"{name} {array.shape} {array_sha256(array)}".encode())

@@ -19,6 +19,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import FinalClientRow
 from fedsim.training.evaluate import MEMORY, Candidate, Split, batches, own_model, trained
 from fedsim.training.log import RoundLog
+from fedsim.training.round import without_diverged
 from fedsim.training.setup import Setup
 
 FEWEST = 16
@@ -108,15 +109,4 @@ def _finetuned(
     size = max(FEWEST, MEMORY // setup.vector_bytes)
     for start in range(0, len(clients), size):
         updates = executor.train(clients[start : start + size], shared, state.clients, ctx)
-        good = []
-        for update in updates:
-            if update.diverged is None:
-                good.append(update)
-                continue
-            message = (
-                f"fine-tuning, client {update.client_id}: {update.diverged} is NaN or infinite"
-            )
-            if config.engine.on_client_failure == "raise":
-                raise DivergedError(f"{message}; lower train.lr")
-            log.error(update.client_id, message, attempt=1)
-        yield good
+        yield without_diverged(setup, updates, ctx, log)

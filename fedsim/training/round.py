@@ -193,7 +193,7 @@ def without_diverged(
             good.append(update)
             continue
         client = update.client_id
-        message = f"round {ctx.round + 1}, client {client}: {update.diverged} is NaN or infinite"
+        message = f"{ctx.title}, client {client}: {update.diverged} is NaN or infinite"
         if setup.config.engine.on_client_failure == "raise":
             raise DivergedError(
                 f"{message}; lower train.lr, or leave such clients out with "

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from fedsim import algorithms, data, models
+from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, no_slot
 from fedsim.client import LocalRule
 from fedsim.client.context import LocalEnv
@@ -265,14 +265,13 @@ def algorithm_of(config: RunConfig) -> Algorithm:
 
 def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
     """The model as data, with the sizes that the data set's samples have."""
-    info = data.find(config.data.name)
     m, width = config.model, dataset.x.shape[1]
     if dataset.pipeline is not None:
         sizes = width, dataset.pipeline.size
     else:
         sizes = (dataset.vocabulary, width) if dataset.vocabulary else (width, 1)
     return ModelSpec(
-        name=m.name or (info.default_model if info else "cnn"),
+        name=config.model_name,
         num_classes=dataset.num_classes,
         in_channels=sizes[0],
         image_size=sizes[1],

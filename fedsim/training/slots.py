@@ -224,9 +224,9 @@ def model_bytes(config: RunConfig) -> int:
     from fedsim import data, models
     from fedsim.core.types import ModelSpec
 
-    info, m = data.find(config.data.name), config.model
+    info = data.find(config.data.name)
     pixels = config.data.image_size or (info.image_size if info else 0)
-    name = m.name or (info.default_model if info else "cnn")
+    name = config.model_name
     if not pixels or ":" in name:
         return 0
     spec = ModelSpec(
@@ -234,6 +234,6 @@ def model_bytes(config: RunConfig) -> int:
         num_classes=(info.num_classes if info else 0) or 10,
         in_channels=(info.channels if info else 0) or 3,
         image_size=pixels,
-        norm=m.norm,
+        norm=config.model.norm,
     )
     return sum(t.nbytes for t in models.build(spec, config.seed).state_dict().values())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fedsim import data, models
+from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
@@ -82,8 +82,7 @@ def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
     Raises:
         ConfigError: the clients cannot be stacked.
     """
-    info = data.find(config.data.name)
-    name = config.model.name or (info.default_model if info else "cnn")
+    name = config.model_name
     model: nn.Module = nn.Linear(1, 1)
     if (entry := CATALOGUE.get(name)) is not None:
         spec = ModelSpec(
