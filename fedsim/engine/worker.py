@@ -118,9 +118,13 @@ class WorkerSpec:
         """Size of the frozen tensors."""
         return sum(array.nbytes for array in self.frozen.values())
 
+    def pools(self, ctx: RoundContext) -> bool:
+        """Whether the clients of a round are one block, trained on their pooled samples."""
+        return self.algorithm.pooled and ctx.local_training
+
     def blocks(self, clients: Sequence[int], ctx: RoundContext) -> list[Block]:
         """The clients of a round in blocks; outside of local training they go one by one."""
-        if self.algorithm.pooled and ctx.local_training and clients:
+        if self.pools(ctx) and clients:
             return [tuple(sorted(clients))]
         if self.stacking is None or not ctx.local_training:
             return [(client,) for client in sorted(clients)]
@@ -190,22 +194,24 @@ class Worker:
         Both are in the order of the clients in ``blocks``, which are those of
         :meth:`WorkerSpec.blocks`. The other arguments, such as ``params`` (D,), are those of
         :class:`~fedsim.engine.base.Executor`. A probe leaves the model as it is; its deltas are
-        (k, 0).
+        (k, 0). Where the clients' samples are pooled, all k updates have one delta (1, D).
 
         Raises:
             WorkerError: a block's work failed; the message names round and clients.
         """
         size = 0 if ctx.probe else self.flat.layout.size
-        deltas = np.empty((sum(map(len, blocks)), size), dtype=np.float32)
+        pooled = self.spec.pools(ctx)
+        num_deltas = 1 if pooled else sum(map(len, blocks))
+        deltas = np.empty((num_deltas, size), dtype=np.float32)
         common = as_tensor(params).to(self.device)
         updates: list[ClientUpdate] = []
         with torch_scope(ctx.seed, self.device):
             for block in blocks:
-                rows = deltas[len(updates) : len(updates) + len(block)]
                 with self._named(f"{ctx.title}, {named(block)}", block):
-                    if ctx.local_training and self.spec.algorithm.pooled:
-                        updates += self._train_pooled(block, common, downlink, ctx, rows)
+                    if pooled:  # there is one block
+                        updates += self._train_pooled(block, common, downlink, ctx, deltas[0])
                         continue
+                    rows = deltas[len(updates) : len(updates) + len(block)]
                     if ctx.local_training and self.stack is not None:
                         given = block, common, downlink, states, ctx, rows
                         updates += self._train_stacked(self.stack, *given)
@@ -255,16 +261,15 @@ class Worker:
         return update if bad is None else replace(update, diverged=bad)
 
     def _train_pooled(
-        self, block: Block, params: Tensor, downlink: Vectors, ctx: RoundContext, deltas: Array
+        self, block: Block, params: Tensor, downlink: Vectors, ctx: RoundContext, delta: Array
     ) -> list[ClientUpdate]:
         """Trains on the samples of all clients of the block as its first client would on its own.
 
-        ``deltas`` (k, D) are written, with the same update in each row.
+        ``delta`` (D,), which the clients have in common, is written.
         """
         train, first = self.spec.partition.train, block[0]
         owned = np.concatenate([train[client] for client in block])
-        update = self._train_alone(first, params, downlink, {}, ctx, deltas[0], owned)
-        deltas[1:] = deltas[0]
+        update = self._train_alone(first, params, downlink, {}, ctx, delta, owned)
         return [replace(update, client_id=c, num_samples=len(train[c])) for c in block]
 
     def _train_stacked(
@@ -415,8 +420,12 @@ def num_batches(spec: WorkerSpec, part: Part) -> int:
 
 
 def with_deltas(updates: Sequence[ClientUpdate], deltas: Array) -> list[ClientUpdate]:
-    """The updates of a call of :meth:`Worker.train` with their deltas, which stay views."""
-    return [replace(u, delta=delta) for u, delta in zip(updates, deltas, strict=True)]
+    """The updates of a call of :meth:`Worker.train` with their deltas, which stay views.
+
+    A single delta (1, D) is that of every update.
+    """
+    rows = np.broadcast_to(deltas, (len(updates), deltas.shape[1]))
+    return [replace(u, delta=delta) for u, delta in zip(updates, rows, strict=True)]
 
 
 def _diverged(update: ClientUpdate, delta: Array, layout: Layout) -> str | None:

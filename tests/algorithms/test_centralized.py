@@ -13,7 +13,9 @@ from fedsim import models
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.rng import torch_generator
-from fedsim.core.types import Training
+from fedsim.core.types import ClientUpdate, Training
+from fedsim.engine.ray.calls import TrainCall
+from fedsim.engine.worker import with_deltas
 from fedsim.training.setup import prepare
 
 from .rounds import rounds, small
@@ -60,11 +62,34 @@ def test_every_client_of_the_round_has_the_update_of_the_pool():
     w = worker("centralized")
     (block,) = w.spec.blocks([2, 1], context())
     assert block == (1, 2)
-    updates, deltas = w.train([block], w.flat.vector(), {}, {}, context())
-    np.testing.assert_array_equal(deltas[0], deltas[1])
+    updates = with_deltas(*w.train([block], w.flat.vector(), {}, {}, context()))
+    assert [u.client_id for u in updates] == [1, 2]
     assert updates[0].train_loss == updates[1].train_loss
-    assert np.abs(deltas[0]).max() > 0
+    first, second = (u.delta for u in updates)
+    assert first.shape == second.shape == (w.flat.layout.size,)
+    assert np.abs(first).max() > 0
+    assert first.ctypes.data == second.ctypes.data, "one array, not a copy for each client"
     assert w.spec.blocks([], context()) == []
+
+
+@pytest.mark.parametrize(("pooled", "rows"), [(True, [0, 0, 0]), (False, [0, 1, 2])])
+def test_the_one_update_that_stays_on_a_node_is_that_of_every_client(pooled, rows, monkeypatch):
+    updates = [
+        ClientUpdate(client_id=c, num_samples=1, num_steps=1, delta=np.empty(0)) for c in range(3)
+    ]
+    monkeypatch.setattr("ray.get", lambda ref: updates)
+    call = TrainCall(
+        blocks=((0, 1, 2),),
+        params=np.zeros(4),
+        downlink={},
+        states={},
+        ctx=context(),
+        sizes={},
+        ranges=(slice(0, 2), slice(2, 4)),
+        pooled=pooled,
+    )
+    found = call.fetch(["updates", "left", "right"])
+    assert [(u.held.parts, u.held.row) for u in found] == [(("left", "right"), r) for r in rows]
 
 
 @pytest.mark.integration

@@ -31,6 +31,7 @@ class TrainCall:
         states: of all clients that have one; only those of its own clients are sent.
         sizes: training samples by client.
         ranges: what the deltas are cut into, to be left on the nodes; none if they are fetched.
+        pooled: whether all clients have one delta in common.
         home: the slot that waits for this call, None for any.
         attempt: from 1.
     """
@@ -42,6 +43,7 @@ class TrainCall:
     ctx: RoundContext
     sizes: Mapping[int, float]
     ranges: tuple[slice, ...] = ()
+    pooled: bool = False
     home: int | None = None
     attempt: int = 1
     method: str = "train"
@@ -64,7 +66,10 @@ class TrainCall:
         if not self.ranges:
             return with_deltas(*ray.get(list(refs)))
         updates, parts = ray.get(refs[0]), tuple(refs[1:])
-        held = [Held(parts, row, block) for row, block in enumerate(self._block_of_each())]
+        held = [
+            Held(parts, 0 if self.pooled else row, block)
+            for row, block in enumerate(self._block_of_each())
+        ]
         return [replace(update, held=h) for update, h in zip(updates, held, strict=True)]
 
     def again(self, lost: bool) -> list[TrainCall]:

@@ -176,6 +176,7 @@ class RayExecutor:
                 ctx=ctx,
                 sizes=sizes,
                 ranges=ranges,
+                pooled=self._spec.pools(ctx),
                 home=self._plan.home(own[0][0]),
             )
             for own in balanced(work, most)
