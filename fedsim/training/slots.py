@@ -182,7 +182,7 @@ def _needs() -> Callable[[RunConfig], Need]:
     """A function that computes what a run needs on Ray, once for each kind of run."""
     from fedsim.engine.ray.groups import Need
 
-    sizes: dict[tuple[object, ...], int] = {}
+    sizes: dict[tuple[object, ...], tuple[int, int]] = {}
     owned: dict[str, int] = {}
 
     def need_of(config: RunConfig) -> Need:
@@ -197,11 +197,13 @@ def _needs() -> Callable[[RunConfig], Need]:
         kind = _kind(config)
         if kind not in sizes:
             sizes[kind] = model_bytes(config)
+        vector, frozen = sizes[kind]
         return Need(
             engine=config.engine,
             num_clients=clients,
             cohort_size=cohort_size(clients, config.train.sample_rate),
-            model_bytes=sizes[kind],
+            model_bytes=vector,
+            frozen_bytes=frozen,
         )
 
     return need_of
@@ -215,25 +217,44 @@ def memory_of(config: RunConfig) -> float:
     if config.engine.memory_per_client is not None:
         return config.engine.memory_per_client * GIB
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
-    return PROCESS + (model_copies(config.engine.client_batch) + cohort) * model_bytes(config)
+    vector, frozen = model_bytes(config)
+    return PROCESS + frozen + (model_copies(config.engine.client_batch) + cohort) * vector
 
 
-def model_bytes(config: RunConfig) -> int:
-    """Bytes of the model, with the sizes in the catalogue of data sets or, for other data, three
-    channels and ten classes; 0 for a model of text or of the user's."""
+def model_bytes(config: RunConfig) -> tuple[int, int]:
+    """Bytes of the model's vector and of its frozen tensors; nothing is read or downloaded.
+
+    The sizes are those in the catalogue of data sets or, for other data, three channels and ten
+    classes, and 224 pixels for networks of libraries. 0 for a model of text or of the user's, and
+    where it cannot be built.
+    """
+    import torch
+
     from fedsim import data, models
+    from fedsim.core.layout import float_tensors, frozen_names
     from fedsim.core.types import ModelSpec
+    from fedsim.models.libraries import library_of
 
     info = data.find(config.data.name)
-    pixels = config.data.image_size or (info.image_size if info else 0)
-    name = config.model_name
-    if not pixels or ":" in name:
-        return 0
+    name, known = config.model_name, info.image_size if info else 0
+    of_library = library_of(name) is not None
+    pixels = config.data.image_size or known or (224 if of_library else 0)
+    if not pixels or (":" in name and not of_library):
+        return 0, 0
     spec = ModelSpec(
         name=name,
         num_classes=(info.num_classes if info else 0) or 10,
         in_channels=(info.channels if info else 0) or 3,
         image_size=pixels,
         norm=config.model.norm,
+        projection=config.model.projection,
+        trainable=config.model.trainable,
     )
-    return sum(t.nbytes for t in models.build(spec, config.seed).state_dict().values())
+    try:
+        with torch.device("meta"):  # shapes without values
+            model = models.build(spec, config.seed)
+    except ConfigError:  # which the run will say
+        return 0, 0
+    sizes, out = float_tensors(model), frozen_names(model)
+    frozen = sum(sizes[name].nbytes for name in out)
+    return sum(t.nbytes for t in sizes.values()) - frozen, frozen

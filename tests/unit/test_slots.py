@@ -162,6 +162,36 @@ def test_the_memory_of_a_run_grows_with_its_model_and_its_cohort() -> None:
     assert slots.memory_of(text) == PROCESS
 
 
+RESNET18 = 4 * 11_689_512
+"""Bytes of the published ResNet-18 (3 channels, 1,000 classes): its parameters."""
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+@pytest.mark.parametrize("data", ["cifar10", "digits", "hf:here"])
+def test_networks_of_libraries_count_without_their_weights(
+    library: str, data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library)
+    monkeypatch.setattr("fedsim.models.libraries.pretrained", lambda spec: pytest.fail("loads"))
+    sets = f"data.name={data}", f"model.name={library}:resnet18", "model.pretrained=true"
+    (whole,) = configs(1, *sets)
+    (head,) = configs(1, *sets, "model.trainable=head")
+    vector, frozen = slots.model_bytes(whole)
+    assert vector == pytest.approx(RESNET18 - 4 * 990 * 513, rel=0.005)
+    assert frozen == 0
+    assert slots.memory_of(whole) == PROCESS + 9 * vector
+    assert slots.model_bytes(head) == (4 * 10 * 513, vector - 4 * 10 * 513)
+    assert slots.memory_of(head) == PROCESS + vector + 8 * 4 * 10 * 513
+
+
+@pytest.mark.parametrize(
+    "name", ["mine:make", "timm:no_such_network", "torchvision:resnet18_of_tomorrow"]
+)
+def test_a_model_of_unknown_size_counts_nothing(name: str) -> None:
+    (config,) = configs(1, "data.name=cifar10", f"model.name={name}")
+    assert slots.model_bytes(config) == (0, 0)
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "", "²", "9" * 5000])
 def test_what_is_no_number_of_runs_is_refused(value: str) -> None:
     done = CliRunner().invoke(main, ["sweep", "table3_small", "--parallel", value])

@@ -72,12 +72,14 @@ class Need:
         num_clients: K.
         cohort_size: m; more actors than clients of a round are of no use.
         model_bytes: of the model's vector.
+        frozen_bytes: of the model's frozen tensors.
     """
 
     engine: EngineConfig
     num_clients: int
     cohort_size: int
     model_bytes: int = 0
+    frozen_bytes: int = 0
 
     @property
     def actors(self) -> int | None:
@@ -89,7 +91,8 @@ class Need:
     @property
     def driver(self) -> int:
         """Bytes that the driver needs: torch, copies of the model and the updates of a round."""
-        return PROCESS + (MODEL_COPIES + self.cohort_size) * self.model_bytes
+        updates = self.cohort_size * self.model_bytes
+        return PROCESS + MODEL_COPIES * self.model_bytes + updates + self.frozen_bytes
 
     def shape(self, nodes: Sequence[Node], actors: int) -> Shape:
         """The resources of the run, with ``actors`` where the settings say ``auto``."""
@@ -163,7 +166,7 @@ def plan_runs(
         count=asked,
         actors=given or 1,
         share=Share(max(s.cpus for s in shares), max(s.gpus for s in shares)),
-        memory=max(memory_of(need.engine, need.model_bytes) for need in needs),
+        memory=max(memory_of(n.engine, n.model_bytes, n.frozen_bytes) for n in needs),
         driver=max(need.driver for need in needs),
     )
     fits = plan.fitting(nodes, here, asked)
