@@ -18,6 +18,8 @@ from fedsim.models.vision import SplitModel
 
 MODEL = "model.safetensors"
 """The file of a run's final model in its directory."""
+UNTRAINED = "untrained"
+"""The entry in the metadata of that file which says why its tensors are those of the start."""
 _IMAGENET = ("resnet18", "resnet50")
 """The models for which torchvision publishes ImageNet weights."""
 
@@ -66,15 +68,18 @@ def file_of(path: str) -> Path:
 def read(path: str) -> dict[str, Tensor]:
     """The tensors by name of a run, a ``.safetensors`` file or a state dict in a ``.pt``/``.pth``.
 
-    A ConfigError where the file is missing, damaged, or holds anything but named tensors.
+    A ConfigError where the file is missing, damaged, holds anything but named tensors, or where the
+    run has trained models of clients only.
     """
     file = file_of(path)
     try:
         found = (
-            _of_safetensors(file)
+            _of_safetensors(file, path)
             if file.suffix == ".safetensors"
             else torch.load(file, map_location="cpu", weights_only=True)
         )
+    except ConfigError:
+        raise
     except Exception as error:  # a damaged pickle raises anything
         reason = "no state dict, or one that is not safe to load: save model.state_dict() alone"
         if isinstance(error, OSError | safetensors.SafetensorError):
@@ -91,13 +96,20 @@ def read(path: str) -> dict[str, Tensor]:
     return dict(found)
 
 
-def _of_safetensors(file: Path) -> dict[str, Tensor]:
+def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     """The tensors; adapters that a run trained are added to its weights."""
     found = safetensors.torch.load_file(file)
     with safetensors.safe_open(file, framework="pt") as opened:
-        said = (opened.metadata() or {}).get("model", "")
+        said = opened.metadata() or {}
+    if UNTRAINED in said:
+        raise ConfigError(
+            f"model.weights={path}: {file.name} of this run of {said.get('algorithm')} holds the "
+            f"untrained start, {said[UNTRAINED]}; give a run of another method, or the model of "
+            "one client as a file FILE.pt: "
+            "torch.save(fedsim.load_model(RUN, client=K).state_dict(), FILE.pt)"
+        )
     try:
-        adapters = parse(json.loads(said).get("trainable", ALL))
+        adapters = parse(json.loads(said.get("model", "")).get("trainable", ALL))
     except (ValueError, AttributeError):  # what another program says of its model
         return found
     return merged(found, adapters) if isinstance(adapters, Lora) else found

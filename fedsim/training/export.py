@@ -28,6 +28,7 @@ from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.layout import FlatModel, as_tensor, layout_of
 from fedsim.core.types import Layout, ModelSpec, Slot
 from fedsim.models.trainable import ALL
+from fedsim.models.weights import UNTRAINED
 from fedsim.storage import final_models, tensors
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
@@ -67,8 +68,10 @@ def export_models(setup: Setup, store: RunWriter, state: ServerState, rounds: in
     found = flat.model.state_dict().items()
     arrays = {name: value.numpy() for name, value in found if isinstance(value, Tensor)}
     metadata = common | {"scored": scored[0]} | Description.of(setup).metadata()
-    final_models.save_model(store.path, arrays, metadata)
     personal = personal_slots(setup.algorithm, setup.layout)
+    if len(personal) == len(setup.layout.slots):
+        metadata[UNTRAINED] = f"since all tensors that train are the clients' own, see {CLIENTS}"
+    final_models.save_model(store.path, arrays, metadata)
     if personal:
         own, everybody = len(state.clients), setup.partition.num_clients
         said = f"{own} of {everybody}; the others never trained and have the model of {MODEL}"

@@ -66,6 +66,40 @@ def test_the_same_classes_take_the_head_too(tmp_path):
     assert all(np.array_equal(found[name], given[name].numpy()) for name in found)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("algorithm", "trainable"), [("local", "all"), ("pfedla", "all"), ("fedbn", "features.1.*")]
+)
+def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainable, tmp_path):
+    model, train = {"trainable": trainable}, {"sample_rate": 1.0}
+    settings = config("digits", model, method=algorithm, train=train)
+    run = fedsim.run(settings, tmp_path / "run").path
+    for path in (run, run / "model.safetensors"):
+        with pytest.raises(ConfigError) as refused:
+            prepare(config("digits", {"weights": str(path)}))
+        assert str(refused.value).startswith(
+            f"model.weights={path}: model.safetensors of this run of {algorithm} holds the "
+            "untrained start, since all tensors that train are the clients' own"
+        )
+    client = fedsim.load_model(run, client=0).state_dict()
+    torch.save(client, tmp_path / "client.pt")
+    setup = prepare(config("digits", {"weights": str(tmp_path / "client.pt")}))
+    found = decomposing.named_tensors(setup.initial, setup.layout)
+    assert all(np.array_equal(found[name], client[name].numpy()) for name in found)
+    assert not np.array_equal(setup.initial, prepare(config("digits")).initial)
+
+
+@pytest.mark.integration
+def test_the_shared_part_of_a_personalised_method_is_a_start(tmp_path):
+    run = fedsim.run(config("digits", method="fedbn"), tmp_path / "run").path
+    start = prepare(config("digits"))
+    setup = prepare(config("digits", {"weights": str(run)}))
+    assert not np.array_equal(setup.initial, start.initial)
+    for slot in setup.layout.slots:
+        if slot.batchnorm:
+            assert np.array_equal(setup.initial[slot.where], start.initial[slot.where])
+
+
 @pytest.mark.parametrize("said", ["resnet18", '"resnet18"', '{"trainable": "what(1)"}'])
 def test_a_file_whose_metadata_are_another_programs(said, tmp_path):
     file = tmp_path / "w.safetensors"
