@@ -40,9 +40,9 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TIMED, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
+from fedsim.training import stacking
 from fedsim.training.features import with_features
 from fedsim.training.loading import load, read_images
-from fedsim.training.stacking import stacking_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +152,8 @@ def prepare(config: RunConfig) -> Setup:
         ConfigError, DataError: something does not fit; the message names key and file.
     """
     executors.check(config.engine)
+    if config.engine.client_batch not in (1, "auto"):
+        stacking.check(config, algorithm_of(config), "engine.client_batch")
     dataset, partition, kind = load(config)
     _check_owned(config, partition)
     _check_patience(config, dataset)
@@ -216,7 +218,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
             f"each; data set {dataset.name} has a label for every token"
         )
     size = cohort_size(len(partition.participants), config.train.sample_rate)
-    stacking = stacking_of(
+    blocks = stacking.stacking_of(
         config,
         model=model,
         flat=flat,
@@ -230,7 +232,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
             partition=kind,
             group=patients.grouping(dataset, kind, config.data.group),
             model=model.name,
-            client_batch=1 if stacking is None else stacking.clients,
+            client_batch=1 if blocks is None else blocks.clients,
         ),
         dataset=dataset,
         partition=partition,
@@ -241,7 +243,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         cohort_size=size,
         alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
         clock=clock,
-        stacking=stacking,
+        stacking=blocks,
         drawn=built.drawn,
         frozen=flat.frozen,
     )

@@ -146,6 +146,22 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason():
         prepare(config(4, method="fedpac"))
 
 
+@pytest.mark.parametrize(
+    "trainable", ["head", "norm", "lora(2)", "head.*"], ids=["head", "norm", "lora", "a pattern"]
+)
+def test_a_part_of_the_model_is_refused_before_the_data_are_read(trainable, monkeypatch):
+    monkeypatch.setattr("fedsim.training.setup.load", lambda config: pytest.fail("reads the data"))
+    settings = config(4)
+    model = settings.model.model_copy(update={"trainable": trainable})
+    with pytest.raises(ConfigError) as refused:
+        prepare(settings.model_copy(update={"model": model}))
+    assert str(refused.value) == (
+        "engine.client_batch: 4 given, but algorithm fedavg with model mlp cannot be stacked: "
+        f"model.trainable={trainable}; blocks train all parameters; 1 and auto train these clients "
+        "one by one"
+    )
+
+
 @pytest.mark.parametrize("given", [0, -1, 2.5, True, "two", None])
 def test_other_values_are_refused(given):
     with pytest.raises(ConfigError, match=r"engine\.client_batch: .*must"):
