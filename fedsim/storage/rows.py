@@ -253,17 +253,19 @@ class ErrorRow(RowOfRound, table="errors"):
 
 
 class FinalClientRow(Row, table="final_clients"):
-    """A row per client that is held out from training, or that owns test samples: its scores by the
-    final model, before and after fine-tuning on its training samples.
+    """A row per client that owns test samples: its scores by the final model, before and after
+    fine-tuning on its training samples.
 
     Written after the last round, with `data.heldout_clients` or `evaluation.finetune_epochs`.
+    Where no held-out client owns test samples, all held-out clients are scored on their training
+    samples.
     Personalised methods start from the client's own model; a held-out client has the global one.
     """
 
     client_id: Annotated[int, "the client"]
     held_out: Annotated[int, "1 where it never trained, else 0"]
     split: Annotated[
-        str, "own_test, or own_train for held-out clients without test samples of their own"
+        str, "own_test, or own_train for held-out clients where none of them owns test samples"
     ]
     num_samples: Annotated[int, "samples evaluated"]
     loss: Annotated[float, "mean cross-entropy of the final model"]

@@ -31,6 +31,9 @@ def final_scores(
 ) -> list[FinalClientRow]:
     """The rows of final_clients.csv, by client; none where the run asks for none.
 
+    Held-out clients are scored on their own test parts, and those without one are excluded; where
+    none of them has one, all are scored on their training samples.
+
     Args:
         setup: of the run.
         executor: of the run.
@@ -44,8 +47,10 @@ def final_scores(
     epochs, partition = setup.config.evaluation.finetune_epochs, setup.partition
     if not (epochs or partition.held_out):
         return []
-    parts: dict[int, Split] = dict.fromkeys(partition.held_out, "train")
-    parts |= dict.fromkeys(clients_with(partition, "test", held_out=True), "test")
+    tested = clients_with(partition, "test", held_out=True)
+    parts: dict[int, Split] = dict.fromkeys(tested, "test")
+    if not parts.keys() & set(partition.held_out):
+        parts |= dict.fromkeys(partition.held_out, "train")
     parts = dict(sorted(parts.items()))
     before = _scores(executor, {c: own_model(state, c) for c in parts}, parts)
     after: dict[int, GroupScore] = {}

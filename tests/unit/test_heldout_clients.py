@@ -142,6 +142,29 @@ def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("tested", [(), (0,), (0, 1)], ids=["none", "one", "both"])
+def test_they_are_all_scored_on_the_same_kind_of_part(tested, tmp_path):
+    """Of two held-out clients those ``tested`` own test samples, as do all that train."""
+    given = settings(client_test_fraction=0.2, test_fraction=0.5)
+    first = fedsim.run(given, tmp_path / "first")
+    out = sorted(prepare(given).partition.held_out)
+    split = first.read("split")
+    without = [client for i, client in enumerate(out) if i not in tested]
+    lost = split["part"].eq("own_test") & split["client_id"].isin(without)
+    split.loc[lost, "part"] = "train"
+    split.to_csv(tmp_path / "split.csv", index=False, float_format="%.0f")
+    changed = settings(partition_file=str(tmp_path / "split.csv"))
+    store = fedsim.run(changed, tmp_path / "run")
+    assert sorted(prepare(changed).partition.held_out) == out
+    table = store.read("final_clients")
+    rows = table[table["held_out"] == 1]
+    assert rows["client_id"].tolist() == [out[i] for i in tested or (0, 1)]
+    assert set(rows["split"]) == {"own_test" if tested else "own_train"}
+    assert store.summary["heldout_accuracy_mean"] == pytest.approx(rows["accuracy"].mean())
+    assert set(table["split"][table["held_out"] == 0]) == {"own_test"}
+
+
+@pytest.mark.integration
 def test_with_own_test_parts_and_fine_tuning(tmp_path):
     given = settings(client_test_fraction=0.2, test_fraction=0.5)
     given = given.model_copy(
