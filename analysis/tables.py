@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import AnalysisError, pairs, scores, series
+from .client_spread import spreads_of_clients
 from .layout import (
     NATS,
     NONE,
@@ -41,18 +42,6 @@ TERMS: Mapping[str, str] = {
 NAMES = (*SCORES, "scores", "clients", "pairs", "target", "groups", "decomposition")
 """The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
 the clients' accuracies spread."""
-CLIENTS: Mapping[str, str] = {
-    "client_accuracy": "Accuracy by client, last evaluation",
-    "own_test_accuracy": "Accuracy by client, final model",
-    "finetuned_accuracy": "Accuracy by client, after fine-tuning",
-    "heldout_accuracy": "Accuracy by held-out client, final model",
-    "heldout_finetuned_accuracy": "Accuracy by held-out client, after fine-tuning",
-}  # fmt: skip
-"""Prefixes of columns of summary.csv, and the title of the table of each."""
-SPREADS: Mapping[str, str] = {
-    "mean": "Mean", "p10": "Worst decile", "worst": "Worst client", "std": "Std over clients",
-}  # fmt: skip
-"""What follows the prefix, and its heading."""
 ALIASES = tuple(TAKES)
 """Earlier names of the tables of accuracies."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
@@ -105,14 +94,7 @@ def make(
             f"{', '.join((*SCORES, 'pairs', 'target'))}"
         )
     if name == "clients":
-        groups = group(runs, by, unit)
-        found = [spread_of_clients(groups, prefix, baseline, test) for prefix in CLIENTS]
-        if not any(found):
-            raise AnalysisError(
-                "in no run summary.csv has accuracies by client; evaluation.clients_every, "
-                "evaluation.finetune_epochs and data.heldout_clients write them"
-            )
-        return with_variances([table for table in found if table is not None], PERCENT)
+        return with_variances(spreads_of_clients(group(runs, by, unit), baseline, test), PERCENT)
     if name == "scores":
         return with_variances([all_scores(group(runs, by, unit), baseline, test)], PERCENT)
     if name == "groups":
@@ -192,35 +174,6 @@ def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test 
     heads = {name: PERCENT.head(_capital(SCORES[name].title)) for name in values}
     title = "Scores of the final models"
     return crossed("scores", title, caption + seeds, shown, crossed_heads(found, heads))
-
-
-def spread_of_clients(
-    groups: Sequence[Group], prefix: str, baseline: str | None = None, test: Test = "t"
-) -> Table | None:
-    """Mean, worst decile, worst client and spread of one of :data:`CLIENTS`; None without any."""
-    columns = {name: f"{prefix}_{name}" for name in SPREADS}
-    values = {
-        name: {
-            one.label: one.by_run(column)
-            for one in groups
-            if column in one.runs and one.runs[column].notna().any()
-        }
-        for name, column in columns.items()
-    }
-    values = {name: of for name, of in values.items() if of}
-    if not values:
-        return None
-    ranks = {name: of for name, of in values.items() if name != "std"}
-    found = ranked(cells(values, baseline, test), ranks, test)
-    caption = (
-        "Over the clients of a run, in per cent: the worst decile is the 10th percentile; the "
-        f"standard deviation is not ranked. {signs(found, test)}"
-    )
-    caption += comparisons(found, baseline, test, PERCENT)
-    shown, seeds = with_seeds(found, PERCENT)
-    heads = {name: PERCENT.head(SPREADS[name]) for name in values}
-    title = CLIENTS[prefix]
-    return crossed(f"clients_{prefix}", title, caption + seeds, shown, crossed_heads(found, heads))
 
 
 def _cells(
