@@ -86,7 +86,11 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
         told += f"not significantly {side} {_listed(equal)}."
     else:
         told += "."
-    return told + f" It has collapsed in {fallen} of {best.runs} runs." * bool(fallen)
+    return (
+        told
+        + f" It has collapsed in {fallen} of {best.runs} run{'s' * (best.runs != 1)}."
+        * bool(fallen)
+    )
 
 
 def _side(lowest: bool) -> str:
@@ -104,11 +108,18 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     """Which groups differ significantly from the baseline, and what could be detected."""
-    tested = data[data["pairs"] > 0]
+    tested = data[data["p_holm"].notna()]
     different = tested[tested["p_holm"] < SIGNIFICANT]
-    name = style.title(baseline)
+    name, many = style.title(baseline), len(tested) > 1
     power = f" {power_words(data, unit)}".rstrip()
+    if not len(tested):
+        return (
+            f"No comparison with {name} can be tested: a test needs two common "
+            f"{data['unit'].iloc[0]}s whose differences vary."
+        )
     if not len(different):
+        if not many:
+            return f"The comparison with {name} is not significant.{power}"
         count = f"corrected over all {len(tested)} comparisons with it"
         return f"Of the comparisons with {name}, none is significant ({count}).{power}"
     points = f" {unit.of_differences}"
@@ -116,8 +127,11 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
         f"{row['method']} ({unit.number(row['difference'], '+')}{points}, p {row['p_holm']:.2g})"
         for row in different.to_dict("records")
     ]
+    if not many:
+        return f"The comparison with {name} is significant: {_listed(texts)}.{power}"
+    verb = "is" if len(different) == 1 else "are"
     return (
-        f"Of {len(tested)} comparisons with {name}, {len(different)} are significant (corrected "
+        f"Of {len(tested)} comparisons with {name}, {len(different)} {verb} significant (corrected "
         f"over all of them): {_listed(texts)}.{power}"
     )
 
@@ -132,7 +146,8 @@ def _collapsed(facets: Facets) -> str:
             known &= label in fallen and bool(runs[COLLAPSED].notna().all())
             if count:
                 where = f", {setting}" * bool(setting)
-                texts.append(f"{style.title(label)} ({count} of {len(runs)} runs{where})")
+                of = f"{count} of {len(runs)} run{'s' * (len(runs) != 1)}"
+                texts.append(f"{style.title(label)} ({of}{where})")
     if texts:
         return (
             f"**Collapsed: {_listed(texts)}.** These final models predict one class only, or their "

@@ -176,7 +176,7 @@ def with_seeds(found: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]
     numbers = {cell.estimate.n for cell in found}
     over = unit_of(found)
     per = {cell.estimate.levels.seeds for cell in found if cell.estimate.levels}
-    of = f", of {' or '.join(sorted(per))} training seeds" * bool(per)
+    of = f", of {' or '.join(sorted(per))} training seed{'s' * (per != {'1'})}" * bool(per)
     if len(numbers) == 1:
         shown = {cell: spread(cell, unit) + cell.mark for cell in found}
         return shown, f" {over.title()}s: {max(numbers)} each{of}."
@@ -330,10 +330,13 @@ def comparisons(
     floor = f", which is never below 2 / 2^n over n {over}s" if test == "wilcoxon" else ""
     said = (
         f" {'Difference' if details else 'Compared'}: method minus {style.title(baseline)} over "
-        f"the {over}s that both have{difference}; p: two-sided {TESTS[test]}{floor}; Holm: "
-        f"corrected over the {tests} comparison{'s' * (tests != 1)} of this table; * below "
-        f"{SIGNIFICANT:g}."
+        f"the {over}s that both have{difference}"
     )
+    if tests:
+        holm = f"corrected over the {tests} comparisons of this table"
+        holm = holm if tests > 1 else "equal to p, as there is one comparison"
+        said += f"; p: two-sided {TESTS[test]}{floor}; Holm: {holm}; * below {SIGNIFICANT:g}"
+    said += "."
     power = power_words(data(found), unit)
     if not power and tests:
         power = "Power is stated for the t test alone."

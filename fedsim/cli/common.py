@@ -121,11 +121,6 @@ def make_importable(*layers: Settings) -> None:
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
 
 
-def counted(count: int, noun: str) -> str:
-    """``1 run``, ``2 runs``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
 class Echo(logging.Handler):
     """Shows fedsim's log: notices on stdout, warnings on stderr, each a plain line.
 

@@ -18,6 +18,7 @@ from fedsim.cli.options import (
 )
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -71,10 +72,9 @@ def partition(
     settings = configuration(preset, config, flags)
     check_output(out, plot)
     dataset, split, kind = loading.load(settings)
-    title = (
-        f"{dataset.name}, {kind}: {sum(map(len, split.train))} training samples of "
-        f"{dataset.num_classes} classes on {split.num_clients} clients"
-    )
+    samples = counted(sum(map(len, split.train)), "training sample")
+    clients = counted(split.num_clients, "client")
+    title = f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}"
     click.echo(title)
     group = patients.grouping(dataset, kind, settings.data.group)
     if said := patients.described(dataset, split, group):
@@ -157,7 +157,7 @@ def site_line(dataset: Dataset) -> str:
     counts = np.bincount(dataset.site[dataset.train], minlength=len(dataset.site_names)).tolist()
     found = [f"{name} {n}" for name, n in zip(dataset.site_names, counts, strict=True)]
     more = f", and {len(found) - SITES} more" if len(found) > SITES else ""
-    return f"{len(found)} sites: {', '.join(found[:SITES])}{more}"
+    return f"{counted(len(found), 'site')}: {', '.join(found[:SITES])}{more}"
 
 
 def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:

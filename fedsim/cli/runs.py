@@ -15,6 +15,7 @@ from fedsim.cli.options import format_option, verbose_option
 from fedsim.cli.searches import trials_of
 from fedsim.cli.searches import values as values_of_search
 from fedsim.core.errors import ConfigError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import Found, SweepStatus
@@ -115,9 +116,10 @@ def _done(sweep: SweepStatus) -> str:
     from fedsim.storage.status import FAILED, FINISHED
 
     counts = sweep.counts
-    total = f"{len(sweep.runs)} begun" if sweep.grid is None else str(len(sweep.grid))
+    known = sweep.grid is not None
+    total = counted(len(sweep.grid or sweep.runs), "run" if known else "begun run")
     failed = f", {counts[FAILED]} failed" if counts[FAILED] else ""
-    return f"{counts[FINISHED]} of {total} runs{failed}"
+    return f"{counts[FINISHED]} of {total}{failed}"
 
 
 def _without(row: dict[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedsim.core.errors import StoreError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 def trials_of(found: SearchStatus) -> str:
     """``7 of 20 trials: 5 complete, 2 pruned``."""
     ended, planned = len(found.trials), found.planned or 0
-    number = f"{ended} of {planned}" if ended < planned else f"{ended}"
+    number = f"{ended} of {counted(planned, 'trial')}" if ended < planned else ""
     counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
-    return f"{number} trials" + (f": {counts}" if counts else "")
+    return (number or counted(ended, "trial")) + (f": {counts}" if counts else "")
 
 
 def values(found: SearchStatus) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import click
 from fedsim.cli.names import folders
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.errors import ConfigError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     from fedsim.cli.details import Details
@@ -108,10 +109,12 @@ def _print(found: Details) -> None:
     settings, status = found.settings, found.status
     reason = status.problem or status.process
     click.echo(f"{status.path}: {status.state}" + (f" ({reason})" if reason else ""))
+    clients = counted(settings["data.num_clients"], "client")
+    rounds = counted(settings["train.rounds"], "round")
     click.echo(
         f"{settings['algorithm']} on {settings['data.name']}, {settings['model.name']}, "
-        f"{settings['data.num_clients']} clients, sample rate {settings['train.sample_rate']}, "
-        f"seed {settings['seed']}; {status.rounds_done} of {settings['train.rounds']} rounds"
+        f"{clients}, sample rate {settings['train.sample_rate']}, seed {settings['seed']}; "
+        f"{status.rounds_done} of {rounds}"
     )
     version, device = found.environment.get("fedsim"), found.environment.get("device")
     if version:
@@ -128,11 +131,13 @@ def _print(found: Details) -> None:
     if found.results:
         click.echo()
         best = f"best (round {found.best_round})" if found.best_round else "best"
-        headings = {"final": "final", "best": best, "last10": f"last {min(10, status.rounds_done)}"}
+        headings = {"final": "final", "best": best}
+        if status.rounds_done > 1:
+            headings["last10"] = f"last {min(10, status.rounds_done)}"
         show_table(
             [
                 {"result": column.replace("_", " ")}
-                | {headings[k]: "-" if v is None else f"{v:.4f}" for k, v in values.items()}
+                | {h: "-" if values[k] is None else f"{values[k]:.4f}" for k, h in headings.items()}
                 for column, values in found.results.items()
             ]
         )

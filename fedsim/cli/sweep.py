@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli.common import (
-    counted,
     folder_of,
     make_importable,
     repeatable,
@@ -30,6 +29,7 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import FedsimError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -193,7 +193,8 @@ def show_aggregate(table: pd.DataFrame, rounds: int) -> None:
 
     Args:
         table: aggregate.csv.
-        rounds: of the longest run; the heading of the mean over the last ten says fewer.
+        rounds: of the longest run; the heading of the mean over the last ten says fewer, and for
+            a single round, where it is the final accuracy, there is no such column.
     """
     from fedsim.training.tables import interval, show
 
@@ -206,6 +207,8 @@ def show_aggregate(table: pd.DataFrame, rounds: int) -> None:
         )
     )
     known = {head: c for head, c in COLUMNS.items() if table[f"{c}_mean"].notna().any()}
+    if rounds == 1:
+        known = {head: c for head, c in known.items() if not head.startswith("last10")}
     collapsed = table["collapsed"].fillna(0)
     rows = []
     for (_, line), count in zip(table.iterrows(), collapsed, strict=True):

@@ -12,7 +12,6 @@ import click
 
 from fedsim.cli import searches
 from fedsim.cli.common import (
-    counted,
     folder_of,
     make_importable,
     repeatable,
@@ -31,6 +30,7 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import FedsimError
+from fedsim.core.words import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.core import files
+from fedsim.core.words import counted
 
 
 @dataclass
@@ -54,5 +55,5 @@ class EarlyStopping:
         """One line for a run that ends."""
         return (
             f"stopped early: no validation accuracy above {self.best:.4f} of round "
-            f"{self.best_round} in {self.waited} evaluations (train.patience)"
+            f"{self.best_round} in {counted(self.waited, 'evaluation')} (train.patience)"
         )

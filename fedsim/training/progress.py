@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fedsim.core.words import counted
 from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
@@ -104,7 +105,7 @@ class Lines(Callback):
         """One line for Ctrl-C and SIGTERM."""
         if self.info is None:
             return "interrupted before the first round"
-        rounds = f"{self.done} of {self.info.rounds} rounds"
+        rounds = f"{self.done} of {counted(self.info.rounds, 'round')}"
         return f"interrupted after {rounds}; resume with: {self.how_to_resume}"
 
     def close(self) -> None:
@@ -131,10 +132,9 @@ class Lines(Callback):
         least = f" (at least one; sample rate {rate:g} gives {drawn:g})" if drawn + 1e-9 < 1 else ""
         batch = info.config.engine.client_batch
         stacked = f" (stacked in blocks of up to {batch})" if batch not in (1, "auto") else ""
-        rounds = f"{info.rounds} round{'s' * (info.rounds != 1)}"
+        clients, rounds = counted(info.num_clients, "client"), counted(info.rounds, "round")
         click.echo(
-            f"{info.num_clients} clients, {info.cohort_size} per round{least}{stacked}, "
-            f"{rounds}; {info.engine}"
+            f"{clients}, {info.cohort_size} per round{least}{stacked}, {rounds}; {info.engine}"
         )
         for note in info.notes:
             click.echo(note)
@@ -243,8 +243,9 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     lines = {
         "final test accuracy": number(summary["final_test_accuracy"]),
         "best test accuracy": f"{best}{summary['best_by']} accuracy)",
-        f"mean of last {last} rounds": number(summary["last10_test_accuracy"]),
     }
+    if last > 1:
+        lines[f"mean of last {last} rounds"] = number(summary["last10_test_accuracy"])
     for name, column in METRICS.items():
         if (value := number(summary.get(column))) != "-":
             lines[name] = value

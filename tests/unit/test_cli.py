@@ -220,6 +220,11 @@ def test_few_clients_need_no_sample_rate(tmp_path: Path) -> None:
     one = fedsim("run", "--clients", "5", "--rounds", "1", "--engine", "serial", "--out", "r")
     assert one.exit_code == 0, one.output
     assert "5 clients, 1 per round (at least one; sample rate 0.1 gives 0.5)" in one.stdout
+    assert ", 1 round; serial" in one.stdout
+    assert "mean of last" not in one.stdout, "that of one round is the final accuracy"
+    shown = fedsim("show", "r")
+    assert "; 1 of 1 round\n" in shown.stdout
+    assert "last 1" not in shown.stdout
     split = fedsim("partition", "--clients", "5")
     assert split.exit_code == 0, split.output
     assert "on 5 clients" in split.stdout

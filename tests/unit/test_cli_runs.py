@@ -98,6 +98,12 @@ def test_a_table_to_read(tmp_path):
     ]  # fmt: skip
 
 
+def test_a_sweep_of_one_run(tmp_path):
+    write_run(tmp_path / "s" / "algorithm=fedavg,seed=0", end=True, seed=0)
+    text = CliRunner().invoke(main, ["runs", str(tmp_path)]).output
+    assert "(1 of 1 begun run)" in text
+
+
 def test_runs_of_a_sweep_follow_it(tmp_path):
     for seed, end in ((0, True), (1, False)):
         write_run(tmp_path / "s" / f"algorithm=fedavg,seed={seed}", end=end, seed=seed)

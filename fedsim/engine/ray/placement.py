@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB
+from fedsim.core.words import counted
 
 ONE = 10_000
 """A whole CPU or GPU in units of the smallest amount that Ray assigns."""
@@ -84,9 +85,10 @@ class Plan:
         return client if self.per_client else None
 
     def __str__(self) -> str:
-        count = f"{self.actors} actor" + "s" * (self.actors != 1)
         relation = "one for each of" if self.per_client else "shared by"
-        return f"{count} {relation} {self.num_clients} clients, {self.share} each"
+        relation = "for" if self.num_clients == 1 else relation
+        clients = counted(self.num_clients, "client")
+        return f"{counted(self.actors, 'actor')} {relation} {clients}, {self.share} each"
 
     def record(self) -> dict[str, object]:
         """For env.json."""

@@ -58,6 +58,25 @@ def test_no_significant_difference_is_said(tmp_path: Path) -> None:
     assert "no test is possible" in one
 
 
+def test_one_comparison_and_none_that_can_be_tested(tmp_path: Path) -> None:
+    runs_of(tmp_path / "yes", fedavg=(0.5, 0.51, 0.52), fedld=(0.6, 0.62, 0.61))
+    # differences 0.10 0.11 0.09: p 0.0033
+    told = found(tmp_path / "yes", "fedavg")[1]
+    start = "The comparison with FedAvg is significant: FedLD (+10.00 points, p 0.0033). Power:"
+    assert told.startswith(start)
+    runs_of(tmp_path / "no", fedavg=(0.5, 0.6, 0.55), fedld=(0.6, 0.52, 0.6))
+    told = found(tmp_path / "no", "fedavg")[1]
+    assert told.startswith("The comparison with FedAvg is not significant. Power:")
+    assert found(*runs_one_seed(tmp_path / "one"), "fedavg")[1] == (
+        "No comparison with FedAvg can be tested: a test needs two common seeds whose differences "
+        "vary."
+    )
+    groups = group(completed(summaries(find([tmp_path / "one"])[0]), ["accuracy"]))
+    caption = scored(groups, "accuracy", "final", "fedavg").caption
+    assert "over the seeds that both have, with its 95 % t interval. p is not" in caption
+    assert "0 comparison" not in caption
+
+
 def test_equal_means_have_no_leader(tmp_path: Path) -> None:
     runs_of(tmp_path, fedavg=(0.1, 0.2), fedld=(0.2, 0.1))
     (text,) = found(tmp_path)

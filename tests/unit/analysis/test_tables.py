@@ -46,7 +46,7 @@ def test_table_against_a_baseline_by_hand(runs: Path) -> None:
     ]  # fmt: skip
     assert "with 3 seeds on one partition, a difference of 3.26 points is detected" in got.caption
     assert "do not cover the choice of the partition" in got.caption
-    assert "over the 1 comparison of" in got.caption
+    assert "Holm: equal to p, as there is one comparison; * below 0.05." in got.caption
     assert "p is not available where there is only one common seed: my_own." in got.caption
     row = got.data.set_index("label").loc["fedld"]
     assert row[["n", "pairs"]].tolist() == [3, 3]
@@ -206,7 +206,7 @@ def test_files(runs: Path, tmp_path: Path) -> None:
     text = layout.markdown(made)
     assert text.count("### ") == 3
     assert r"| 0.0033 | 0.0033 \* |" in text
-    assert r"table; \* below 0.05" in text
+    assert r"comparison; \* below 0.05" in text
     back = pd.read_csv(io.StringIO(layout.csv(made)))
     assert back["table"].unique().tolist() == [
         "accuracy_final", "accuracy_best", "accuracy_last10",

@@ -167,7 +167,7 @@ def test_a_cluster_that_is_gone():
 
 def test_the_plan_describes_itself():
     assert str(plan([Node(8)], 50)) == "8 actors shared by 50 clients, 1 CPU each"
-    assert str(plan([Node(1)], 1)) == "1 actor one for each of 1 clients, 1 CPU each"
+    assert str(plan([Node(1)], 1)) == "1 actor for 1 client, 1 CPU each"
     text = str(plan(GPU2, 4, 0.5, 0.25))
     assert text == "4 actors one for each of 4 clients, 0.5 CPU and 0.25 GPU each"
 
