@@ -1,14 +1,16 @@
-"""Makes docs/RESULTS.md from the sweeps that it is about.
+"""Makes docs/RESULTS_SMALL.md from the sweeps that it is about, and the tables of both pages.
 
-    python docs/results/make.py SWEEPS    the tables and figures, then the page
-    python docs/results/make.py           the page alone, from the tables that are here
+    python docs/results/make.py SWEEPS    the tables and figures, then the pages
+    python docs/results/make.py           the pages alone, from the tables that are here
 
 SWEEPS/<preset> is what ``fedsim sweep <preset> --out SWEEPS/<preset>`` wrote. Each study has a
 folder here with the figures that the page shows and tables.csv: all tables of its report, one after
-the other, at full precision. In the page these lines are followed by a table of that file:
+the other, at full precision. In the pages these lines are followed by a table of that file:
 
     <!-- table STUDY TABLE -->
     <!-- differences STUDY TABLE COLUMN REGEX -->     method minus baseline, one column, some rows
+
+docs/study/make.py does the same for the study of docs/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from analysis.stats import Cell, Comparison, Estimate  # noqa: E402
 from analysis.tables import TERMS, with_interval  # noqa: E402
 
 HERE = ROOT / "docs" / "results"
-PAGE = ROOT / "docs" / "RESULTS.md"
+PAGE = ROOT / "docs" / "RESULTS_SMALL.md"
 BLOCK = re.compile(r"(<!-- (table|differences) (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 STUDIES: dict[str, tuple[str, list[str], str | None]] = {
     "fig2_small": ("fig2", ["algorithm", "alpha"], "fedavg"),

@@ -1,0 +1,222 @@
+"""Makes the tables and figures of docs/RESULTS.md from the sweeps of the study.
+
+    python docs/study/make.py SWEEPS     results/, then the page
+    python docs/study/make.py            the page alone, from the files in results/
+
+results/STUDY/ has the tables of a sweep: tables.csv with all numbers at full precision, and each
+table as Markdown. In the page ``<!-- table FILE -->`` is followed by the table of FILE, which is
+relative to docs/study/results, and ``<!-- caption FILE -->`` by what stands below the table there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from analysis import layout, style, tables  # noqa: E402
+from analysis.layout import Table  # noqa: E402
+from analysis.runs import find, summaries  # noqa: E402
+from analysis.stats import SIGNIFICANT  # noqa: E402
+
+DOCS = ROOT / "docs"
+RESULTS = DOCS / "study" / "results"
+PAGE = DOCS / "RESULTS.md"
+BLOCK = re.compile(r"(<!-- (table|caption) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+METRICS = ("balanced_accuracy", "auc")
+"""The first one was chosen as the study's measure before any run."""
+BASELINE = "fedavg"
+PAPER = ("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld")
+"""The methods of FedLD's Tables 1 and 3."""
+VARIANT = ["algorithm", "fedavg.weights", "fedld.keep", "fedld.norm", "fedld.orientation"]
+DEFAULT = "fedld, fedld.keep=0.8, fedld.norm=l2, fedld.orientation=none"
+WEIGHTED = "fedavg, fedavg.weights=samples"
+TABLE1 = ("fundus_sites", "covid_sites", "retina_few")
+TABLE3 = ("fundus_clients", "covid_clients", "retina_clients")
+MAIN = ("fundus_sites", "fundus_clients", "covid_sites")
+STUDIES: dict[str, tuple[list[str], str, str]] = {
+    **{f"methods_{s}": (["algorithm"], "last10", BASELINE) for s in (*TABLE1, *TABLE3)},
+    **{f"table2_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
+    **{f"parts_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
+    **{f"variants_{s}": (VARIANT, "last10", DEFAULT) for s in MAIN},
+    "full_fundus_clients": (["algorithm"], "final", BASELINE),
+    "full_fundus_sites": (["algorithm"], "final", BASELINE),
+    "lora_fundus_clients": (["algorithm"], "final", BASELINE),
+}
+"""Sweeps: what tells their groups apart; the rounds of the scores, which are the evaluated ones
+among the last ten, or the last one where few were evaluated; what is compared with."""
+SETTINGS = {
+    "fundus_sites": "Fundus, 3 sites",
+    "covid_sites": "Chest X-rays, 6 hospitals",
+    "retina_few": "RetinaMNIST, 5 clients",
+    "fundus_clients": "Fundus, 50 clients",
+    "covid_clients": "Chest X-rays, 50 clients",
+    "retina_clients": "RetinaMNIST, 50 clients",
+}
+
+
+def make(sweeps: Path) -> None:
+    """Writes everything in results/ of the sweeps that are there."""
+    for study, (by, take, baseline) in STUDIES.items():
+        if (sweeps / study).exists():
+            write(RESULTS / study, of_sweep(sweeps / study, by, take, baseline))
+    chosen = pd.read_csv(sweeps / "chosen.csv")
+    chosen.to_csv(RESULTS / "chosen.csv", index=False, lineterminator="\n")
+    write(RESULTS, [*map(overview, METRICS), hyperparameters(chosen)], data=False)
+    draw(numbers(METRICS[0]), RESULTS / "differences.png")
+
+
+def of_sweep(folder: Path, by: Sequence[str], take: str, baseline: str) -> list[Table]:
+    """The tables of a sweep: both scores, and the terms of the loss where they were computed.
+
+    Two families of comparisons have tables of their own: FedLD against the other methods of its
+    paper, and FedAvg's two kinds of weights.
+    """
+    finished, unfinished = find([folder])
+    if unfinished:
+        sys.exit(f"{unfinished[0]}: has not finished")
+    runs = summaries(finished)
+    made = []
+    if folder.name.startswith("parts"):
+        parts = [runs[runs["evaluation.decompose_split"] == part] for part in ("test", "train")]
+        for runs in parts:  # of the same models
+            made += tables.make("decomposition", runs, by, baseline=baseline, unit="partition")
+    made += [table for name in METRICS for table in scored(name, runs, by, take, baseline)]
+    if folder.name.startswith(("methods", "full")):
+        whole = runs.reindex(columns=["server", "margin"]).isna().all(axis="columns")
+        own = runs[whole & runs["algorithm"].isin(PAPER)]
+        made.append(apart("fedld", own, by, take, "fedld"))
+    if folder.name.startswith("variants"):
+        made.append(apart("weights", runs[runs["algorithm"] == BASELINE], by, take, WEIGHTED))
+    return made
+
+
+def apart(prefix: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str) -> Table:
+    """The main table of some of the runs, under a name of its own."""
+    table = scored(METRICS[0], runs, by, take, baseline)[0]
+    name = f"{prefix}_{table.name}"
+    return replace(table, name=name, data=table.data.assign(table=name))
+
+
+def scored(
+    name: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str
+) -> list[Table]:
+    """The tables that ``fedsim table --metric NAME --unit partition`` shows."""
+    return tables.make(name, runs, by, baseline=baseline, takes=[take], unit="partition")
+
+
+def write(folder: Path, made: Sequence[Table], data: bool = True) -> None:
+    """Writes each table as Markdown, and their numbers as tables.csv."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in made:
+        (folder / f"{table.name}.md").write_text(layout.markdown([table]))
+    if data:
+        (folder / "tables.csv").write_text(layout.csv(made))
+
+
+def numbers(metric: str) -> dict[str, pd.DataFrame]:
+    """The rows of the table of a score, by method, for each setting that has its results."""
+    found = {}
+    for setting in SETTINGS:
+        study = f"methods_{setting}"
+        if (RESULTS / study).exists():
+            frame = pd.read_csv(RESULTS / study / "tables.csv")
+            own = frame["table"] == f"{metric}_{STUDIES[study][1]}"
+            found[setting] = frame[own].set_index("label")
+    return found
+
+
+def overview(metric: str) -> Table:
+    """Methods x settings: the mean, the difference to FedAvg and whether it is significant."""
+    found = numbers(metric)
+    labels = list(dict.fromkeys(label for frame in found.values() for label in frame.index))
+    first = next(iter(found.values()))
+    labels.sort(key=lambda label: -first["mean"].get(label, -1.0))
+    rows = [[style.title(label), *(cell(f, label) for f in found.values())] for label in labels]
+    return Table(
+        name=f"overview_{metric}", title=f"{metric} by method and setting", caption="",
+        head=["Method", *(SETTINGS[s] for s in found)], rows=rows, words=1, data=pd.DataFrame(),
+    )  # fmt: skip
+
+
+def cell(frame: pd.DataFrame, label: str) -> str:
+    """``62.1 (+3.2 *)``; a star where the corrected p-value of the difference is below 0.05."""
+    if label not in frame.index:
+        return layout.EMPTY
+    row = frame.loc[label]
+    mean = f"{100 * row['mean']:.1f}"
+    if pd.isna(row["difference"]):
+        return mean
+    return f"{mean} ({100 * row['difference']:+.1f}{' *' * bool(row['p_holm'] < SIGNIFICANT)})"
+
+
+def hyperparameters(chosen: pd.DataFrame) -> Table:
+    """Methods x settings: the chosen hyperparameters."""
+    best = chosen[chosen["chosen"]].pivot(index="row", columns="setting", values="candidate")
+    best = best[[s for s in SETTINGS if s in best]].fillna(layout.EMPTY)
+    order = list(dict.fromkeys(chosen["row"]))
+    rows = [[name, *(short(text) for text in best.loc[name])] for name in order]
+    return Table(
+        name="hyperparameters", title="Chosen hyperparameters", caption="",
+        head=["Row", *(SETTINGS[s] for s in best)], rows=rows, words=1, data=pd.DataFrame(),
+    )  # fmt: skip
+
+
+def short(text: str) -> str:
+    """``0.01, mu 1.0`` of ``train.lr=0.01 fedprox.mu=1.0``."""
+    if text == layout.EMPTY:
+        return text
+    rate, *own = (part.split("=") for part in text.split())
+    return ", ".join([rate[1], *(f"{key.rpartition('.')[2]} {value}" for key, value in own)])
+
+
+def draw(found: dict[str, pd.DataFrame], path: Path) -> None:
+    """A panel per setting: each method's difference to FedAvg with its 95 % interval."""
+    with style.look():
+        figure = Figure(figsize=(11, 4.2 * -(-len(found) // 3)))
+        axes = figure.subplots(-(-len(found) // 3), 3, squeeze=False).flat
+        for axis, (setting, frame) in zip(axes, found.items(), strict=False):
+            shown = frame[frame["difference"].notna()].sort_values("difference")
+            sure = shown["p_holm"] < SIGNIFICANT
+            heights = pd.Series(range(len(shown)), index=shown.index)
+            for some, fill in ((shown[sure], style.BLUE), (shown[~sure], "white")):
+                half = some["difference_high"] - some["difference"]
+                axis.errorbar(
+                    100 * some["difference"], heights[some.index], xerr=100 * half, fmt="o",
+                    color=style.BLUE, mfc=fill, markersize=5, linewidth=1.2,
+                )  # fmt: skip
+            axis.axvline(0, color="black", linewidth=0.8)
+            axis.set_yticks(heights, [style.title(label) for label in shown.index], fontsize=8)
+            axis.grid(axis="y", visible=False)
+            axis.set_title(SETTINGS[setting])
+        label = "Balanced accuracy minus that of FedAvg (points); 95 % CI over partitions"
+        figure.supxlabel(label, fontsize=11)
+        style.save(figure, path)
+
+
+def rendered(text: str) -> str:
+    """The page with every table and caption as it is in its file."""
+
+    def block(match: re.Match[str]) -> str:
+        begin, kind, name, end = match.groups()
+        lines = (RESULTS / name).read_text().splitlines()
+        rows = [line for line in lines if line.startswith("|")]
+        below = [line for line in lines if line and line[0] not in "|#"]
+        body = "\n".join(rows if kind == "table" else below)
+        return f"{begin}\n{body}\n\n{end}"
+
+    return BLOCK.sub(block, text)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        make(Path(sys.argv[1]))
+    PAGE.write_text(rendered(PAGE.read_text()))
