@@ -37,16 +37,21 @@ COVID: Settings = {"name": "covid_cxr", "dir": "data/covid-cxr", "val_fraction":
 RETINA: Settings = {"name": "retinamnist", "dir": "data/retinamnist"}
 SITES: Settings = {"partition": "by_site"}
 CLIENTS: Settings = {"partition": "dirichlet", "num_clients": 50, "alpha": 0.5}
-FEW: Settings = {"partition": "dirichlet", "num_clients": 5, "alpha": 0.5, "min_samples": 10}
-ALL: Settings = {"rounds": 20, "sample_rate": 1.0, "batch_size": 16, "momentum": 0.9}
-TENTH: Settings = {"rounds": 60, "sample_rate": 0.1, "batch_size": 10, "momentum": 0.9}
+FIVE_CLIENTS: Settings = {
+    "partition": "dirichlet",
+    "num_clients": 5,
+    "alpha": 0.5,
+    "min_samples": 10,
+}
+EVERYBODY: Settings = {"rounds": 20, "sample_rate": 1.0, "batch_size": 16, "momentum": 0.9}
+A_TENTH: Settings = {"rounds": 60, "sample_rate": 0.1, "batch_size": 10, "momentum": 0.9}
 SETTINGS: dict[str, tuple[Settings, Settings]] = {
-    "fundus_clients": (FUNDUS | CLIENTS, TENTH),
-    "fundus_sites": (FUNDUS | SITES, ALL),
-    "covid_sites": (COVID | SITES, ALL),
-    "covid_clients": (COVID | CLIENTS, TENTH),
-    "retina_few": (RETINA | FEW, ALL),
-    "retina_clients": (RETINA | CLIENTS, TENTH),
+    "fundus_clients": (FUNDUS | CLIENTS, A_TENTH),
+    "fundus_sites": (FUNDUS | SITES, EVERYBODY),
+    "covid_sites": (COVID | SITES, EVERYBODY),
+    "covid_clients": (COVID | CLIENTS, A_TENTH),
+    "retina_few": (RETINA | FIVE_CLIENTS, EVERYBODY),
+    "retina_clients": (RETINA | CLIENTS, A_TENTH),
 }
 """Data and rounds; every method trains the head alone, one local epoch a round."""
 
@@ -149,7 +154,7 @@ def methods_of(setting: str) -> tuple[str, ...]:
     return METHODS if setting in MAIN else FEW_METHODS
 
 
-def row(name: str) -> Settings:
+def settings_of(name: str) -> Settings:
     """The settings that make the row ``name`` of a grid, without hyperparameters."""
     return SPECIAL.get(name, {"algorithm": name})
 
@@ -167,17 +172,28 @@ def rates(grids: Path) -> None:
     for setting in SETTINGS:
         names = (*methods_of(setting), *(CONTROLS if setting in MAIN else ()))
         rows = [
-            {"_".join([name, *(f"{value:g}" for value in found.values())]): row(name) | found}
+            {
+                "_".join([name, *(f"{value:g}" for value in found.values())]): settings_of(name)
+                | found
+            }
             for name in names
             for found in candidates(name)
         ]
         write(grids / f"rates_{setting}.yaml", base(setting), rows, DEVELOPMENT, [0])
     for name, changed in DEEP.items():
-        rows = [{f"fedavg_{rate:g}": row("fedavg") | {"train.lr": rate}} for rate in RATES[1:4]]
+        rows = [
+            {f"fedavg_{rate:g}": settings_of("fedavg") | {"train.lr": rate}} for rate in RATES[1:4]
+        ]
         if not name.startswith("lora"):
-            fedpac = row("fedpac") | {"train.lr": 0.003}
+            fedpac = settings_of("fedpac") | {"train.lr": 0.003}
             rows += [{f"fedpac_{r:g}": fedpac | {"fedpac.head_lr": r}} for r in RATES[1:4]]
-        write(grids / f"rates_{name}.yaml", base(of(name), **changed), rows, DEVELOPMENT[:1], [0])
+        write(
+            grids / f"rates_{name}.yaml",
+            base(setting_of(name), **changed),
+            rows,
+            DEVELOPMENT[:1],
+            [0],
+        )
 
 
 def chosen(grids: Path, sweeps: Path) -> None:
@@ -190,37 +206,45 @@ def chosen(grids: Path, sweeps: Path) -> None:
         table, best = choose(setting, summaries(find([folder])[0]))
         tables.append(table)
         found[setting] = best
-        rows = [{name: row(name) | best[name]} for name in methods_of(setting)]
+        rows = [{name: settings_of(name) | best[name]} for name in methods_of(setting)]
         write(grids / f"methods_{setting}.yaml", base(setting), rows, PARTITIONS, SEEDS)
         if setting not in MAIN:
             continue
-        rows = [{name: row(name) | best[name]} for name in PARTS]
+        rows = [{name: settings_of(name) | best[name]} for name in PARTS]
         write(grids / f"table2_{setting}.yaml", base(setting), rows, PARTITIONS, SEEDS)
         decomposed = base(
             setting, data={"client_test_fraction": 0.3}, evaluation={"decompose_every": 2}
         )
         axes = {"evaluation.decompose_split": ["train", "test"]}
-        rows = [{name: row(name) | best["fedavg"] | margin(name, best)} for name in PARTS]
+        rows = [{name: settings_of(name) | best["fedavg"] | margin(name, best)} for name in PARTS]
         write(grids / f"parts_{setting}.yaml", decomposed, rows, PARTITIONS, SEEDS, axes)
-        ours = row("fedld") | best["fedld"]
-        rows = [{name: row(name) | best[name]} for name in ("fedavg", "fedavg_uniform", "fedld")]
+        ours = settings_of("fedld") | best["fedld"]
+        rows = [
+            {name: settings_of(name) | best[name]} for name in ("fedavg", "fedavg_uniform", "fedld")
+        ]
         rows += [{name: ours | changed} for name, changed in VARIANTS.items()]
         write(grids / f"variants_{setting}.yaml", base(setting), rows, PARTITIONS, SEEDS)
     for name, changed in DEEP.items():
-        if not (sweeps / f"rates_{name}").exists() or of(name) not in found:
+        if not (sweeps / f"rates_{name}").exists() or setting_of(name) not in found:
             continue
         runs = summaries(find([sweeps / f"rates_{name}"])[0])
-        fedavg = choice(runs[runs["algorithm"] == "fedavg"], ["train.lr"])[1]
+        table, fedavg = choice(runs[runs["algorithm"] == "fedavg"], ["train.lr"])
+        tables.append(table.assign(setting=name, row="fedavg"))
         rows = []
         for each in DEEP_METHODS[name]:
-            own = margin(each, found[of(name)])
+            own = margin(each, found[setting_of(name)])
             if each == "fedprox":
-                own = {"fedprox.mu": found[of(name)][each]["fedprox.mu"]}
+                own = {"fedprox.mu": found[setting_of(name)][each]["fedprox.mu"]}
             if each == "fedpac":
-                own = choice(runs[runs["algorithm"] == each], ["fedpac.head_lr"])[1]
-            rows.append({each: row(each) | fedavg | own})
-        write(grids / f"{name}.yaml", base(of(name), **changed), rows, FEW_PARTITIONS, SEEDS)
-    pd.concat(tables).to_csv(sweeps / "chosen.csv", index=False, lineterminator="\n")
+                table, own = choice(runs[runs["algorithm"] == each], ["fedpac.head_lr"])
+                tables.append(table.assign(setting=name, row=each))
+            rows.append({each: settings_of(each) | fedavg | own})
+        write(
+            grids / f"{name}.yaml", base(setting_of(name), **changed), rows, FEW_PARTITIONS, SEEDS
+        )
+    table = pd.concat(tables)
+    table = table[["setting", "row", *table.columns.drop(["setting", "row"])]]
+    table.to_csv(sweeps / "chosen.csv", index=False, lineterminator="\n")
 
 
 def margin(name: str, best: dict[str, Settings]) -> Settings:
@@ -236,8 +260,7 @@ def choose(setting: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Se
         own = runs[[is_row(path, name) for path in runs["path"]]]
         table, best[name] = choice(own, list(candidates(name)[0]))
         tables.append(table.assign(setting=setting, row=name))
-    table = pd.concat(tables)
-    return table[["setting", "row", *table.columns.drop(["setting", "row"])]], best
+    return pd.concat(tables), best
 
 
 def choice(runs: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, Settings]:
@@ -252,7 +275,7 @@ def choice(runs: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, Settings]
     return table, {key: float(best[key]) for key in keys}
 
 
-def of(name: str) -> str:
+def setting_of(name: str) -> str:
     """The setting whose data a grid of DEEP uses."""
     return name.partition("_")[2]
 

