@@ -68,11 +68,11 @@ class SerialExecutor:
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
         params, downlink = sent
-        updates = []
+        updates, pooled = [], self._worker.spec.pools(ctx)
         for block in self._worker.spec.blocks(clients, ctx):
             try:
                 trained = self._worker.train([block], params, downlink, states, ctx)
-                updates += with_deltas(*trained)
+                updates += with_deltas(*trained, pooled=pooled)
             except WorkerError as error:
                 if not self._drops:
                     raise

@@ -208,7 +208,8 @@ class Worker:
         with torch_scope(ctx.seed, self.device):
             for block in blocks:
                 with self._named(f"{ctx.title}, {named(block)}", block):
-                    if pooled:  # there is one block
+                    if pooled:
+                        assert len(blocks) == 1  # noqa: S101
                         updates += self._train_pooled(block, common, downlink, ctx, deltas[0])
                         continue
                     rows = deltas[len(updates) : len(updates) + len(block)]
@@ -419,13 +420,16 @@ def num_batches(spec: WorkerSpec, part: Part) -> int:
     return -(-count(spec, part) // spec.batch_size)
 
 
-def with_deltas(updates: Sequence[ClientUpdate], deltas: Array) -> list[ClientUpdate]:
+def with_deltas(
+    updates: Sequence[ClientUpdate], deltas: Array, *, pooled: bool = False
+) -> list[ClientUpdate]:
     """The updates of a call of :meth:`Worker.train` with their deltas, which stay views.
 
-    A single delta (1, D) is that of every update.
+    With ``pooled``, :meth:`WorkerSpec.pools`, the one delta (1, D) is that of every update.
     """
-    rows = np.broadcast_to(deltas, (len(updates), deltas.shape[1]))
-    return [replace(u, delta=delta) for u, delta in zip(updates, rows, strict=True)]
+    if pooled:
+        deltas = np.broadcast_to(deltas, (len(updates), deltas.shape[1]))
+    return [replace(u, delta=delta) for u, delta in zip(updates, deltas, strict=True)]
 
 
 def _diverged(update: ClientUpdate, delta: Array, layout: Layout) -> str | None:

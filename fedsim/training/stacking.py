@@ -10,6 +10,7 @@ from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import TrainConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.machine import BLOCK_COPIES
@@ -17,7 +18,6 @@ from fedsim.core.types import ModelSpec, Partition
 from fedsim.engine.blocks import Stacking
 from fedsim.models.catalogue import CATALOGUE
 from fedsim.models.registry import zeros
-from fedsim.models.trainable import ALL
 
 FEWEST, MOST = 5, 50
 """The smallest and the largest block of ``auto``; smaller ones are no faster than one by one."""
@@ -48,7 +48,7 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = _of_settings(config) or obstacle(
+    why = _of_training(config.train) or obstacle(
         flat.model, algorithm.local, algorithm.criterion, examples(model)
     )
     if asked == "auto":
@@ -62,14 +62,11 @@ def stacking_of(
     return None if clients == 1 else Stacking(clients, width, batchnorm)
 
 
-def _of_settings(config: RunConfig) -> str | None:
-    """The setting that blocks of clients cannot be trained with, if any."""
-    train, trainable = config.train, config.model.trainable
+def _of_training(train: TrainConfig) -> str | None:
+    """What blocks of clients cannot do in training."""
     if train.optimizer != "sgd":
         return f"train.optimizer={train.optimizer}; blocks train by SGD"
-    if train.lr_head is not None:
-        return "train.lr_head; blocks have one learning rate"
-    return None if trainable == ALL else f"model.trainable={trainable}; blocks train all parameters"
+    return None if train.lr_head is None else "train.lr_head; blocks have one learning rate"
 
 
 def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
@@ -96,9 +93,11 @@ def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
             norm=config.model.norm,
             inputs=entry.inputs[0],
             per_token=entry.per_token,
+            projection=config.model.projection,
+            trainable=config.model.trainable,
         )
         model = models.build(spec, config.seed, algorithm.adapt)
-    why = _of_settings(config) or obstacle(model, algorithm.local, algorithm.criterion)
+    why = _of_training(config.train) or obstacle(model, algorithm.local, algorithm.criterion)
     if why is not None:
         raise refusal(origin, config, name, why)
 

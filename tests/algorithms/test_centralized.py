@@ -62,7 +62,10 @@ def test_every_client_of_the_round_has_the_update_of_the_pool():
     w = worker("centralized")
     (block,) = w.spec.blocks([2, 1], context())
     assert block == (1, 2)
-    updates = with_deltas(*w.train([block], w.flat.vector(), {}, {}, context()))
+    found, deltas = w.train([block], w.flat.vector(), {}, {}, context())
+    updates = with_deltas(found, deltas, pooled=True)
+    with pytest.raises(ValueError, match="shorter"):
+        with_deltas(found, deltas)  # of other methods each client has a row
     assert [u.client_id for u in updates] == [1, 2]
     assert updates[0].train_loss == updates[1].train_loss
     first, second = (u.delta for u in updates)

@@ -146,20 +146,30 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason():
         prepare(config(4, method="fedpac"))
 
 
-@pytest.mark.parametrize(
-    "trainable", ["head", "norm", "lora(2)", "head.*"], ids=["head", "norm", "lora", "a pattern"]
-)
-def test_a_part_of_the_model_is_refused_before_the_data_are_read(trainable, monkeypatch):
+def training(part, batch, model="mlp"):
+    """A run that trains a part of the model."""
+    settings = config(batch, model)
+    changed = settings.model.model_copy(update={"trainable": part})
+    return settings.model_copy(update={"model": changed})
+
+
+@pytest.mark.parametrize("part", ["head", "lora(2)", "head.*"], ids=["head", "lora", "a pattern"])
+def test_a_part_of_the_model_is_refused_before_the_data_are_read(part, monkeypatch):
     monkeypatch.setattr("fedsim.training.setup.load", lambda config: pytest.fail("reads the data"))
-    settings = config(4)
-    model = settings.model.model_copy(update={"trainable": trainable})
     with pytest.raises(ConfigError) as refused:
-        prepare(settings.model_copy(update={"model": model}))
+        prepare(training(part, 4))
     assert str(refused.value) == (
         "engine.client_batch: 4 given, but algorithm fedavg with model mlp cannot be stacked: "
-        f"model.trainable={trainable}; blocks train all parameters; 1 and auto train these clients "
-        "one by one"
+        "the model has parameters that are not trained; 1 and auto train these clients one by one"
     )
+
+
+@pytest.mark.parametrize(("model", "part"), [("mlp", "*"), ("logistic", "head")])
+@pytest.mark.parametrize("batch", [4, "auto"])
+def test_a_part_that_leaves_nothing_out_is_stacked_like_the_whole_model(model, part, batch):
+    found = prepare(training(part, batch, model)).spec.stacking
+    assert found is not None
+    assert found == prepare(config(batch, model)).spec.stacking
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.5, True, "two", None])

@@ -64,7 +64,7 @@ class TrainCall:
     def fetch(self, refs: Sequence[Any]) -> list[ClientUpdate]:
         """The updates from the objects of :meth:`begin`; deltas in ranges stay where they are."""
         if not self.ranges:
-            return with_deltas(*ray.get(list(refs)))
+            return with_deltas(*ray.get(list(refs)), pooled=self.pooled)
         updates, parts = ray.get(refs[0]), tuple(refs[1:])
         held = [
             Held(parts, 0 if self.pooled else row, block)
