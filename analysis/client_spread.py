@@ -2,8 +2,8 @@
 
 Only accuracies on the same kind of samples are in one table. In the last evaluation a client has
 one on its own test part or, with a model of its own, on the common test part (evaluations.csv).
-Those of the final model (summary.csv) are on its own test part; where no held-out client has one,
-those of held-out clients are on their training samples.
+Those of the final model (summary.csv) are on its own test part; in a run where no held-out client
+has one, those of held-out clients are on their training samples (final_clients.csv).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
-from . import AnalysisError, series
+from . import AnalysisError
+from .client_parts import heldout_parts, last_accuracies
 from .layout import PERCENT, Table, comparisons, crossed, crossed_heads, signs, with_seeds
 from .runs import Group
 from .stats import Test, Values, cells, ranked, reference
@@ -23,14 +24,20 @@ EVALUATED: Mapping[str, str] = {
     "own_test": "Accuracy by client on its own test part, last evaluation",
     "test": "Accuracy by client on the common test part, last evaluation",
 }
-"""Splits of clients' rows in evaluations.csv, and the title of the table of each."""
+"""Parts of :data:`analysis.client_parts.PARTS`, and the title of the table of each."""
 FINAL: Mapping[str, str] = {
     "own_test_accuracy": "Accuracy by client on its own test part, final model",
     "finetuned_accuracy": "Accuracy by client on its own test part, after fine-tuning",
-    "heldout_accuracy": "Accuracy by held-out client, final model",
-    "heldout_finetuned_accuracy": "Accuracy by held-out client, after fine-tuning",
+    "heldout_finetuned_accuracy": (
+        "Accuracy by held-out client on its own test part, after fine-tuning"
+    ),
 }
 """Prefixes of columns of summary.csv, and the title of the table of each."""
+HELDOUT: Mapping[str, str] = {
+    "own_test": "Accuracy by held-out client on its own test part, final model",
+    "own_train": "Accuracy by held-out client on its training samples, final model",
+}
+"""Parts that held-out clients are scored on, and the title of the table of each."""
 SPREADS: Mapping[str, str] = {
     "mean": "Mean", "p10": "Worst decile", "worst": "Worst client", "std": "Std over clients",
 }  # fmt: skip
@@ -65,26 +72,10 @@ def spreads_of_clients(
 def _evaluated(groups: Sequence[Group]) -> Iterator[tuple[str, str, Values]]:
     """Name, title and values of the tables made from evaluations.csv."""
     levels = list(COLUMNS[groups[0].unit]) if groups else []
-    columns = ["accuracy", "num_samples"]
-    rows = {
-        split: series.by_run(
-            groups, "evaluations", columns, "client_id", {"split": split}, take="last"
-        )
-        for split in EVALUATED
-    }
-    for label, frame in list(rows["test"].items()):
-        # where clients own the common part, each model is scored on its owner's samples alone
-        owned = frame.groupby(level=levels)["num_samples"].transform("nunique") > 1
-        rows["test"][label] = frame[~owned]
-        known = rows["own_test"].get(label, frame[:0])
-        runs = known.reset_index("client_id").index
-        new = frame[owned & ~frame.reset_index("client_id").index.isin(runs)]
-        rows["own_test"][label] = pd.concat([known, new])
+    rows = last_accuracies(groups)
     for split, title in EVALUATED.items():
         by = {
-            label: frame["accuracy"].groupby(level=levels)
-            for label, frame in rows[split].items()
-            if len(frame)
+            label: frame["accuracy"].groupby(level=levels) for label, frame in rows[split].items()
         }
         if by:
             values = {
@@ -99,18 +90,30 @@ def _evaluated(groups: Sequence[Group]) -> Iterator[tuple[str, str, Values]]:
 def _final(groups: Sequence[Group]) -> Iterator[tuple[str, str, Values]]:
     """Name, title and values of the tables made from summary.csv."""
     for prefix, title in FINAL.items():
-        values = {
-            name: {
-                one.label: one.by_run(column)
-                for one in groups
-                if column in one.runs and one.runs[column].notna().any()
-            }
-            for name in SPREADS
-            for column in [f"{prefix}_{name}"]
-        }
-        values = {name: of for name, of in values.items() if of}
-        if values:
+        if values := _of_summaries(groups, prefix):
             yield f"clients_{prefix}", title, values
+    parts = heldout_parts(groups)
+    for part, title in HELDOUT.items():
+        runs = {label: of[of == part].index for label, of in parts.items()}
+        if values := _of_summaries(groups, "heldout_accuracy", runs):
+            yield f"clients_heldout_{part}", title, values
+
+
+def _of_summaries(
+    groups: Sequence[Group], prefix: str, runs: Mapping[str, pd.Index] | None = None
+) -> Values:
+    """By column's name and label the values of the runs, by default of all of them."""
+    values: dict[str, dict[str, pd.Series[float]]] = {}
+    for name in SPREADS:
+        for one in groups:
+            if (column := f"{prefix}_{name}") not in one.runs:
+                continue
+            of = one.by_run(column).dropna()
+            if runs is not None:
+                of = of[of.index.isin(runs.get(one.label, of.index[:0]))]
+            if len(of):
+                values.setdefault(name, {})[one.label] = of
+    return values
 
 
 def _table(

@@ -11,16 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from . import names, panels, series, style
+from .client_parts import PARTS, last_accuracies
 from .panels import Absent, Drawing, Facets, facet_lines, unit_of
 from .runs import Group
+from .stats import over_units
 
 CLIENTS = "Accuracy by client"
 GROUPS = "Accuracy by group of test samples"
-SPLITS = {
-    "own_test": "its own test part", "own_val": "its own validation part",
-    "own_train": "its own training part", "test": "the common test part",
-}  # fmt: skip
-"""Splits in clients' rows of evaluations.csv, the preferred one first, and their names."""
 MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 
 
@@ -31,30 +28,22 @@ def by_client(facets: Facets) -> Drawing | Absent:
     """
     nested = unit_of(facets) == "partition"
     found = {title: _accuracies(groups) for title, groups in facets.items()}
-    held = {s for part in found.values() for frame in part.values() for s in frame.index.unique(0)}
-    split = next((name for name in SPLITS if name in held), None)
-    if split is None:
+    part = next((name for name in PARTS if any(by[name] for by in found.values())), None)
+    if part is None:
         return Absent(
             CLIENTS,
             "no rows of clients in evaluations.csv; `fedsim run --evaluate-clients-every N` "
             "writes them",
         )
-    chosen = {
-        title: {
-            label: frame.xs(split, level="split")["accuracy"]
-            for label, frame in part.items()
-            if split in frame.index.unique(0)
-        }
-        for title, part in found.items()
-    }
-    labels = list(dict.fromkeys(label for part in chosen.values() for label in part))
-    counts = [float(n) for part in chosen.values() for frame in part.values() for n in frame["n"]]
+    chosen = {title: by[part] for title, by in found.items()}
+    labels = list(dict.fromkeys(label for by in chosen.values() for label in by))
+    counts = [float(n) for by in chosen.values() for frame in by.values() for n in frame["n"]]
     lines = facet_lines(facets)
     sites = _sites(facets)
     with style.look():
         fig, places = panels.method_rows(list(chosen), labels, "Client accuracy (%)")
-        for axes, part in zip(places, chosen.values(), strict=True):
-            for label, frame in part.items():
+        for axes, by in zip(places, chosen.values(), strict=True):
+            for label, frame in by.items():
                 accuracies = 100 * frame["mean"]
                 _strip(axes, accuracies, labels.index(label), lines[label].colour, sites)
         if sites:
@@ -73,7 +62,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
         name="clients",
         title=CLIENTS,
         caption=(
-            f"Accuracy of each client on {SPLITS[split]} after the last evaluation by client. A "
+            f"Accuracy of each client on {PARTS[part]} after the last evaluation by client. A "
             f"dot is a {who}; boxes hold the middle half of the clients, the line in a "
             "box is the median, whiskers span all clients. Methods that keep a model per client "
             f"are evaluated with it, the others with the global model.{missing}"
@@ -89,20 +78,22 @@ def by_client(facets: Facets) -> Drawing | Absent:
     )
 
 
-def _accuracies(groups: Sequence[Group]) -> dict[str, pd.DataFrame]:
-    """Columns (accuracy, mean | n) indexed by (split, client_id), by label.
+def _accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
+    """By part and label, columns (mean | n) indexed by client_id.
 
     If the partition is the unit there is a row for each partition of a client, with n = 1.
     """
-    where = ("evaluations", ["accuracy"], ("split", "client_id"))
-    if groups[0].unit == "seed":
-        return series.aggregated(groups, *where, take="last")
-    found = series.values(groups, *where, take="last")
+
+    def summed_up(frame: pd.DataFrame) -> pd.DataFrame:
+        values = series.per_unit(frame)
+        if groups[0].unit == "seed":
+            return panels.column(over_units(values, ["client_id"]), "accuracy")
+        one = values.set_axis(["mean"], axis=1).assign(n=1)
+        return one.droplevel(series.UNIT).sort_index()
+
     return {
-        label: pd.concat({"accuracy": frame.set_axis(["mean"], axis=1).assign(n=1)}, axis=1)
-        .droplevel(series.UNIT)
-        .sort_index()
-        for label, frame in found.items()
+        part: {label: summed_up(frame) for label, frame in of.items()}
+        for part, of in last_accuracies(groups).items()
     }
 
 
