@@ -13,6 +13,7 @@ import click
 
 from fedsim.cli.common import configuration
 from fedsim.cli.options import SettingsCommand, preset_options, set_any_option, verbose_option
+from fedsim.core.plurals import counted
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
@@ -102,33 +103,25 @@ def plan_rows(plan: Plan) -> list[tuple[str, str]]:
             "memory needed",
             f"about {need:.2f} GiB for an actor, {plan.actors * need:.2f} GiB for all",
         ),
-        *((f"on {node.name}", f"{n} actor{'s' * (n != 1)}") for node, n in used),
+        *((f"on {node.name}", counted(n, "actor")) for node, n in used),
     ]
 
 
-def size(settings: RunConfig) -> tuple[int, int]:
-    """K, and the bytes of the model; reads the data only if their files decide either."""
-    from fedsim import data, models
-    from fedsim.core.types import ModelSpec
+def size(settings: RunConfig) -> tuple[int, int, int]:
+    """K, and the bytes of the model's vector and of its frozen tensors; reads the data only if
+    their files decide any."""
+    from fedsim import data
     from fedsim.training import setup
+    from fedsim.training.slots import model_bytes
 
-    c = settings.model
     info = data.find(settings.data.name)
-    pixels = settings.data.image_size or (info.image_size if info else 0)
-    if info and settings.decides_num_clients and info.num_classes and info.channels and pixels:
-        name = c.name or info.default_model
-        spec = ModelSpec(
-            name=name,
-            num_classes=info.num_classes,
-            in_channels=info.channels,
-            image_size=pixels,
-            norm=c.norm,
-        )
-        built = models.build(spec, settings.seed)
-        return settings.data.num_clients, sum(t.nbytes for t in built.state_dict().values())
-    random = c.model_copy(update={"pretrained": False, "weights": None})
+    if info and settings.decides_num_clients and info.num_classes and info.channels:
+        vector, frozen = model_bytes(settings)
+        if vector:
+            return settings.data.num_clients, vector, frozen
+    random = settings.model.model_copy(update={"pretrained": False, "weights": None})
     ready = setup.prepare(settings.model_copy(update={"model": random}))
-    return ready.partition.num_clients, ready.vector_bytes
+    return ready.partition.num_clients, ready.vector_bytes, ready.spec.frozen_bytes
 
 
 def memory() -> str:

@@ -18,7 +18,7 @@ from fedsim.cli.options import (
 )
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
-from fedsim.core.words import counted
+from fedsim.core.plurals import counted
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings

@@ -15,7 +15,7 @@ from fedsim.cli.options import format_option, verbose_option
 from fedsim.cli.searches import trials_of
 from fedsim.cli.searches import values as values_of_search
 from fedsim.core.errors import ConfigError
-from fedsim.core.words import counted
+from fedsim.core.plurals import counted
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import Found, SweepStatus

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedsim.core.errors import StoreError
-from fedsim.core.words import counted
+from fedsim.core.plurals import counted
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus

@@ -13,7 +13,7 @@ import click
 from fedsim.cli.names import folders
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.errors import ConfigError
-from fedsim.core.words import counted
+from fedsim.core.plurals import counted
 
 if TYPE_CHECKING:
     from fedsim.cli.details import Details

@@ -30,7 +30,7 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.core.errors import FedsimError
-from fedsim.core.words import counted
+from fedsim.core.plurals import counted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -311,7 +311,7 @@ class ModelSpec:
 
     @property
     def without_weights(self) -> "ModelSpec":
-        """The same network at random: building it reads and downloads nothing."""
+        """The same network with random weights: building it reads and downloads nothing."""
         return replace(self, pretrained=False, weights=None)
 
 

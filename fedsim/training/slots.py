@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.config.experiments import Settings
@@ -11,6 +11,7 @@ from fedsim.config.run import RunConfig
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
+from fedsim.core.plurals import counted
 from fedsim.core.types import GIB
 from fedsim.engine.drivers import Drivers
 from fedsim.training.callbacks import Callback
@@ -159,7 +160,7 @@ def local_runs(configs: Sequence[RunConfig], parallel: Parallel) -> int:
     fits = max(1, int(min(free / need, fits)))
     if asked > fits:
         threads = max(config.train.threads for config in configs)
-        each = f"{threads} thread{'s' * (threads != 1)}"
+        each = counted(threads, "thread")
         memory = f"about {need / GIB:.2f} GiB of {free / GIB:.1f} GiB free"
         raise ConfigError(
             f"--parallel {parallel}: so many runs do not fit on this machine, {fits} "
@@ -174,8 +175,18 @@ def _different(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def _kind(c: RunConfig) -> tuple[object, ...]:
-    clients = c.data.num_clients, c.train.sample_rate
+    clients = c.data.num_clients, c.train.sample_rate, _pooled(c)
     return c.data.name, c.data.image_size, c.model.model_dump_json(), clients
+
+
+def _pooled(config: RunConfig) -> bool:
+    """Whether all clients of a round have one update in common."""
+    from fedsim.training import setup
+
+    try:
+        return setup.algorithm_of(config).pooled
+    except ConfigError:  # which the run will say
+        return False
 
 
 def _needs() -> Callable[[RunConfig], Need]:
@@ -204,6 +215,7 @@ def _needs() -> Callable[[RunConfig], Need]:
             cohort_size=cohort_size(clients, config.train.sample_rate),
             model_bytes=vector,
             frozen_bytes=frozen,
+            pooled=_pooled(config),
         )
 
     return need_of
@@ -217,8 +229,9 @@ def memory_of(config: RunConfig) -> float:
     if config.engine.memory_per_client is not None:
         return config.engine.memory_per_client * GIB
     cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
+    updates = 1 if _pooled(config) else cohort
     vector, frozen = model_bytes(config)
-    return PROCESS + frozen + (model_copies(config.engine.client_batch) + cohort) * vector
+    return PROCESS + frozen + (model_copies(config.engine.client_batch) + updates) * vector
 
 
 def model_bytes(config: RunConfig) -> tuple[int, int]:
@@ -250,10 +263,11 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
         projection=config.model.projection,
         trainable=config.model.trainable,
     )
-    try:
-        with torch.device("meta"):  # shapes without values
+    for device in ("meta", "cpu"):  # shapes without values, unless a network computes with them
+        with suppress(ConfigError), torch.device(device):
             model = models.build(spec, config.seed)
-    except ConfigError:  # which the run will say
+            break
+    else:  # the run will say why
         return 0, 0
     sizes, out = float_tensors(model), frozen_names(model)
     frozen = sum(sizes[name].nbytes for name in out)

@@ -422,15 +422,18 @@ def test_doctor_shows_the_machines_where_nothing_fits() -> None:
 @pytest.mark.parametrize(
     ("args", "parameters"),
     [
-        ("-d mnist --model mlp", 64 * 784 + 64 + 640 + 10),
-        ("-d digits --model logistic", 650),
-        ("-d digits --model logistic --partition iid --set data.image_size=4", 170),
+        ("-d mnist --model mlp", (64 * 784 + 64 + 650, 0)),
+        ("-d mnist --model mlp --set model.trainable=head", (650, 64 * 784 + 64)),
+        ("-d digits --model logistic", (650, 0)),
+        ("-d digits --model logistic --partition iid --set data.image_size=4", (170, 0)),
     ],
 )
-def test_doctor_knows_the_size_of_a_model_without_the_data(args: str, parameters: int) -> None:
+def test_doctor_knows_the_size_of_a_model_without_the_data(
+    args: str, parameters: tuple[int, int]
+) -> None:
     with doctor.make_context("doctor", args.split()) as context:
         settings = configuration(**context.params)
-    assert size(settings) == (50, 4 * parameters)
+    assert size(settings) == (50, *(4 * count for count in parameters))
 
 
 def test_main_is_a_click_group_and_an_entry_point() -> None:

@@ -162,6 +162,27 @@ def test_the_memory_of_a_run_grows_with_its_model_and_its_cohort() -> None:
     assert slots.memory_of(text) == PROCESS
 
 
+def test_the_clients_of_pooled_data_have_one_update_and_need_no_more_memory_than_one() -> None:
+    (every,) = configs(1, "train.sample_rate=1")
+    (pooled,) = configs(1, "train.sample_rate=1", "algorithm=centralized")
+    vector, _ = slots.model_bytes(every)
+    assert slots.memory_of(pooled) == PROCESS + 5 * vector
+    assert slots.memory_of(every) == PROCESS + 54 * vector
+    kinds = slots._different([every, pooled, every, pooled])
+    assert kinds == [every, pooled]
+    needs = [slots._needs()(config) for config in kinds]
+    assert [need.driver for need in needs] == [slots.memory_of(config) for config in kinds]
+
+
+def test_a_network_that_computes_with_values_as_it_is_built_is_counted_too() -> None:
+    (config,) = configs(1, "data.name=cifar10", "model.name=torchvision:regnet_y_400mf")
+    vector, frozen = slots.model_bytes(config)
+    assert vector == pytest.approx(
+        4 * (4_344_144 - 990 * 441), rel=0.01
+    )  # as published, 10 classes
+    assert frozen == 0
+
+
 RESNET18 = 4 * 11_689_512
 """Bytes of the published ResNet-18 (3 channels, 1,000 classes): its parameters."""
 

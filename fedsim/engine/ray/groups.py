@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.machine import MODEL_COPIES, PROCESS
+from fedsim.core.plurals import counted
 from fedsim.core.types import GIB
 from fedsim.engine.ray.cluster import check_types, memory_of, node_of, share_of
 from fedsim.engine.ray.placement import Node, Share, listed, pack, plan_placement
@@ -60,7 +61,7 @@ class Shape:
         return sum(pack(nodes, self.share, 0, self.actors)) == self.actors
 
     def __str__(self) -> str:
-        return f"{self.actors} actor{'s' * (self.actors != 1)} of {self.share}"
+        return f"{counted(self.actors, 'actor')} of {self.share}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +74,7 @@ class Need:
         cohort_size: m; more actors than clients of a round are of no use.
         model_bytes: of the model's vector.
         frozen_bytes: of the model's frozen tensors.
+        pooled: all clients of a round have one update in common.
     """
 
     engine: EngineConfig
@@ -80,6 +82,7 @@ class Need:
     cohort_size: int
     model_bytes: int = 0
     frozen_bytes: int = 0
+    pooled: bool = False
 
     @property
     def actors(self) -> int | None:
@@ -91,8 +94,8 @@ class Need:
     @property
     def driver(self) -> int:
         """Bytes that the driver needs: torch, copies of the model and the updates of a round."""
-        updates = self.cohort_size * self.model_bytes
-        return PROCESS + MODEL_COPIES * self.model_bytes + updates + self.frozen_bytes
+        updates = 1 if self.pooled else self.cohort_size
+        return PROCESS + (MODEL_COPIES + updates) * self.model_bytes + self.frozen_bytes
 
     def shape(self, nodes: Sequence[Node], actors: int) -> Shape:
         """The resources of the run, with ``actors`` where the settings say ``auto``."""

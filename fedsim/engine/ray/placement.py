@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.plurals import counted
 from fedsim.core.types import GIB
-from fedsim.core.words import counted
 
 ONE = 10_000
 """A whole CPU or GPU in units of the smallest amount that Ray assigns."""
@@ -181,7 +181,7 @@ def _refusal(nodes: Sequence[Node], share: Share, memory: int, wanted: int) -> s
         return sum(pack(nodes, share, memory, wanted))
 
     text = (
-        f"{wanted} actor{'s' * (wanted != 1)} of {share} do{'es' * (wanted == 1)} not fit, "
+        f"{counted(wanted, 'actor')} of {share} do{'es' * (wanted == 1)} not fit, "
         f"{room(share, memory)} do ({listed(nodes)})"
     )
     if room(share, 0) < wanted:

@@ -64,7 +64,10 @@ def allowed_shards(setting: Literal["auto"] | int, whole: str | None) -> Literal
 
 
 def split(deltas: Array, ranges: Sequence[slice]) -> tuple[Array, ...]:
-    """What a client actor returns instead of its updates (k, D): (k, width) for each range."""
+    """What a client actor returns instead of its deltas (k, D): (k, width) for each range.
+
+    k is 1 where all clients of the call have one delta in common.
+    """
     return tuple(np.ascontiguousarray(deltas[:, where]) for where in ranges)
 
 
@@ -73,8 +76,8 @@ class Held:
     """Where a client's update is.
 
     Args:
-        parts: of each range the object with the updates (k, width) of one call's clients.
-        row: the client's place among them.
+        parts: of each range the object with the deltas (k, width) of one call, see :func:`split`.
+        row: the client's among them; 0 for every client where there is one in common.
         block: the clients that it trained together with, itself included.
     """
 

@@ -1,4 +1,4 @@
-"""Counts in words."""
+"""Counts of things: one run, two runs."""
 
 
 def counted(count: int, noun: str) -> str:
