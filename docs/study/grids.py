@@ -7,8 +7,8 @@
 102) on which nothing else is done. ``chosen`` reads SWEEPS/rates_SETTING, takes for each method the
 candidate with the highest mean balanced accuracy on the validation part, writes SWEEPS/chosen.csv
 and the grids of the study proper: all methods, FedLD's Table 2 with each row's own learning rate
-(table2) and with that of FedAvg (parts, with the decomposition), variants of FedLD's aggregation,
-full fine-tuning and LoRA.
+(table2) and with that of FedAvg (parts, with the decomposition), FedAvg and FedLD with weights by
+samples and equal ones (weights), variants of FedLD's aggregation, full fine-tuning and LoRA.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ DEEP: dict[str, dict[str, Settings]] = {
 SIX = ("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld")
 DEEP_METHODS = {
     "full_fundus_clients": (*SIX, "ce_principal", "margin_mean"),
-    "full_fundus_sites": SIX,
+    "full_fundus_sites": ("fedavg", "fedprox", "fedgh", "fedld"),
     "lora_fundus_clients": ("fedavg", "fedld"),
 }
 FEW_PARTITIONS = PARTITIONS[:5]
@@ -219,6 +219,9 @@ def chosen(grids: Path, sweeps: Path) -> None:
         rows = [{name: settings_of(name) | best["fedavg"] | margin(name, best)} for name in PARTS]
         write(grids / f"parts_{setting}.yaml", decomposed, rows, PARTITIONS, SEEDS, axes)
         ours = settings_of("fedld") | best["fedld"]
+        rows = [{name: settings_of(name) | best[name]} for name in ("fedavg", "fedavg_uniform")]
+        rows += [{"fedld": ours}, {"fedld_uniform": ours | {"fedld.weights": "uniform"}}]
+        write(grids / f"weights_{setting}.yaml", base(setting), rows, PARTITIONS, SEEDS)
         rows = [
             {name: settings_of(name) | best[name]} for name in ("fedavg", "fedavg_uniform", "fedld")
         ]

@@ -38,7 +38,14 @@ PAPER = ("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld")
 """The methods of FedLD's Tables 1 and 3."""
 VARIANT = ["algorithm", "fedavg.weights", "fedld.keep", "fedld.norm", "fedld.orientation"]
 DEFAULT = "fedld, fedld.keep=0.8, fedld.norm=l2, fedld.orientation=none"
-WEIGHTED = "fedavg, fedavg.weights=samples"
+WEIGHTS = ["algorithm", "fedavg.weights", "fedld.weights"]
+BESIDE = ("scaffold", "feddyn", "fedcm", "pcgrad", "fedgh", "fedld_released")
+"""Methods that are compared with FedAvg with equal weights, too."""
+POOLED = ("centralized", "scaffold", "feddyn", "fedgh", "fedavg")
+"""Methods that are compared with centralized training."""
+PERSONAL = ("local", "pfedla")
+"""Methods whose models belong to one client. Where test images belong to sites, each is scored with
+the model of its own site, so that these scores are in a table of their own."""
 TABLE1 = ("fundus_sites", "covid_sites", "retina_few")
 TABLE3 = ("fundus_clients", "covid_clients", "retina_clients")
 MAIN = ("fundus_sites", "fundus_clients", "covid_sites")
@@ -46,6 +53,7 @@ STUDIES: dict[str, tuple[list[str], str, str]] = {
     **{f"methods_{s}": (["algorithm"], "last10", BASELINE) for s in (*TABLE1, *TABLE3)},
     **{f"table2_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
     **{f"parts_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
+    **{f"weights_{s}": (WEIGHTS, "last10", f"{BASELINE}, fedavg.weights=uniform") for s in MAIN},
     **{f"variants_{s}": (VARIANT, "last10", DEFAULT) for s in MAIN},
     "full_fundus_clients": (["algorithm"], "final", BASELINE),
     "full_fundus_sites": (["algorithm"], "final", BASELINE),
@@ -75,36 +83,46 @@ def make(sweeps: Path) -> None:
 
 
 def of_sweep(folder: Path, by: Sequence[str], take: str, baseline: str) -> list[Table]:
-    """The tables of a sweep: both scores, and the terms of the loss where they were computed.
-
-    Two families of comparisons have tables of their own: FedLD against the other methods of its
-    paper, and FedAvg's two kinds of weights.
-    """
-    finished, unfinished = find([folder])
-    if unfinished:
-        sys.exit(f"{unfinished[0]}: has not finished")
-    runs = summaries(finished)
+    """The tables of a sweep: both scores, and the page's families of comparisons."""
+    runs = finished(folder)
+    kind, _, setting = folder.name.partition("_")
     made = []
-    if folder.name.startswith("parts"):
+    if kind == "parts":
         split = runs["evaluation.decompose_split"]
         for part in ("train", "test"):  # of the same models
             own = runs[split == part]
             made += tables.make("decomposition", own, by, baseline=baseline, unit="partition")
         runs = runs[split == "train"]
+    if kind == "weights":
+        others = finished(folder.with_name(f"methods_{setting}"))
+        runs = pd.concat([runs, others[others["algorithm"].isin(BESIDE)]], ignore_index=True)
+    if kind == "methods" and setting.endswith("_sites"):
+        personal = runs["algorithm"].isin(PERSONAL)
+        made.append(table_of_some("personal", runs[personal], by, take, None))
+        runs = runs[~personal]
     made += [table for name in METRICS for table in scored(name, runs, by, take, baseline)]
-    if folder.name.startswith(("methods", "full")):
-        whole = runs.reindex(columns=["server", "margin"]).isna().all(axis="columns")
+    whole = runs.reindex(columns=["server", "margin"]).isna().all(axis="columns")
+    if kind in ("methods", "full"):
         own = runs[whole & runs["algorithm"].isin(PAPER)]
         made.append(table_of_some("fedld", own, by, take, "fedld"))
-    if folder.name.startswith("variants"):
-        made.append(
-            table_of_some("weights", runs[runs["algorithm"] == BASELINE], by, take, WEIGHTED)
-        )
+    if kind == "methods":
+        own = runs[runs["algorithm"].isin(POOLED)]
+        made.append(table_of_some("centralized", own, by, take, "centralized"))
+    if kind == "table2":
+        made.append(table_of_some("fedld", runs, by, take, "fedld"))
     return made
 
 
+def finished(folder: Path) -> pd.DataFrame:
+    """The runs of a sweep, all of which have to be finished."""
+    found, unfinished = find([folder])
+    if unfinished:
+        sys.exit(f"{unfinished[0]}: has not finished")
+    return summaries(found)
+
+
 def table_of_some(
-    prefix: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str
+    prefix: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str | None
 ) -> Table:
     """The main table of some of the runs, under a name of its own."""
     table = scored(METRICS[0], runs, by, take, baseline)[0]
@@ -113,7 +131,7 @@ def table_of_some(
 
 
 def scored(
-    name: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str
+    name: str, runs: pd.DataFrame, by: Sequence[str], take: str, baseline: str | None
 ) -> list[Table]:
     """The tables that ``fedsim table --metric NAME --unit partition`` shows."""
     return tables.make(name, runs, by, baseline=baseline, takes=[take], unit="partition")
@@ -123,9 +141,14 @@ def write(folder: Path, made: Sequence[Table], data: bool = True) -> None:
     """Writes each table as Markdown, and their numbers as tables.csv."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in made:
-        (folder / f"{table.name}.md").write_text(layout.markdown([table]))
+        (folder / f"{table.name}.md").write_text(plain(layout.markdown([table])))
     if data:
         (folder / "tables.csv").write_text(layout.csv(made))
+
+
+def plain(text: str) -> str:
+    """Labels without the sections of their keys: ``keep=0.5`` of ``fedld.keep=0.5``."""
+    return re.sub(r"\b(?:fedld|fedavg)\.(\w+=)", r"\1", text)
 
 
 def numbers(metric: str) -> dict[str, pd.DataFrame]:
@@ -166,6 +189,7 @@ def cell(frame: pd.DataFrame, label: str) -> str:
 
 def hyperparameters(chosen: pd.DataFrame) -> Table:
     """Methods x settings: the chosen hyperparameters."""
+    chosen = chosen[chosen["setting"].isin(SETTINGS)]
     best = chosen[chosen["chosen"]].pivot(index="row", columns="setting", values="candidate")
     best = best[[s for s in SETTINGS if s in best]].fillna(layout.EMPTY)
     order = list(dict.fromkeys(chosen["row"]))
