@@ -18,8 +18,10 @@ from fedsim.models.vision import SplitModel
 
 MODEL = "model.safetensors"
 """The file of a run's final model in its directory."""
+CLIENTS = "clients.safetensors"
+"""The file beside it with what clients keep to themselves, named ``client/tensor``."""
 UNTRAINED = "untrained"
-"""The entry in the metadata of that file which says why its tensors are those of the start."""
+"""The entry in the metadata of ``MODEL`` that says why its tensors are those of the start."""
 _IMAGENET = ("resnet18", "resnet50")
 """The models for which torchvision publishes ImageNet weights."""
 
@@ -101,10 +103,13 @@ def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     found = safetensors.torch.load_file(file)
     with safetensors.safe_open(file, framework="pt") as opened:
         said = opened.metadata() or {}
-    if UNTRAINED in said:
+    why = said.get(UNTRAINED)
+    if why is None and file.name == MODEL and _clients_keep_all(file.with_name(CLIENTS), found):
+        why = f"since all tensors are the clients' own, see {CLIENTS}"  # of earlier versions
+    if why is not None:
         raise ConfigError(
             f"model.weights={path}: {file.name} of this run of {said.get('algorithm')} holds the "
-            f"untrained start, {said[UNTRAINED]}; give a run of another method, or the model of "
+            f"untrained start, {why}; give a run of another method, or the model of "
             "one client as a file FILE.pt: "
             "torch.save(fedsim.load_model(RUN, client=K).state_dict(), FILE.pt)"
         )
@@ -113,6 +118,15 @@ def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     except (ValueError, AttributeError):  # what another program says of its model
         return found
     return merged(found, adapters) if isinstance(adapters, Lora) else found
+
+
+def _clients_keep_all(clients: Path, model: Mapping[str, Tensor]) -> bool:
+    """Whether a run's clients have values of their own for all float tensors of its model."""
+    if not clients.is_file():
+        return False
+    with safetensors.safe_open(clients, framework="pt") as opened:
+        kept = {key.partition("/")[2] for key in opened.keys()}  # noqa: SIM118
+    return all(name in kept for name, value in model.items() if value.is_floating_point())
 
 
 def _download(spec: ModelSpec) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import fedsim
@@ -81,6 +82,13 @@ def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainab
             f"model.weights={path}: model.safetensors of this run of {algorithm} holds the "
             "untrained start, since all tensors that train are the clients' own"
         )
+    if trainable == "all":  # earlier versions wrote no such metadata
+        model_file = run / "model.safetensors"
+        with safe_open(model_file, framework="pt") as opened:
+            said = {k: v for k, v in opened.metadata().items() if k != "untrained"}
+        save_file(load_file(model_file), model_file, metadata=said)
+        with pytest.raises(ConfigError, match=f"this run of {algorithm} holds the untrained start"):
+            prepare(config("digits", {"weights": str(run)}))
     client = fedsim.load_model(run, client=0).state_dict()
     torch.save(client, tmp_path / "client.pt")
     setup = prepare(config("digits", {"weights": str(tmp_path / "client.pt")}))
