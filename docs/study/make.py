@@ -177,14 +177,15 @@ def overview(metric: str) -> Table:
 
 
 def cell(frame: pd.DataFrame, label: str) -> str:
-    """``62.1 (+3.2 *)``; a star where the corrected p-value of the difference is below 0.05."""
+    """``62.1 (+3.2\\*)``; a star where the corrected p-value of the difference is below 0.05."""
     if label not in frame.index:
         return layout.EMPTY
     row = frame.loc[label]
     mean = f"{100 * row['mean']:.1f}"
     if pd.isna(row["difference"]):
         return mean
-    return f"{mean} ({100 * row['difference']:+.1f}{' *' * bool(row['p_holm'] < SIGNIFICANT)})"
+    star = "\\*" * bool(row["p_holm"] < SIGNIFICANT)
+    return f"{mean}\N{NO-BREAK SPACE}({100 * row['difference']:+.1f}{star})"
 
 
 def hyperparameters(chosen: pd.DataFrame) -> Table:
