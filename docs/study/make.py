@@ -31,6 +31,8 @@ DOCS = ROOT / "docs"
 RESULTS = DOCS / "study" / "results"
 PAGE = DOCS / "RESULTS.md"
 BLOCK = re.compile(r"(<!-- (table|caption) (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+LEFT_OUT = ("Seeds", "Std (points)")
+"""Columns that are in the files alone."""
 METRICS = ("balanced_accuracy", "auc")
 """The first one was chosen as the study's measure before any run."""
 BASELINE = "fedavg"
@@ -233,6 +235,13 @@ def draw(found: dict[str, pd.DataFrame], path: Path) -> None:
         style.save(figure, path)
 
 
+def narrow(rows: Sequence[str]) -> list[str]:
+    """A table in Markdown without the columns that the page has no room for."""
+    cells = [row.split("|")[1:-1] for row in rows]
+    kept = [i for i, head in enumerate(cells[0]) if head.strip() not in LEFT_OUT]
+    return ["|".join(["", *(row[i] for i in kept), ""]) for row in cells]
+
+
 def rendered(text: str) -> str:
     """The page with every table and caption as it is in its file."""
 
@@ -241,7 +250,7 @@ def rendered(text: str) -> str:
         lines = (RESULTS / name).read_text().splitlines()
         rows = [line for line in lines if line.startswith("|")]
         below = [line for line in lines if line and line[0] not in "|#"]
-        body = "\n".join(rows if kind == "table" else below)
+        body = "\n".join(narrow(rows) if kind == "table" else below)
         return f"{begin}\n{body}\n\n{end}"
 
     return BLOCK.sub(block, text)

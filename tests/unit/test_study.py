@@ -53,6 +53,13 @@ def test_another_number_in_a_file_is_another_page(tmp_path, monkeypatch):
     assert below == "<!-- caption t.md -->\n\nCaption.\n\n<!-- end -->\n"
 
 
+def test_the_page_leaves_out_the_columns_that_it_says():
+    rows = ["| Method | Seeds | AUC (%) | Std (points) |", "| --- | ---: | ---: | ---: |"]
+    assert make.narrow([*rows, "| FedAvg | 2 | 86.4 | 1.0 |"]) == [
+        "| Method | AUC (%) |", "| --- | ---: |", "| FedAvg | 86.4 |",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("study", MADE)
 def test_the_tables_show_the_numbers_of_tables_csv(study):
     """The Markdown tables, which the page includes, against the file with all digits."""
