@@ -154,6 +154,11 @@ def methods_of(setting: str) -> tuple[str, ...]:
     return METHODS if setting in MAIN else FEW_METHODS
 
 
+def rows_of(setting: str) -> tuple[str, ...]:
+    """The rows whose hyperparameters are chosen: methods and, in the main settings, controls."""
+    return (*methods_of(setting), *(CONTROLS if setting in MAIN else ()))
+
+
 def settings_of(name: str) -> Settings:
     """The settings that make the row ``name`` of a grid, without hyperparameters."""
     return SPECIAL.get(name, {"algorithm": name})
@@ -167,16 +172,17 @@ def candidates(name: str) -> list[Settings]:
     return [dict(zip(keys, value, strict=True)) for value in values]
 
 
+def label_of(name: str, found: Settings) -> str:
+    """What a grid of rates calls a candidate of the row ``name``: ``fedprox_0.01_1``."""
+    return "_".join([name, *(f"{value:g}" for value in found.values())])
+
+
 def rates(grids: Path) -> None:
     """The grids of the choice of hyperparameters."""
     for setting in SETTINGS:
-        names = (*methods_of(setting), *(CONTROLS if setting in MAIN else ()))
         rows = [
-            {
-                "_".join([name, *(f"{value:g}" for value in found.values())]): settings_of(name)
-                | found
-            }
-            for name in names
+            {label_of(name, found): settings_of(name) | found}
+            for name in rows_of(setting)
             for found in candidates(name)
         ]
         write(grids / f"rates_{setting}.yaml", base(setting), rows, DEVELOPMENT, [0])
@@ -259,9 +265,10 @@ def margin(name: str, best: dict[str, Settings]) -> Settings:
 def choose(setting: str, runs: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, Settings]]:
     """The candidates of every row with their validation scores, and the best ones' settings."""
     tables, best = [], {}
-    for name in (*methods_of(setting), *(CONTROLS if setting in MAIN else ())):
-        own = runs[[is_row(path, name) for path in runs["path"]]]
-        table, best[name] = choice(own, list(candidates(name)[0]))
+    called = runs["path"].map(lambda path: Path(path).name.partition(",")[0].removeprefix("run="))
+    for name in rows_of(setting):
+        of_row = [label_of(name, found) for found in candidates(name)]
+        table, best[name] = choice(runs[called.isin(of_row)], list(candidates(name)[0]))
         tables.append(table.assign(setting=setting, row=name))
     return pd.concat(tables), best
 
@@ -281,15 +288,6 @@ def choice(runs: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, Settings]
 def setting_of(name: str) -> str:
     """The setting whose data a grid of DEEP uses."""
     return name.partition("_")[2]
-
-
-def is_row(path: str, name: str) -> bool:
-    """Whether a run of a grid of rates belongs to the row ``name``."""
-    run = Path(path).name
-    return any(
-        run.startswith(f"run={'_'.join([name, *(f'{v:g}' for v in found.values())])},")
-        for found in candidates(name)
-    )
 
 
 def write(

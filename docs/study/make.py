@@ -48,11 +48,17 @@ POOLED = ("centralized", "scaffold", "feddyn", "fedgh", "fedavg")
 PERSONAL = ("local", "pfedla")
 """Methods whose models belong to one client. Where test images belong to sites, each is scored with
 the model of its own site, so that these scores are in a table of their own."""
-TABLE1 = ("fundus_sites", "covid_sites", "retina_few")
-TABLE3 = ("fundus_clients", "covid_clients", "retina_clients")
+SETTINGS = {
+    "fundus_sites": "Fundus, 3 sites",
+    "covid_sites": "Chest X-rays, 6 hospitals",
+    "retina_few": "RetinaMNIST, 5 clients",
+    "fundus_clients": "Fundus, 50 clients",
+    "covid_clients": "Chest X-rays, 50 clients",
+    "retina_clients": "RetinaMNIST, 50 clients",
+}
 MAIN = ("fundus_sites", "fundus_clients", "covid_sites")
 STUDIES: dict[str, tuple[list[str], str, str]] = {
-    **{f"methods_{s}": (["algorithm"], "last10", BASELINE) for s in (*TABLE1, *TABLE3)},
+    **{f"methods_{s}": (["algorithm"], "last10", BASELINE) for s in SETTINGS},
     **{f"table2_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
     **{f"parts_{s}": (["algorithm"], "last10", BASELINE) for s in MAIN},
     **{f"weights_{s}": (WEIGHTS, "last10", f"{BASELINE}, fedavg.weights=uniform") for s in MAIN},
@@ -63,14 +69,6 @@ STUDIES: dict[str, tuple[list[str], str, str]] = {
 }
 """Sweeps: what tells their groups apart; the rounds of the scores, which are the evaluated ones
 among the last ten, or the last one where few were evaluated; what is compared with."""
-SETTINGS = {
-    "fundus_sites": "Fundus, 3 sites",
-    "covid_sites": "Chest X-rays, 6 hospitals",
-    "retina_few": "RetinaMNIST, 5 clients",
-    "fundus_clients": "Fundus, 50 clients",
-    "covid_clients": "Chest X-rays, 50 clients",
-    "retina_clients": "RetinaMNIST, 50 clients",
-}
 
 
 def make(sweeps: Path) -> None:

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from fedsim.cli import searches
-from fedsim.cli.common import (
-    folder_of,
-    make_importable,
-    repeatable,
-    tracebacks,
-    trackers_of,
-)
+from fedsim.cli.common import folder_of, make_importable, repeatable, tracebacks, trackers_of
 from fedsim.cli.names import preset_or_file
 from fedsim.cli.options import (
     OF_SEVERAL_RUNS,

@@ -25,6 +25,8 @@ from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
 
+MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
+"""A run's final model, and what clients keep to themselves, named ``client/tensor``."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 

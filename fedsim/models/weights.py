@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, one_line
+from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
 from fedsim.models.frozen import merged
 from fedsim.models.trainable import ALL, Lora, parse
 from fedsim.models.vision import SplitModel
 
-MODEL = "model.safetensors"
-"""The file of a run's final model in its directory."""
-CLIENTS = "clients.safetensors"
-"""The file beside it with what clients keep to themselves, named ``client/tensor``."""
 UNTRAINED = "untrained"
 """The entry in the metadata of ``MODEL`` that says why its tensors are those of the start."""
 _IMAGENET = ("resnet18", "resnet50")

@@ -18,10 +18,9 @@ import numpy as np
 from safetensors import SafetensorError
 
 from fedsim.core.errors import StoreError
+from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.types import Array, Layout, Slot, Vector, Vectors
 from fedsim.storage import tensors
-
-MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
 
 logger = logging.getLogger("fedsim")
 

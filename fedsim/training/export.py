@@ -25,6 +25,7 @@ from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, EngineConfig
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.layout import FlatModel, as_tensor, layout_of
 from fedsim.core.types import Layout, ModelSpec, Slot
 from fedsim.models.trainable import ALL
@@ -32,7 +33,7 @@ from fedsim.models.weights import UNTRAINED
 from fedsim.storage import final_models, tensors
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.client_states import ClientStates
-from fedsim.storage.final_models import CLIENTS, MODEL, ClientTensors
+from fedsim.storage.final_models import ClientTensors
 from fedsim.storage.run_dir import RunStore, RunWriter
 from fedsim.training.setup import Setup, algorithm_of
 
