@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import samplers
+
+from tests.oracles import samplers
 
 COHORTS = (1, 2, 5, 10, 50)
 PRINTED = {"rtol": 1.5e-9, "atol": 1e-12}

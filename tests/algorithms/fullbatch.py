@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from oracles import client_losses as oracle
 
 from fedsim.core.types import Training
+from tests.oracles import client_losses as oracle
 
 STEPS = 3
 LR = 0.2

@@ -10,13 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from methods import config
-
 from fedsim.core.types import RoundContext
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
 from fedsim.training.round import draw_cohort, lr_at, run_round
 from fedsim.training.setup import make_executor, prepare
+from tests.methods import config
 
 ROUNDS = 3
 

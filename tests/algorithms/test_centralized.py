@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from methods import config
 from torch.nn import functional
 
 import fedsim
@@ -17,6 +16,7 @@ from fedsim.core.types import ClientUpdate, Training
 from fedsim.engine.ray.calls import TrainCall
 from fedsim.engine.worker import with_deltas
 from fedsim.training.setup import prepare
+from tests.methods import config
 
 from .rounds import rounds, small
 from .training import context, dataset, worker

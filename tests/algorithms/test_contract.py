@@ -7,14 +7,14 @@ from functools import cache
 import numpy as np
 import pytest
 import yaml
-from methods import NUM_CLIENTS, config, results, uneven
-from stopping import Stop, Stopper
 
 import fedsim
 from fedsim import algorithms
 from fedsim.config.resolve import load_config, to_yaml
 from fedsim.core.errors import ConfigError
 from fedsim.training import driver
+from tests.methods import NUM_CLIENTS, config, results, uneven
+from tests.stopping import Stop, Stopper
 
 from .rounds import ROUNDS, contents, rounds, small
 

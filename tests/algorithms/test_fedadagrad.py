@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import optimisers
+
+from tests.oracles import optimisers
 
 from .cases import PRINTED
 from .serving import path

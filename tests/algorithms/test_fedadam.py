@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import aggregation, optimisers
 
 import fedsim
+from tests.oracles import aggregation, optimisers
 
 from .cases import PRINTED
 from .serving import LAYOUT, answers, path, single

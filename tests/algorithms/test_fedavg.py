@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import aggregation as oracle
-from oracles import samplers
 from torch.nn import functional
 
 import fedsim
 from fedsim import models
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Training
+from tests.oracles import aggregation as oracle
+from tests.oracles import samplers
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 from .training import dataset, train, worker

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import aggregation as oracle
 from torch import nn
 
 import fedsim
@@ -17,6 +16,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
 from fedsim.training.round import draw_cohort, run_round
 from fedsim.training.setup import Setup
+from tests.oracles import aggregation as oracle
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .training import context, train, worker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import rounds as oracle
+
+from tests.oracles import rounds as oracle
 
 from .cases import PRINTED
 from .federation import Federation

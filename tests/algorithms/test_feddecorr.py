@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import client_losses as oracle
 
 from fedsim.algorithms.feddecorr import decorrelation
+from tests.oracles import client_losses as oracle
 
 from . import fullbatch
 from .training import train, worker

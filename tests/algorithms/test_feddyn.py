@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import rounds as oracle
 
 import fedsim
 from fedsim import RunConfig, algorithms
 from fedsim.core.errors import ConfigError, ContractError
+from tests.oracles import rounds as oracle
 
 from .cases import PRINTED
 from .federation import Federation

@@ -8,11 +8,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from oracles import aggregation as oracle
-from oracles import samplers
 
 import fedsim
 from fedsim.core.errors import FedsimError
+from tests.oracles import aggregation as oracle
+from tests.oracles import samplers
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import client_losses as oracle
 from torch import nn
 
 from fedsim import algorithms, models
@@ -15,6 +14,7 @@ from fedsim.algorithms.fediir import head_gradient
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Layout, ModelSpec
 from fedsim.server.cohort import Cohort
+from tests.oracles import client_losses as oracle
 
 from . import fullbatch
 from .training import CLASSES, context, train, worker

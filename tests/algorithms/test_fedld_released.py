@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
-from oracles import aggregation as oracle
-from oracles import samplers
 
 import fedsim
+from tests.oracles import aggregation as oracle
+from tests.oracles import samplers
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 

@@ -6,8 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from oracles import aggregation as aggregation_oracle
-from oracles import rounds as oracle
 
 import fedsim
 from fedsim import algorithms
@@ -17,6 +15,8 @@ from fedsim.core.errors import ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
+from tests.oracles import aggregation as aggregation_oracle
+from tests.oracles import rounds as oracle
 
 from .cases import PRINTED, assert_step, draw, every_cohort, every_input
 from .federation import Federation

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import fedpac as oracle
 
 from fedsim import algorithms
 from fedsim.algorithms.fedpac import head_weights, solve_simplex, statistics
@@ -12,6 +11,7 @@ from fedsim.core.layout import select
 from fedsim.core.types import ClientUpdate, Training
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
+from tests.oracles import fedpac as oracle
 
 from .training import CLASSES, context, train, worker
 

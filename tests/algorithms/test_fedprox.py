@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from oracles import aggregation as oracle
-from oracles import quadratics
 
 import fedsim
 from fedsim.algorithms.fedprox import Proximal
 from fedsim.client import LocalRule, Phase
 from fedsim.client.trainer import train_local
+from tests.oracles import aggregation as oracle
+from tests.oracles import quadratics
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .training import scalar_env, train, worker

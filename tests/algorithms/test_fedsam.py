@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from oracles import client_losses as oracle
 from torch import nn
 
 from fedsim import algorithms
@@ -22,6 +21,7 @@ from fedsim.core.types import ClientUpdate, Layout, Slot, Training
 from fedsim.engine.worker import with_deltas
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
+from tests.oracles import client_losses as oracle
 
 from . import fullbatch
 from .training import context, scalar_env, train, worker

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as functional
-from oracles import client_losses as oracle
 from torch import distributions
 
 from fedsim import algorithms, models
@@ -15,6 +14,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.layout import select
 from fedsim.core.rng import seed_for
 from fedsim.core.types import ModelSpec, Training
+from tests.oracles import client_losses as oracle
 
 from . import fullbatch
 from .training import CLASSES, train, worker

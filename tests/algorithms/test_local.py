@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from methods import NUM_CLIENTS, config
 
 import fedsim
 from fedsim.core.errors import ConfigError, ContractError
+from tests.methods import NUM_CLIENTS, config
 
 from .rounds import rounds, small
 

@@ -7,11 +7,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from oracles import losses as oracle
 from torch.nn import functional
 
 from fedsim.client.criterion import MarginControl, margins
 from fedsim.core.errors import ConfigError
+from tests.oracles import losses as oracle
 
 LOGITS = [[2.0, -1.0, 0.5], [0.0, 1.0, 0.0]]
 LABELS = [0, 2]

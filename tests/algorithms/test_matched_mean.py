@@ -8,7 +8,6 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from oracles import aggregation, matching
 from torch import nn
 
 import fedsim
@@ -20,6 +19,7 @@ from fedsim.core.types import ModelSpec, RoundContext
 from fedsim.models.chain import chain
 from fedsim.server.base import RuleState
 from tests.decomposing import named_tensors
+from tests.oracles import aggregation, matching
 
 from .serving import LAYOUT, cohort
 from .training import train, worker

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from oracles import client_losses as oracle
 
 from fedsim.algorithms.moon import contrast
 from fedsim.core.layout import select
 from fedsim.engine.worker import Worker
+from tests.oracles import client_losses as oracle
 
 from . import fullbatch
 from .training import train, worker

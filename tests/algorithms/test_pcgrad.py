@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import aggregation as oracle
-from oracles import samplers
 
 import fedsim
 from fedsim.algorithms.fedgh import harmonize_orders
 from fedsim.core.errors import ConfigError
+from tests.oracles import aggregation as oracle
+from tests.oracles import samplers
 
 from .cases import EXAMPLES, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

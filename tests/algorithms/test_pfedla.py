@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from methods import config
-from oracles import hypernetworks as oracle
 
 import fedsim
 from fedsim import algorithms
@@ -14,6 +12,8 @@ from fedsim.algorithms.pfedla import Mixtures, Shape, ascended, layers_of, mixin
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.cohort import Cohort
+from tests.methods import config
+from tests.oracles import hypernetworks as oracle
 
 LAYOUT = Layout(
     (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import samplers
 
 import fedsim
+from tests.oracles import samplers
 
 from .cases import draw
 from .serving import single

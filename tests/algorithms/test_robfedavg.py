@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import aggregation, robust, samplers
 
 import fedsim
 from fedsim.algorithms import robfedavg
 from fedsim.core.errors import ConfigError
+from tests.oracles import aggregation, robust, samplers
 
 from .cases import assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from oracles import rounds as oracle
 
 import fedsim
 from fedsim import algorithms
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import Training
+from tests.oracles import rounds as oracle
 
 from .cases import PRINTED
 from .federation import Federation

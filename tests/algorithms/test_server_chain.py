@@ -5,12 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import yaml
-from methods import config, results
-from oracles import aggregation, optimisers, robust
-from stopping import Stop, Stopper
 
 import fedsim
-from algorithms.serving import LAYOUT, cohort
 from fedsim import algorithms
 from fedsim.config.resolve import load_config, to_yaml
 from fedsim.config.run import RunConfig
@@ -18,6 +14,10 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.server.base import RuleState
 from fedsim.training import driver
+from tests.algorithms.serving import LAYOUT, cohort
+from tests.methods import config, results
+from tests.oracles import aggregation, optimisers, robust
+from tests.stopping import Stop, Stopper
 
 SAMPLES = (3, 1, 2, 5)
 BY_HAND = {"eta": 0.1, "beta1": 0.5, "beta2": 0.0, "tau": 0.375}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from oracles import aggregation, robust, samplers
 
 import fedsim
+from tests.oracles import aggregation, robust, samplers
 
 from .cases import EXAMPLES, PRINTED, assert_step, draw, every_cohort, every_input
 from .serving import LAYOUT, single

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles import optimisers
+
+from tests.oracles import optimisers
 
 from .serving import answers, path
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from methods import config, results
 
 import fedsim
 from fedsim import algorithms
 from fedsim.training.setup import needs_whole_updates, prepare
+from tests.methods import config, results
 
 pytestmark = pytest.mark.ray
 

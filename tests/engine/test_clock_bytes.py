@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from stopping import Stopper
 
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.training import driver
+from tests.stopping import Stopper
 
 pytestmark = pytest.mark.ray
 

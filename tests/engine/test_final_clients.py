@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from methods import config, results
 
 import fedsim
+from tests.methods import config, results
 
 pytestmark = pytest.mark.ray
 

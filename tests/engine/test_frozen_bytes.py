@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 import fedsim
 from fedsim.training.setup import prepare
-from tests.unit.test_trainable import config
+from tests.unit.models.test_trainable import config
 
 pytestmark = pytest.mark.ray
 FILES = ("rounds.csv", "clients.csv", "model.safetensors")
@@ -20,7 +20,7 @@ def test_serial_and_ray_with_one_and_several_actors(trainable, shared_ray, tmp_p
 
     def run(out, session=None, **engine):
         monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / f"cache {out}"))
-        settings = config("tests.unit.test_trainable:vit", trainable, "scaffold")
+        settings = config("tests.unit.models.test_trainable:vit", trainable, "scaffold")
         engine = settings.engine.model_copy(update=engine)
         settings = settings.model_copy(update={"engine": engine})
         return settings, fedsim.run(settings, tmp_path / out, session=session)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from stopping import Stopper
 
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.training import driver
 from tests.engine.chaos import TABLES, Orders
+from tests.stopping import Stopper
 
 pytestmark = pytest.mark.ray
 

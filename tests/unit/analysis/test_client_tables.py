@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from run_files import groups_of, rows, run_of
 
 from analysis import AnalysisError, clients, tables
 from analysis.panels import Drawing
 from analysis.runs import find, summaries
+from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 
 def make(root: Path, **options: object) -> list[tables.Table]:

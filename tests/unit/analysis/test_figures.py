@@ -10,7 +10,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
-from run_files import write_run
 
 from analysis import (
     classes,
@@ -26,6 +25,7 @@ from analysis import (
 )
 from analysis.panels import Absent, Drawing, facets, settings_by
 from analysis.runs import Group, find, group, summaries
+from tests.unit.analysis.run_files import write_run
 
 ROUNDS = ["test_accuracy", "test_loss", "conflict_ratio", "gradient_diversity", "top_axis_share"]
 

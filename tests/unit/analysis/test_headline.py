@@ -9,14 +9,14 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
-from run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
-from test_figures import drawn
 
 from analysis import AnalysisError, classes, clients, curves, headline, names, panels, series
 from analysis.panels import Panel
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
 from analysis.tables import scored
+from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
+from tests.unit.analysis.test_figures import drawn
 
 CLASSES = "round,label,support,recall,precision"
 

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import rows, run_of, write_run
 from scipy import stats as scipy_stats
 
 from analysis import (
@@ -29,6 +28,7 @@ from analysis.panels import Drawing
 from analysis.runs import find, group, summaries, unit_among
 from fedsim.config import experiments
 from fedsim.training import sweep, sweep_tables
+from tests.unit.analysis.run_files import rows, run_of, write_run
 
 
 def nested(values: dict[int, list[float]]) -> pd.Series:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import run_of
 
 from analysis import AnalysisError, layout, overview, pairs, style
 from analysis.cli import main
 from analysis.layout import EMPTY
 from analysis.runs import find, group, summaries
+from tests.unit.analysis.run_files import run_of
 
 CI = " (± 95 % CI)"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import PRESENT, write_run
 
 from analysis import overview, style
 from analysis.cli import main
 from analysis.layout import FORMATS
+from tests.unit.analysis.run_files import PRESENT, write_run
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
-from run_files import run_of
 
 from analysis import AnalysisError, curves, partition, style
 from analysis.cli import main
@@ -27,6 +26,7 @@ from analysis.runs import (
     summaries,
     write_csv,
 )
+from tests.unit.analysis.run_files import run_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

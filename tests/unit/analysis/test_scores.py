@@ -8,12 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import groups_of, rows, run_of
 
 from analysis import layout, scores, tables
 from analysis.cli import main
 from analysis.runs import find, summaries
 from analysis.stats import ranking
+from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 CLASSES = "round,label,support,recall,precision"
 MAJORITY = ("2,0,60,1.0,0.6", "2,1,30,0.0,0.0", "2,2,10,0.0,0.0")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from run_files import groups_of, rows, run_of
 from scipy import stats as scipy_stats
 
 from analysis import AnalysisError, series, stats
+from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 SEEDS = [3, 1, 4, 5, 9]
 OURS = pd.Series([0.81, 0.84, 0.80, 0.86, 0.83], index=SEEDS)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import groups_of, rows, run_of
 
 from analysis import layout, tables
 from analysis.cli import main
 from analysis.layout import EMPTY, PERCENT, PLAIN, p_value
 from analysis.runs import find, summaries
 from analysis.stats import cells, reference
+from tests.unit.analysis.run_files import groups_of, rows, run_of
 
 DECOMPOSITION = "round,split,scope,local_loss,shift_loss,aggregation_loss,global_loss"
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
-from run_files import write_run
 
 from analysis import AnalysisError, trials
 from analysis.cli import main
 from analysis.runs import find
+from tests.unit.analysis.run_files import write_run
 
 TABLE = """trial,state,value,train.lr,server,train.local_epochs,run
 0,complete,0.5,0.001,null,1,trial-0000

@@ -1,0 +1,442 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from fedsim.cli.common import configuration
+from fedsim.cli.doctor import doctor, size
+from fedsim.cli.options import FLAGS
+from fedsim.cli.run import run
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import RENAMED
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[3]
+QUICK = ["--engine", "serial", "--rounds", "2", "--clients", "5", "--sample-rate", "0.4"]
+ALONE = ["--parallel", "1"]
+
+
+def fedsim(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def python(*args: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *args], capture_output=True, text=True, check=False, env=environment
+    )
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FEDSIM_DEBUG", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize(
+    ("args", "parts"),
+    [
+        ("run --algorithm fedldd", ["--algorithm", "'fedldd'", "did you mean 'fedld'?"]),
+        ("run -d digit", ["--dataset", "did you mean 'digits'?"]),
+        ("run --model resnet5", ["--model", "did you mean 'resnet50'?"]),
+        ("run --server fedavgg", ["--server", "did you mean 'fedavg'?"]),
+        ("run --margin marglog", ["--margin", "did you mean 'marg_log'?"]),
+        ("run --partition dirichlett", ["--partition", "did you mean 'dirichlet'?"]),
+        ("run --preset table33", ["--preset", "did you mean 'table3'?"]),
+        ("run --preset=", ["--preset", "unknown preset ''"]),
+        ("run --config=", ["cannot be read"]),
+        ("run --working-dir nowhere", ["--working-dir", "'nowhere' is not a directory"]),
+        ("sweep table3_small --working-dir nowhere", ["--working-dir", "not a directory"]),
+        ("run --alpha 0", ["--alpha", "greater than 0"]),
+        ("run --alpha x", ["--alpha", "'x'", "number"]),
+        ("run --sample-rate 0", ["--sample-rate", "greater than 0"]),
+        ("run --sample-rate 1.2", ["--sample-rate", "less than or equal to 1"]),
+        ("run --clients 0", ["--clients", "greater than or equal to 1"]),
+        ("run --rounds ten", ["--rounds", "integer"]),
+        ("run --gpus-per-client 1.5", ["--gpus-per-client", "whole number"]),
+        ("run --actors 0", ["--actors", "auto, per-client or a whole number"]),
+        ("run --engine dask", ["--engine", "'dask'", "must be one of ray, serial"]),
+        ("run --set train.lrr=1", ["--set train.lrr", "did you mean 'train.lr'?"]),
+        ("run --set fedprox.nu=1", ["--set fedprox.nu", "did you mean 'mu'?"]),
+        ("run --set train.lr", ["--set train.lr", "key=value"]),
+        ("run --rounds 3 --set train.rounds=4", ["--set train.rounds=4", "--rounds"]),
+        ("run -c none.yaml", ["none.yaml", "cannot be read"]),
+        ("run --algoritm fedld", ["--algoritm", "--algorithm"]),
+        ("run fedld", ["fedld"]),
+        ("run --alpha", ["--alpha"]),
+        ("rnu", ["rnu"]),
+        ("list things", ["things", "algorithms"]),
+        ("list models --format xml", ["xml", "json"]),
+        ("sweep", ["FILE|PRESET"]),
+        ("sweep table33", ["did you mean 'table3'?"]),
+        ("sweep none.yaml", ["none.yaml", "cannot be read"]),
+        ("sweep table2 --algorithm fedbn", ["--algorithm", "axis method"]),
+        ("partition --clients 5000", ["5000 clients", "1438"]),
+        ("partition --set data.min_samples=100", ["100", "1438"]),
+        ("doctor --cpus-per-client 0", ["--cpus-per-client"]),
+    ],
+)
+def test_bad_input_is_one_line_exit_2_and_writes_nothing(
+    args: str, parts: list[str], tmp_path: Path
+) -> None:
+    result = fedsim(*args.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stdout == ""
+    for part in parts:
+        assert part in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_holds_something_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "notes.txt").write_text("mine")
+    result = fedsim("run", *QUICK, "--out", "old")
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "old" in result.stderr
+    assert [p.name for p in (tmp_path / "old").iterdir()] == ["notes.txt"]
+
+
+def test_verbose_and_the_environment_show_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = fedsim("run", "--verbose", "--alpha", "0")
+    monkeypatch.setenv("FEDSIM_DEBUG", "1")
+    for result in (flag, fedsim("run", "--alpha", "0")):
+        assert result.exit_code == 2
+        lines = result.stderr.splitlines()
+        assert lines[0] == "Traceback (most recent call last):"
+        assert lines[-1].startswith("error: --alpha: '0' given")
+    failed = fedsim("partition", "--out", "/dev/null/nope")
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("Traceback")
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
+    result = fedsim("partition", "--clients", "4", "--sample-rate", "0.5", "--out", "/dev/null/p")
+    assert (result.exit_code, result.stderr) == (1, "error: /dev/null/p: Not a directory\n")
+    (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
+    (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
+    result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")
+    message = "error: s/summary.csv: cannot be read (Is a directory)\n"
+    assert (result.exit_code, result.stderr) == (1, message)
+
+
+def test_help_without_a_command_and_the_version() -> None:
+    assert fedsim().exit_code == 0
+    assert "fedsim run" in fedsim().stdout
+    assert fedsim("--version").stdout.startswith("fedsim ")
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "list", "partition", "doctor"])
+def test_every_command_explains_itself_with_examples(command: str) -> None:
+    text = fedsim(command, "--help").stdout
+    assert f"fedsim {command} " in text.partition("Options")[0]
+    assert "--verbose" in text
+
+
+def test_help_is_grouped() -> None:
+    text = fedsim("run", "--help").stdout
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    groups = ("Experiment", "Data and model", "Clients", "Evaluation", "Engine", "Files", "Other")
+    assert headings == [f"{group}:" for group in groups]
+
+
+def test_defaults_in_the_help_are_the_defaults() -> None:
+    config = RunConfig()
+    flags = [flag for group in FLAGS.values() for flag in group]
+    for flag, option in zip(flags, run.setting_options, strict=True):
+        if flag.key in RENAMED:
+            assert f"--set {RENAMED[flag.key]}=" in option.help
+            continue
+        section, _, leaf = flag.key.rpartition(".")
+        value = getattr(getattr(config, section) if section else config, leaf)
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        unset = value is None or value is False
+        text, _, default = option.help.partition("  [")
+        assert default == ("" if unset else f"{shown}]"), flag
+        assert text.endswith("."), flag
+
+
+def test_the_help_of_resume_shows_no_defaults() -> None:
+    assert "--max-retries N" in fedsim("resume", "--help").stdout
+    assert "[3]" not in fedsim("resume", "--help").stdout
+
+
+def test_a_decomposition_that_needs_parts_of_the_clients(tmp_path: Path) -> None:
+    asked = ["--decompose-every", "1", "--decompose-split", "test"]
+    result = fedsim("run", *QUICK, *asked, "--out", "r")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines() == [
+        "error: evaluation.decompose_split 'test': the clients own no test part (or, by site, "
+        "not all of them do); set data.client_test_fraction, or take train or common_test"
+    ]
+    assert not Path("r").exists()
+    more = ["--decompose-scope", "population", "--decompose-max-samples", "3", "--loss-matrix"]
+    more += ["--cosines", "--evaluate-clients-every", "2"]
+    result = fedsim(
+        "run", *QUICK, *asked, *more, "--set", "data.client_test_fraction=0.2", "--out", "r"
+    )
+    assert result.exit_code == 0, result.output
+    tables = {path.name for path in Path("r").iterdir()}
+    assert tables >= {"decomposition.csv", "loss_matrix.npz", "cosines.csv", "spectrum.csv"}
+    row = Path("r", "decomposition.csv").read_text().splitlines()[1]
+    assert row.startswith("1,test,population,")
+    assert ",own_test," in Path("r", "evaluations.csv").read_text()
+
+
+def test_a_run_in_a_pipe_is_plain_lines(tmp_path: Path) -> None:
+    result = fedsim("run", *QUICK, "--out", "r", "--set", "evaluation.every=2")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith("fedld on digits, cnn (")
+    assert lines[1].startswith("5 clients, 2 per round, 2 rounds; serial")
+    assert lines[3].startswith("round 1/2  test accuracy -  train loss ")
+    assert lines[4].startswith("round 2/2  test accuracy 0.")
+    names = [line.partition("  ")[0] for line in lines[5:15]]
+    assert names == [
+        *("result", "final test accuracy", "best test accuracy", "mean of last 2 rounds"),
+        *("final balanced accuracy", "final macro-F1", "final AUC", "rounds", "seconds", "files"),
+    ]
+    assert "\x1b" not in result.stdout
+    assert (tmp_path / "r" / "summary.csv").exists()
+
+
+def test_few_clients_need_no_sample_rate(tmp_path: Path) -> None:
+    one = fedsim("run", "--clients", "5", "--rounds", "1", "--engine", "serial", "--out", "r")
+    assert one.exit_code == 0, one.output
+    assert "5 clients, 1 per round (at least one; sample rate 0.1 gives 0.5)" in one.stdout
+    assert ", 1 round; serial" in one.stdout
+    assert "mean of last" not in one.stdout, "that of one round is the final accuracy"
+    shown = fedsim("show", "r")
+    assert "; 1 of 1 round\n" in shown.stdout
+    assert "last 1" not in shown.stdout
+    split = fedsim("partition", "--clients", "5")
+    assert split.exit_code == 0, split.output
+    assert "on 5 clients" in split.stdout
+
+
+def test_config_yaml_repeats_the_run(tmp_path: Path) -> None:
+    assert fedsim("run", *QUICK, "-a", "fedavg", "--out", "a").exit_code == 0
+    again = fedsim("run", "-c", "a/config.yaml", "--out", "b")
+    assert again.exit_code == 0, again.output
+    for table in ("rounds.csv", "clients.csv", "config.yaml", "model.safetensors"):
+        assert (tmp_path / "a" / table).read_bytes() == (tmp_path / "b" / table).read_bytes()
+
+
+def test_a_diverged_run_ends_with_status_1_and_one_line() -> None:
+    result = fedsim("run", *QUICK, "--set", "train.lr=1e30", "--out", "r")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    assert "round" in result.stderr
+    assert "client" in result.stderr
+
+
+def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedsim.training import driver
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, "run", stop)
+    result = fedsim("run", *QUICK)
+    assert result.exit_code == 130
+    assert result.stderr == "interrupted before the first round\n"
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fedsim", "run", *QUICK, "--rounds", "100000", "--out", "r"]
+    command += ["--set", "evaluation.every=100000"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
+    ) as run:
+        assert run.stdout is not None
+        while not (tmp_path / "r" / "rounds.csv").exists():
+            assert run.poll() is None
+            time.sleep(0.05)
+        run.send_signal(signal.SIGINT)
+        _, errors = run.communicate()
+    assert run.returncode == 130
+    line = r"interrupted after \d+ of 100000 rounds; resume with: fedsim resume r\n"
+    assert re.fullmatch(line, errors), errors
+
+
+def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("algorithm: fedavg\ngrid: {train.lr: [1.0e+30, 0.01]}\n")
+    result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "error: 1 of 2 runs failed (reasons above); the same command tries them again: "
+        "train.lr=1e+30\n"
+    )
+    assert "[1/2] train.lr=1e+30: failed: round 1" in result.stdout
+    assert result.stdout.endswith("files: s/summary.csv, s/aggregate.csv\n")
+    summary = (tmp_path / "s" / "summary.csv").read_text().splitlines()
+    assert [line.partition(",")[0] for line in summary] == ["run", "train.lr=0.01"]
+    again = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s", "--verbose")
+    assert again.exit_code == 1
+    assert "[2/2] train.lr=0.01: finished before" in again.stdout
+    assert list((tmp_path / "s").glob("*.interrupted-*")) == [], "no round of it had finished"
+    listed = fedsim("runs", "s").stdout
+    assert "failed (1 of 2 runs, 1 failed)" in listed
+    assert "failed " in listed.splitlines()[3]
+    assert "round 1" in listed.splitlines()[3]
+    assert "DivergedError" in again.stderr
+    nothing = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "t", "--set", "train.lr=1e30")
+    assert nothing.exit_code == 1
+    assert list((tmp_path / "t").glob("*.csv")) == []
+
+
+def test_a_sweep_does_not_take_another_run_for_its_own(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("grid: {seed: [0]}\n")
+    command = ["sweep", "g.yaml", *QUICK, *ALONE, "--out", "s"]
+    assert fedsim(*command, "--margin", "none", "--set", "data.augment=flip").exit_code == 0
+    result = fedsim(*command)
+    assert result.exit_code == 2
+    assert "finished with another margin ('none', wanted None)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "place"), [("run", "."), ("run", "mine"), ("sweep", "mine"), ("config", "mine")]
+)
+def test_the_console_script_finds_the_users_own_modules(
+    how: str, place: str, tmp_path: Path
+) -> None:
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "toy_method.py").write_text(
+        "from fedsim.algorithms.base import Algorithm\n"
+        "def build(strength: float = 1.0) -> Algorithm:\n    return Algorithm()\n"
+    )
+    folder = [] if place == "." else ["--working-dir", place]
+    named = f"algorithm: toy_method:build\nengine: {{working_dir: {place}}}\n"
+    (tmp_path / "c.yaml").write_text(named)
+    (tmp_path / "g.yaml").write_text("grid: {algorithm: [toy_method:build]}\n")
+    given = {
+        "run": ["run", "-a", "toy_method:build", *folder],
+        "sweep": ["sweep", "g.yaml", *folder],
+        "config": ["run", "-c", "c.yaml"],
+    }
+    done = python("-P", "-m", "fedsim", *given[how], *QUICK, "--out", "r")  # -P: as a script does
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    (tmp_path / "g.yaml").write_text("grid:\n  algorithm: [fedavg, fedgh]\n  seed: [0, 1]\n")
+    command = ["sweep", "g.yaml", *QUICK, *ALONE, "--out", "s"]
+    names = fedsim("sweep", "g.yaml", "--dry-run").stdout.splitlines()
+    assert names == [f"algorithm={a},seed={s}" for a in ("fedavg", "fedgh") for s in (0, 1)]
+    first = fedsim(*command)
+    assert first.exit_code == 0, first.output
+    assert (tmp_path / "s" / names[3] / "summary.csv").exists()
+    table = first.stdout.splitlines()[-5:]
+    assert "mean +- half-width of its 95 % interval" in table[0]
+    columns = ["configuration", "n", "final %", "best %", "last2 %", "final balanced %"]
+    assert re.split(" {2,}", table[1]) == columns
+    assert re.fullmatch(r"algorithm=fedavg +2( +\d+\.\d\d \+- \d+\.\d\d){4}", table[2])
+    (tmp_path / "s" / names[3] / "summary.csv").unlink()
+    second = fedsim(*command)
+    assert second.exit_code == 0, second.output
+    assert second.stdout.count("finished before") == 3
+    assert f"[4/4] {names[3]}: resumed after an interruption" in second.stdout
+    assert not list((tmp_path / "s").glob("*interrupted*"))
+    assert second.stdout.splitlines()[-5:] == table
+    other = fedsim(*command, "--set", "train.lr=0.5")
+    assert other.exit_code == 2
+    assert "another train.lr (0.01, wanted 0.5)" in other.stderr
+
+
+@pytest.mark.parametrize("kind", ["algorithms", "datasets", "models", "partitions", "presets"])
+def test_lists_as_table_and_json(kind: str) -> None:
+    rows = json.loads(fedsim("list", kind, "--format", "json").stdout)
+    names = [row["name"] for row in rows]
+    table = fedsim("list", kind).stdout.splitlines()
+    assert table[0].startswith("name ")
+    assert [line.split()[0] for line in table[1:]] == names
+    wanted = {"algorithms": "fedld", "datasets": "digits", "models": "cnn",
+              "partitions": "dirichlet", "presets": "table3_small"}  # fmt: skip
+    assert wanted[kind] in names
+
+
+def test_algorithms_are_listed_with_their_hyperparameters() -> None:
+    rows = json.loads(fedsim("list", "algorithms", "--format", "json").stdout)
+    assert {r["name"]: r for r in rows}["fedprox"]["hyperparameters"]["mu"] == 0.1
+
+
+def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Path) -> None:
+    args = ["--clients", "4", "--sample-rate", "0.5"]
+    first = fedsim("partition", *args, "--alpha", "0.3", "--out", "p")
+    assert first.exit_code == 0, first.output
+    lines = first.stdout.splitlines()
+    assert lines[0] == "digits, dirichlet: 1438 training samples of 10 classes on 4 clients"
+    assert lines[1].split() == ["client", *(w for k in range(10) for w in ("class", str(k))),
+                                "samples"]  # fmt: skip
+    assert sum(int(line.split()[-1]) for line in lines[2:6]) == 1438
+    assert lines[6].split()[0] == "all"
+    assert (tmp_path / "p" / "partition.png").read_bytes().startswith(b"\x89PNG")
+    reuse = ["--partition", "files", "--set", "data.partition_file=p/split.csv"]
+    again = fedsim("partition", *args, *reuse)
+    assert again.stdout.splitlines()[2:7] == lines[2:7]
+    refused = fedsim("partition", *args, "--out", "p")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert "partition.csv is already there" in refused.stderr
+
+
+def test_doctor_says_what_is_here_and_the_placement() -> None:
+    text = fedsim("doctor", "--clients", "10", "--cpus-per-client", "0.5", "--gpus-per-client", "0")
+    assert text.exit_code == 0, text.output
+    rows = {line.split("  ")[0].strip(): line for line in text.stdout.splitlines()}
+    assert f"usable of {os.cpu_count()}" in rows["CPUs"]
+    assert "10 clients" in rows["placement"]
+    assert rows["this machine"].split()[2] == str(len(os.sched_getaffinity(0)))
+    assert "actor" in rows["on this machine"]
+    assert "GiB for an actor" in rows["memory needed"]
+    assert {"torch", "Ray", "memory", "Python"} <= set(rows)
+    assert "one process" in fedsim("doctor", "--engine", "serial").stdout
+
+
+def test_doctor_shows_the_machines_where_nothing_fits() -> None:
+    refused = fedsim("doctor", "--cpus-per-client", "1000")
+    assert refused.exit_code == 2
+    assert refused.stdout.splitlines()[-1].split()[:2] == ["this", "machine"]
+    assert refused.stderr.startswith("error: 1 actor of 1000 CPU does not fit")
+    assert refused.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "parameters"),
+    [
+        ("-d mnist --model mlp", (64 * 784 + 64 + 650, 0)),
+        ("-d mnist --model mlp --set model.trainable=head", (650, 64 * 784 + 64)),
+        ("-d digits --model logistic", (650, 0)),
+        ("-d digits --model logistic --partition iid --set data.image_size=4", (170, 0)),
+    ],
+)
+def test_doctor_knows_the_size_of_a_model_without_the_data(
+    args: str, parameters: tuple[int, int]
+) -> None:
+    with doctor.make_context("doctor", args.split()) as context:
+        settings = configuration(**context.params)
+    assert size(settings) == (50, *(4 * count for count in parameters))
+
+
+def test_main_is_a_click_group_and_an_entry_point() -> None:
+    assert isinstance(main, click.Group)
+    done = python("-m", "fedsim", "list", "nothing")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)

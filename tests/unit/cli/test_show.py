@@ -1,0 +1,258 @@
+"""``fedsim show`` and ``compare``, on runs of several methods, data sets and versions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from fedsim.cli import details, main
+from fedsim.config.resolve import to_yaml
+from fedsim.config.run import RunConfig
+from fedsim.core.files import lock
+from fedsim.storage.rows import ClassRow
+from fedsim.storage.run_dir import RunWriter
+from tests.unit.cli.test_runs import write_run
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def call(*args, status=0):
+    done = CliRunner().invoke(main, [*map(str, args)])
+    assert done.exit_code == status, done.output
+    return done.stdout if status == 0 else done.stderr
+
+
+def shown(run):
+    return json.loads(call("show", run, "--format", "json"))
+
+
+def compared(*runs):
+    return json.loads(call("compare", *runs, "--format", "json"))
+
+
+def test_the_settings_that_differ_from_the_defaults(tmp_path):
+    run = write_run(
+        tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
+        train={"lr": 0.1}, data={"name": "shortcut", "partition": "by_site"},
+        shortcut={"correlation": 0.25},
+    )  # fmt: skip
+    found = shown(run)
+    assert found["changed"] == {
+        "algorithm": {"value": "fedprox", "default": "fedld"},
+        "data.name": {"value": "shortcut", "default": "digits"},
+        "train.rounds": {"value": 3, "default": 100},
+        "train.lr": {"value": 0.1, "default": 0.01},
+        "fedprox.mu": {"value": 0.5, "default": 0.1},
+        "shortcut.correlation": {"value": 0.25, "default": 0.9},
+    }
+    assert found["settings"]["fedprox.prox_form"] == "squared"
+    assert (found["state"], found["rounds_done"], found["rounds"]) == ("finished", 3, 3)
+
+
+def test_what_the_data_set_decides_is_a_default(tmp_path):
+    store = RunWriter.create(tmp_path / "a")
+    config = RunConfig(data={"name": "shortcut"}).resolved(
+        num_clients=50, partition="by_site", model="cnn"
+    )
+    store.write("config.yaml", to_yaml(config))
+    store.write("env.json", "{}")
+    assert list(shown(tmp_path / "a")["changed"]) == ["data.name"]
+    assert "all settings have their defaults" not in call("show", tmp_path / "a")
+
+
+def test_results_at_the_end_in_the_best_round_and_of_the_last_ten(tmp_path):
+    accuracies = [0.9, *(None if n % 2 else n / 20 for n in range(2, 13))]
+    found = shown(write_run(tmp_path / "a", accuracies, rounds=12))
+    assert found["best_round"] == 1
+    # of rounds 3 to 12 rounds 4, 6, ..., 12 are evaluated
+    mean = pytest.approx((4 + 6 + 8 + 10 + 12) / 20 / 5)
+    assert found["results"]["test_accuracy"] == {"final": 0.6, "best": 0.9, "last10": mean}
+    assert "val_accuracy" not in found["results"]
+    assert found["curves"]["test_accuracy"]["4"] == 0.2
+
+
+@pytest.mark.parametrize("val", [(), (0.1, 0.3, 0.2)])
+def test_the_best_round_follows_the_validation_part(tmp_path, val):
+    found = shown(write_run(tmp_path / "a", (0.75, 0.25, 0.5), val=val))
+    assert found["best_round"] == (2 if val else 1)
+    assert found["results"]["test_accuracy"]["best"] == (0.25 if val else 0.75)
+
+
+def test_a_page_to_read(tmp_path):
+    run = write_run(tmp_path / "a", (0.0, 0.5, 1.0), rounds=100)
+    store = RunWriter(run)
+    store.write("env.json", '{"fedsim": "0.1.0", "device": "cpu", "classes": ["healthy", "ill"]}')
+    for number in (1, 3):
+        rows = (ClassRow(round=number, label=k, support=9, recall=k / 4, precision=None)
+                for k in (0, 1))  # fmt: skip
+        store.append("classes", rows)
+    text = call("show", run)
+    assert text.startswith(f"{run}: interrupted\nfedld on digits, ")
+    assert "seed 0; 3 of 100 rounds\nfedsim 0.1.0 on cpu\n" in text
+    assert "all settings have their defaults" in text
+    assert "best (round 3)" in text
+    lines = text.splitlines()
+    (row,) = [line.split() for line in lines if "0.2500" in line]
+    assert row[:4] == ["ill", "9", "0.2500", "-"]
+    assert "test accuracy  0.0000 ▁▅█ 1.0000  rounds 1 to 3" in text
+    with lock(run):
+        assert call("show", run).startswith(f"{run}: running (pid ")
+
+
+def test_a_run_without_rounds_is_shown(tmp_path):
+    run = write_run(tmp_path / "a", ())
+    found = shown(run)
+    assert (found["results"], found["best_round"], found["state"]) == ({}, None, "interrupted")
+    assert call("show", run).startswith(f"{run}: interrupted\n")
+
+
+def test_settings_in_which_runs_differ(tmp_path):
+    a = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=1)
+    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "shortcut"})
+    found = compared(a, b)
+    settings = found["settings"]
+    assert settings["shortcut.correlation"] == [None, 0.9]
+    assert {key: value for key, value in settings.items() if "shortcut." not in key} == {
+        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "shortcut"],
+        "fedprox.mu": [0.1, None], "fedprox.prox_form": ["squared", None],
+        "fedavg.weights": [None, "samples"],
+    }  # fmt: skip
+    assert [r["test_accuracy"]["final"] for r in found["results"]] == [0.5, 0.125]
+    text = call("compare", a, b)
+    assert text.splitlines()[0].split() == ["setting", "a", "b"]
+    rows = {line[:30].split("  ")[0]: line.split()[-2:] for line in text.splitlines() if line}
+    assert rows["algorithm"] == ["fedprox", "fedavg"]
+    assert rows["fedprox.mu"] == ["0.1", "-"]
+    assert rows["final test accuracy"] == ["0.5000", "0.1250"]
+    assert "train.lr" not in rows
+
+
+def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path):
+    runs = [write_run(tmp_path / name / "run") for name in ("a", "b")]
+    lines = call("compare", *runs).splitlines()
+    assert ["result", "a/run", "b/run"] in [line.split() for line in lines]
+    text = call("compare", runs[0], runs[0])
+    assert "all are equal" in text
+    assert "run (1)" in text
+
+
+def earlier_version(run):
+    """config.yaml as an earlier version wrote it: former names, other keys, later ones missing."""
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["data"] |= {"correlation": 0.9, "synthetic_alpha": 1.0, "samples_per_client": 60}
+    values["engine"]["client_resources"] = None
+    del values["clock"], values["data"]["shift_test"]
+    (run / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+
+
+def test_a_run_of_an_earlier_version_has_the_present_names(tmp_path):
+    new = write_run(tmp_path / "new", data={"name": "shortcut"})
+    old = write_run(tmp_path / "old", data={"name": "shortcut"})
+    values = yaml.safe_load((old / "config.yaml").read_text())
+    del values["shortcut"]
+    (old / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+    earlier_version(old)
+    RunWriter(old).write("env.json", '{"fedsim": "0.0.9"}')
+    RunWriter(new).write("env.json", '{"fedsim": "0.1.0"}')
+    found = shown(old)
+    assert found["settings"]["shortcut.correlation"] == 0.9
+    assert not {
+        k for k in found["settings"] if k.startswith(("data.corr", "synthetic", "data.syn"))
+    }
+    assert "engine.client_resources" not in found["changed"]
+    assert found["settings"]["data.shift_test"] == "mixed"
+    differing = compared(new, old)["settings"]
+    assert differing.pop("fedsim") == ["0.1.0", "0.0.9"]
+    assert all(old is None and key.startswith("shortcut.") for key, (_, old) in differing.items())
+
+
+def test_an_unknown_key_is_shown_as_it_is(tmp_path):
+    run = write_run(tmp_path / "a")
+    with (run / "config.yaml").open("a") as file:
+        file.write("later:\n  key: 7\n")
+    assert shown(run)["changed"]["later.key"] == {"value": 7, "default": None}
+
+
+@pytest.mark.parametrize("command", ["show", "compare"])
+def test_what_holds_no_run_is_refused(command, tmp_path):
+    (tmp_path / "sweep" / "empty").mkdir(parents=True)
+    run = write_run(tmp_path / "sweep" / "seed=0")
+    other = [run] * (command == "compare")
+    absent, sweep, empty = tmp_path / "x", tmp_path / "sweep", tmp_path / "sweep" / "empty"
+    assert call(command, absent, *other, status=2) == (
+        f"error: RUN {absent}: there is no such folder\n"
+    )
+    wanted = f"error: RUN {sweep}: holds no run; 'fedsim runs {sweep}' lists those below it\n"
+    assert call(command, sweep, *other, status=2) == wanted
+    assert call(command, empty, *other, status=2) == f"error: RUN {empty}: holds no run\n"
+
+
+def test_one_run_is_no_comparison(tmp_path):
+    run = write_run(tmp_path / "a")
+    assert call("compare", run, status=2) == "error: RUN: at least two are needed, 1 given\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "code"),
+    [
+        ("config.yaml", "a: [", 2),
+        ("rounds.csv", "round,x\n1,abc\n", 1),
+        ("rounds.csv", "a\n1,2\n", 1),
+        ("rounds.csv", "a,b\n1,2\n", 1),
+        ("classes.csv", "a,b\n1,2\n", 1),
+    ],
+)
+def test_a_damaged_run_is_refused_with_the_file(name, text, code, tmp_path):
+    run = write_run(tmp_path / "a")
+    (run / name).write_text(text)
+    said = call("show", run, status=code)
+    assert said.startswith("error: ")
+    assert str(run / name) in said
+    assert said.count("\n") == 1
+
+
+def test_curves_are_thinned_out_and_flat_ones_drawn():
+    assert details.sparkline([0.5, 0.5]) == "▁▁"
+    line = details.sparkline([n / 999 for n in range(1000)])
+    assert len(line) == details.WIDTH
+    assert (line[0], line[-1]) == ("▁", "█")
+    assert details.sparkline([0, 1], details.ASCII_BLOCKS) == "_@"
+
+
+def test_blocks_are_ascii_where_the_output_is(tmp_path):
+    run = write_run(tmp_path / "a")
+    done = subprocess.run(
+        [sys.executable, "-m", "fedsim", "show", str(run)], cwd=ROOT, capture_output=True,
+        env={"PATH": "", "PYTHONIOENCODING": "ascii"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert b"test accuracy  0.2500 _@+ 0.5000" in done.stdout
+
+
+def test_torch_and_pandas_are_not_imported(tmp_path):
+    run = write_run(tmp_path / "a", end=True)
+    for args in (["show", str(run)], ["compare", str(run), str(run)]):
+        code = (
+            f"import sys; from fedsim.cli import main; main({args!r}, standalone_mode=False); "
+            "sys.exit(any(m in sys.modules for m in ('pandas', 'torch')))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_collapse_is_said(tmp_path):
+    a, b, c = (write_run(tmp_path / name, end=True) for name in "abc")
+    for run, said in ((a, "True"), (b, "False"), (c, "")):
+        (run / "summary.csv").write_text(f"rounds,collapsed\n3,{said}\n")
+    assert "the final model collapsed" in call("show", a)
+    assert "the final model collapsed" not in call("show", b)
+    lines = [line.split() for line in call("compare", a, b, c).splitlines()]
+    assert ["collapsed", "yes", "no", "-"] in lines
+    assert compared(a, b, c)["collapsed"] == [True, False, None]
+    assert [shown(run)["collapsed"] for run in (a, b, c)] == [True, False, None]

