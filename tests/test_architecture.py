@@ -66,6 +66,22 @@ def test_imports_go_to_the_left(path):
         assert LEVEL[target] < LEVEL[own], f"{own} may not import {name}"
 
 
+def homes(stem: str) -> set[Path]:
+    """The folders with a module of this name, as they are called in tests/unit."""
+    found = {p.relative_to(PACKAGE).parent for p in MODULES if p.stem == stem}
+    return found | {Path("analysis") for p in (ROOT / "analysis").glob("*.py") if p.stem == stem}
+
+
+def test_the_unit_tests_mirror_the_packages():
+    unit = ROOT / "tests" / "unit"
+    for path in unit.rglob("test_*.py"):
+        folder = path.relative_to(unit).parent
+        assert (PACKAGE / folder).is_dir() or (ROOT / folder).is_dir(), f"{folder} is no package"
+        own = homes(path.stem.removeprefix("test_"))
+        if folder.parts[:1] not in (("docs",), ("benchmarks",), ("launch",)):
+            assert not own or folder in own, f"{path.name} stands in {folder}, not in {own}"
+
+
 def test_ray_is_imported_in_one_package_alone():
     users = {p.parent for p in MODULES if any(n.split(".")[0] == "ray" for n in imports(p))}
     assert users == {PACKAGE / "engine" / "ray"}

@@ -6,7 +6,7 @@ import pytest
 
 import fedsim
 from fedsim.engine.ray.sharded import Aggregators
-from tests.engine.test_shards import bytes_of, cluster_of_two, config, in_one_process
+from tests.engine.test_sharded import bytes_of, cluster_of_two, config, in_one_process
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 

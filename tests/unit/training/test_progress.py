@@ -1,3 +1,5 @@
+"""The display of a running experiment, line by line and as a bar."""
+
 from __future__ import annotations
 
 import sys

@@ -242,7 +242,7 @@ def config(method, shards="auto", **engine):
     return RunConfig(
         algorithm=method,
         data={"num_clients": 8},
-        model={"name": "tests.engine.test_shards:wide"},
+        model={"name": "tests.engine.test_sharded:wide"},
         train={"rounds": 3, "sample_rate": 0.5},
         evaluation={"every": 2},
         engine={"aggregation_shards": shards, **engine},
