@@ -77,7 +77,7 @@ def test_projection_head_after_start_weights(tmp_path: Path) -> None:
 
 
 def test_projection_head_without_a_place() -> None:
-    message = r"test_parts:bare: a projection head \(model\.projection=8\) goes between"
+    message = r":bare: a projection head \(model\.projection=8\) goes between"
     with pytest.raises(ConfigError, match=message):
         build(ModelSpec(name=BARE, num_classes=10, in_channels=1, image_size=8, projection=8), 0)
 
