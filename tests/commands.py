@@ -16,7 +16,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FEDSIM_TEST_MARK"
+LEFT_BEHIND = ("RAY_", "FEDSIM_CHAOS", "FEDSIM_DEBUG", "FEDSIM_TEST_")
+"""Beginnings of the variables that no child of a test inherits."""
 PARTS = ("home", "tmp", "ray", "cache", "work")
+
+
+def clean_environment(**added: str) -> dict[str, str]:
+    """What a process that a test starts inherits: what the user's shell has, and this checkout.
+
+    Without :data:`LEFT_BEHIND`: a Ray that an earlier test started in this process has left its
+    secret there, with which no other cluster can be joined, and the chaos tests their folder.
+    """
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_BEHIND)}
+    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | added
 
 
 @dataclass(frozen=True)
@@ -36,17 +48,14 @@ class Sandbox:
     @property
     def environment(self) -> dict[str, str]:
         folders = dict(zip(PARTS, (str(self.folder / part) for part in PARTS), strict=True))
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
-        return inherited | {
+        return clean_environment() | {
             MARK: self.mark,
             "HOME": folders["home"],
             "TMPDIR": folders["tmp"],
             "RAY_TMPDIR": folders["ray"],
             "XDG_CACHE_HOME": folders["cache"],
             "TORCHINDUCTOR_CACHE_DIR": folders["cache"],  # torch makes it when it is imported
-            "PYTHONPATH": str(ROOT),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "OMP_NUM_THREADS": "1",
         }
 
     def start(self, *args: str) -> subprocess.Popen[str]:

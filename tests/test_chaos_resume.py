@@ -21,6 +21,7 @@ from fedsim.core import files
 from tests.commands import (
     ROOT,
     Sandbox,
+    clean_environment,
     count_rows,
     interrupt,
     temporary_sandbox,
@@ -143,7 +144,12 @@ def test_a_run_that_goes_on_without_ray_keeps_the_contract(sandbox, undisturbed)
     wait_for_exit(sandbox.start("resume", "run", "--engine", "serial"))
     assert contents(folder) == undisturbed("fedld")
     args = ("--rounds", str(ROUNDS), "--clients", "8", "--cohort", "4")
-    done = subprocess.run([sys.executable, CONTRACT, folder, *args], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, CONTRACT, folder, *args],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
     assert done.returncode == 0, done.stdout
 
 

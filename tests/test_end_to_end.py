@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 import tempfile
@@ -13,6 +12,7 @@ import pandas as pd
 import pytest
 
 from fedsim import algorithms
+from tests.commands import clean_environment
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ def fedsim(*arguments: str, out: Path) -> subprocess.CompletedProcess[str]:
             [sys.executable, "-m", "fedsim", *arguments, "--out", str(out)],
             capture_output=True,
             text=True,
-            env={**os.environ, "RAY_TMPDIR": folder, "FEDSIM_CACHE": str(out.parent / "cache")},
+            env=clean_environment(RAY_TMPDIR=folder, FEDSIM_CACHE=str(out.parent / "cache")),
             check=False,
         )
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,6 @@ import ast
 import functools
 import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from importlib import resources
@@ -17,20 +16,18 @@ from typing import Any
 
 import fedsim.algorithms
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import resolve, signature
+from fedsim.core.imports import plugins, resolve, signature
 from fedsim.core.settings import Scalar, checked
 
 FIELDS = ("client", "server", "state", "sends", "public code")
 """What every built-in method's docstring says at its end, for docs/METHODS.md."""
-_NOT_METHODS = {"base", "catalogue", "registry"}
 _FROM_SOURCE = ("fedsim.algorithms", "fedsim.client", "fedsim.server")
 """Packages that are read, not imported."""
 
 
 def names() -> tuple[str, ...]:
-    """The names of all built-in methods, sorted."""
-    modules = (m.name for m in pkgutil.iter_modules(fedsim.algorithms.__path__))
-    return tuple(sorted(set(modules) - _NOT_METHODS))
+    """The names of all built-in methods, sorted: of the files that define ``build``."""
+    return plugins(fedsim.algorithms.__path__, "build")
 
 
 def check_known(name: str) -> None:

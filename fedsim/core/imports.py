@@ -1,11 +1,15 @@
-"""Functions that a user names as ``module:function``, and imports of large libraries."""
+"""Functions that a user names as ``module:function``, plugins, and imports of large libraries."""
 
+import ast
 import atexit
+import functools
 import gc
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError, FedsimError, described, nearest, one_line
@@ -70,6 +74,36 @@ def call(function: Callable[..., Any], where: str, *args: Any, **kwargs: Any) ->
         ) from error
     with users_code(where, ConfigError):
         return function(*args, **kwargs)
+
+
+def plugins(folders: Iterable[str], function: str) -> tuple[str, ...]:
+    """The names of the modules that define ``function`` at their top, sorted; imports nothing.
+
+    Any other file is a helper of its neighbours.
+
+    Args:
+        folders: ``__path__`` of a package.
+        function: what a plugin is called by, such as ``build``.
+    """
+    found = []
+    for module in pkgutil.iter_modules(folders):
+        spec = module.module_finder.find_spec(module.name, None)
+        file = Path(spec.origin or "") if spec is not None else Path()
+        if file.suffix == ".py" and _defines(file, file.stat().st_mtime_ns, function):
+            found.append(module.name)
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _defines(file: Path, changed: int, function: str) -> bool:  # noqa: ARG001 - part of the key
+    """Whether a Python file, as it was last ``changed``, has such a function at its top."""
+    source = file.read_bytes()
+    if f"def {function}".encode() not in source:  # saves parsing it
+        return False
+    return any(
+        isinstance(node, ast.FunctionDef) and node.name == function
+        for node in ast.parse(source, str(file)).body
+    )
 
 
 @contextmanager

@@ -1,18 +1,17 @@
 """The executors: one file each in this package, found by its name, or ``module:function``.
 
-The file defines ``make_executor``, see :class:`MakeExecutor`; and ``check_settings(engine)`` where
-it refuses settings, with a ConfigError, before anything starts.
+The file defines ``make_executor``, see :class:`MakeExecutor`, without which it is a helper; and
+``check_settings(engine)`` where it refuses settings, with a ConfigError, before anything starts.
 """
 
 import importlib
 import inspect
-import pkgutil
 from typing import Any, Protocol, cast
 
 import fedsim.engine
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.imports import call, resolve
+from fedsim.core.imports import call, plugins, resolve
 from fedsim.engine.base import Executor
 from fedsim.engine.worker import WorkerSpec
 
@@ -46,10 +45,8 @@ class MakeExecutor(Protocol):
 
 
 def names() -> tuple[str, ...]:
-    """The names of all built-in executors, sorted."""
-    modules = (m.name for m in pkgutil.iter_modules(fedsim.engine.__path__))
-    others = {"base", "blocks", "devices", "drivers", "machine", "registry", "worker"}
-    return tuple(sorted(set(modules) - others))
+    """The names of all built-in executors, sorted: of the files that define ``make_executor``."""
+    return plugins(fedsim.engine.__path__, "make_executor")
 
 
 def load(kind: str) -> MakeExecutor:

@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.commands import clean_environment
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,13 +44,11 @@ def environment(tmp_path):
         script.chmod(0o755)
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "launch").symlink_to(ROOT / "launch")
-    return os.environ | {
-        "PATH": f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT}",
-        "FEDSIM_CACHE": str(tmp_path / "cache"),
-        "MPLBACKEND": "agg",
-        "OMP_NUM_THREADS": "1",
-    }
+    return clean_environment(
+        PATH=f"{commands}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        FEDSIM_CACHE=str(tmp_path / "cache"),
+        MPLBACKEND="agg",
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

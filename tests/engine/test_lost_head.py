@@ -14,6 +14,7 @@ import pytest
 
 import fedsim
 from fedsim.config.run import RunConfig
+from tests.commands import clean_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -48,7 +49,9 @@ def test_the_run_says_what_died_and_goes_on_when_resumed(victim, tmp_path, wante
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fedsim", "run", "-a", "fedavg", "--clients", "5"]
     command += ["--sample-rate", "1", "--rounds", str(ROUNDS), "--engine", "ray", "--actors", "1"]
-    run = subprocess.Popen([*command, "--out", str(out)], stderr=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=clean_environment()
+    )
     try:
         until, found = time.monotonic() + PATIENCE, []
         while time.monotonic() < until and not (found and (out / "rounds.csv").exists()):

@@ -18,6 +18,7 @@ import ray
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule
+from tests.commands import clean_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -77,9 +78,8 @@ def environment(ray_folder, tmp_path):
     for name in ("home", "trace/seen", "trace/held"):
         (tmp_path / name).mkdir(parents=True)
     programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
     added = {"RAY_TMPDIR": str(ray_folder), "HOME": str(tmp_path / "home"), "PATH": programs}
-    return kept | added | {TRACE: str(tmp_path / "trace")}
+    return clean_environment(**added, **{TRACE: str(tmp_path / "trace")})
 
 
 def processes_of(folder: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -108,9 +109,10 @@ def test_the_sweep_is_killed_and_started_again(cluster, alone, tmp_path):
     file.write_text(yaml.safe_dump(given))
     command = [sys.executable, "-m", "tests.engine.fake_gpus", cluster.address, "sweep", str(file)]
     command += ["--out", str(out), "--parallel"]
-    options = {"capture_output": True, "text": True, "cwd": Path(__file__).parents[2]}
+    here = {"cwd": Path(__file__).parents[2], "env": {**os.environ}}  # its cluster's secret, too
+    options = {"capture_output": True, "text": True, **here}
 
-    first = subprocess.Popen([*command, "4"], cwd=options["cwd"], stdout=subprocess.PIPE)
+    first = subprocess.Popen([*command, "4"], stdout=subprocess.PIPE, **here)
     while len(list(out.glob("*/summary.csv"))) < 4 and first.poll() is None:
         time.sleep(0.1)
     first.kill()

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import clean_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.integration
@@ -22,8 +24,8 @@ def started(
     tmp_path: Path, *args: str, without: tuple[str, ...] = (), **environment: str
 ) -> subprocess.Popen[bytes]:
     """``fedsim ARGS`` in a folder of its own."""
-    known = {k: v for k, v in os.environ.items() if k not in without}
-    known |= {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(tmp_path)}
+    known = clean_environment(PYTHONDONTWRITEBYTECODE="1", TMPDIR=str(tmp_path))
+    known = {k: v for k, v in known.items() if k not in without}
     return subprocess.Popen(
         [sys.executable, "-m", "fedsim", *args],
         cwd=tmp_path,
@@ -108,6 +110,7 @@ def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
             stdout=out,
             stderr=subprocess.PIPE,
             check=False,
+            env=clean_environment(),
         )
     assert done.returncode == 1
     assert done.stderr.startswith(b"error: ")

@@ -13,6 +13,7 @@ from analysis.cli import main as analysis_main
 from fedsim import algorithms
 from fedsim.cli import main
 from fedsim.cli.report import COMMANDS, descriptions
+from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
@@ -49,7 +50,13 @@ def test_help_lists_the_commands_without_importing_them() -> None:
         "import sys; from fedsim.cli import main; main(['--help'], standalone_mode=False); "
         "sys.exit(any(m in sys.modules for m in ('pandas', 'matplotlib', 'torch', 'scipy')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert "\n  report " in done.stdout
 

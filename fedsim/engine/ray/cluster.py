@@ -1,9 +1,11 @@
 """Starting Ray or joining a cluster, its machines, and the placement of a run on them."""
 
 import contextlib
+import logging
 import math
 import os
 import secrets
+import shutil
 import signal
 import socket
 import threading
@@ -13,20 +15,24 @@ from typing import Any, NoReturn
 
 import ray
 from ray._private import ray_constants
+from ray._private.node import Node as RayNode
 from ray.exceptions import RayError
 
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, Interrupted
+from fedsim.core.errors import ConfigError, FedsimError, Interrupted, one_line
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
 from fedsim.core.types import GIB
 from fedsim.engine.ray.placement import Node, Plan, Share, plan_placement
 
+logger = logging.getLogger("fedsim")
 LOCAL = "local"
 """The address of a Ray that starts and ends with the run, as without any."""
 NETWORK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's variable that lets other machines reach its processes, on any system."""
 OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
+TRIES = 3
+"""How often Ray is started on this machine; it waits half a minute for its processes each time."""
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -36,7 +42,9 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         What ends the connection; nothing to end where this process already had one.
 
     Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, or Ray cannot start.
+        ConfigError: there is no cluster at the address, no such working_dir, or Ray refuses a
+            setting.
+        FedsimError: Ray's processes did not come up, :data:`TRIES` times.
         Interrupted: the process was told to end while Ray started.
     """
     if ray.is_initialized():
@@ -49,22 +57,84 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         if not Path(engine.working_dir).is_dir():
             raise ConfigError(f"--working-dir {engine.working_dir}: there is no such folder")
         options["runtime_env"] = {"working_dir": engine.working_dir}
-    if engine.address in (None, LOCAL):
-        here = local_node()
-        options |= {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus)}
-        options |= {"include_dashboard": False}
-        os.environ.update(_auth_token())
-        listening: contextlib.AbstractContextManager[None] = _loopback_only()
-    else:
-        _check_reachable(engine.address)
-        listening = contextlib.nullcontext()
+    address = engine.address or LOCAL
     try:
-        with _keep_sigterm_handler(), listening:
-            ray.init(address=engine.address or LOCAL, **options)
+        with _keep_sigterm_handler():
+            if address == LOCAL:
+                _start(options)
+            else:
+                _check_reachable(address)
+                ray.init(address=address, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
-        where = f"--address {engine.address}: cannot join the cluster"
-        raise ConfigError(f"{where if engine.address else 'Ray cannot start'} ({error})") from error
+        where = f"--address {address}: cannot join the cluster"
+        where = "Ray cannot start" if address == LOCAL else where
+        raise ConfigError(f"{where} ({one_line(error)})") from error
     return ray.shutdown
+
+
+def _start(options: Mapping[str, Any]) -> None:
+    """Starts Ray on this machine, again where its processes do not come up in time.
+
+    On a busy machine they may need longer than the half minute that Ray grants them.
+
+    Raises:
+        FedsimError: they did not come up, :data:`TRIES` times.
+        Exception: anything else that Ray raises before it starts a process.
+    """
+    here = local_node()
+    size = {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus), "include_dashboard": False}
+    os.environ.update(_auth_token())
+    for attempt in range(1, TRIES + 1):
+        with _loopback_only(), _nodes_made() as nodes:
+            try:
+                ray.init(address=LOCAL, **size, **options)
+                return
+            except Exception as error:  # the time-out is no more special than that
+                begun = [node for node in nodes if node.all_processes]
+                if not begun:
+                    raise
+                logs = [_discarded(node, keep=attempt == TRIES) for node in begun]
+                reason = one_line(error)
+                if attempt == TRIES:
+                    raise FedsimError(
+                        f"Ray did not start on this machine, {TRIES} times ({reason}); its logs "
+                        f"are in {logs[-1]}; --engine serial needs no Ray"
+                    ) from error
+        logger.info("Ray did not start (%s); try %d of %d", reason, attempt + 1, TRIES)
+
+
+@contextlib.contextmanager
+def _nodes_made() -> Iterator[list[Any]]:
+    """What Ray knows of the nodes that it begins to start meanwhile.
+
+    Uses ``ray._private``: where a start fails, Ray forgets the processes that it has started.
+    """
+    made: list[Any] = []
+    begin = RayNode.__init__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
+        self.all_processes = {}
+        made.append(self)
+        begin(self, *args, **kwargs)
+
+    RayNode.__init__ = noted
+    try:
+        yield made
+    finally:
+        RayNode.__init__ = begin
+
+
+def _discarded(node: Any, keep: bool) -> str:
+    """Ends a node's processes and deletes its folder, unless its logs are to be kept; that folder.
+
+    What Ray knows of this process is as if it had never been started.
+    """
+    ray.shutdown()
+    node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+    folder = str(node.get_session_dir_path())
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)  # an agent may still write its last words
+    return folder
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from analysis.runs import (
     summaries,
     write_csv,
 )
+from tests.commands import clean_environment
 from tests.unit.analysis.run_files import run_of
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -474,7 +475,7 @@ def test_analysis_imports_neither_torch_nor_ray_and_of_fedsim_little() -> None:
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True,
-        cwd=Path(__file__).resolve().parents[3],
+        cwd=Path(__file__).resolve().parents[3], env=clean_environment(),
     )  # fmt: skip
     assert done.stdout.split() == ["fedsim.core", "fedsim.version"]
 

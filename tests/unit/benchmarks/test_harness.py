@@ -32,6 +32,7 @@ from benchmarks.workloads import WORKLOADS, run_config
 from fedsim.core.errors import FedsimError, WorkerError
 from fedsim.core.layout import FlatModel
 from fedsim.training.setup import prepare
+from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration
 
@@ -222,7 +223,11 @@ def test_processes_below():
     code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True)"
     code += "; sys.stdin.read(); p.kill(); p.wait()"
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
     ) as child:
         assert child.stdin
         assert child.stdout

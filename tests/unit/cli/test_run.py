@@ -20,6 +20,7 @@ from fedsim.cli.options import FLAGS
 from fedsim.cli.run import run
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
+from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration
 
@@ -33,9 +34,12 @@ def fedsim(*args: str) -> Result:
 
 
 def python(*args: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *args], capture_output=True, text=True, check=False, env=environment
+        [sys.executable, *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=clean_environment(),
     )
 
 
@@ -262,7 +266,7 @@ def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsim", "run", *QUICK, "--rounds", "100000", "--out", "r"]
     command += ["--set", "evaluation.every=100000"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = clean_environment()
     pipe = subprocess.PIPE
     with subprocess.Popen(
         command, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True

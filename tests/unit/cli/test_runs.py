@@ -23,6 +23,7 @@ from fedsim.storage import directories, status, trials
 from fedsim.storage.rows import RoundRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.storage.trials import Trial
+from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -275,7 +276,9 @@ def test_a_run_that_holds_its_lock_is_running_and_stays_undisturbed(tmp_path):
 def test_a_killed_process_leaves_an_interrupted_run(tmp_path):
     run = write_run(tmp_path / "a")
     code = f"from pathlib import Path; from fedsim.core import files; import time\nwith files.lock(Path({str(run)!r})): print(flush=True); time.sleep(60)"  # noqa: E501
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env=clean_environment()
+    )
     process.stdout.readline()
     assert listed(tmp_path)["a"]["state"] == "running"
     process.kill()
@@ -373,6 +376,12 @@ def test_neither_torch_nor_pandas_is_imported(tmp_path):
         "standalone_mode=False); "
         "sys.exit(any(m in sys.modules for m in ('pandas', 'torch', 'pydantic')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout

@@ -17,6 +17,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.files import lock
 from fedsim.storage.rows import ClassRow
 from fedsim.storage.run_dir import RunWriter
+from tests.commands import clean_environment
 from tests.unit.cli.test_runs import write_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -242,7 +243,9 @@ def test_torch_and_pandas_are_not_imported(tmp_path):
             f"import sys; from fedsim.cli import main; main({args!r}, standalone_mode=False); "
             "sys.exit(any(m in sys.modules for m in ('pandas', 'torch')))"
         )
-        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, env=clean_environment()
+        )
         assert done.returncode == 0, done.stderr
 
 

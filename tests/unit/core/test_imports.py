@@ -13,6 +13,8 @@ import pytest
 from fedsim import algorithms
 from fedsim.algorithms.catalogue import build_docstring
 from fedsim.algorithms.registry import builder
+from fedsim.core.errors import ConfigError
+from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAVY = {"torch", "torchvision", "ray", "pandas", "scipy", "sklearn", "matplotlib"}
@@ -26,7 +28,13 @@ def imported(*args: str, when: str = "") -> set[str]:
         f"{when or 'import atexit; atexit.register(show)'}\n"
         f"main({list(args)})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+    )
     lines = [line for line in done.stdout.splitlines() if line.startswith("imported ")]
     assert lines, done.stderr
     return set(json.loads(lines[0].removeprefix("imported ")))
@@ -81,3 +89,23 @@ def test_what_is_read_of_a_method_is_what_is_imported(name: str) -> None:
     assert build_docstring(name) == inspect.getdoc(build)
     module = inspect.getdoc(inspect.getmodule(build))
     assert algorithms.describe(name) == module.splitlines()[0]
+
+
+def test_a_file_beside_the_methods_is_one_only_if_it_defines_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {
+        "fedmine": "from nowhere import nothing\n\ndef build(rate: float = 1.0): ...\n",
+        "_helpers": "raise SystemExit('not imported to be found')\n",
+        "base2": "class Base:\n    def build(self): ...\n",
+        "drafts": '"""As in::\n\n    def build(): ...\n"""\nbuild = None\n',
+    }
+    for name, source in sources.items():
+        (tmp_path / f"{name}.py").write_text(source)
+    before = algorithms.names()
+    monkeypatch.setattr(algorithms, "__path__", [*algorithms.__path__, str(tmp_path)])
+    assert set(algorithms.names()) - set(before) == {"fedmine"}
+    with pytest.raises(ConfigError, match="unknown algorithm 'base2'"):
+        algorithms.load("base2")
+    (tmp_path / "drafts.py").write_text("def build(): ...\n# and is one from now on\n")
+    assert "drafts" in algorithms.names()

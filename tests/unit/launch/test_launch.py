@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tomllib
@@ -23,6 +24,7 @@ from packaging.specifiers import SpecifierSet
 from fedsim.cli import main
 from fedsim.cli.common import configuration
 from fedsim.cli.run import run
+from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCH = ROOT / "launch"
@@ -288,7 +290,11 @@ def test_shellcheck_finds_nothing(name):
 )
 def test_nodes_refuses_what_it_cannot_use(arguments, problem, tmp_path):
     done = subprocess.run(
-        ["bash", LAUNCH / "nodes.sh", *arguments], capture_output=True, text=True, cwd=tmp_path
+        ["bash", LAUNCH / "nodes.sh", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=clean_environment(),
     )
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {problem}")
@@ -316,9 +322,9 @@ def programs(tmp_path):
     for name, body in bodies.items():
         (folder / name).write_text(f"#!/bin/sh\n{body}\n")
         (folder / name).chmod(0o755)
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "SLURM_", "BASH_"))}
-    added = {"PATH": f"{folder}:{os.environ['PATH']}", "RAY_TMPDIR": str(tmp_path)}
-    return kept | added
+    path = f"{folder}:{os.environ['PATH']}"
+    known = clean_environment(PATH=path, RAY_TMPDIR=str(tmp_path))
+    return {k: v for k, v in known.items() if not k.startswith(("SLURM_", "BASH_"))}
 
 
 @pytest.fixture
@@ -396,18 +402,47 @@ def test_a_slurm_job_too_small_for_its_object_store_is_refused(job, tmp_path):
     assert not list(tmp_path.glob(".ray-*"))
 
 
-def test_waiting_for_a_cluster_without_its_token_says_so_in_one_line(tmp_path):
-    lacking = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
+def waiting(*arguments: str, **environment: str) -> tuple[int, list[str]]:
+    """Exit status and lines of ``wait_for_nodes.py``, which says nothing but on stderr."""
     done = subprocess.run(
-        [sys.executable, LAUNCH / "wait_for_nodes.py", "1", "--address", "127.0.0.1:1"],
-        env=os.environ | lacking,
+        [sys.executable, LAUNCH / "wait_for_nodes.py", "2", *arguments],
+        env=clean_environment(**environment),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: --address 127.0.0.1:1: there is no cluster, or it does ")
-    assert str(tmp_path / "none") in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.fixture
+def silent():
+    """host:port of a program that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        yield f"{host}:{port}"
+
+
+def test_waiting_for_a_cluster_without_its_token_says_so_in_one_line(silent, tmp_path):
+    lacking = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
+    status, (line,) = waiting("--address", silent, **lacking)
+    assert status == 1
+    assert line.startswith(f"error: --address {silent}: no token for it, or not the right one (")
+    assert str(tmp_path / "none") in line
+
+
+def test_waiting_where_nothing_answers_says_so_at_once_and_ends_in_time():
+    status, (first, last) = waiting("--address", "127.0.0.1:1", "--timeout", "0.5")
+    assert status == 1
+    reason = r"--address 127\.0\.0\.1:1: nothing answers there \(.*refused\)"
+    assert re.fullmatch(rf"{reason}; waiting, for 0\.5 s in all", first)
+    assert re.fullmatch(rf"error: {reason}, after 0\.5 s", last)
+
+
+def test_waiting_for_a_program_that_is_no_ray_ends_in_time(silent):
+    status, lines = waiting("--address", silent, "--timeout", "0.5")
+    assert status == 1
+    assert lines[-1] == f"error: --address {silent}: Ray does not answer there, after 0.5 s"
+    assert len(lines) <= 2
 
 
 # Commands

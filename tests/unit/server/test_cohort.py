@@ -18,6 +18,7 @@ from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns
 from fedsim.server.linalg import cut
 from fedsim.server.threads import single_threaded_blas
+from tests.commands import clean_environment
 
 
 def layout(size, stats=0):
@@ -180,7 +181,13 @@ with threadpoolctl.threadpool_limits(2, user_api="blas"), single_threaded_blas()
 
 
 def test_a_blas_that_scipy_brings_later_has_one_thread_too():
-    done = subprocess.run([sys.executable, "-c", LATER], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LATER],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=clean_environment(),
+    )
     assert done.stdout == "{1}\n"
 
 

@@ -32,6 +32,7 @@ from fedsim.storage.run_dir import (
     environment,
     to_json,
 )
+from tests.commands import clean_environment
 
 
 def row(table, values):
@@ -135,7 +136,9 @@ HOLD = """if True:
 
 
 def test_the_lock_of_another_process_names_it_until_it_is_killed(tmp_path):
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, env=clean_environment()
+    ) as other:
         try:
             assert other.stdout.readline() == b"locked\n"
             holder = rf"{tmp_path}: another live run .* \(pid {other.pid} on {platform.node()}\)$"
@@ -187,7 +190,9 @@ def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
 def test_fedsim_is_imported_where_python_lacks_unix_modules():
     code = "import sys; sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'grp'));"
     code += "import fedsim, fedsim.cli, fedsim.training.driver"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=clean_environment()
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -22,6 +22,7 @@ from fedsim.core.types import Slot
 from fedsim.models.vision import SplitModel
 from fedsim.storage import final_models, tensors
 from fedsim.training.setup import prepare
+from tests.commands import clean_environment
 from tests.decomposing import config
 
 pytestmark = pytest.mark.integration
@@ -190,7 +191,9 @@ def test_the_bytes_are_the_same_in_every_process(tmp_path):
     )
     written = []
     for name in ("one", "two", "three"):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / name)], check=True)
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / name)], check=True, env=clean_environment()
+        )
         written.append((tmp_path / name / "model.safetensors").read_bytes())
     assert written[0] == written[1] == written[2]
     found = load_file(tmp_path / "one" / "model.safetensors")

@@ -48,6 +48,7 @@ from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
 from fedsim.training import driver, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
+from tests.commands import clean_environment
 from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration
@@ -877,7 +878,7 @@ def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
 
 
 def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = clean_environment()
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "fedsim", *args]
     return subprocess.Popen(

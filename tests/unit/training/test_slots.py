@@ -33,6 +33,7 @@ from fedsim.engine.drivers import (
     Started,
 )
 from fedsim.training import board, slots, sweep
+from tests.commands import clean_environment
 
 GRID = "grid: {seed: [0, 1, 2, 3, 4, 5]}\n"
 
@@ -315,7 +316,7 @@ shown.close()
 
 def test_messages_stay_on_the_terminal_above_the_bars() -> None:
     ours, theirs = pty.openpty()
-    shell = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    shell = clean_environment(TERM="xterm", COLUMNS="100")
     process = subprocess.Popen(
         [sys.executable, "-c", ON_A_TERMINAL], stdout=theirs, stderr=theirs, env=shell
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import ray
+from ray._private.node import Node
 
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.engine.ray import cluster as clusters
 from fedsim.engine.ray.cluster import connect
 
@@ -47,3 +48,56 @@ def test_a_secret_is_made_where_the_user_has_none(given, made, monkeypatch, tmp_
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").touch()
     assert clusters._auth_token() == {}
+
+
+class FailingNode:
+    """Ray's node whose processes do not come up: ``fails`` times, or before it starts any."""
+
+    def __init__(self, monkeypatch, folder, fails, started=True):
+        self.begun, self.ended, self.left, self.found = [], [], fails, []
+        self.folder, self.started = folder, started
+        monkeypatch.setattr(Node, "__init__", lambda node: self.begin(node))
+        monkeypatch.setattr(Node, "kill_all_processes", lambda node, **_: self.ended.append(node))
+        monkeypatch.setattr(Node, "get_session_dir_path", lambda node: node.folder)
+        monkeypatch.setattr(ray, "init", lambda **_: Node())
+
+    def begin(self, node):
+        node.all_processes = {}
+        self.found.append([path.name for path in self.folder.iterdir()])
+        self.begun.append(node)
+        if self.started:
+            node.all_processes = {"raylet": ["a process"]}
+            node.folder = self.folder / f"session_{len(self.begun)}"
+            (node.folder / "logs").mkdir(parents=True)
+        if len(self.begun) <= self.left:
+            raise Exception("The current node timed out\nduring startup. This could happen")
+
+
+def test_ray_that_starts_slowly_is_started_again(monkeypatch, tmp_path, caplog):
+    caplog.set_level("INFO", "fedsim")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    nodes = FailingNode(monkeypatch, tmp_path, fails=2)
+    assert connect(EngineConfig()) is ray.shutdown
+    assert nodes.ended == nodes.begun[:2], "the processes of the failed starts"
+    assert nodes.found == [[], [], []], "and their folders"
+    told = "Ray did not start (The current node timed out during startup. This could happen)"
+    assert caplog.messages == [f"{told}; try {n} of 3" for n in (2, 3)]
+
+
+def test_ray_that_never_starts_ends_the_run_in_one_line(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    nodes = FailingNode(monkeypatch, tmp_path, fails=9)
+    with pytest.raises(FedsimError, match=r"^Ray did not start on this machine, 3 times") as caught:
+        connect(EngineConfig(address="local"))
+    assert (caught.value.exit_status, "\n" in str(caught.value)) == (1, False)
+    assert "--engine serial needs no Ray" in str(caught.value)
+    assert nodes.ended == nodes.begun
+    assert [path.name for path in tmp_path.iterdir()] == ["session_3"], "the logs that it names"
+
+
+def test_what_fails_before_any_process_is_not_tried_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    nodes = FailingNode(monkeypatch, tmp_path, fails=9, started=False)
+    with pytest.raises(Exception, match=r"^The current node timed out"):
+        connect(EngineConfig())
+    assert (len(nodes.begun), nodes.ended) == (1, [])

@@ -11,6 +11,7 @@ import pytest
 
 from fedsim.core.errors import EngineLostError, WorkerError
 from fedsim.engine.ray.head import Head, described
+from tests.commands import clean_environment
 
 PATIENCE = 60.0
 """Seconds after which a test gives up."""
@@ -20,7 +21,10 @@ PATIENCE = 60.0
 def processes():
     """Two processes that wait."""
     command = [sys.executable, "-c", "input()"]
-    made = {name: subprocess.Popen(command, stdin=subprocess.PIPE) for name in ("gcs", "raylet")}
+    made = {
+        name: subprocess.Popen(command, stdin=subprocess.PIPE, env=clean_environment())
+        for name in ("gcs", "raylet")
+    }
     yield made
     for process in made.values():
         process.kill()
