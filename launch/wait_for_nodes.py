@@ -64,7 +64,7 @@ def report(address: str, answers: Connection) -> None:
         reason = one_line(error).partition(". ")[0]  # advice for a token of one's own follows
         answers.send(PermissionError(f"no token for it, or not the right one ({reason})"))
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-        answers.send(f"there is no cluster ({one_line(error)})")
+        answers.send(f"no cluster, or not with this token ({one_line(error)})")
 
 
 def one_line(error: BaseException) -> str:
