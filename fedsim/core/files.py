@@ -27,6 +27,8 @@ logger = logging.getLogger("fedsim")
 
 MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
 """A run's final model, and what clients keep to themselves, named ``client/tensor``."""
+VOCABULARY = "vocabulary.json"
+"""The words of a run on texts, see :mod:`fedsim.storage.vocabulary`."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 

@@ -165,6 +165,8 @@ class Dataset:
         clients: training indices per client where the files bring client lists, by client name.
         groups: indices of test samples by the name of a group, whose accuracies are also reported.
         vocabulary: the number of different tokens, 0 for images and features.
+        words: what the first tokens stand for, in the order of their numbers; empty where that is
+            not known. The token after them, where there is one, stands for every other word.
         never_right: classes that count as wrong wherever they are predicted (padding, unknown).
         sites_are_users: the sites are people: their partition is called ``natural``.
         patient: (N,) int64 index into ``patient_names`` of whose a sample is, or None where that is
@@ -191,6 +193,7 @@ class Dataset:
     patient: I64 | None = None
     patient_names: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
 
     @property
     def num_classes(self) -> int:

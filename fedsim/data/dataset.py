@@ -34,6 +34,7 @@ class Request:
         num_clients: sites or users of generated data, of which each becomes a client.
         val_fraction: validation samples of generated data, as a share of the training samples.
         columns: ``data.columns``, the names of columns by what they hold, such as ``label``.
+        known_words: the vocabulary to read texts with, as ``Dataset.words``; None: their own one.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Request:
     num_clients: int = 50
     val_fraction: float = 0.0
     columns: Mapping[str, str] = field(default_factory=dict)
+    known_words: tuple[str, ...] | None = None
 
     @property
     def own_folder(self) -> Path:
@@ -94,11 +96,13 @@ class Raw:
     vocabulary: int = 0
     never_right: tuple[int, ...] = ()
     sites_are_users: bool = False
+    words: tuple[str, ...] = ()
 
 
 _AS_READ = (
     *("y", "class_names", "site", "site_names", "groups"),
-    *("vocabulary", "never_right", "sites_are_users", "patient", "patient_names", "files"),
+    *("vocabulary", "words", "never_right", "sites_are_users"),
+    *("patient", "patient_names", "files"),
 )
 """Fields that a data set has as they were read."""
 Reader = Callable[..., Raw]
@@ -277,6 +281,8 @@ def _of_samples(d: Dataset) -> Rules:
         shaped = x.dtype == np.int32 and x.ndim == 2
         yield shaped, f"x is {x.dtype} {x.shape}, needed is int32 (N, T) as tokens"
         yield _within(x, 0, d.vocabulary), f"tokens outside the vocabulary 0..{d.vocabulary - 1}"
+        sized = not d.words or 0 <= d.vocabulary - len(d.words) <= 1
+        yield sized, f"{len(d.words)} words for a vocabulary of {d.vocabulary}"
     else:
         shaped = x.dtype == np.float32 and x.ndim == 2
         yield shaped, f"x is {x.dtype} {x.shape}, needed is float32 (N, d) without a pipeline"

@@ -73,6 +73,7 @@ def load(
     group: str = "none",
     whole: bool = False,
     columns: Mapping[str, str] | None = None,
+    known_words: tuple[str, ...] | None = None,
     **given: Scalar,
 ) -> Dataset:
     """Loads a data set by name, or by ``module:function``.
@@ -99,6 +100,8 @@ def load(
             ``auto``: by site and name, but for data sets with client lists.
         whole: all samples are the test part, whatever the parts of the files: for predictions.
         columns: ``data.columns``, the names of columns by what they hold, such as ``label``.
+        known_words: the vocabulary to read texts with, as ``Dataset.words``; None: their own one,
+            as always with a user's function.
         given: the data set's own options, see :func:`options`.
 
     Raises:
@@ -124,6 +127,7 @@ def load(
         num_clients=num_clients,
         val_fraction=val_fraction,
         columns=columns or {},
+        known_words=known_words,
     )
     return assemble(info.read(request, **values), name, group=group, whole=whole, **parts)
 

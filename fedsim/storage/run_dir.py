@@ -28,7 +28,7 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.types import Array
-from fedsim.storage import status
+from fedsim.storage import status, vocabulary
 from fedsim.storage.digests import Prefix, TableDigest, check_form
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row
 from fedsim.version import __version__
@@ -202,14 +202,19 @@ class RunWriter(RunStore):
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
         self._write_once("split.csv", map(csv_text, [columns]))
 
-    def _write_once(self, name: str, texts: Iterator[str]) -> None:
+    def write_vocabulary(self, words: Sequence[str]) -> None:
+        """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
+        if words:
+            self._write_once(files.VOCABULARY, iter([vocabulary.text(words)]), "vocabulary")
+
+    def _write_once(self, name: str, texts: Iterator[str], what: str = "partition") -> None:
         """Writes the first of the texts; where the file is there, it must be one of them."""
         path = self.path / name
         if not path.exists():
             self.write(name, next(texts))
         elif path.read_bytes() not in (text.encode() for text in texts):
             raise DataError(
-                f"{path}: the data now give another partition; they, or this file, have changed "
+                f"{path}: the data now give another {what}; they, or this file, have changed "
                 "since the run began, which cannot go on with them"
             )
 

@@ -246,7 +246,7 @@ class TrainingLoop:
         self.store.write("env.json", to_json(found))
 
     def _write_split(self) -> None:
-        """Who owns what, in partition.csv and split.csv."""
+        """Who owns what, in partition.csv and split.csv, and the words of texts."""
         dataset, partition = self.setup.dataset, self.setup.partition
         # text with one label per sample had the label -1 in earlier versions
         tables = [partitions.table(dataset, partition)]
@@ -254,6 +254,7 @@ class TrainingLoop:
             tables.append(partitions.table(dataset, partition, by_label=False))
         self.store.write_partition(*tables)
         self.store.write_split(splits.columns(dataset, partition))
+        self.store.write_vocabulary(dataset.words)
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun

@@ -34,13 +34,17 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     return _shifted(config, dataset, partition), partition, kind
 
 
-def load_whole(config: RunConfig) -> Dataset:
+def load_whole(config: RunConfig, known_words: tuple[str, ...] | None = None) -> Dataset:
     """The data set with all of its samples as the test part, without feature shift.
+
+    Args:
+        config: that says which.
+        known_words: the vocabulary to read texts with; None: their own one.
 
     Raises:
         ConfigError, DataError: as :func:`load`.
     """
-    return _read(config, whole=True)
+    return _read(config, whole=True, known_words=known_words)
 
 
 def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
@@ -73,7 +77,9 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
     return dataset, kind, listed
 
 
-def _read(config: RunConfig, whole: bool = False) -> Dataset:
+def _read(
+    config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
+) -> Dataset:
     """The data set as its reader gives it, in parts or whole."""
     c, named = config.data, _named_kind(config)
     kept = "auto" if named is None else "none" if named == "files" else "patient"
@@ -90,6 +96,7 @@ def _read(config: RunConfig, whole: bool = False) -> Dataset:
         group=c.group or kept,
         whole=whole,
         columns=c.column_names,
+        known_words=known_words,
         **config.hyperparameters.get(c.name, {}),
     )
 

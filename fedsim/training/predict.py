@@ -30,7 +30,7 @@ from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
-from fedsim.storage import final_models
+from fedsim.storage import final_models, vocabulary
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore, csv_text
 from fedsim.training.evaluate import Candidate, own_model
@@ -53,6 +53,7 @@ every sample of the data set."""
 Own = Literal["train", "val", "test"]
 OWN: tuple[Own, ...] = ("train", "val", "test")
 
+DATA_PATHS = ("data.dir", "data.partition_file")
 ELSEWHERE = "go to the directory where the run was started, or give --data-dir"
 """What to do where relative paths lead nowhere."""
 _NOT_THESE = (
@@ -80,8 +81,10 @@ def predict(
         client: only this client's model (the global one where the method has no other, or the
             client never trained) and, of samples that clients own, only its own.
         split: one of :data:`SPLITS`; by default ``test``, or ``all`` where ``data_dir`` is given.
-        data_dir: the folder to read in place of ``data.dir``: new data of the same kind and
-            classes, with labels. All splits but ``all`` need the run's own data, wherever they are.
+        data_dir: the folder to read in place of ``data.dir``: new data of the same kind, with
+            labels; their classes, found by name, are classes of the run, and their texts are read
+            with the run's vocabulary. All splits but ``all`` need the run's own data, wherever
+            they are.
 
     Returns:
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
@@ -203,18 +206,17 @@ def prepared(
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
     if not new:
-        keys = ("data.dir", "data.partition_file")[len(given) :]
-        check_paths(experiments.read(path / "config.yaml").settings, keys, ELSEWHERE)
-    out = tuple(environment.get("heldout_clients", ()))
-    setup = _new_data(config, known, out) if new else _own_data(path, config)
-    origin = f"data.dir {config.data.dir}" if config.data.dir else setup.dataset.name
-    told = tuple(map(str, environment.get("classes", ()))) if new else ()
-    _check_fit(setup, known, known.classes or told, origin)
-    if setup.dataset.per_token:
-        raise ConfigError(
-            f"{path}: {setup.dataset.name} has a label for every token; predictions are written "
-            "for samples with one label each"
+        check_paths(
+            experiments.read(path / "config.yaml").settings, DATA_PATHS[len(given) :], ELSEWHERE
         )
+    if new:
+        told = known.classes or tuple(map(str, environment.get("classes", ())))
+        out = tuple(environment.get("heldout_clients", ()))
+        setup = _new_data(path, config, replace(known, classes=told), out)
+    else:
+        setup = _own_data(path, config)
+    _refuse_labels_of_tokens(path, setup.dataset)
+    _check_fit(setup, known, _origin(config, setup.dataset))
     own, part = _owned(setup, split), split
     if split == ALL:
         setup, own, part = replace(setup, dataset=in_one_part(setup.dataset)), None, "test"
@@ -259,19 +261,24 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
             raise DataError(
                 f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
             )
+    if vocabulary.read(run) not in (None, setup.dataset.words):
+        raise DataError(f"{run / files.VOCABULARY}: the texts now have other words; {_NOT_THESE}")
     return setup
 
 
-def _new_data(config: RunConfig, known: Description, held_out: tuple[int, ...]) -> Setup:
+def _new_data(run: Path, config: RunConfig, known: Description, held_out: tuple[int, ...]) -> Setup:
     """A setup with all samples of other data as the test part; nobody owns any of them.
 
-    Clients that the run held out from training have no predictions here either.
+    Texts are read with the run's vocabulary, and classes have the numbers that they have in the
+    run. Clients that the run held out from training have no predictions here either.
     """
     alone = config.data.model_copy(
         update={"group": "none"}
     )  # who the patients are need not be known
     config = config.model_copy(update={"data": alone})
-    dataset = load_whole(config)
+    dataset = _with_the_words(run, config)
+    _refuse_labels_of_tokens(run, dataset)
+    dataset = _with_the_classes(dataset, known.classes, _origin(config, dataset))
     if dataset.pipeline is not None and known.mean:
         pipeline = replace(dataset.pipeline, mean=known.mean, std=known.std)
         dataset = replace(dataset, pipeline=pipeline)
@@ -279,13 +286,70 @@ def _new_data(config: RunConfig, known: Description, held_out: tuple[int, ...]) 
     return assemble(config, dataset, nobody, config.data.partition or "iid")
 
 
-def _check_fit(setup: Setup, known: Description, classes: tuple[str, ...], origin: str) -> None:
+def _with_the_words(run: Path, config: RunConfig) -> Dataset:
+    """Other data than the run's, of which texts are read with the run's vocabulary."""
+    words = vocabulary.read(run)
+    dataset = load_whole(config, words)
+    if words is None and dataset.words:  # a run of an earlier version
+        words = _words_of_own_data(run)
+        dataset = load_whole(config, words)
+    if dataset.words != (words or ()):
+        raise DataError(
+            f"{_origin(config, dataset)}: the vocabulary is not that of the run, in "
+            f"{run / files.VOCABULARY}"
+        )
+    return dataset
+
+
+def _words_of_own_data(run: Path) -> tuple[str, ...]:
+    """The vocabulary of a run that did not keep it, made again from the run's own data."""
+    config = finished_run(run)
+    try:
+        check_paths(experiments.read(run / "config.yaml").settings, DATA_PATHS, ELSEWHERE)
+        return _own_data(run, config).dataset.words
+    except (ConfigError, DataError) as error:
+        raise ConfigError(
+            f"{run}: an earlier version of fedsim kept no {files.VOCABULARY}, and without the data "
+            f"of the run its words are not known: {error}"
+        ) from error
+
+
+def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:
+    """The data set with the numbers of the run's classes, which are found by name."""
+    found = dataset.class_names
+    if not classes or found == classes:
+        return dataset
+    unknown = [name for name in found if name not in classes]
+    if unknown:
+        raise DataError(
+            f"{origin}: the classes are {_few(found)}, those of the run {_few(classes)}; unknown "
+            f"to the run: {_few(unknown)} (a folder of images can list the classes in classes.txt)"
+        )
+    logger.info("%s: the classes have the numbers of the run, by name: %s", origin, _few(classes))
+    number = np.array([classes.index(name) for name in found], dtype=np.int64)
+    return replace(dataset, y=number[dataset.y], class_names=classes)
+
+
+def _origin(config: RunConfig, dataset: Dataset) -> str:
+    """Where the data come from, for messages."""
+    return f"data.dir {config.data.dir}" if config.data.dir else dataset.name
+
+
+def _refuse_labels_of_tokens(run: Path, dataset: Dataset) -> None:
+    if dataset.per_token:
+        raise ConfigError(
+            f"{run}: {dataset.name} has a label for every token; predictions are written for "
+            "samples with one label each"
+        )
+
+
+def _check_fit(setup: Setup, known: Description, origin: str) -> None:
     """Refuses data of other classes or sizes than those that the network was trained for."""
-    found = setup.dataset.class_names
+    found, classes = setup.dataset.class_names, known.classes
     if classes and classes != found:
         raise DataError(
             f"{origin}: the classes are {_few(found)}, those of the run {_few(classes)}; the same "
-            "are needed, in the same order (a folder of images can list them in classes.txt)"
+            "are needed, in the same order"
         )
     if known.model is None:
         return

@@ -128,7 +128,10 @@ def filled_by_the_data(
 
 
 BEFORE_ROUNDS = frozenset(
-    {"config.yaml", "env.json", "partition.csv", "split.csv", "errors.csv", status.FAILURE}
+    {
+        *("config.yaml", "env.json", "partition.csv", "split.csv", "errors.csv"),
+        *(files.VOCABULARY, status.FAILURE),
+    }
 )
 """The files of a run of which no round has finished; none of them holds results."""
 

@@ -112,8 +112,8 @@ def hf(
         patient_names=patients,
     )
     if "text" in used:
-        x, known = tokens(used["text"], parts, words, vocabulary)
-        return replace(raw, x=x, vocabulary=known)
+        x, known = tokens(used["text"], parts, words, vocabulary, request.known_words)
+        return replace(raw, x=x, vocabulary=len(known) + 1, words=known)
     x = _images(used["image"], files, request.image_size)
     return replace(raw, x=x, size=x.shape[-1], mean=_MEAN, std=_STD)
 
@@ -330,9 +330,15 @@ def check_patients(parts: Parts, patient: I64, site: I64 | None, columns: Sequen
 
 
 def tokens(
-    columns: Sequence[Column], parts: Parts | None, words: int, most: int
-) -> tuple[Array, int]:
-    """Token ids (N, words) int32 of the texts, and the number of different tokens.
+    columns: Sequence[Column],
+    parts: Parts | None,
+    words: int,
+    most: int,
+    given: tuple[str, ...] | None = None,
+) -> tuple[Array, tuple[str, ...]]:
+    """Token ids (N, words) int32 of the texts, and the vocabulary without the last token.
+
+    The vocabulary is the one ``given``, or the ``most`` most frequent words of the training part.
 
     Raises:
         DataError: they are no texts, or one is missing.
@@ -346,8 +352,10 @@ def tokens(
         texts += column.values
     known = {PADDING: 0}
     x = encoded(texts, known, words)
-    vocabulary = frequent(x if parts is None else x[parts == TRAIN], known, 1, most)
-    return renumbered(known, vocabulary, unknown=len(vocabulary))[x], len(vocabulary) + 1
+    vocabulary = given
+    if vocabulary is None:
+        vocabulary = tuple(frequent(x if parts is None else x[parts == TRAIN], known, 1, most))
+    return renumbered(known, vocabulary, unknown=len(vocabulary))[x], vocabulary
 
 
 def _images(columns: Sequence[Column], files: Sequence[Path], image_size: int | None) -> Array:

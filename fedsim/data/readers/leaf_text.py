@@ -73,12 +73,12 @@ def sent140(request: Request) -> Raw:
         return encoded([sample[4] for sample in samples.x], known, WORDS), labels(samples, 2)
 
     raw = gather(folder, convert)
-    words = _published(folder)
+    words = _published(folder) if request.known_words is None else request.known_words
     if words is None:
         words = frequent(raw.x[raw.parts == TRAIN], known, 1, VOCABULARY)
     x = renumbered(known, words, unknown=len(words))[raw.x]
     names = ("negative", "positive")
-    return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1)
+    return replace(raw, x=x, class_names=names, vocabulary=len(words) + 1, words=tuple(words))
 
 
 def _published(folder: Path) -> list[str] | None:
@@ -124,14 +124,17 @@ def reddit(request: Request) -> Raw:
         return tokens[kept], following[kept]
 
     raw = gather(place(request), convert)
-    words = [PAD, UNK, *frequent(raw.x[raw.parts == TRAIN], known, 2, VOCABULARY - 2)]
+    words = request.known_words
+    if words is None:
+        words = (PAD, UNK, *frequent(raw.x[raw.parts == TRAIN], known, 2, VOCABULARY - 2))
     number = renumbered(known, words, unknown=1)
     return replace(
         raw,
         x=number[raw.x],
         y=np.where(raw.y < 0, -1, number[raw.y].astype(np.int64)),
-        class_names=tuple(words),
+        class_names=words,
         vocabulary=len(words),
+        words=words,
         never_right=(0, 1),
     )
 

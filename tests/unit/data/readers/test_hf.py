@@ -138,8 +138,8 @@ def test_a_patient_in_two_splits_is_refused_but_not_of_two_sites():
 def test_texts_become_the_frequent_words_of_the_training_split():
     texts = [column("texts", "a good, good day", "a bad"), column("texts", "night night night")]
     parts = np.array([TRAIN, TRAIN, TEST], dtype=np.int8)
-    x, size = reader.tokens(texts, parts, 4, 2)
-    assert size == 3  # "a" and "good"; the comma, "day" and "night" are unknown, and what fills up
+    x, words = reader.tokens(texts, parts, 4, 2)
+    assert words == ("a", "good")  # the comma, "day" and "night" are unknown, and what fills up
     assert x.tolist() == [[0, 1, 2, 1], [0, 2, 2, 2], [2, 2, 2, 2]]
     assert x.dtype == np.int32
     with pytest.raises(DataError, match="c, row 1: there is no text"):
