@@ -271,7 +271,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     """Row number (from 1) and stripped text of all lines that are not blank.
 
     Raises:
-        DataError: missing, not readable, not UTF-8, or without any line.
+        DataError: missing, not readable, not UTF-8, with a NUL character, or without any line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -282,6 +282,9 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not lines:
         raise DataError(f"{path}: the file is empty")
+    if "\0" in text:
+        row = next(number for number, line in lines if "\0" in line)
+        raise DataError(f"{path}, row {row}: holds a NUL character")
     return lines
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
@@ -21,6 +21,8 @@ from fedsim.core.types import Array
 if TYPE_CHECKING:
     import torch
 
+FORMATS = ("PNG", "JPEG", "TIFF", "BMP")
+"""What an image file may be, whatever its name; no other decoder of Pillow is tried."""
 EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 MOST_PIXELS = 89_478_485
 """The most pixels of an image, decoded or resized: from here on Pillow suspects an attack."""
@@ -36,7 +38,18 @@ _BROKEN = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What shows an image as its EXIF orientation wants it; 1: as it is stored."""
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused here
+warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged EXIF data, which are left out
 
 
 def resize(x: Array, size: int) -> Array:
@@ -107,9 +120,14 @@ def squashed(path: Path, size: int) -> Array:
 def _opened(source: Path | BytesIO, where: Path | str) -> Iterator[Image.Image]:
     """The image of a file, of which the header alone is read yet."""
     try:
-        with Image.open(source) as image:
+        with Image.open(source, formats=FORMATS) as image:
             _check_size(where, *image.size)
             yield image
+    except UnidentifiedImageError as error:
+        wanted = ", ".join(FORMATS)
+        raise DataError(
+            f"{where}: truncated or not an image of a known format ({wanted})"
+        ) from error
     except _BROKEN as error:
         raise DataError(f"{where}: truncated or not an image ({one_line(error)})") from error
 
@@ -142,16 +160,31 @@ def sides_of_content(content: bytes, where: str) -> tuple[int, int]:
 
 
 def _rgb(source: Path | BytesIO, where: Path | str) -> torch.Tensor:
-    """(3, H, W) float32 in 0..255."""
+    """(3, H, W) float32 in 0..255, upright as the EXIF orientation says."""
     with _opened(source, where) as image:
         if image.mode not in EIGHT_BIT:
             raise DataError(
                 f"{where}: pixels of mode {image.mode!r}, needed are eight bits a channel"
             )
-        pixels = np.array(image.convert("RGB"), dtype=np.float32)
+        upright = image.convert("RGB")
+        turn = _UPRIGHT.get(_orientation(image))
+        upright = upright if turn is None else upright.transpose(turn)
+        pixels = np.array(upright, dtype=np.float32)
     import torch
 
     return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _orientation(image: Image.Image) -> int:
+    """The EXIF orientation of a decoded image, 1 where there is none that can be read.
+
+    Pillow has applied that of a TIFF file, and removed it.
+    """
+    try:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+    except (*_BROKEN, LookupError, TypeError):
+        return 1  # the pixels are whole
+    return found if isinstance(found, int) else 1
 
 
 def load_array(path: Path, size: int) -> Array:

@@ -1,0 +1,155 @@
+"""Which image files are decoded, and how: formats, EXIF orientation, tables with odd characters."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, features
+
+from fedsim import data
+from fedsim.core.errors import DataError
+from fedsim.data import cache, images
+from fedsim.data.images import FORMATS, decode, sides
+
+PIXELS = np.arange(6 * 6 * 3, dtype=np.uint8).reshape(6, 6, 3) * 2
+UPRIGHT = {
+    1: PIXELS,
+    2: PIXELS[:, ::-1],
+    3: PIXELS[::-1, ::-1],
+    4: PIXELS[::-1],
+    5: PIXELS.transpose(1, 0, 2),
+    6: np.rot90(PIXELS, -1),
+    7: np.rot90(PIXELS, 2).transpose(1, 0, 2),
+    8: np.rot90(PIXELS),
+}
+"""The EXIF standard: 6 is shown after a turn by 90 degrees clockwise, 8 anticlockwise."""
+
+
+def content(form: str, orientation: int | None = None, pixels=PIXELS, exif=None) -> bytes:
+    """An image file; ``exif`` are EXIF data as bytes, by default those with the orientation."""
+    file = io.BytesIO()
+    if orientation is not None:
+        exif = Image.Exif()
+        exif[0x112] = orientation
+    more = {"JPEG": {"quality": 100, "subsampling": 0}, "WEBP": {"lossless": True}}.get(form, {})
+    more |= {} if exif is None else {"exif": exif}
+    Image.fromarray(pixels).save(file, form, **more)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["PNG", "JPEG", "TIFF"])
+@pytest.mark.parametrize("orientation", [None, *UPRIGHT, 0, 9, 65535])
+def test_images_are_turned_as_their_exif_orientation_says(form, orientation, tmp_path: Path):
+    path = tmp_path / "x.png"
+    path.write_bytes(content(form, orientation))
+    wanted = UPRIGHT.get(orientation, PIXELS).transpose(2, 0, 1).astype(int)
+    assert np.abs(decode(path, 6).astype(int) - wanted).max() <= (3 if form == "JPEG" else 0)
+
+
+def test_an_image_on_its_side_is_cropped_upright(tmp_path: Path):
+    """12 x 6 as stored, 6 x 12 as shown: the rows in the middle of that are left."""
+    wide = np.repeat(np.arange(12, dtype=np.uint8)[None, :, None] * 20, 6, axis=0).repeat(3, axis=2)
+    (tmp_path / "x.png").write_bytes(content("PNG", 6, wide))
+    assert decode(tmp_path / "x.png", 6)[0, :, 0].tolist() == [60, 80, 100, 120, 140, 160]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of Pillow, about the damage
+@pytest.mark.parametrize("form", ["PNG", "JPEG"])
+def test_damaged_exif_data_refuse_no_image(form, tmp_path: Path):
+    draw, path, exif = np.random.default_rng(0), tmp_path / "x.png", Image.Exif()
+    exif[0x112] = 6
+    whole = exif.tobytes()
+    possible = [pixels.transpose(2, 0, 1).astype(int) for pixels in UPRIGHT.values()]
+    for _ in range(100):
+        damaged = bytearray(whole[: draw.integers(1, len(whole) + 1)])
+        for place in draw.integers(0, len(damaged), 4):
+            damaged[place] = draw.integers(0, 256)
+        path.write_bytes(content(form, exif=bytes(damaged)))
+        found = decode(path, 6).astype(int)
+        assert min(np.abs(found - pixels).max() for pixels in possible) <= 3
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", ["x", "x.png", "x.eps", "x.jpg"])
+def test_a_format_that_is_documented_is_read_whatever_the_name(form, name, tmp_path: Path):
+    (tmp_path / name).write_bytes(content(form))
+    assert decode(tmp_path / name, 6).shape == (3, 6, 6)
+    assert sides(tmp_path / name) == (6, 6)
+
+
+EPS = b"""%!PS-Adobe-3.0 EPSF-3.0
+%%BoundingBox: 0 0 6 6
+%%Pages: 1
+%%EndComments
+(touched) (w) file closefile showpage
+%%EOF
+"""
+OTHERS = {
+    "GIF": lambda: content("GIF"),
+    "ICO": lambda: content("ICO", pixels=np.zeros((16, 16, 3), np.uint8)),
+    "PPM": lambda: content("PPM"),
+    "PCX": lambda: content("PCX"),
+    "TGA": lambda: content("TGA"),
+    "SGI": lambda: content("SGI"),
+    "WEBP": lambda: content("WEBP") if features.check("webp") else b"RIFF\0\0\0\0WEBPVP8 ",
+    "JPEG2000": lambda: b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(40),
+    "EPS": lambda: EPS,
+    "PDF": lambda: b"%PDF-1.7\n%%EOF\n",
+    "SVG": lambda: b'<svg xmlns="http://www.w3.org/2000/svg" width="6" height="6"/>',
+    "XBM": lambda: (
+        b"#define x_width 8\n#define x_height 8\nstatic char x_bits[] = {\n" + b"0x00," * 8
+    ),
+    "FITS": lambda: b"SIMPLE  =                    T".ljust(2880),
+    "PSD": lambda: b"8BPS\0\1" + bytes(60),
+    "WMF": lambda: b"\xd7\xcd\xc6\x9a" + bytes(60),
+    "GRIB": lambda: b"GRIB\0\0\0\1" + bytes(60),
+    "HDF5": lambda: b"\x89HDF\r\n\x1a\n" + bytes(60),
+    "text": lambda: b"no image",
+    "nothing": lambda: b"",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_other_formats_are_refused_whatever_the_name(kind, tmp_path: Path, monkeypatch):
+    """An EPS file would have Pillow look for Ghostscript, and run it."""
+    monkeypatch.setattr(shutil, "which", lambda name, *_: pytest.fail(f"looked for {name}"))
+    path = tmp_path / "x.png"
+    path.write_bytes(OTHERS[kind]())
+    with pytest.raises(DataError, match=r"x\.png: .* not an image of a known format \(PNG, JPEG"):
+        decode(path, 6)
+
+
+def test_packs_of_earlier_versions_are_not_used(tmp_path: Path, monkeypatch):
+    """They hold images as they are stored, without regard to the EXIF orientation."""
+    (tmp_path / "labels.csv").write_text("filename,label,split\n0.png,a,train\n1.png,b,test\n")
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+    for name, orientation in (("0.png", 6), ("1.png", None)):
+        (tmp_path / name).write_bytes(content("PNG", orientation))
+    with monkeypatch.context() as earlier:
+        earlier.setattr(cache, "_VERSION", 1)
+        earlier.setattr(images, "_UPRIGHT", {})
+        stored = np.array(data.load("folder", tmp_path, image_size=6).x)
+    found = data.load("folder", tmp_path, image_size=6).x
+    assert (found[1] == stored[1]).all()
+    assert (found[0] == np.rot90(stored[0], -1, axes=(1, 2))).all()
+
+
+@pytest.mark.parametrize(
+    ("table", "row"),
+    [
+        ("filename,label\n0.png,a\n1.png,\0b\n", 3),
+        ("file\0name,label\n0.png,a\n", 1),
+        ("filename,label\n\n0.png\0.png,a\n1.png,b\n", 3),
+        ("filename,label\n0.png,a\n\0\n", 3),
+    ],
+)
+def test_a_nul_in_a_table_is_refused_with_its_row(table, row, tmp_path: Path):
+    for i in range(2):
+        (tmp_path / f"{i}.png").write_bytes(content("PNG"))
+    (tmp_path / "labels.csv").write_text(table)
+    with pytest.raises(DataError, match=rf"labels\.csv, row {row}: holds a NUL character"):
+        data.load("folder", tmp_path, image_size=6)
