@@ -1,8 +1,9 @@
 """A block of clients trained as one model with a client dimension in front.
 
 :func:`train_block` is to a block what :func:`~fedsim.client.trainer.train_local` is to a client.
-``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv; ``adjust_grads`` runs
-once for all of them, on stacked tensors; ``loss``, where a rule has its own, within ``torch.vmap``.
+``begin`` and ``finish`` of a rule run once per client, on its own LocalEnv, and what they leave in
+the model counts as it does there; ``adjust_grads`` runs once for all of them, on stacked tensors;
+``loss``, where a rule has its own, within ``torch.vmap``.
 
 B clients, A of which still have steps to do, T steps, W samples in a padded batch, D numbers in a
 model, the first P of them parameters. No bit of a client's result depends on the other clients: W
@@ -121,8 +122,8 @@ def train_block(
     streams = TorchStreams(
         lambda i: seed_for(envs[i].ctx.seed, "client", envs[i].ctx.round, envs[i].client_id), device
     )
-    s = _stacked(_begin(rule, envs, streams))
     rows = torch.stack([env.start for env in envs])
+    s = _stacked(_begin(rule, envs, streams, rows))
     losses = _train(rule, envs, stack, plan, streams, s, rows)
     updates = []
     for i, (env, row) in enumerate(zip(envs, rows, strict=True)):
@@ -133,6 +134,7 @@ def train_block(
             enter(env, Phase(0, 0.0))
             with streams.of(i):
                 uplink = rule.finish(env, _tensors(itemgetter(i), s))
+            row.copy_(env.flat.flat)
         updates.append(
             ClientUpdate(
                 client_id=env.client_id,
@@ -146,10 +148,12 @@ def train_block(
     return updates, rows
 
 
-def _begin(rule: LocalRule, envs: Sequence[LocalEnv], streams: TorchStreams) -> list[Any]:
-    """What ``begin`` returns for each client."""
+def _begin(
+    rule: LocalRule, envs: Sequence[LocalEnv], streams: TorchStreams, rows: Tensor
+) -> list[Any]:
+    """What ``begin`` returns for each client; ``rows`` (B, D) become the models that it leaves."""
     begun: list[Any] = []
-    for i, env in enumerate(envs):
+    for i, (env, row) in enumerate(zip(envs, rows, strict=True)):
         env.phase = Phase(0, 0.0)
         if type(rule).begin is LocalRule.begin:
             begun.append(None)
@@ -158,6 +162,7 @@ def _begin(rule: LocalRule, envs: Sequence[LocalEnv], streams: TorchStreams) -> 
         enter(env, env.phase)
         with streams.of(i):
             begun.append(rule.begin(env))
+        row.copy_(env.flat.flat)
     return begun
 
 

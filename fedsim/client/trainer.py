@@ -34,8 +34,7 @@ UNDECLARED = "the rule does not declare that it is right for many clients at onc
 class LocalRule:
     """The client part of a method; the defaults are plain training on the classification loss.
 
-    Subclasses are frozen dataclasses and override the smallest hook that does it. What
-    :meth:`begin` returns is handed to the other hooks.
+    Subclasses are frozen dataclasses and override the smallest hook that does it.
     """
 
     stackable: ClassVar[bool | str] = True
@@ -50,8 +49,8 @@ class LocalRule:
     - ``loss`` and ``penalty`` run within ``torch.vmap`` and see one client, in a batch with
       padding: a mean over the samples is ``env.mean(values)``, values (B,), and no sample looks at
       another one.
-    - ``begin`` and ``finish`` see one client alone, as always; ``begin`` returns tensors of equal
-      shapes for all clients, in lists, tuples or dicts.
+    - ``begin`` and ``finish`` see one client alone, as always, and may change its model;
+      ``begin`` returns tensors of equal shapes for all clients, in lists, tuples or dicts.
     """
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
@@ -70,7 +69,10 @@ class LocalRule:
         return (Phase(env.training.local_epochs, env.ctx.lr),)
 
     def begin(self, env: LocalEnv) -> Any:
-        """Runs once with the received model, before any step."""
+        """Runs once with the received model, before any step; training starts from what it leaves.
+
+        What it returns is handed to the other hooks.
+        """
         return None
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,7 +83,17 @@ class LocalRule:
         """Changes ``p.grad`` of ``env.params`` in place, after backward, before the step."""
 
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
-        """Runs once after the last step."""
+        """Runs once after the last step, for each client by itself, in a block as alone.
+
+        ``env.model`` has the client's trained values and is in training mode. What this hook leaves
+        in it is what the client uploads, or keeps where a tensor is personal: changes in place
+        (under ``torch.no_grad``) count, and so do the BatchNorm statistics of a forward pass in
+        training mode. ``env.x``, ``env.state``, ``env.moved``, ``env.steps`` and random numbers are
+        this client's own; ``s`` is its part of what ``begin`` returned.
+
+        Returns:
+            Arrays with memory of their own, no views of the model, which the next client takes.
+        """
         return Uplink()
 
 

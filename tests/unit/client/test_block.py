@@ -309,6 +309,34 @@ def test_finish_gets_what_the_steps_wrote_down_and_steps_know_their_phase():
     check(Federation("mlp", torch.float64, algorithm))
 
 
+class Moving(LocalRule):
+    """Changes the model before the first step and after the last one, statistics included."""
+
+    stackable = True
+
+    def begin(self, env):
+        with torch.no_grad():
+            env.flat.flat.mul_(1 + 0.1 * torch.rand(()))
+
+    def finish(self, env, s):
+        with torch.no_grad():
+            for p in env.params:
+                p.mul_(1 - 0.2 * torch.rand(())).add_(0.1 * env.client_id)
+            env.model(env.test(env.x))
+        return Uplink({"moved": env.moved.numpy()})
+
+
+@pytest.mark.parametrize("model", ["cnn", "dropout"])
+def test_what_begin_and_finish_do_to_the_model_counts_as_it_does_alone(model):
+    algorithm = replace(algorithms.load("fedavg"), local=Moving())
+    federation = Federation(model, torch.float64, algorithm)
+    everyone = [1, 2, 0, 4, 5]  # BatchNorm in training mode takes no single sample
+    alone, _ = check(federation, clients=everyone)
+    last = torch.stack([torch.from_numpy(u.extras["moved"]) for u in alone])
+    assert last.norm(dim=1).min() > 0.1
+    check(federation, clients=everyone, max_steps=[0] * len(SIZES))
+
+
 class Tokens(nn.Module):
     """A class for every token, or for the text."""
 

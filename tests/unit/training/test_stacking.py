@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
+from operator import attrgetter
 
+import numpy as np
 import pytest
 import torch
 import yaml
 
 import fedsim
+from fedsim.algorithms.base import Algorithm
+from fedsim.client import LocalRule, Uplink
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
@@ -20,6 +25,8 @@ from fedsim.engine.ray.cluster import memory_of
 from fedsim.models import registry
 from fedsim.training import resume, stacking
 from fedsim.training.setup import prepare
+from tests.algorithms.rounds import rounds
+from tests.rounding import rounding, sgd
 
 CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
 
@@ -216,3 +223,40 @@ def test_it_cannot_change_when_a_run_is_resumed(tmp_path):
     store = fedsim.run(config(4), tmp_path / "run")
     with pytest.raises(ConfigError, match=r"engine\.client_batch cannot change when a run is"):
         resume.configuration(store.path, {"engine.client_batch": 1})
+
+
+class Halved(LocalRule):
+    """Uploads half of what it learnt, and keeps half of what it would keep."""
+
+    stackable = True
+
+    def finish(self, env, s):
+        with torch.no_grad():
+            env.flat.flat.lerp_(env.start, 0.5)
+        return Uplink()
+
+
+def halved() -> Algorithm:
+    return Algorithm(local=Halved(), personal=attrgetter("head"))
+
+
+def plain() -> Algorithm:
+    return Algorithm(personal=attrgetter("head"))
+
+
+@pytest.mark.integration
+def test_a_model_changed_by_finish_is_what_a_block_uploads_and_keeps_too():
+    found = {}
+    for method, batch in product((plain, halved), (1, 4)):
+        settings = config(batch, method=f"{__name__}:{method.__name__}")
+        settings = settings.model_copy(
+            update={"train": settings.train.model_copy(update={"rounds": 1})}
+        )
+        (r,) = rounds(settings)
+        heads = [r.after.clients[c]["personal"] for c in r.clients]
+        moved = np.stack(heads) - r.before.params[-heads[0].size :]
+        found[method, batch] = r.row["update_norm"], np.linalg.norm(moved)
+    # 144 images of 64 pixels in batches of 10, two linear layers
+    tolerance = rounding(np.float32, sgd(steps=15, layers=2, width=64))
+    assert found[halved, 1] == pytest.approx(np.array(found[plain, 1]) / 2, rel=tolerance)
+    assert found[halved, 4] == pytest.approx(found[halved, 1], rel=tolerance)
