@@ -8,6 +8,7 @@ the number of actors, retries and the order of completion cannot change a run.
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -37,21 +38,27 @@ def torch_generator(seed: int, stream: str, *key: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed_for(seed, stream, *key))
 
 
+_TURN = threading.RLock()
+"""A process has one global generator of torch: the thread that seeds it has it until it is done."""
+
+
 @contextmanager
 def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]:
     """Runs torch code that knows only the global generator (initialisers, dropout, transforms).
 
     The global generators of the CPU and of ``device`` are seeded inside and restored afterwards;
-    :func:`seed_torch` may seed them anew inside.
+    :func:`seed_torch` may seed them anew inside. Threads of a process take turns: a scope waits for
+    the end of another thread's, so that neither changes what the other one draws.
     """
     generators = _global_generators(device)
-    before = [g.get_state() for g in generators]
-    try:
-        seed_torch(seed, device)
-        yield
-    finally:
-        for g, state in zip(generators, before, strict=True):
-            g.set_state(state)
+    with _TURN:
+        before = [g.get_state() for g in generators]
+        try:
+            seed_torch(seed, device)
+            yield
+        finally:
+            for g, state in zip(generators, before, strict=True):
+                g.set_state(state)
 
 
 @contextmanager

@@ -71,9 +71,10 @@ class Incident:
 
 
 class Executor(Protocol):
-    """Does the clients' work of one run.
+    """Does the clients' work of one run, with the bits of the serial executor.
 
-    Lost work is done again; :meth:`incidents` lists what was lost.
+    Lost work is done again; :meth:`incidents` lists what was lost. What a test of an executor calls
+    is :func:`fedsim.training.contract.check_executor`.
     """
 
     @property

@@ -151,6 +151,9 @@ def array_sha256(array: Array) -> str:
 class Worker:
     """A model on a device and the data; keeps nothing between tasks that could change a result.
 
+    It is for one thread. Workers of several threads train in turns, as a process has one generator
+    that augmentation and dropout draw from.
+
     Args:
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
 

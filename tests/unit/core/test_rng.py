@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -90,6 +91,27 @@ def test_seeding_anew_inside_a_scope_is_a_scope_of_that_seed():
         seed_torch(5)
         assert torch.equal(torch.rand(4), expected)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_threads_take_turns():
+    with torch_scope(5):
+        expected = torch.rand(4)
+    inside, drawn = threading.Event(), threading.Event()
+
+    def other():
+        with torch_scope(6):
+            inside.set()
+            drawn.wait(10)
+
+    thread = threading.Thread(target=other)
+    with torch_scope(5):
+        first = torch.rand(2)
+        thread.start()
+        inside.wait(0.1)  # in vain: the other scope begins when this one has ended
+        both = torch.cat([first, torch.rand(2)])
+        drawn.set()
+    thread.join()
+    assert torch.equal(both, expected)
 
 
 @pytest.mark.gpu
