@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -41,9 +42,13 @@ _RENAMED = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Columns of earlier versions, which held the options of all data sets in every run."""
-_ADDED = {"data.group": "none", "data.heldout_clients": 0, "evaluation.finetune_epochs": 0}
-"""Columns that earlier versions did not write, and the values that stand for them among runs that
-have the column."""
+_EARLIER: dict[str, dict[str, Any]] = json.loads(
+    Path(__file__).with_name("earlier.json").read_text(encoding="utf-8")
+)
+"""By section and key what stands for a column that an earlier version did not write, where other
+runs have it; written by docs/earlier.py."""
+_SECTIONS = ("data", "model", "train", "evaluation", "clock")
+"""The sections that every run has; the others are of the methods and data sets that it uses."""
 SHOWN = 8
 """An error message names at most this many values of a setting."""
 
@@ -159,9 +164,24 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
-    for column in table.columns.intersection(list(_ADDED)):
-        table[column] = table[column].where(table[column].notna(), _ADDED[column])
+    for column in table.columns:
+        section, _, leaf = str(column).partition(".")
+        if leaf in _EARLIER.get(section, {}):
+            lacking = table[column].isna() & _uses(table, section)
+            table[column] = table[column].mask(lacking, _EARLIER[section][leaf])
     return table.astype({column: float for column in RESULTS})
+
+
+def _uses(table: pd.DataFrame, section: str) -> pd.Series[bool]:
+    """The runs whose settings have a section."""
+    if section in _SECTIONS:
+        return pd.Series(True, index=table.index)
+    names = table.get("server", pd.Series("", index=table.index)).map(str).str.split(",")
+    found = names.map(lambda servers: section in [name.strip() for name in servers])
+    for column in ("algorithm", "dataset"):
+        if column in table:
+            found |= table[column] == section
+    return found
 
 
 def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:

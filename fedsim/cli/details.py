@@ -134,10 +134,9 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings with the keys that an earlier version did not know."""
-    from fedsim.config import sections
+    from fedsim.config import earlier
 
-    standard = {key: field.default for key, field in sections.fields().items()}
-    return {**standard, **sections.ADDED, **settings}
+    return earlier.values(*earlier.used(settings)) | dict(settings)
 
 
 def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from fedsim.config.sections import ADDED, RENAMED
+from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError
 
 
@@ -49,20 +49,6 @@ def setting(key: str, value: object, origin: str) -> tuple[str, Setting]:
 
 COLUMNS_KEY = "data.columns"
 """The key whose value may be a mapping: a third level of keys."""
-WRITTEN = (
-    *("data.min_samples", "data.prior", "data.order", "data.shards_per_client", "data.shift_test"),
-    *("train.threads", "evaluation.batch_size", "engine.cpus_per_client", "engine.max_retries"),
-)
-"""Keys that are in every run's config.yaml, of whatever version; together in no other file."""
-
-
-def of_its_version(settings: Settings) -> Settings:
-    """The settings of a file; where a run of an earlier version wrote it, with the keys that were
-    added since, at the values that repeat that run."""
-    if not all(key in settings for key in WRITTEN):
-        return settings
-    added = (setting(key, value, f"{key}, of an earlier version") for key, value in ADDED.items())
-    return {**dict(added), **settings}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fedsim import data
-from fedsim.config import experiments, presets, renamed
+from fedsim.config import earlier, experiments, presets, renamed
 from fedsim.config.experiments import COLUMNS_KEY, Setting, Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import REMOVED, SECTIONS, fields
@@ -51,7 +51,7 @@ def read_layers(
     if preset is not None:
         name, origin = preset, "--preset"
     base = {} if name is None else presets.load(name, origin).settings
-    return base, experiments.of_its_version(written.settings), overrides or {}
+    return base, earlier.of_a_file(written.settings), overrides or {}
 
 
 def resolve(*layers: Settings, build: bool = True) -> RunConfig:
@@ -171,6 +171,10 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
 
 def to_yaml(config: RunConfig) -> str:
     """The configuration as YAML; ``fedsim run --config`` on it repeats the run."""
+    return yaml.safe_dump(to_dict(config), sort_keys=False, allow_unicode=True)
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The configuration as nested texts and numbers, as config.yaml holds it."""
     values = config.model_dump(mode="json")
-    values |= {name: own for name, own in values.pop("hyperparameters").items() if own}
-    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    return values | {name: own for name, own in values.pop("hyperparameters").items() if own}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from fedsim.core.errors import nearest
-from fedsim.core.settings import InvalidSetting, Scalar, column_names, first_problem
+from fedsim.core.settings import Before, InvalidSetting, Scalar, column_names, first_problem
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS
 
@@ -42,15 +42,6 @@ RENAMED: Mapping[str, str] = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Keys of earlier versions, which go on working, and what they are called now."""
-
-
-ADDED: Mapping[str, Scalar] = {
-    "data.group": "none",
-    "data.heldout_clients": 0.0,
-    "engine.client_batch": 1,
-    "evaluation.finetune_epochs": 0,
-}
-"""Keys that runs of earlier versions did not write, and the values that repeat these runs."""
 
 
 class Section(BaseModel):
@@ -147,7 +138,7 @@ class DataConfig(Section):
     """How samples are dealt to clients; unset: the data set's own default."""
     partition_file: str | None = None
     """Folder with the split (split_1), or a CSV file: a run's split.csv, or client,index."""
-    group: Literal["none", "patient"] | None = None
+    group: Annotated[Literal["none", "patient"] | None, Before("none")] = None
     """patient: all samples of a patient go to one client and to one part; unset: so where patients
     are known, but for client lists."""
     num_clients: int = Field(50, ge=1, le=10**7)

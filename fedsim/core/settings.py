@@ -1,7 +1,8 @@
 """Settings that are refused by their key, and typed keyword parameters as settings."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any
 
@@ -16,6 +17,27 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 """What a running mean or sum keeps in each step, such as a momentum."""
+
+
+@dataclass(frozen=True)
+class Before:
+    """Marks a setting whose default does not repeat the runs of versions that did not have it.
+
+    ``key: Annotated[str, Before("a")] = "b"``: such runs, whose config.yaml lacks the key, were
+    made as with ``"a"``. Without the mark they were made as with the default.
+    """
+
+    value: Scalar
+
+
+def before(marks: Iterable[object], default: Any) -> Any:
+    """What stands for a setting in runs of versions that did not have it.
+
+    Args:
+        marks: of the setting's type, the metadata of ``Annotated``.
+        default: of the setting.
+    """
+    return next((mark.value for mark in marks if isinstance(mark, Before)), default)
 
 
 COLUMNS = ("image", "text", "label", "site", "user", "patient")

@@ -5,14 +5,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim import data
-from fedsim.config import experiments
+from fedsim.config import earlier, experiments
 from fedsim.config.experiments import Setting, Settings
-from fedsim.config.resolve import resolve, to_yaml
+from fedsim.config.resolve import resolve, to_dict
 from fedsim.config.run import FIXED_PARTITIONS, RunConfig
-from fedsim.config.sections import ADDED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.storage import status
@@ -32,7 +29,7 @@ FREE = frozenset(
 
 def decisive(config: RunConfig) -> dict[str, Any]:
     """The settings that must stay the same for a run to be resumed, by dotted key."""
-    values = dict(_flat(yaml.safe_load(to_yaml(config))))
+    values = dict(_flat(to_dict(config)))
     return {key: value for key, value in values.items() if key not in FREE}
 
 
@@ -42,8 +39,8 @@ def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: one of them cannot be used any more.
     """
-    given = (experiments.setting(key, value, key) for key, value in {**ADDED, **settings}.items())
-    return decisive(resolve(dict(given)))
+    given = (experiments.setting(key, value, key) for key, value in settings.items())
+    return decisive(resolve(earlier.of_its_version(dict(given))))
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
@@ -77,7 +74,8 @@ def difference(
 ) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement cannot change a result.
+    Placement cannot change a result. A key that the run lacks has the value that stands for it in
+    runs of earlier versions.
 
     Args:
         wanted: the configuration.
@@ -85,13 +83,15 @@ def difference(
         patients: whether its data say whose the samples are; None: that is not known.
     """
     free = {f"engine.{leaf}" for leaf in PLACEMENT}
-    have = dict(_flat(found))
+    methods = [name for name in wanted.hyperparameters if name != wanted.data.name]
+    lacking = earlier.values(methods, [wanted.data.name])
+    have = lacking | dict(_flat(found))
     filled = filled_by_the_data(wanted, have, patients)
-    want = dict(_flat(yaml.safe_load(to_yaml(wanted)))) | filled
+    want = dict(_flat(to_dict(wanted))) | filled
+    have |= {key: value for key, value in filled.items() if have.get(key) is None}
     for key, value in want.items():
-        found_there = have.get(key, ADDED.get(key))
-        if key not in free and found_there != value:
-            return f"{key} ({found_there!r}, wanted {value!r})"
+        if key not in free and have.get(key) != value:
+            return f"{key} ({have.get(key)!r}, wanted {value!r})"
     return None
 
 
@@ -107,7 +107,7 @@ def filled_by_the_data(
     filled: dict[str, Any] = {}
     if wanted.engine.client_batch == "auto":
         key = "engine.client_batch"
-        filled[key] = have.get(key, ADDED[key])
+        filled[key] = have[key]
     if wanted.model.name is None:
         filled["model.name"] = info.default_model if info else "cnn"
     kind = have.get("data.partition")
@@ -191,7 +191,7 @@ def configuration(
         hint = "; a sweep is resumed by the 'fedsim sweep' command that began it"
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
-    written = experiments.of_its_version(experiments.read(file).settings)
+    written = earlier.of_its_version(experiments.read(file).settings)
     given = {
         key: value if isinstance(value, Setting) else Setting(value, key)
         for key, value in (overrides or {}).items()

@@ -160,7 +160,7 @@ def test_every_differing_setting_is_named(runs: Path) -> None:
     with pytest.raises(AnalysisError) as caught:
         groups_of(runs)
     assert str(caught.value) == (
-        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): give "
+        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.01, 0.5): give "
         "runs that do not differ, or group with --by algorithm --by fedld.weight --by train.lr"
     )
 
@@ -170,7 +170,7 @@ def test_compared_methods_share_their_data_but_not_their_training(runs: Path) ->
     assert len(groups_of(runs)) == 3
     make_run(runs, "fedgh", 0, [0.1, 0.2, 0.3], **{"data.seed": 7, "model": "resnet18"})
     with pytest.raises(
-        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(7, unset\)"
+        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(0, 7\)"
     ):
         groups_of(runs)
 
@@ -186,7 +186,7 @@ def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
     assert list(found[1].runs["seed"]) == [0, 1, 2, 7]
     assert not set(harmless) & set(settings(found[1].runs))
     make_run(runs, "fedld", 8, [0.1, 0.2, 0.3], **{"evaluation.every": 2})
-    with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(2, unset\)"):
+    with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(1, 2\)"):
         groups_of(runs)
 
 

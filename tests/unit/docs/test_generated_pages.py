@@ -30,6 +30,11 @@ def test_the_page_is_that_of_the_docstrings(name):
     assert module(name).page() == page, f"run: python docs/{name}.py"
 
 
+def test_the_values_that_analysis_reads_are_those_of_the_settings():
+    made = module("earlier")
+    assert made.text() == made.FILE.read_text(encoding="utf-8"), "run: python docs/earlier.py"
+
+
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_method_says_what_the_page_needs(maker, name):
     label, what, source = maker.title(name)
