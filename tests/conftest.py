@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Generator
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     serial = importlib.import_module("fedsim.engine.serial")
     with mock.patch.object(serial.SerialExecutor, "train", refused):
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def _ray_only_where_asked(request: pytest.FixtureRequest) -> Generator[None]:
+    """A test that is not marked ``ray`` starts no Ray in its own process, which takes seconds."""
+    ray = sys.modules.get("ray")
+    if ray is None or request.node.get_closest_marker("ray"):
+        yield
+        return
+    with mock.patch.object(
+        ray, "init", side_effect=RuntimeError("Ray in a test without it")
+    ) as init:
+        yield
+    assert not init.called, "this test starts Ray: mark it pytest.mark.ray, or give --engine serial"
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,8 @@ FOLDER = "FEDSIM_CHAOS"
 STATEFUL = ("fedld", "fedbn", "fedpac")
 STATEFUL_ONCE = ("fedpac", *(pytest.param(m, marks=pytest.mark.nightly) for m in STATEFUL[:2]))
 """One of them, and at night the others."""
+SHARE = {"cpus_per_client": 0.25}
+"""What actors hold in most tests: the same, so that they stay warm from one to the next."""
 TABLES = (
     *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "partition.csv"),
     "model.safetensors",
@@ -104,7 +106,7 @@ def config(method: str, model: str = "model", rate: float = 0.5, **engine: objec
         model={"name": f"tests.engine.chaos:{model}"},
         train={"rounds": 6, "sample_rate": rate},
         evaluation={"batch_size": 64},
-        engine=engine,
+        engine=SHARE | engine,
     )
 
 

@@ -7,6 +7,7 @@ import pytest
 import fedsim
 from fedsim import algorithms
 from fedsim.training.setup import needs_whole_updates, prepare
+from tests.engine.chaos import SHARE
 from tests.methods import config, results
 
 pytestmark = pytest.mark.ray
@@ -33,7 +34,7 @@ def by_shape(name):
 @pytest.mark.parametrize("name", [*map(by_shape, algorithms.names())])
 def test_serial_and_two_actors(name, shared_ray, tmp_path):
     reference = results(fedsim.run(config(name), tmp_path / "serial"))
-    on_ray = config(name, engine={"kind": "ray", "actors": 2})
+    on_ray = config(name, engine={"kind": "ray", "actors": 2} | SHARE)
     assert results(fedsim.run(on_ray, tmp_path / "ray", session=shared_ray)) == reference
 
 

@@ -7,6 +7,7 @@ import pytest
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.training import driver
+from tests.engine.chaos import SHARE
 from tests.stopping import Stopper
 
 pytestmark = pytest.mark.ray
@@ -27,7 +28,7 @@ def test_serial_and_two_actors_and_a_run_that_goes_on(shared_ray, tmp_path):
             data={"num_clients": 8},
             train={"rounds": 4, "sample_rate": 0.5},
             clock=clock,
-            engine=engine,
+            engine=SHARE | engine,
         )
 
     def contents(store):

@@ -13,18 +13,18 @@ from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.engine.ray.cluster import connect, machines
+from fedsim.engine.ray.cluster import machines
 from fedsim.engine.ray.placement import Share, plan_placement
 from tests.engine.broken import Holder
+from tests.engine.chaos import SHARE
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
+pytestmark = pytest.mark.ray
 
 
 @pytest.fixture
-def ray_folder(monkeypatch):
-    """A short temporary directory of its own for Ray."""
+def ray_folder(no_ray, monkeypatch):
+    """A short temporary directory for a Ray of the test's own."""
     with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         yield folder
@@ -54,12 +54,12 @@ def test_a_run_of_its_own_ends_what_it_started(ray_folder, tmp_path):
 @pytest.mark.parametrize(
     ("by_exit", "said"), [(True, "SystemExit: 0"), (False, "Ending: on purpose")]
 )
-def test_a_method_cannot_end_the_process(kind, by_exit, said, ray_folder, tmp_path):
-    settings = config("tests.engine.broken:build_leaving", kind=kind)
+def test_a_method_cannot_end_the_process(kind, by_exit, said, shared_ray, tmp_path):
+    settings = config("tests.engine.broken:build_leaving", kind=kind, **SHARE)
     options = {"tests.engine.broken:build_leaving": {"by_exit": by_exit}}
     settings = settings.model_copy(update={"hyperparameters": options})
     with pytest.raises(WorkerError, match=rf"^round 2, client 2: {said} \(.*broken\.py"):
-        fedsim.run(settings, tmp_path / "leaving")
+        fedsim.run(settings, tmp_path / "leaving", session=shared_ray if kind == "ray" else None)
 
 
 def test_on_a_ray_that_others_use_too(ray_folder, tmp_path, monkeypatch):
@@ -87,14 +87,10 @@ def test_on_a_ray_that_others_use_too(ray_folder, tmp_path, monkeypatch):
     assert len(vectors) == 3, "the start and the result of each of two rounds, once each"
 
 
-def test_the_ray_of_a_run_listens_on_this_machine_alone(ray_folder):
-    end = connect(EngineConfig())
-    try:
-        assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
-        token = (Path.home() / ".ray" / "auth_token").exists()
-        assert token or os.environ["RAY_AUTH_TOKEN"] or os.environ["RAY_AUTH_MODE"]
-    finally:
-        end()
+def test_the_ray_of_a_run_listens_on_this_machine_alone(shared_ray):
+    assert ray.nodes()[0]["NodeManagerAddress"] == "127.0.0.1"
+    token = (Path.home() / ".ray" / "auth_token").exists()
+    assert token or os.environ["RAY_AUTH_TOKEN"] or os.environ["RAY_AUTH_MODE"]
 
 
 class Idle:
@@ -102,6 +98,7 @@ class Idle:
         return True
 
 
+@pytest.mark.slow
 def test_ray_places_the_actors_of_a_plan_without_a_pending_one(ray_folder):
     ray.init(address="local", num_cpus=6, num_gpus=3, include_dashboard=False, log_to_driver=False)
     try:
@@ -117,6 +114,7 @@ def test_ray_places_the_actors_of_a_plan_without_a_pending_one(ray_folder):
     assert 1e9 < node.memory < 1e13
 
 
+@pytest.mark.slow
 def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):
     (Path(ray_folder) / "ray").mkdir()
     serial = fedsim.run(config(kind="serial"), tmp_path / "serial")
@@ -129,6 +127,7 @@ def test_joining_a_cluster_by_its_address(ray_folder, tmp_path):
     assert rounds_of(joined) == rounds_of(serial)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_an_actor_without_the_gpu_that_ray_promised_is_refused(ray_folder, tmp_path):
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)

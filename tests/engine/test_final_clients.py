@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import fedsim
+from tests.engine.chaos import SHARE
 from tests.methods import config, results
 
 pytestmark = pytest.mark.ray
@@ -15,7 +16,7 @@ def settings(name, **engine):
         name,
         data={"heldout_clients": 2, "client_test_fraction": 0.2, "test_fraction": 0.5},
         evaluation={"finetune_epochs": 2},
-        engine=engine,
+        engine=SHARE | engine,
     )
 
 

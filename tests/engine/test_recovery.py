@@ -67,6 +67,7 @@ def test_a_client_that_hangs_is_taken_from_its_actor(shared_ray, orders, undistu
     assert store.read("errors")["error"].str.contains("beyond the client timeout").all()
 
 
+@pytest.mark.slow
 def test_actors_killed_while_they_are_idle_and_a_lost_object(
     shared_ray, orders, undisturbed, tmp_path, monkeypatch
 ):
@@ -106,7 +107,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
     ("policy", "actors"),
     [
         ("raise", 2),
-        ("drop", 1),
+        pytest.param("drop", 1, marks=pytest.mark.slow),
         pytest.param("raise", 1, marks=pytest.mark.nightly),
         pytest.param("drop", 2, marks=pytest.mark.nightly),
     ],
@@ -133,7 +134,7 @@ def test_work_that_is_lost_again_and_again(policy, actors, shared_ray, orders, t
     assert store.read("errors").query("client_id == 2")["attempt"].tolist() == [1, 2]
 
 
-@pytest.mark.parametrize("build", ["build", "build_late"])
+@pytest.mark.parametrize("build", ["build", pytest.param("build_late", marks=pytest.mark.slow)])
 def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
     build, shared_ray, orders, tmp_path
 ):

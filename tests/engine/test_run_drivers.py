@@ -23,7 +23,7 @@ from fedsim.engine.ray.pool import Session
 from fedsim.training import setup
 from fedsim.training.parallel import control, execute
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
 TABLES = ("rounds.csv", "clients.csv", "partition.csv", "model.safetensors")
 
 

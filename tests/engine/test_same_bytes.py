@@ -8,6 +8,7 @@ import pytest
 
 import fedsim
 from fedsim.config.run import RunConfig
+from tests.engine.chaos import SHARE
 
 pytestmark = pytest.mark.ray
 
@@ -23,7 +24,7 @@ def run(method: str, out: Path, session=None, **engine: object) -> dict[str, byt
         data={"num_clients": 8},
         train={"rounds": 3, "sample_rate": 0.5},
         evaluation={"batch_size": 64},
-        engine=engine,
+        engine=SHARE | engine,
     )
     store = fedsim.run(config, out, session=session)
     own = method in ("fedbn", "fedpac")
@@ -40,7 +41,7 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, t
     engines = {
         "one": {"actors": 1},
         "two": {"actors": 2},
-        "own": {"actors": "per-client", "cpus_per_client": 0.25},
+        "own": {"actors": "per-client"},
     }
     for name, engine in engines.items():
         got = run(method, tmp_path / name, shared_ray, **engine)
@@ -48,6 +49,7 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, t
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
+@pytest.mark.slow
 def test_images_that_each_node_reads_itself(shared_ray, tmp_path, monkeypatch):
     reference = run("fedavg", tmp_path / "driver", shared_ray)
     assert run("fedavg", tmp_path / "node", shared_ray, data_from="node") == reference
@@ -59,7 +61,7 @@ def test_images_that_each_node_reads_itself(shared_ray, tmp_path, monkeypatch):
 
 
 def test_large_updates_travel_one_by_one_with_the_same_bits(shared_ray, tmp_path, monkeypatch):
-    together = run("fedbn", tmp_path / "together", shared_ray)
+    together = run("fedbn", tmp_path / "together", kind="serial")
     monkeypatch.setattr("fedsim.engine.ray.executor.SMALL_UPDATE", 0)
     assert run("fedbn", tmp_path / "alone", shared_ray) == together
 
@@ -69,6 +71,7 @@ def test_an_error_in_a_client_names_round_and_client(shared_ray, tmp_path):
         algorithm="tests.engine.broken:build",
         data={"num_clients": 4},
         train={"rounds": 3, "sample_rate": 1.0},
+        engine=SHARE,
     )
     with pytest.raises(
         fedsim.core.errors.WorkerError,

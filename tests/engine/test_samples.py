@@ -13,6 +13,7 @@ from fedsim.config.run import RunConfig
 from fedsim.engine.base import SAMPLES
 from fedsim.engine.ray.calls import EvaluationCall
 from tests.decomposing import OWN
+from tests.engine.chaos import SHARE
 
 pytestmark = pytest.mark.ray
 
@@ -46,7 +47,7 @@ def run(settings, out: Path, session=None) -> dict[str, bytes]:
 
 
 ENGINES = {
-    name: {"actors": actors, "cpus_per_client": 0.25}  # alike, so that they stay warm
+    name: {"actors": actors} | SHARE
     for name, actors in (("one", 1), ("two", 2), ("own", "per-client"))
 }
 
@@ -80,8 +81,11 @@ def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
 @pytest.mark.parametrize(
     "evaluation",
     [
-        {"decompose_split": "common_test", "batch_size": 7},
-        {"decompose_split": "test", "decompose_scope": "cohort", "batch_size": 1000},
+        pytest.param({"decompose_split": "common_test", "batch_size": 7}, marks=pytest.mark.slow),
+        pytest.param(
+            {"decompose_split": "test", "decompose_scope": "cohort", "batch_size": 1000},
+            marks=pytest.mark.slow,
+        ),
         {"decompose_split": "train", "decompose_max_samples": 5},
     ],
 )
@@ -109,7 +113,7 @@ def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch
     monkeypatch.setattr(ray, "put", counting)
     monkeypatch.setattr(EvaluationCall, "begin", watched)
     evaluation = {"decompose_every": 1, "clients_every": 0, "batch_size": 16}
-    engine = {"actors": 3, "cpus_per_client": 0.25}
+    engine = {"actors": 3} | SHARE
     fedsim.run(config("fedavg", evaluation, **engine), tmp_path / "run", session=shared_ray)
     vectors = [value for value in puts if hasattr(value, "nbytes")]
     assert len(vectors) == 1 + 3 * (1 + 4), "the start, and each round's four and their mean"

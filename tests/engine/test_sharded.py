@@ -32,7 +32,7 @@ from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from tests.engine.broken import Holder
 
-pytestmark = [pytest.mark.ray, pytest.mark.usefixtures("no_ray")]
+pytestmark = pytest.mark.ray
 
 M, SIZE, STATS = 5, 3_300_000, 1001
 EMPTY = np.empty(0, np.float32)
@@ -112,23 +112,35 @@ def no_other(incidents):
     return []
 
 
+METHODS = {
+    "fedavg": {},
+    "fedld": {},
+    "fedld by tensor": {"blocks": "tensor"},
+    "fedgh": {},
+    "fedld_released": {},
+}
+
+
+def test_the_bits_of_the_driver_on_one_node(shared_ray):
+    check_bits([node["NodeID"] for node in ray.nodes()] * 2, {"fedld": {}})
+
+
+@pytest.mark.slow
 def test_the_bits_of_the_driver_for_every_rule(two_nodes):
+    check_bits(two_nodes, METHODS)
+
+
+def check_bits(nodes, methods):
+    """Two rounds of servers, once with the updates here and once spread over two aggregators."""
     ranges = plan_shards(SIZE, "auto", 2)
     assert len(ranges) == 2
     aggregators = Aggregators(ranges)
-    methods = {
-        "fedavg": {},
-        "fedld": {},
-        "fedld by tensor": {"blocks": "tensor"},
-        "fedgh": {},
-        "fedld_released": {},
-    }
     states = {name: (RuleState(), RuleState()) for name in methods}
     try:
         for round in range(2):
             ctx = RoundContext(round=round, num_rounds=2, num_clients=20, lr=0.1, seed=3)
             rows = draw(round=round)
-            one, other = two_nodes
+            one, other = nodes
             held = trained(one, rows[:2], ranges) | trained(other, rows[2:], ranges, 2)
             for name, options in methods.items():
                 server = algorithms.load(name.split()[0], options).server
@@ -147,6 +159,7 @@ def test_the_bits_of_the_driver_for_every_rule(two_nodes):
         aggregators.close()
 
 
+@pytest.mark.slow
 def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_times(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []
@@ -181,6 +194,7 @@ def test_aggregators_are_spread_and_a_dead_one_is_replaced_a_bounded_number_of_t
         aggregators.close()
 
 
+@pytest.mark.slow
 def test_lost_updates_are_computed_again_and_no_others(two_nodes):
     ranges = plan_shards(SIZE, 2, 2)
     aggregators, incidents = Aggregators(ranges), []

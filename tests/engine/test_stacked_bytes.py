@@ -8,7 +8,7 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.training import driver
-from tests.engine.chaos import TABLES, Orders
+from tests.engine.chaos import SHARE, TABLES, Orders
 from tests.stopping import Stopper
 
 pytestmark = pytest.mark.ray
@@ -27,7 +27,7 @@ def config(method: str, model: str = "cnn", batch: int = 3, **engine: object) ->
         train={"rounds": 4, "sample_rate": 0.9, "batch_size": 16},
         evaluation={"batch_size": 64},
         clock={"work": "uniform(0.4, 1)"},
-        engine={"client_batch": batch, **engine},
+        engine=SHARE | {"client_batch": batch} | engine,
     )
 
 
@@ -50,16 +50,19 @@ def serial(tmp_path_factory: pytest.TempPathFactory):
     return of
 
 
-@pytest.mark.parametrize("method", ONCE)
-def test_one_two_and_per_client_actors_and_a_run_that_goes_on(method, shared_ray, serial, tmp_path):
-    engines = {
-        "one": {"actors": 1},
-        "two": {"actors": 2},
-        "own": {"actors": "per-client", "cpus_per_client": 0.25},
-    }
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_one_and_per_client_actors(method, shared_ray, serial, tmp_path):
+    engines = {"one": {"actors": 1}, "own": {"actors": "per-client"}}
     for name, engine in engines.items():
         store = fedsim.run(config(method, **engine), tmp_path / name, session=shared_ray)
         assert bytes_of(store) == serial(method), name
+
+
+@pytest.mark.parametrize("method", ONCE)
+def test_two_actors_and_a_run_that_goes_on(method, shared_ray, serial, tmp_path):
+    store = fedsim.run(config(method, actors=2), tmp_path / "two", session=shared_ray)
+    assert bytes_of(store) == serial(method)
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(
@@ -68,7 +71,8 @@ def test_one_two_and_per_client_actors_and_a_run_that_goes_on(method, shared_ray
     assert bytes_of(driver.resume(stopped, session=shared_ray)) == serial(method)
 
 
-@pytest.mark.parametrize("method", ONCE)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 def test_actors_killed_while_training_returning_and_evaluating(
     method, shared_ray, orders, serial, tmp_path
 ):

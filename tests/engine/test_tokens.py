@@ -18,7 +18,7 @@ TABLES = (
 @pytest.mark.parametrize(
     ("data", "method", "split"),
     [
-        ("phrases", "fedbn", "train"),
+        pytest.param("phrases", "fedbn", "train", marks=pytest.mark.slow),
         ("moods", "fedpac", "test"),
         pytest.param("phrases", "fedavg", "test", marks=pytest.mark.slow),
         pytest.param("numbers", "fedld", "train", marks=pytest.mark.slow),

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import psutil
+import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
@@ -111,6 +113,14 @@ def fedsim(*args: str) -> Result:
     told = [f"{w.category.__name__}: {w.message}" for w in caught]
     assert not told, f"fedsim {' '.join(args)}: a warning of Python: {told[0]}"
     return result
+
+
+def parts(count: int) -> list[Any]:
+    """Numbers of the parts ``cases[number::count]``; the first is tried by default, all are slow.
+
+    Take a count that has no divisor in common with the period in which the cases repeat.
+    """
+    return [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, count))]
 
 
 def tried(cases: Iterable[Case], folder: Path) -> None:

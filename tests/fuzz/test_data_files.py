@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.fuzz.harness import Case, Content, attempt, tried
+from tests.fuzz.harness import Case, Content, attempt, parts, tried
 
 pytestmark = pytest.mark.integration
 
@@ -133,9 +133,10 @@ def cases(name: str, number: int) -> list[Case]:
     return found
 
 
+@pytest.mark.parametrize("number", parts(5))
 @pytest.mark.parametrize("name", SETS)
-def test_mutations(name: str, tmp_path: Path) -> None:
-    tried(cases(name, 40), tmp_path)
+def test_mutations(name: str, number: int, tmp_path: Path) -> None:
+    tried(cases(name, 40)[number::5], tmp_path)
 
 
 @pytest.mark.parametrize("name", SETS)

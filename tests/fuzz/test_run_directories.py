@@ -12,7 +12,7 @@ import pytest
 
 import fedsim
 from fedsim.core.errors import Interrupted
-from tests.fuzz.harness import Case, tried
+from tests.fuzz.harness import Case, parts, tried
 
 pytestmark = pytest.mark.integration
 
@@ -144,7 +144,8 @@ def resuming(run: Path) -> list[tuple[str, Callable[[Path], None]]]:
     ]
 
 
-def test_resume(interrupted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", parts(5))
+def test_resume(number: int, interrupted: Path, tmp_path: Path) -> None:
     tried(
         (
             Case(
@@ -153,7 +154,7 @@ def test_resume(interrupted: Path, tmp_path: Path) -> None:
                 status=2 if name in CERTAIN and damage not in HARMLESS else (0, 1, 2),
                 files={"run": copied(interrupted, name, damage)},
             )
-            for name, damage in resuming(interrupted)
+            for name, damage in resuming(interrupted)[number::5]
         ),
         tmp_path,
     )
@@ -170,22 +171,25 @@ READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "
 READ += ("evaluations.csv", "decomposition.csv", "model.safetensors")
 
 
-@pytest.mark.parametrize("name", READ)
-def test_reading(name: str, finished: Path, tmp_path: Path) -> None:
-    draw = random.Random(name)
-    tried(
-        (
-            Case(
-                f"{damage.__name__} {name}, {line}",
-                line,
-                status=(0, 1, 2),
-                files={"run": copied(finished, name, damage)},
-            )
-            for damage in DAMAGES
-            for line in draw.sample(READERS, 2)
-        ),
-        tmp_path,
-    )
+def reading(run: Path) -> list[Case]:
+    """Every damage of each file, for two commands that read it."""
+    draws = {name: random.Random(name) for name in READ}
+    return [
+        Case(
+            f"{damage.__name__} {name}, {line}",
+            line,
+            status=(0, 1, 2),
+            files={"run": copied(run, name, damage)},
+        )
+        for name in READ
+        for damage in DAMAGES
+        for line in draws[name].sample(READERS, 2)
+    ]
+
+
+@pytest.mark.parametrize("number", parts(7))
+def test_reading(number: int, finished: Path, tmp_path: Path) -> None:
+    tried(reading(finished)[number::7], tmp_path)
 
 
 def test_in_use(finished: Path, interrupted: Path, tmp_path: Path) -> None:

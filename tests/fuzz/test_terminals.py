@@ -60,6 +60,7 @@ def test_a_list_is_shown_whatever_the_terminal(environment: dict[str, str], tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_a_home(tmp_path: Path) -> None:
     status, out, err = ended(started(tmp_path, *PARTITION, without=("HOME", "XDG_CACHE_HOME")))
     assert (status, err) == (0, b"")
@@ -75,7 +76,9 @@ def test_names_in_other_scripts_in_a_plain_locale(tmp_path: Path) -> None:
     assert err.count(b"\n") == 1
 
 
-@pytest.mark.parametrize("args", [LIST, ("--help",), PARTITION], ids=" ".join)
+@pytest.mark.parametrize(
+    "args", [LIST, ("--help",), pytest.param(PARTITION, marks=pytest.mark.slow)], ids=" ".join
+)
 def test_a_reader_that_goes_away(args: tuple[str, ...], tmp_path: Path) -> None:
     process = started(tmp_path, *args, PYTHONUNBUFFERED="1")
     assert process.stdout is not None

@@ -263,6 +263,7 @@ def test_ctrl_c_is_one_calm_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.stderr == "interrupted before the first round\n"
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsim", "run", *QUICK, "--rounds", "100000", "--out", "r"]
     command += ["--set", "evaluation.every=100000"]
@@ -318,7 +319,14 @@ def test_a_sweep_does_not_take_another_run_for_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "place"), [("run", "."), ("run", "mine"), ("sweep", "mine"), ("config", "mine")]
+    ("how", "place"),
+    [
+        ("sweep", "mine"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("run", "."), ("run", "mine"), ("config", "mine"))
+        ),
+    ],
 )
 def test_the_console_script_finds_the_users_own_modules(
     how: str, place: str, tmp_path: Path

@@ -85,7 +85,7 @@ def test_one_line_exit_2_and_nothing_written(case: str, tmp_path: Path) -> None:
     make, arguments, parts = CASES[case]
     make()
     before = sorted(tmp_path.iterdir())
-    result = CliRunner().invoke(main, ["run", *arguments])
+    result = CliRunner().invoke(main, ["run", "--engine", "serial", *arguments])
     assert result.exit_code == 2
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1

@@ -74,6 +74,7 @@ def test_the_first_round_of_the_serial_engine_imports_little(tmp_path: Path) -> 
     assert not found & (HEAVY - {"torch"} | unused)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_nothing_compiles_at_the_end_of_a_serial_run(tmp_path: Path) -> None:
     args = ["run", "--engine", "serial", "--rounds", "1", "--clients", "5", "--out"]
