@@ -47,6 +47,9 @@ _EARLIER: dict[str, dict[str, Any]] = json.loads(
 )
 """By section and key what stands for a column that an earlier version did not write, where other
 runs have it; written by docs/earlier.py."""
+_WITNESS = "train.lr"
+"""A column of every summary.csv that has settings; those before 0.1.0 had none, so that what they
+lack is not known."""
 _SECTIONS = ("data", "model", "train", "evaluation", "clock")
 """The sections that every run has; the others are of the methods and data sets that it uses."""
 SHOWN = 8
@@ -164,10 +167,10 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
-    for column in table.columns:
+    for column in table.columns if _WITNESS in table else ():
         section, _, leaf = str(column).partition(".")
         if leaf in _EARLIER.get(section, {}):
-            lacking = table[column].isna() & _uses(table, section)
+            lacking = table[column].isna() & table[_WITNESS].notna() & _uses(table, section)
             table[column] = table[column].mask(lacking, _EARLIER[section][leaf])
     return table.astype({column: float for column in RESULTS})
 

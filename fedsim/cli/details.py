@@ -133,10 +133,16 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the keys that an earlier version did not know."""
+    """The settings with the keys that an earlier version did not know.
+
+    Model and partition have the data set's default where the first versions left them open.
+    """
     from fedsim.config import earlier
 
-    return earlier.values(*earlier.used(settings)) | dict(settings)
+    found = earlier.values(*earlier.used(settings)) | dict(settings)
+    standard = default_settings(found)
+    left_open = [key for key in ("model.name", "data.partition") if found[key] is None]
+    return found | {key: standard[key] for key in left_open}
 
 
 def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:

@@ -339,6 +339,6 @@ def test_choices_that_are_refused(runs: Path, arguments: tuple[str, ...], messag
 def test_no_run_has_the_setting(runs: Path) -> None:
     result = select(*runs.glob("fedavg*"), "--by", "fedld.keep")
     assert result.exit_code == 2
-    run_of(runs / "more", "fedavg", 0, [0.1, 0.2, 0.3], [0.1] * 3, **{"train.clip_norm": None})
-    result = select(runs / "more", "--by", "train.clip_norm")
-    assert "no run has a value of train.clip_norm to choose" in result.stderr
+    run_of(runs / "more", "fedprox", 0, [0.1, 0.2, 0.3], [0.1] * 3, **{"fedprox.mu": None})
+    result = select(runs / "more", "--by", "fedprox.mu")
+    assert "no run has a value of fedprox.mu to choose" in result.stderr

@@ -160,7 +160,7 @@ def test_every_differing_setting_is_named(runs: Path) -> None:
     with pytest.raises(AnalysisError) as caught:
         groups_of(runs)
     assert str(caught.value) == (
-        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.01, 0.5): give "
+        "the runs of fedld differ in fedld.weight (0.1, 0.9, 10); train.lr (0.5, unset): give "
         "runs that do not differ, or group with --by algorithm --by fedld.weight --by train.lr"
     )
 
@@ -170,7 +170,7 @@ def test_compared_methods_share_their_data_but_not_their_training(runs: Path) ->
     assert len(groups_of(runs)) == 3
     make_run(runs, "fedgh", 0, [0.1, 0.2, 0.3], **{"data.seed": 7, "model": "resnet18"})
     with pytest.raises(
-        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(0, 7\)"
+        AnalysisError, match=r"the runs differ in model \(cnn, resnet18\); data\.seed \(0, 7, unset"
     ):
         groups_of(runs)
 
@@ -186,7 +186,7 @@ def test_what_no_result_depends_on_may_differ(runs: Path) -> None:
     assert list(found[1].runs["seed"]) == [0, 1, 2, 7]
     assert not set(harmless) & set(settings(found[1].runs))
     make_run(runs, "fedld", 8, [0.1, 0.2, 0.3], **{"evaluation.every": 2})
-    with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(1, 2\)"):
+    with pytest.raises(AnalysisError, match=r"differ in evaluation\.every \(2, unset\)"):
         groups_of(runs)
 
 
@@ -497,12 +497,21 @@ def test_older_runs_are_grouped_with_those_of_today(tmp_path: Path) -> None:
 
 
 def test_settings_that_older_runs_lack_have_the_value_that_stands_for_them(tmp_path: Path) -> None:
-    run_of(tmp_path, "fedld", 0, [0.5])
-    run_of(tmp_path, "fedld", 1, [0.5], **{"data.group": "none"})
-    run_of(tmp_path, "fedavg", 0, [0.5], **{"data.group": "none"})
+    lr, none = {"train.lr": 0.01}, {"data.group": "none", "train.lr": 0.01}
+    run_of(tmp_path, "fedld", 0, [0.5], **lr)
+    run_of(tmp_path, "fedld", 1, [0.5], **none)
+    run_of(tmp_path, "fedavg", 0, [0.5], **none)
     assert [len(group.runs) for group in groups_of(tmp_path)] == [1, 2]
-    run_of(tmp_path, "fedld", 2, [0.5], **{"data.group": "patient"})
+    run_of(tmp_path, "fedld", 2, [0.5], **lr, **{"data.group": "patient"})
     with pytest.raises(AnalysisError, match=r"the runs differ in data\.group \(none, patient\)"):
+        groups_of(tmp_path)
+
+
+def test_what_runs_without_any_settings_lack_is_not_known(tmp_path: Path) -> None:
+    """Versions before 0.1.0 had the settings in config.yaml alone."""
+    run_of(tmp_path, "fedld", 0, [0.5])
+    run_of(tmp_path, "fedld", 1, [0.5], **{"train.batch_size": 50, "train.lr": 0.01})
+    with pytest.raises(AnalysisError, match=r"train\.batch_size \(50, unset\); train\.lr \(0\.01"):
         groups_of(tmp_path)
 
 

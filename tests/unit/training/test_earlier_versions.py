@@ -183,13 +183,14 @@ def test_all_keys_that_compare_shows_are_there():
 COLUMNS = {
     key: value
     for key, value in settings_of(FILLED).items()
-    if value is not None and key not in ("data.partition", "server")
+    if value is not None and key not in ("data.partition", "train.lr", "server")
 }
 """The columns of summary.csv that settings of a key fill, but for those of every version."""
 
 
 def test_tables_take_a_missing_column_as_its_earlier_value(tmp_path):
-    runs = [run_of(tmp_path, "fedprox", seed, [0.5], server="fedadam") for seed in range(3)]
+    method = {"server": "fedadam", "train.lr": 0.01}
+    runs = [run_of(tmp_path, "fedprox", seed, [0.5], **method) for seed in range(3)]
     others = {column: another(column) for column in COLUMNS}
     for run, settings in zip(runs[1:], (COLUMNS, others), strict=True):
         file = run / "summary.csv"
@@ -203,15 +204,15 @@ def test_tables_take_a_missing_column_as_its_earlier_value(tmp_path):
 
 @pytest.mark.parametrize("column", ["model.trainable", "train.optimizer", "fedprox.mu"])
 def test_tables_keep_a_missing_column_apart_from_another_value(column, tmp_path):
-    run_of(tmp_path, "fedprox", 0, [0.5])
-    run_of(tmp_path, "fedprox", 1, [0.5], **{column: another(column)})
+    run_of(tmp_path, "fedprox", 0, [0.5], **{"train.lr": 0.01})
+    run_of(tmp_path, "fedprox", 1, [0.5], **{"train.lr": 0.01, column: another(column)})
     with pytest.raises(AnalysisError, match=rf"differ in {column} \("):
         groups_of(tmp_path)
 
 
 def test_a_method_has_no_options_of_other_methods_in_a_table(tmp_path):
-    run_of(tmp_path, "fedavg", 0, [0.5])
-    run_of(tmp_path, "fedprox", 0, [0.5], **{"fedprox.mu": 0.1})
+    run_of(tmp_path, "fedavg", 0, [0.5], **{"train.lr": 0.01})
+    run_of(tmp_path, "fedprox", 0, [0.5], **{"train.lr": 0.01, "fedprox.mu": 0.1})
     table = summaries([run.parent for run in tmp_path.rglob("summary.csv")])
     assert table.set_index("algorithm")["fedprox.mu"].isna().to_dict() == {
         "fedavg": True,
