@@ -1,6 +1,6 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -8,6 +8,7 @@ import pandas as pd
 
 from . import (
     AnalysisError,
+    captions,
     curves,
     layout,
     names,
@@ -19,6 +20,7 @@ from . import (
     trials,
     units,
 )
+from .captions import UNFINISHED
 from .overview import Descriptions
 from .runs import find, group, summaries, unit_among, write_csv
 from .scores import SCORES, TAKES
@@ -76,7 +78,7 @@ def curves_command(
     unit: ExperimentalUnit, smooth: int,
 ) -> None:  # fmt: skip
     """Learning curves per method: mean and 95 % interval over seeds or partitions."""
-    runs = _summaries(dirs)
+    runs, _ = _summaries(dirs)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth), out)
@@ -133,18 +135,17 @@ def table_command(
     A number after ± is the half-width of the 95 % confidence interval of the mean over seeds, or
     over partitions of the data with '--unit partition'. Bold is the best mean, where it differs
     significantly from each of the others. A dagger marks methods with a collapsed run, whose final
-    model predicts one class only or has at most the balanced accuracy of chance.
+    model predicts one class only or has at most the balanced accuracy of chance. They are never
+    bold, nor are methods without runs that others have; below the table stands which.
     """
     _check(out, list(layout.FORMATS))
-    runs = _summaries(dirs)
-    made = [
-        table
-        for name in metrics
-        for table in tables.make(name, runs, by, columns, baseline, test, takes, unit)
-    ]
+    runs, unfinished = _summaries(dirs)
+    made = []
     for metric in metrics:
-        for run in tables.runs_without(metric, runs, by):
-            click.echo(f"left out {run}: no rows in {tables.FILES[metric]}.csv", err=True)
+        own = tables.make(metric, runs, by, columns, baseline, test, takes, unit)
+        without = tables.runs_without(metric, runs, by, unit)
+        _tell(without)
+        made += captions.left_out(own, unfinished | without)
     if out is None:
         click.echo(layout.markdown(made), nl=False)
         return
@@ -188,7 +189,7 @@ def report_command(
         click.echo(f"wrote {report.write_search(dirs[0], out, title).page}")
         return
     written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics, unit)
-    _tell(written.unfinished)
+    _tell({UNFINISHED: written.unfinished})
     for absent in written.absent:
         click.echo(f"left out {absent.title}: {absent.reason}", err=True)
     click.echo(f"wrote {written.page}")
@@ -216,7 +217,8 @@ def select_command(
 ) -> None:  # fmt: skip
     """Choose a hyperparameter by the best mean on the validation part."""
     _check(out, [".csv"])
-    table = selection.choose(_summaries(dirs), by, within, metric, unit)
+    runs, unfinished = _summaries(dirs)
+    (table,) = captions.left_out([selection.choose(runs, by, within, metric, unit)], unfinished)
     click.echo(layout.markdown([table]), nl=False)
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
@@ -224,16 +226,19 @@ def select_command(
         click.echo(f"wrote {out}")
 
 
-def _summaries(dirs: Sequence[Path]) -> pd.DataFrame:
-    """The summaries of the finished runs; the others are named on standard error."""
+def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]]]:
+    """The summaries of the finished runs, and the others, which are named on standard error."""
     finished, unfinished = find(dirs)
-    _tell(unfinished)
-    return summaries(finished)
+    left_out = {UNFINISHED: unfinished}
+    _tell(left_out)
+    return summaries(finished), left_out
 
 
-def _tell(unfinished: Sequence[Path]) -> None:
-    for run in unfinished:
-        click.echo(f"left out {run}: no summary.csv, the run has not finished", err=True)
+def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:
+    """Names runs that are left out, by the reason, on standard error."""
+    for reason, runs in left_out.items():
+        for run in runs:
+            click.echo(f"left out {run}: {reason}", err=True)
 
 
 def _check(out: Path | None, suffixes: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import pandas as pd
 
 from . import AnalysisError
+from .captions import comparisons, signs
 from .client_parts import heldout_parts, last_accuracies
-from .layout import PERCENT, Table, comparisons, crossed, crossed_heads, signs, with_seeds
+from .layout import PERCENT, Table, crossed, crossed_heads, with_seeds
 from .runs import Group
 from .stats import Test, Values, cells, ranked, reference
 from .style import title as title_of

@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from . import panels, series, stats, style, units
-from .layout import COLLAPSE, Table, Unit, power_words
+from .captions import power_words
+from .layout import COLLAPSE, Table, Unit
 from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
 from .scores import COLLAPSED, SCORES, TAKES, by_run, counts
@@ -36,6 +37,7 @@ def findings(facets: Facets, score: str, baseline: str | None, compared: Table) 
         told.append(f"The {len(facets) - MOST} other settings are in the tables.")
     if baseline is not None:
         told.append(_against(baseline, compared.data, SCORES[score].unit))
+    told.append(_missing(facets, score))
     told.append(_collapsed(facets))
     return [text for text in told if text]
 
@@ -50,6 +52,8 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     found = stats.ranking(values, lowest=shown.lowest)
     if found is None:
         return f"{where}no {title}."
+    if found.leader is None:
+        return f"{where}no method is ranked by {title}: each lacks runs that others have."
     best = stats.of_runs(values[found.leader])
     name = style.title(found.leader)
     number = f"{shown.unit.spread(best)} {shown.unit.name} ({_over(best)})"
@@ -60,30 +64,35 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     tied = [
         label
         for label in found.adjusted
-        if abs(units.means(values[label]).mean() - best.mean) <= near
+        if label not in found.missing and abs(units.means(values[label]).mean() - best.mean) <= near
     ]
+    if any(label in found.missing for label in found.adjusted):
+        title += " of the methods with all runs"
     if tied:
         names = _listed([name, *map(style.title, tied)])
         verb = "have the same" if len(tied) == len(found.adjusted) else f"share the {kind}"
         return f"{where}{names} {verb} {title}: {shown.unit.number(best.mean)} {shown.unit.name}."
     fallen = counts(groups).get(found.leader, 0)
-    if found.differs and not fallen:
+    if found.leads and not fallen:
         count = len(found.adjusted)
         others = "the other method" if count == 1 else f"each of the {count} others"
+        others += f" over the {best.unit}s that both have" * bool(found.missing)
         others += " (Holm-corrected over them)" * (count > 1)
         told = f"{where}**{name} has the {kind} {title}**, {number}, significantly"
         return f"{told} {_side(shown.lowest)} {others}."
     told = f"{where}{name} has the {kind} {title}, {number}"
-    different = [style.title(label) for label, p in found.adjusted.items() if p < SIGNIFICANT]
-    equal = [style.title(label) for label in found.adjusted if style.title(label) not in different]
+    above, below = found.differing(1), found.differing(-1)
+    equal = [label for label in found.adjusted if label not in (*above, *below)]
+    side, other = _side(shown.lowest), _side(not shown.lowest)
+    said = {f"significantly {side}": above, f"significantly {other}": below}
     if all(math.isnan(p) for p in found.adjusted.values()):
         told += f"; no test is possible without two common {best.unit}s whose differences vary."
-    elif not different:
+    elif not above and not below:
         told += ", but **does not differ significantly** from any other."
-    elif equal:
-        side = _side(shown.lowest)
-        told += f"; significantly {side} {_listed(different)}, "
-        told += f"not significantly {side} {_listed(equal)}."
+    elif equal or below:
+        said[f"not significantly {side}"] = equal
+        parts = [f"{how} {_listed([*map(style.title, of)])}" for how, of in said.items() if of]
+        told += f"; {', '.join(parts)}."
     else:
         told += "."
     return (
@@ -133,6 +142,25 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     return (
         f"Of {len(tested)} comparisons with {name}, {len(different)} {verb} significant (corrected "
         f"over all of them): {_listed(texts)}.{power}"
+    )
+
+
+def _missing(facets: Facets, score: str) -> str:
+    """Which groups lack runs that others have; empty if none does."""
+    texts = []
+    for setting, inside in facets.items():
+        values = by_run(inside, score, "final")
+        for label, count in stats.missing(values).items():
+            if count:
+                runs = stats.of_runs(values[label]).runs
+                where = f", {setting}" * bool(setting)
+                texts.append(f"{style.title(label)} ({runs} of {runs + count} runs{where})")
+    if not texts:
+        return ""
+    return (
+        f"**Incomplete: {_listed(texts)}.** These methods lack the value of runs that others have: "
+        "their means are over other runs than those of the others, and they are never called the "
+        "best."
     )
 
 

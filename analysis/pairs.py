@@ -11,23 +11,11 @@ from dataclasses import replace
 import pandas as pd
 
 from . import AnalysisError, style
-from .layout import (
-    EMPTY,
-    PERCENT,
-    Table,
-    Unit,
-    comparisons,
-    crossed,
-    crossed_heads,
-    interval_words,
-    signs,
-    spread,
-    unit_words,
-    with_seeds,
-)  # fmt: skip
+from .captions import comparisons, interval_words, signs, unit_words
+from .layout import EMPTY, PERCENT, Table, Unit, crossed, crossed_heads, spread, with_seeds
 from .runs import Group, group, known, order, text
 from .scores import completed, counts
-from .stats import SIGNIFICANT, TESTS, Cell, Test, cells, compared, ranked, ranking
+from .stats import SIGNIFICANT, TESTS, Cell, Test, cells, compared, missing, ranked
 from .units import ExperimentalUnit
 
 EXPERIMENT = ("dataset", "alpha", "num_clients", "sample_rate", "train.local_epochs")
@@ -187,12 +175,16 @@ def reached(
         for column, name in MEASURES.items():
             values = _by_run(groups, column)
             if any(series.notna().any() for series in values.values()):
-                whole = {row: own for row, own in values.items() if own.notna().all()}
-                place = ranking(whole, lowest=True)
-                leader = place.leader if place is not None and place.differs else None
+                head = f"{title}: {name}"
+                lacking = missing({row: pd.Series(0.0, own.index) for row, own in values.items()})
+                whole = {
+                    row: own
+                    for row, own in values.items()
+                    if own.notna().all() and not lacking[row]
+                }
                 found += [
-                    replace(cell, leads=cell.row == leader)
-                    for cell in cells({f"{title}: {name}": values})
+                    replace(cell, missing=lacking[cell.row])
+                    for cell in ranked(cells({head: values}), {head: whole}, lowest=True)
                 ]
                 runs += [len(series) for series in values.values()]
     shown = with_count(found, runs)
@@ -205,6 +197,8 @@ def reached(
         f"each of the others at level {SIGNIFICANT:g} (two-sided {TESTS['t']} over common {unit}s, "
         "Holm-corrected over these comparisons)."
     )
+    if fewer := dict.fromkeys(style.title(cell.row) for cell in found if cell.missing):
+        caption += f" Never bold, since they lack runs that others have: {'; '.join(fewer)}."
     heads = crossed_heads(shown, {cell.column: cell.column for cell in shown})
     made = crossed(
         "target", "Rounds and time to the target accuracy", caption, shown, heads,

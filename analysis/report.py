@@ -13,6 +13,7 @@ from markupsafe import Markup, escape
 
 from . import (
     AnalysisError,
+    captions,
     classes,
     clients,
     curves,
@@ -96,11 +97,12 @@ def write(
     _check(out)
     finished, unfinished = find(dirs)
     runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
+    without = {captions.UNFINISHED: unfinished}
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
     settings = settings_by(by, groups)
     final = tables.scored(groups, metrics[0], "final", baseline)
-    made = list(_tables(runs, groups, by, settings, baseline, metrics))
+    made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
     for folder in (out, out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
@@ -234,8 +236,11 @@ def _tables(
         yield from with_variances([pairs.accuracies(runs, by, unit=groups[0].unit)], layout.PERCENT)
     if pairs.any_target(runs):
         yield pairs.reached(runs, by, unit=groups[0].unit)
-    yield from tables.image_groups(groups, baseline)
-    yield from tables.decomposition(groups, baseline)
+    for name, rest in (
+        ("groups", tables.image_groups(groups, baseline)),
+        ("decomposition", tables.decomposition(groups, baseline)),
+    ):
+        yield from captions.left_out(rest, tables.without_rows(name, groups))
 
 
 def _picture(drawn: Drawing, folder: Path) -> Picture:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from . import units
 from .layout import NATS, PERCENT, Unit
 from .runs import Group, read
 
@@ -137,5 +138,8 @@ def counts(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per run, by label; ``groups`` are of :func:`completed` runs."""
-    return {one.label: one.by_run(column(score, take)) for one in groups}
+    """A score's value per run, by label, NaN where it is not finite.
+
+    ``groups`` are of :func:`completed` runs.
+    """
+    return {one.label: units.finite(one.by_run(column(score, take))) for one in groups}

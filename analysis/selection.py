@@ -9,11 +9,12 @@ from typing import Any
 import pandas as pd
 
 from . import AnalysisError, scores, series, style
-from .layout import COLLAPSE, Table, interval_words, unit_words
+from .captions import interval_words, unit_words
+from .layout import COLLAPSE, Table
 from .runs import Group, expanded, group, label_of, text, unit_among
 from .scores import SCORES, completed
 from .stats import Estimate, of_runs
-from .units import COLUMNS, ExperimentalUnit
+from .units import COLUMNS, ExperimentalUnit, complete, finite
 
 CHOSEN = "chosen"
 """Column of a selection: whether the value is chosen."""
@@ -30,7 +31,9 @@ def choose(
     """The value with the best mean on the validation part, for each of the methods.
 
     A run's validation score is the last one in its rounds.csv. Of equal means the first is
-    chosen. Methods without the setting are left out.
+    chosen. A value that lacks a run which another one of its method has, or whose score is not
+    finite in a run, is not chosen (:func:`analysis.units.complete`). Methods without the setting
+    are left out.
 
     The columns ``by`` of summary.csv are chosen together, once for each combination of the values
     of ``within``. ``metric`` is one of :data:`METRICS`, ``unit`` what the runs repeat; partitions
@@ -40,8 +43,8 @@ def choose(
         One row per value; the last column of its data is ``chosen``.
 
     Raises:
-        AnalysisError: a run without the metric, no run with the setting, or see
-            :func:`analysis.runs.group`.
+        AnalysisError: a run without the metric, no run with the setting, no value with all runs,
+            or see :func:`analysis.runs.group`.
     """
     table = completed(table, [METRICS[metric]])
     by = expanded(table, by)
@@ -79,6 +82,18 @@ def selection(data: pd.DataFrame) -> Table:
     ).strip()
     if data["n"].nunique() > 1:
         caption += f" The values have different numbers of {over}s."
+    if "missing" in data and data["missing"].any():
+        fewer = [
+            f"{style.title(row['method'])}, " * (data["method"].nunique() > 1)
+            + ", ".join(f"{column}={row[column]}" for column in by)
+            + f" ({row['missing']})"
+            for row in data.to_dict("records")
+            if row["missing"]
+        ]
+        caption += (
+            " Never chosen, as a failed trial of fedsim tune: values that lack runs which others "
+            f"have, or whose score is not finite; how many: {'; '.join(fewer)}."
+        )
     if "collapsed" in data and data["collapsed"].any():
         caption += (
             f" {COLLAPSE} Collapsed in at least one run: the final model predicts one class only "
@@ -93,22 +108,35 @@ def selection(data: pd.DataFrame) -> Table:
 def _candidates(name: str, groups: Sequence[Group], by: Sequence[str], metric: str) -> pd.DataFrame:
     score = SCORES[METRICS[metric]]
     collapsed = scores.counts(groups)
+    values = {one.label: _validation(one, metric) for one in groups}
+    runs = set().union(*(own.index for own in values.values()))
     rows = []
     for one in groups:
         row = {"method": name} | {column: text(one.runs[column].iloc[0]) for column in by}
         found = of_runs(one.by_run(scores.column(METRICS[metric], "final")))
-        chosen_by = _validation(one, metric)
+        own = values[one.label]
+        chosen_by = of_runs(own)
         rows.append(row | {"n": chosen_by.n} | _numbers("val", chosen_by))
         rows[-1] |= _numbers("test", found)
         rows[-1] |= {"metric": metric, "collapsed": collapsed.get(one.label, 0)}
         if chosen_by.levels is not None:
             rows[-1]["seeds"] = chosen_by.levels.seeds
+        rows[-1]["missing"] = len(runs) - len(finite(own).dropna())
     data = pd.DataFrame(rows)
-    means = data["val_mean"]
+    means = data["val_mean"][[complete(values[one.label], runs) for one in groups]]
+    if means.empty:
+        fewer = [f"{', '.join(str(row[c]) for c in by)}: {row['missing']}" for row in rows]
+        of = "" if name == EVERY else f"{name}: "
+        raise AnalysisError(
+            f"{of}every value of {', '.join(by)} lacks runs that another one has, or their "
+            f"{metric} is not finite ({'; '.join(fewer)}), so that none can be chosen; give the "
+            "same seeds for each value, all finished"
+        )
     return data.assign(chosen=data.index == (means.idxmin() if score.lowest else means.idxmax()))
 
 
-def _validation(one: Group, metric: str) -> Estimate:
+def _validation(one: Group, metric: str) -> pd.Series[float]:
+    """The metric of each run after its last evaluated round."""
     found = series.by_run([one], "rounds", [metric], (), take="last").get(one.label)
     values = None if found is None else found[metric].droplevel(series.WHOLE)
     runs = one.runs.set_index(list(COLUMNS[one.unit]))["path"]
@@ -120,7 +148,7 @@ def _validation(one: Group, metric: str) -> Estimate:
             + "; earlier versions recorded val_accuracy and val_loss alone"
             * (metric not in ("val_accuracy", "val_loss"))
         )
-    return of_runs(values)
+    return values
 
 
 def _numbers(part: str, found: Estimate) -> dict[str, float]:

@@ -75,11 +75,14 @@ class Comparison:
         difference: method minus baseline, over the common units.
         p: two-sided p value; NaN if not available.
         reason: why p is not available, else empty.
+        sign: 1 if the method is above the baseline, by the mean difference and by the statistic of
+            the test, -1 if it is below by both, else 0.
     """
 
     difference: Estimate
     p: float
     reason: str = ""
+    sign: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ class Cell:
             rejects whatever the other p values are.
         leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
         collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
+        missing: number of runs without a value (:func:`missing`).
     """
 
     row: str
@@ -109,6 +113,7 @@ class Cell:
     level: float = math.nan
     leads: bool = False
     collapsed: int = 0
+    missing: int = 0
 
     @property
     def mark(self) -> str:
@@ -149,8 +154,8 @@ def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, std and interval of the values, NaN excluded."""
-    there = np.asarray([value for value in values if not math.isnan(value)])
+    """Mean, std and interval of the values that are finite."""
+    there = np.asarray([value for value in values if math.isfinite(value)])
     mean = float(there.mean()) if len(there) else math.nan
     std = float(there.std(ddof=1)) if len(there) > 1 else math.nan
     half = half_width(np.array(std), np.array(float(len(there))))
@@ -160,8 +165,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 def of_runs(values: pd.Series[float]) -> Estimate:
     """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
-    See :func:`analysis.units.means`; NaN values are excluded.
+    See :func:`analysis.units.means`; values that are not finite are excluded.
     """
+    values = units.finite(values)
     found = estimate(units.means(values).tolist())
     if units.unit_of(values.index) == "seed":
         return found
@@ -177,7 +183,8 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t
     The Wilcoxon test drops differences of zero; over n units its p value cannot be below 2 / 2^n.
     Differences that are equal up to rounding share a rank, see :func:`signed_levels`.
     """
-    ours, theirs = values.dropna().align(baseline.dropna(), join="inner")
+    ours, theirs = (units.finite(own).dropna() for own in (values, baseline))
+    ours, theirs = ours.align(theirs, join="inner")
     found = of_runs(ours - theirs)
     if found.n < 2:
         count = "no" if found.n == 0 else "only one"
@@ -187,13 +194,16 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t
     rounding = EQUAL * max(ours.abs().max(), theirs.abs().max())
     if np.ptp(differences) <= rounding:
         return Comparison(found, math.nan, f"the same difference for every {found.unit}")
+    sign = int(np.sign(found.mean))
     if test == "t":
-        return Comparison(found, float(stats.ttest_rel(ours, theirs).pvalue))
+        return Comparison(found, float(stats.ttest_rel(ours, theirs).pvalue), sign=sign)
     levels = signed_levels(differences, rounding)
-    p = float(stats.wilcoxon(levels).pvalue) if levels.any() else math.nan
-    return Comparison(
-        found, p, "" if levels.any() else f"the same difference for every {found.unit}"
-    )
+    if not levels.any():
+        return Comparison(found, math.nan, f"the same difference for every {found.unit}")
+    others = levels[levels != 0]
+    ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
+    p = float(stats.wilcoxon(levels).pvalue)
+    return Comparison(found, p, sign=sign if sign * ranks > 0 else 0)
 
 
 def signed_levels(differences: Floats, rounding: float) -> Floats:
@@ -259,14 +269,22 @@ def compared(
     ``other`` maps a label and all labels of its column to the one it is compared with; itself or
     None for no comparison. The paired test is over the seeds or partitions that both have.
     """
+    lacking = {
+        (column, label): count
+        for (column, _), group in rivals(values).items()
+        for label, count in missing(group).items()
+    }
     found = []
     for column, series in values.items():
         for label, own in series.items():
             theirs = other(label, series)
             comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
             found.append(
-                Cell(row=label, column=column, estimate=of_runs(own), comparison=comparison)
-            )
+                Cell(
+                    row=label, column=column, estimate=of_runs(own), comparison=comparison,
+                    missing=lacking[column, label],
+                )
+            )  # fmt: skip
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in found])
     level = SIGNIFICANT / max(1, sum(not math.isnan(p) for p in adjusted))
     return [
@@ -290,23 +308,52 @@ def _detectable(comparison: Comparison, level: float, test: Test) -> float:
     return units.detectable(comparison.difference.std, comparison.difference.n, level)
 
 
+def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
+    """How many runs each method lacks: its own without a finite value, and those of others.
+
+    ``values`` are by label, indexed by run. A run that no method has a value of, though all have
+    the run, is not missing: the score does not exist there, such as an AUC without one of the
+    classes.
+    """
+    runs = {label: set(own.index) for label, own in values.items()}
+    valued = {label: set(units.finite(own).dropna().index) for label, own in values.items()}
+    if not runs:
+        return {}
+    nowhere = set.intersection(*(runs[label] - valued[label] for label in runs))
+    every = set.union(*valued.values())
+    return {label: len((every | runs[label]) - valued[label] - nowhere) for label in runs}
+
+
 @dataclass(frozen=True)
 class Ranking:
     """The best of several methods, and its paired tests against each of the others.
 
     Args:
-        leader: the label with the best mean.
+        leader: the label with the best mean among the methods that lack no run; None if all do.
         adjusted: by label of the others: the p value after Holm's correction over them; NaN if not
             available.
+        signs: by label of the others: 1 where the leader is better over the common units, -1 where
+            it is worse (:attr:`Comparison.sign`).
+        missing: by label the number of runs that it lacks, without those that lack none.
     """
 
-    leader: str
+    leader: str | None
     adjusted: Mapping[str, float]
+    signs: Mapping[str, int]
+    missing: Mapping[str, int]
+
+    def differing(self, sign: int) -> list[str]:
+        """The others than which the leader is significantly better (1), or worse (-1)."""
+        return [
+            label
+            for label, p in self.adjusted.items()
+            if p < SIGNIFICANT and self.signs[label] == sign
+        ]
 
     @property
-    def differs(self) -> bool:
-        """Whether the leader differs significantly from every other method."""
-        return bool(self.adjusted) and all(p < SIGNIFICANT for p in self.adjusted.values())
+    def leads(self) -> bool:
+        """Whether the leader is significantly better than every other method."""
+        return bool(self.adjusted) and len(self.differing(1)) == len(self.adjusted)
 
 
 def ranking(
@@ -314,16 +361,29 @@ def ranking(
 ) -> Ranking | None:
     """Ranks methods by their mean over seeds or partitions; None without any value.
 
+    A method that lacks runs (:func:`missing`) cannot be the leader: its mean is over other units
+    than those of the rest. The leader is tested against it over the units that both have.
+
     ``values`` are by label, indexed by run. With ``lowest`` small values are better. Of equal
-    means the first leads.
+    means the first leads. Methods without any value are left out.
     """
-    means = {label: units.means(own).mean() for label, own in values.items() if own.notna().any()}
+    lacking = {label: count for label, count in missing(values).items() if count}
+    known = {label: units.finite(own) for label, own in values.items()}
+    means = {label: units.means(own).mean() for label, own in known.items() if own.notna().any()}
     if not means:
         return None
-    leader = (min if lowest else max)(means, key=lambda label: means[label])
-    others = [label for label in means if label != leader]
-    adjusted = holm([paired(values[leader], values[label], test).p for label in others])
-    return Ranking(leader, dict(zip(others, adjusted, strict=True)))
+    whole = [label for label in means if label not in lacking]
+    if not whole:
+        return Ranking(None, {}, {}, lacking)
+    leader = (min if lowest else max)(whole, key=lambda label: means[label])
+    tests = {k: paired(values[leader], values[k], test) for k in means if k != leader}
+    adjusted = holm([one.p for one in tests.values()])
+    return Ranking(
+        leader,
+        dict(zip(tests, adjusted, strict=True)),
+        {label: -one.sign if lowest else one.sign for label, one in tests.items()},
+        lacking,
+    )
 
 
 def ranked(
@@ -337,14 +397,11 @@ def ranked(
     """The cells, with what :attr:`Cell.leads` and :attr:`Cell.collapsed` say.
 
     The methods of a column are ranked among those with the same settings of data and schedule. A
-    method with a collapsed run never leads. ``collapsed`` counts them by column and label.
+    method with a collapsed or missing run never leads. ``collapsed`` counts the former by column
+    and label.
     """
-    rivals: dict[tuple[str, str], dict[str, pd.Series[float]]] = {}
-    for column, series in values.items():
-        for label, own in series.items():
-            rivals.setdefault((column, conditions(label)), {})[label] = own
-    places = {key: ranking(series, test, lowest=lowest) for key, series in rivals.items()}
-    leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.differs}
+    places = {key: ranking(series, test, lowest=lowest) for key, series in rivals(values).items()}
+    leading = {(key[0], r.leader) for key, r in places.items() if r is not None and r.leads}
     fallen = {key: count for key, count in (collapsed or {}).items() if count}
     return [
         replace(
@@ -354,6 +411,15 @@ def ranked(
         )
         for cell in found
     ]
+
+
+def rivals(values: Values) -> dict[tuple[str, str], dict[str, pd.Series[float]]]:
+    """The methods that are ranked among each other, by column and settings of data and schedule."""
+    found: dict[tuple[str, str], dict[str, pd.Series[float]]] = {}
+    for column, series in values.items():
+        for label, own in series.items():
+            found.setdefault((column, conditions(label)), {})[label] = own
+    return found
 
 
 def reference(label: str, labels: Collection[str], baseline: str | None) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import AnalysisError, pairs, scores, series
+from .captions import comparisons, incomplete, signs, unit_words
 from .client_spread import spreads_of_clients
 from .layout import (
     NATS,
@@ -15,14 +16,11 @@ from .layout import (
     PERCENT,
     PLAIN,
     Table,
-    comparisons,
     crossed,
     crossed_heads,
     detailed,
-    signs,
-    unit_words,
     with_seeds,
-)  # fmt: skip
+)
 from .runs import Group, group, known, order, text, unit_among
 from .scores import SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Test, Values, cells, ranked
@@ -115,9 +113,21 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
         raise AnalysisError(f"in no run rounds.csv has test_{score}")
 
 
-def runs_without(name: str, runs: pd.DataFrame, by: Sequence[str]) -> list[Path]:
-    """The runs that a table leaves out because they lack its file or rows in it."""
-    return series.absent(group(runs, by), FILES[name]) if name in FILES else []
+def runs_without(
+    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit = "seed"
+) -> dict[str, list[Path]]:
+    """The runs that a table leaves out because they lack its file or rows in it, by the reason.
+
+    The arguments are those of :func:`make`.
+    """
+    if name not in FILES:
+        return {}
+    return without_rows(name, group(runs, by, unit_among(runs, by, unit)))
+
+
+def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
+    """The runs that lack the file of a table of :data:`FILES`, or rows in it, by the reason."""
+    return {f"no rows in {FILES[name]}.csv": series.absent(groups, FILES[name])}
 
 
 def scored(
@@ -240,6 +250,7 @@ def decomposition(
             name = f"decomposition_{span}_{split}_{scope}"
             title = f"Terms of the loss ({split}, {scope}), {words}"
             statistics = cells(values, baseline, test)
+            caption += incomplete(statistics, ranked=False)
             caption += comparisons(statistics, baseline, test, NATS)
             shown = {cell: with_interval(cell) for cell in statistics}
             tables.append(crossed(name, title, caption, shown, TERMS))

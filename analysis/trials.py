@@ -175,13 +175,18 @@ def confirmed(folder: Path, search: Search) -> Table | None:
             cells.append(unit.spread(Estimate(mean=mean, std=std, n=row["n"], half=half)))
         rows.append(cells)
     ci = " ± 95 % CI" * bool((data["n"] > 1).any())
+    failed = data["failed"] > 0 if "failed" in data else pd.Series(False, data.index)
+    first = "The first row has the best validation mean; it is `best.yaml`. "
+    if failed.any():
+        first = "" if failed.all() else first
+        first += "Trials of which a run on these seeds failed have no value"
+        first += "; `best.yaml` is that of the search. " if failed.all() else ", and stand last. "
     return Table(
         name="confirmed",
         title="The best trials on fresh training seeds",
         caption="The best trials of the search were trained again with n training seeds that it "
-        "had not used: mean and half-width of the 95 % interval of the mean by Student's t. The "
-        "first row has the best validation mean; it is `best.yaml`. The value in the search is "
-        "optimistic, since it was chosen for being the best.",
+        "had not used: mean and half-width of the 95 % interval of the mean by Student's t. "
+        f"{first}The value in the search is optimistic, since it was chosen for being the best.",
         head=["Trial", *search.keys, "In the search", "n", *(f"{head}{ci}" for head in scores)],
         rows=rows,
         words=1,

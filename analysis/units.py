@@ -8,10 +8,11 @@ seeds. The tables of ``fedsim sweep`` use this module too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 from scipy import optimize, stats
 
@@ -78,6 +79,25 @@ def means(values: pd.Series[float]) -> pd.Series[float]:
     if unit_of(values.index) == "seed":
         return values
     return values.dropna().groupby(level=PARTITION).mean()
+
+
+def finite(values: pd.Series[float]) -> pd.Series[float]:
+    """The values, with NaN for infinite ones: neither is a result of a run."""
+    return values.where(np.isfinite(values.astype(float)))
+
+
+def complete(values: pd.Series[float], runs: Collection[Any]) -> bool:
+    """Whether each of the runs has a finite value.
+
+    The rule by which methods and candidates are ranked, those of ``fedsim tune`` and ``fedsim
+    select`` too: one that lacks the value of a run is not chosen and does not lead, whatever its
+    other runs give, since a run that fails is rarely one that would have done well.
+
+    Args:
+        values: one per run, indexed by run.
+        runs: all that there should be, as in the index.
+    """
+    return set(runs) <= set(finite(values).dropna().index)
 
 
 def repeats_partitions(partitions: pd.Series[Any], groups: pd.Series[Any]) -> bool:

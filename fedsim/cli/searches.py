@@ -109,7 +109,9 @@ def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
     click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
     shown = []
     for line in rows:
-        row = {"trial": str(line["trial"]), "n": str(line["n"])}
+        failed = int(line.get("failed") or 0)
+        of = f" of {line['n'] + failed}" if failed else ""
+        row = {"trial": str(line["trial"]), "n": f"{line['n']}{of}"}
         row["in the search"] = f"{line['value']:.4f}"
         for head, column in ((by, by), ("final test accuracy", "final_test_accuracy")):
             row[head] = interval(line[f"{column}_mean"], line[f"{column}_ci95"], 4)

@@ -162,7 +162,7 @@ def tune(
             stack.enter_context(files.lock(folder))
             search = Tuning(plan, folder, tuple(dict.fromkeys(track)))
             confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
-    _show(search, confirmed)
+    _show(search, confirmed, confirm is not None)
 
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
@@ -244,11 +244,16 @@ def _board(
     return shown
 
 
-def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
+def _show(search: Tuning, confirmed: pd.DataFrame | None, confirm: bool) -> None:
     """Prints the best trial, and how the others ended.
 
+    Args:
+        search: all of it.
+        confirmed: the table of the best trials on fresh seeds, if any run of them finished.
+        confirm: whether there should be one.
+
     Raises:
-        FedsimError: no trial is complete.
+        FedsimError: no trial is complete, or none on the fresh seeds.
     """
     from fedsim.storage.trials import best
 
@@ -266,6 +271,13 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None) -> None:
     written = ["trials.csv", "best.yaml"]
     if confirmed is not None:
         searches.show_confirmed(by, confirmed.to_dict("records"))
-        click.echo(f"best.yaml has trial {confirmed['trial'].iloc[0]}")
+        chosen = leaders[0].number if confirmed["failed"].iloc[0] else confirmed["trial"].iloc[0]
+        click.echo(f"best.yaml has trial {chosen}")
         written.append("confirm.csv")
     click.echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
+    if confirm and (confirmed is None or confirmed["failed"].iloc[0]):
+        raise FedsimError(
+            f"{folder}: none of the best trials finished on all fresh seeds with a finite {by}; "
+            f"best.yaml has trial {leaders[0].number}, the best of the search, which is not "
+            "confirmed: search a narrower space, or confirm more trials with a larger --confirm"
+        )

@@ -1,18 +1,22 @@
 """Trains the best trials of a search again on fresh seeds: a sweep in the search's directory.
 
 The best of many values is optimistic, since it was chosen for being high. The value of the same
-trial on training seeds that the search has not used is not.
+trial on training seeds that the search has not used is not. As in the search, a trial with a run
+that fails has no value, whatever its other runs give.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedsim.core import files
+from fedsim.core.analysis import analysis
 from fedsim.storage import status
 from fedsim.storage.trials import Trial, lowest
 from fedsim.training.search import CONFIRMED, Plan, write_best
@@ -22,6 +26,8 @@ from fedsim.training.sweep_tables import spread
 FOLDER = "confirm"
 FEWEST = 3
 """Fresh seeds of a trial, or as many as the search has."""
+ENDS = ("_mean", "_std", "_ci95")
+"""Ends of the names of the columns that a failed trial leaves empty."""
 
 
 def fresh_seeds(plan: Plan) -> list[int]:
@@ -44,41 +50,59 @@ def write_confirmed(
 ) -> pd.DataFrame:
     """Writes confirm.csv, and best.yaml of the trial with the best mean on the fresh seeds.
 
+    Where no trial has a value, best.yaml is that of the search.
+
     Args:
         plan: of the search.
         out: the directory of the search.
-        leaders: the trials.
-        finished: the names of their runs, without those that failed.
+        leaders: the trials, the best of the search first.
+        finished: the names of their runs, without those that failed; at least one.
         table: aggregate.csv of these runs.
 
     Returns:
         The rows of confirm.csv, the best first: trial, value of the search, searched keys, n, mean,
-        std and half width of the 95 % t-interval of the metric on the fresh seeds, and the columns
-        of aggregate.csv.
+        std and half width of the 95 % t-interval of the metric on the fresh seeds, the columns of
+        aggregate.csv, and the number of fresh seeds without a finite metric. Where that is not 0
+        the trial has failed: means and intervals are NaN, and the row stands last.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    by, rows = plan.study.by, []
+    units = analysis("units")
+    by, rows, runs = plan.study.by, [], runs_of(plan, leaders)
+    averaged = [column for column in map(str, table) if column.endswith(ENDS)]
     for trial in leaders:
-        group = f"trial={trial.number}"
-        own = [name for name in finished if name.partition(",")[0] == group]
-        if not own:
-            continue
-        values = np.array([_last(out / FOLDER / name, by) for name in own])
+        names = [run.name for run in runs if run.group == f"trial={trial.number}"]
+        there = [name for name in names if name in finished]
+        last = pd.Series([_last(out / FOLDER / name, by) for name in there], there, dtype=float)
         row: dict[str, object] = {"trial": trial.number, "value": trial.value, **trial.params}
-        row |= {"n": len(own)} | {f"{by}_{k}": v for k, v in spread(values).items()}
-        (of_test,) = table[table["configuration"] == group].to_dict("records")
-        rows.append(row | {str(k): v for k, v in of_test.items() if k != "configuration"})
+        row |= {"n": len(there)} | {f"{by}_{end}": math.nan for end in ("mean", "std", "ci95")}
+        row |= _of(table, f"trial={trial.number}")
+        if units.complete(last, names):
+            row |= {f"{by}_{k}": v for k, v in spread(np.asarray(last, dtype=np.float64)).items()}
+        else:
+            row |= dict.fromkeys(averaged, math.nan)
+        rows.append(row | {"failed": len(names) - int(np.isfinite(last).sum())})
     found = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
     text = found.to_csv(index=False, lineterminator="\n")
     files.write(out / CONFIRMED, text.encode())
-    (best,) = [trial for trial in leaders if trial.number == found["trial"].iloc[0]]
     mean, n = float(found[f"{by}_mean"].iloc[0]), found["n"].iloc[0]
+    if math.isnan(mean):
+        write_best(plan, out, leaders[0], f"{by} {leaders[0].value!r}")
+        return found
+    (best,) = [trial for trial in leaders if trial.number == found["trial"].iloc[0]]
     write_best(plan, out, best, f"{by} {mean!r}, mean over {n} fresh training seeds")
     return found
+
+
+def _of(table: pd.DataFrame, group: str) -> dict[str, Any]:
+    """The row of a group in aggregate.csv, without its name; empty where no run has finished."""
+    rows = table[table["configuration"] == group].drop(columns="configuration")
+    nothing = dict.fromkeys(map(str, rows)) | {"n": 0, "runs": 0}
+    found = rows.to_dict("records")
+    return {str(key): value for key, value in found[0].items()} if found else nothing
 
 
 def _last(run: Path, by: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,28 @@ def test_equal_means_have_no_leader(tmp_path: Path) -> None:
     runs_of(tmp_path, moon=(0.1, 0.1))
     (text,) = found(tmp_path)
     assert text == "FedAvg and FedLD share the highest final test accuracy: 15.00 %."
+
+
+def test_methods_without_all_runs_are_named_and_not_called_best(tmp_path: Path) -> None:
+    runs_of(tmp_path / "above", fedavg=(0.7, 0.72, 0.1), fedld=(0.75, 0.78), moon=(0.5, 0.53, 0.0))
+    first, second = found(tmp_path / "above")
+    assert first.startswith("FedAvg has the highest final test accuracy of the methods with all")
+    # fedld minus fedavg: 0.05 0.06, p 0.058; moon: -0.2 -0.19 -0.1, p 0.037
+    assert first.endswith(", but **does not differ significantly** from any other.")
+    assert second == (
+        "**Incomplete: FedLD (2 of 3 runs).** These methods lack the value of runs that others "
+        "have: their means are over other runs than those of the others, and they are never called "
+        "the best."
+    )
+    runs_of(tmp_path / "below", fedavg=(0.7, 0.72, 0.71, 0.1), fedld=(0.8, 0.81, 0.81))
+    (first, _) = found(tmp_path / "below")
+    assert first.endswith("; significantly below FedLD.")
+    runs_of(tmp_path / "none", fedavg=(0.7, 0.72), fedld=(0.7, math.nan))
+    runs_of(tmp_path / "none/more", moon=(math.nan, 0.4))
+    (tmp_path / "none/fedavg-0/summary.csv").unlink()
+    first, second = found(tmp_path / "none")
+    assert first == "no method is ranked by final test accuracy: each lacks runs that others have."
+    assert second.startswith("**Incomplete: FedAvg (1 of 2 runs), FedLD (1 of 2 runs) and MOON")
 
 
 def runs_one_seed(root: Path) -> tuple[Path]:

@@ -168,11 +168,11 @@ def test_ranking_corrects_over_the_others() -> None:
     assert found.leader == "b"
     # differences 0.4 0.41 0.4: p 0.0000683; 0.3 0.41 0.35: p 0.0080; the smaller one times 2
     assert found.adjusted == pytest.approx({"a": 2 * 0.0000683, "c": 0.0080}, rel=0.01)
-    assert found.differs
+    assert found.leads
     assert ranking({"a": series(math.nan)}) is None
     alone = ranking({"a": series(0.1, 0.2)})
     assert alone is not None
-    assert not alone.differs
+    assert not alone.leads
 
 
 def test_of_a_loss_the_lowest_is_best(runs: Path) -> None:
@@ -233,8 +233,8 @@ def test_markdown_and_csv_have_the_signs(runs: Path) -> None:
     made = tables.make("balanced_accuracy", summaries(find([runs])[0]), takes=["final"])
     assert "| 35.56† ± 9.56 |" in layout.markdown(made)
     lines = layout.csv(made).splitlines()
-    assert lines[0].endswith("p,p_holm,leads,collapsed,unit,detectable,level")
-    assert [line.rsplit(",", 5)[1:3] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
+    assert lines[0].endswith("p,p_holm,leads,collapsed,unit,detectable,level,missing")
+    assert [line.rsplit(",", 6)[1:3] for line in lines[1:]] == [["False", "2"], ["True", "0"]]
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -132,6 +133,153 @@ def test_holm_rejects_no_more_than_raw_and_no_fewer_than_bonferroni() -> None:
     assert (adjusted >= raw).all()
     assert (adjusted <= np.minimum(1, 30 * raw) + 1e-15).all()
     assert (np.diff(adjusted[raw.argsort()]) >= 0).all()
+
+
+def by_seed(*values: float) -> pd.Series[float]:
+    return pd.Series(dict(enumerate(values)), dtype=float)
+
+
+HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
+"""Values of five seeds, the last of which is much harder than the others."""
+
+
+def test_the_method_without_the_hardest_seed_does_not_lead() -> None:
+    # without the hard seed b's mean is 0.655 against a's 0.584, and is lower in each common one:
+    # differences -0.05 -0.06 -0.04 -0.05: mean -0.05, s = 0.00816, t = -12.2, p = 0.0012
+    values = {"a": by_seed(*HARD), "b": by_seed(0.65, 0.66, 0.65, 0.66, math.nan)}
+    for own in (values, dict(reversed(values.items())), values | {"b": values["b"].dropna()}):
+        table = stats.ranked(stats.cells({"": own}, "a"), {"": own})
+        assert [cell.row for cell in table if cell.leads] == ["a"]
+        assert {cell.row: cell.missing for cell in table} == {"a": 0, "b": 1}
+        assert stats.missing(own) == {"a": 0, "b": 1}
+        found = stats.ranking(own)
+        assert found is not None
+        assert (found.leader, found.missing, found.leads) == ("a", {"b": 1}, True)
+        assert found.adjusted == pytest.approx({"b": 0.00118}, rel=0.01)
+
+
+def test_the_leader_is_not_significantly_above_whom_it_is_below() -> None:
+    """b has no value of the hard seed and is above a in the others: nobody leads."""
+    values = {"a": by_seed(*HARD), "b": by_seed(0.75, 0.78, 0.73, 0.76, math.inf)}
+    found = stats.ranking(values)
+    assert found is not None
+    assert found.leader == "a"
+    assert found.adjusted["b"] < 0.01
+    assert (found.differing(1), found.differing(-1), found.leads) == ([], ["b"], False)
+    losses = {label: -own for label, own in values.items()}
+    found = stats.ranking(losses, lowest=True)
+    assert found is not None
+    assert (found.leader, found.differing(-1), found.leads) == ("a", ["b"], False)
+
+
+def test_without_a_complete_method_nobody_is_ranked() -> None:
+    values = {"a": by_seed(0.1, math.nan, 0.2), "b": by_seed(math.nan, 0.5, 0.6)}
+    assert stats.missing(values) == {"a": 1, "b": 1}
+    found = stats.ranking(values)
+    assert found is not None
+    assert (found.leader, found.leads) == (None, False)
+    assert stats.ranking({}) is None
+
+
+def test_a_score_that_no_method_has_in_a_run_is_not_missing() -> None:
+    """Such as the AUC of a test part without one of the classes."""
+    values = {"a": by_seed(0.1, math.nan, 0.2), "b": by_seed(0.5, math.nan, 0.6)}
+    assert stats.missing(values) == {"a": 0, "b": 0}
+    assert stats.missing({"a": by_seed(0.1, math.nan), "b": by_seed(0.5)}) == {"a": 1, "b": 0}
+
+
+def test_ranks_and_mean_have_to_agree_on_who_is_above() -> None:
+    # 11 differences of -0.01 to -0.11 and one of 2: the mean is positive, the ranks say negative:
+    # W+ = 12 of 78, p = 0.034
+    baseline = by_seed(*[1.0] * 12)
+    differences = [*(-0.01 * k for k in range(1, 12)), 2.0]
+    ours = baseline + by_seed(*differences)
+    got = stats.paired(ours, baseline, "wilcoxon")
+    assert got.difference.mean > 0
+    assert got.p == pytest.approx(scipy_stats.wilcoxon(differences).pvalue)
+    assert got.p < 0.05
+    assert got.sign == 0
+    found = stats.ranking({"ours": ours, "baseline": baseline}, "wilcoxon")
+    assert found is not None
+    assert (found.leader, found.leads) == ("ours", False)
+    signs = [stats.paired(a, b).sign for a, b in ((OURS, THEIRS), (THEIRS, OURS), (OURS, OURS))]
+    assert signs == [1, -1, 0]
+
+
+def leading_by_hand(values: dict[str, dict[Any, float]], lowest: bool) -> str | None:
+    """The method in bold, by the definition alone: t tests over units, Holm, complete, and best."""
+    there = {a: {r: x for r, x in of.items() if math.isfinite(x)} for a, of in values.items()}
+    every = {run for of in there.values() for run in of}
+    everywhere = set.intersection(*(set(of) for of in values.values()))
+
+    def units(of: dict[Any, float], runs: set[Any]) -> list[float]:
+        """Sorted by unit: the values of seeds, or the means of partitions."""
+        first = sorted({run[0] if isinstance(run, tuple) else run for run in runs})
+        inside = [[r for r in runs if (r[0] if isinstance(r, tuple) else r) == u] for u in first]
+        return [sum(of[run] for run in runs) / len(runs) for runs in inside]
+
+    for own, of in there.items():
+        failed = {r for r in values[own] if r not in of}
+        nowhere = {r for r in failed & everywhere if r not in every}
+        others = {other: theirs for other, theirs in there.items() if other != own and theirs}
+        if not of or not others or every - of.keys() or failed - nowhere:
+            continue
+        p, better = [], []
+        for theirs in others.values():
+            common = of.keys() & theirs.keys()
+            pairs = zip(units(of, common), units(theirs, common), strict=True)
+            differences = [(b - a if lowest else a - b) for a, b in pairs]
+            if len(differences) < 2 or np.ptp(differences) < 1e-9:
+                break
+            t = np.mean(differences) / (np.std(differences, ddof=1) / len(differences) ** 0.5)
+            p.append(2 * scipy_stats.t.sf(abs(t), len(differences) - 1))
+            better.append(np.mean(differences) > 0)
+        else:
+            ordered = sorted(p)
+            if all(better) and all(x * (len(p) - k) < 0.05 for k, x in enumerate(ordered)):
+                return own
+    return None
+
+
+@pytest.mark.parametrize("tables", [12, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("lowest", [False, True])
+def test_bold_is_complete_and_better_than_each_over_common_units(
+    nested: bool, lowest: bool, tables: int
+) -> None:
+    rng = np.random.default_rng([nested, lowest])
+    bold = 0
+    for _ in range(tables):
+        methods, count = int(rng.integers(2, 5)), int(rng.integers(1, 7))
+        runs = [(p, s) for p in range(count) for s in (0, 1)] if nested else list(range(count))
+        hard = rng.normal(0, 0.3, count)
+        values: dict[str, dict[Any, float]] = {}
+        for name in "abcd"[:methods]:
+            level, of = rng.normal(0, 0.1), {}
+            for run in runs:
+                value = level + hard[run[0] if nested else run] + rng.normal(0, 0.02)
+                fate = rng.choice(4, p=(0.93, 0.03, 0.02, 0.02))
+                if fate < 3:
+                    of[run] = (value, math.nan, math.inf)[fate]
+            values[name] = of
+        if rng.random() < 0.2:  # ties
+            values["b"] = dict(values["a"])
+        names = ["data.seed", "seed"] if nested else None
+        series = {
+            name: pd.Series(
+                list(of.values()),
+                pd.MultiIndex.from_tuples(list(of), names=names) if nested else list(of),
+                dtype=float,
+            )
+            for name, of in values.items()
+            if of
+        }
+        found = stats.ranked(stats.cells({"": series}), {"": series}, lowest=lowest)
+        leading = [cell.row for cell in found if cell.leads]
+        hand = leading_by_hand({name: values[name] for name in series}, lowest) if series else None
+        assert leading == ([] if hand is None else [hand]), values
+        bold += len(leading)
+    assert bold
 
 
 EVALUATIONS = "round,client_id,group,split,num_samples,loss,accuracy"

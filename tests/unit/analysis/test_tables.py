@@ -233,3 +233,63 @@ def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+HARD = (0.70, 0.72, 0.69, 0.71, 0.10)
+
+
+@pytest.fixture
+def incomplete(tmp_path: Path) -> Path:
+    """Five partitions of fedavg; fedprox, five points below, lacks the hardest, not finished."""
+    for part, value in enumerate(HARD):
+        run_of(tmp_path, "fedavg", 0, [value], **{"data.seed": part})
+        lower = run_of(tmp_path, "fedprox", 0, [value - 0.05 - part / 1000], **{"data.seed": part})
+    (lower / "summary.csv").unlink()
+    return tmp_path
+
+
+def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path) -> None:
+    """The means are 58.4 and 65.35; on the four common partitions fedprox is below."""
+    last = f"{incomplete / 'fedprox-4-0'}"
+    methods = "runs: FedProx (4 of 5)."
+    unfinished = f"Left out: 1 run (no summary.csv, the run has not finished): {last}."
+    shown = invoke("table", incomplete, "--unit", "partition", "--at", "final")
+    assert shown.exit_code == 0, shown.output
+    assert "| FedAvg | 5 | 1 | **58.40**" in shown.stdout
+    assert "| FedProx | 4 | 1 | 65.35" in shown.stdout
+    assert "Bold: the highest mean of the methods with all runs, where it differs" in shown.stdout
+    assert methods in shown.stdout
+    assert shown.stdout.count(unfinished) == 2  # of the scores, and of their variances
+    for suffix in (".md", ".tex"):
+        out = tmp_path / f"t{suffix}"
+        invoke("table", incomplete, "--unit", "partition", "--out", out)
+        assert methods in out.read_text()
+        assert unfinished in out.read_text()
+    invoke("table", incomplete, "--unit", "partition", "--at", "final", "--out", tmp_path / "t.csv")
+    data = pd.read_csv(tmp_path / "t.csv").iloc[:2]
+    assert data["missing"].tolist() == [0, 1]
+    assert data["leads"].tolist() == [True, False]
+
+
+def test_the_report_says_what_is_missing(incomplete: Path, tmp_path: Path) -> None:
+    got = invoke("report", incomplete, "--unit", "partition", "--out", tmp_path / "page")
+    assert got.exit_code == 0, got.output
+    page = (tmp_path / "page/report.html").read_text()
+    assert "<strong>FedAvg has the highest final test accuracy of the methods with all" in page
+    assert "significantly above the other method over the partitions that both have." in page
+    assert "<strong>Incomplete: FedProx (4 of 5 runs).</strong>" in page
+    assert "runs: FedProx (4 of 5). Left out: 1 run" in page.replace("&#34;", "")
+    for suffix in (".md", ".tex"):
+        assert "FedProx (4 of 5)" in (tmp_path / f"page/tables/accuracy_final{suffix}").read_text()
+
+
+def test_terms_of_the_loss_say_what_is_missing(incomplete: Path) -> None:
+    for run in sorted(incomplete.glob("fed*")):
+        if run.name != "fedavg-1-0":
+            rows(run, "decomposition", DECOMPOSITION, "1,train,cohort,1,2,-1,2")
+    shown = invoke("table", incomplete, "--unit", "partition", "--metric", "decomposition")
+    assert shown.exit_code == 0, shown.output
+    said = "Incomplete: methods without a value of runs that others have"
+    assert said in shown.stdout
+    assert "runs: FedAvg (4 of 5); FedProx (4 of 5)." in shown.stdout
+    assert f"(no rows in decomposition.csv): {incomplete / 'fedavg-1-0'}." in shown.stdout
