@@ -56,10 +56,15 @@ def _peers(name: str, key: str, options: Options) -> Iterator[Result]:
     workload = WORKLOADS[key]
     for peer, python in options.peers.items():
         ours = Spread.of(compare(workload, "fedavg", options.repeats, checkpoint_every=0).fedsim)
-        theirs = peers.peer_rounds(peer, python, workload, options.repeats * workload.block)
+        case = f"{peers.PEERS[peer].title}, fedavg"
+        try:
+            theirs = peers.peer_rounds(peer, python, workload, options.repeats * workload.block)
+        except FedsimError as error:
+            yield Result(name, case, skipped=f"failed: {error}", failed=True)
+            continue
         ratio = Spread.of([seconds / ours.median for seconds in theirs])
         yield Result(
-            name, f"{peers.PEERS[peer].title}, fedavg", "ms", 1e3 * Spread.of(theirs).median,
+            name, case, "ms", 1e3 * Spread.of(theirs).median,
             1e3 * ours.median, "fedsim", ratio, details={"seconds_per_round": theirs},
         )  # fmt: skip
 
@@ -265,6 +270,8 @@ def main(
             path.write_text(profile(WORKLOADS[name.lower()], method), encoding="utf-8")
             click.echo(f"profile: {path}")
     click.echo(f"saved: {out} and {out.with_suffix('.csv')}")
+    if any(result.failed for result in results):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

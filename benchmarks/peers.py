@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -56,6 +57,20 @@ PEERS: Mapping[str, Peer] = {
 """The simulators by their names on the command line."""
 
 
+def error_of(said: str) -> str:
+    """The line of an output that names an error, the last of such; else the last with a word.
+
+    torchrun ends with a frame of ``=`` around a report of its own, after the process's traceback.
+    """
+    lines = [line.strip() for line in said.splitlines()]
+    words = [line for line in lines if re.search(r"\w{3}", line)]
+    named = [
+        line for line in words if re.match(r"(\[rank\d+\]: *)?[\w.]*(Error|Exception)\b", line)
+    ]
+    own = [line for line in named if "ChildFailedError" not in line]
+    return (own or named or words or [""])[-1]
+
+
 def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> list[float]:
     """Seconds of each warm round of FedAvg in another simulator, with as many processes as cores.
 
@@ -66,7 +81,7 @@ def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> lis
         rounds: timed rounds.
 
     Raises:
-        FedsimError: the simulation failed; the message ends with its last line.
+        FedsimError: the simulation failed; the message ends with the line that names the error.
     """
     peer, cores = PEERS[name], int(local_node().cpus)
     setup = prepare(run_config(workload, "fedavg", rounds))
@@ -103,7 +118,7 @@ def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> lis
         )
         found = folder / "seconds.json"
         if done.returncode or not found.exists():
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise FedsimError(f"{peer.title} ended with {done.returncode}: {said[-1:]}")
+            reason = error_of(done.stderr) or error_of(done.stdout) or "it says nothing"
+            raise FedsimError(f"{peer.title} ended with status {done.returncode}: {reason}")
         seconds: list[float] = json.loads(found.read_text())
     return seconds[WARM:]

@@ -31,6 +31,7 @@ class Result:
         ratio: value over reference, pair by pair; None where there is nothing.
         target: the most that the ratio, or the value where there is no ratio, shall be.
         skipped: why nothing was measured.
+        failed: whether that is a failure, after which the status is 1.
         details: everything else, for the JSON file.
     """
 
@@ -43,6 +44,7 @@ class Result:
     ratio: Spread | None = None
     target: float | None = None
     skipped: str = ""
+    failed: bool = False
     details: Mapping[str, object] = field(default_factory=dict)
 
     @property

@@ -7,6 +7,10 @@ with a deadline, LEAF text, clients by site, and a run that BEFORE began, that w
 AFTER resumed. Files that hold times and places are not compared: timings.csv, env.json,
 config.yaml, the seconds of the summaries, and checkpoints. AFTER may have more columns at the end
 of a table, and the tables that came later.
+
+``python -m benchmarks.same_bytes --random N --seed S`` draws N configurations and does each on the
+serial engine, on Ray with one and with two actors, in one of two processes of a parallel sweep, and
+in a process that is killed in a random round and resumed: all tables and models must be equal.
 """
 
 from __future__ import annotations
@@ -217,16 +221,47 @@ def make(checkout: Path, resumes: Path, folder: Path, only: Sequence[str]) -> No
         killed_and_resumed(resumes, checkout, folder / "resumed")
 
 
+def random_runs(count: int, seed: int, folder: Path) -> int:
+    """Prints the configurations whose ways differ, and a line that counts; how many they are."""
+    from benchmarks.ways import Ways, described
+
+    drawn = Ways(seed, folder, lambda line: click.echo(line, err=True)).all(count)
+    found = [one for one in drawn if one.problems]
+    for one in found:
+        click.echo(described(one))
+    refused, killed = sum(one.refused for one in drawn), sum(bool(one.killed) for one in drawn)
+    click.echo(
+        f"{count} configurations of seed {seed} ({refused} others refused), each in five ways, "
+        f"{killed} killed in a round; {len(found)} with differences"
+    )
+    return len(found)
+
+
 @click.command(help=__doc__)
-@click.argument("before", type=click.Path(exists=True, path_type=Path))
-@click.argument("after", type=click.Path(exists=True, path_type=Path))
+@click.argument("before", type=click.Path(exists=True, path_type=Path), required=False)
+@click.argument("after", type=click.Path(exists=True, path_type=Path), required=False)
 @click.option("--keep", type=click.Path(path_type=Path), help="A folder for the runs, kept there.")
 @click.option("--only", multiple=True, help="One of the sweeps, or 'resumed'; repeatable.")
-def main(before: Path, after: Path, keep: Path | None, only: tuple[str, ...]) -> None:
-    """Compares two checkouts."""
+@click.option("--random", "count", type=click.IntRange(1), help="So many random configurations.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Of the random ones.")
+def main(
+    before: Path | None,
+    after: Path | None,
+    keep: Path | None,
+    only: tuple[str, ...],
+    count: int | None,
+    seed: int,
+) -> None:
+    """Compares two checkouts, or the ways to do random configurations."""
+    if (count is None) == (before is None or after is None):
+        raise click.UsageError("give either BEFORE and AFTER, or --random N")
     with tempfile.TemporaryDirectory() as temporary:
         folder = (keep or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
+        if count is not None:
+            sys.exit(bool(random_runs(count, seed, folder)))
+        if before is None or after is None:
+            return
         if not (folder / "shakespeare").exists():
             write_shakespeare(folder)
         before, after = before.resolve(), after.resolve()

@@ -8,18 +8,19 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+from ray._private import services
 
 import fedsim
 from fedsim.config.run import RunConfig
 from tests.commands import clean_environment
+from tests.engine.chaos import bytes_of
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-PATIENCE = 240.0
-"""Seconds after which a test gives up."""
 ROUNDS = 30
 
 
@@ -33,33 +34,36 @@ def processes_below(pid: int) -> dict[int, str]:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory) -> bytes:
-    """rounds.csv of a run that nothing disturbs."""
+def wanted(tmp_path_factory) -> dict[str, bytes]:
+    """The tables and the model of a run that nothing disturbs."""
     config = RunConfig(
         algorithm="fedavg",
         data={"num_clients": 5},
         train={"rounds": ROUNDS, "sample_rate": 1.0},
         engine={"kind": "serial"},
     )
-    return (fedsim.run(config, tmp_path_factory.mktemp("a") / "b").path / "rounds.csv").read_bytes()
+    return bytes_of(fedsim.run(config, tmp_path_factory.mktemp("a") / "b"))
 
 
-@pytest.mark.parametrize("victim", ["/gcs_server ", "/raylet ", "/agent.py ", "/main.py "])
-def test_the_run_says_what_died_and_goes_on_when_resumed(victim, tmp_path, wanted):
-    out = tmp_path / "run"
+def killed(victim: str, out: Path, wanted: dict[str, bytes]) -> None:
+    """A run on Ray of which one process of Ray's is killed; it says so and can be resumed."""
     command = [sys.executable, "-m", "fedsim", "run", "-a", "fedavg", "--clients", "5"]
     command += ["--sample-rate", "1", "--rounds", str(ROUNDS), "--engine", "ray", "--actors", "1"]
     run = subprocess.Popen(
-        [*command, "--out", str(out)], stderr=subprocess.PIPE, text=True, env=clean_environment()
+        [*command, "--out", str(out)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
     )
     try:
-        until, found = time.monotonic() + PATIENCE, []
-        while time.monotonic() < until and not (found and (out / "rounds.csv").exists()):
+        found = []
+        while not (found and (out / "rounds.csv").exists()):
+            assert run.poll() is None, run.communicate()
             time.sleep(0.05)
             below = processes_below(run.pid)
             found = [pid for pid, line in below.items() if victim in f"{line} "]
         os.kill(found[0], signal.SIGKILL)
-        _, told = run.communicate(timeout=PATIENCE)
+        _, told = run.communicate()
     finally:
         run.kill()
         run.wait()
@@ -67,6 +71,31 @@ def test_the_run_says_what_died_and_goes_on_when_resumed(victim, tmp_path, wante
     (line,) = [line for line in told.splitlines() if line.startswith("error: ")]
     assert "Ray on this machine died: its " in line
     assert line.endswith(f"resume with: fedsim resume {out}")
-    assert len((out / "rounds.csv").read_bytes()) < len(wanted), "it was to be interrupted"
-    store = fedsim.resume(out, {"engine.kind": "serial"})
-    assert (store.path / "rounds.csv").read_bytes() == wanted
+    assert len((out / "rounds.csv").read_bytes()) < len(wanted["rounds.csv"]), "interrupted"
+
+
+@pytest.mark.parametrize("victim", ["/gcs_server ", "/raylet ", "/agent.py ", "/main.py "])
+def test_the_run_says_what_died_and_goes_on_when_resumed(victim, tmp_path, wanted):
+    killed(victim, tmp_path / "run", wanted)
+    assert bytes_of(fedsim.resume(tmp_path / "run", {"engine.kind": "serial"})) == wanted
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_it_goes_on_though_the_next_ray_does_not_come_up_in_time(tmp_path, wanted, monkeypatch):
+    killed("/raylet ", tmp_path / "run", wanted)
+    raylets: list[int] = []
+    get_node = services.get_node
+
+    def slow(*args):
+        """What Ray asks to learn whether its node is up; at the first time its patience ends."""
+        below = processes_below(os.getpid())
+        found = [pid for pid, line in below.items() if line.partition(" ")[0].endswith("/raylet")]
+        raylets.extend(set(found) - set(raylets))
+        assert len(found) == 1, "the raylet of the failed start is gone"
+        if len(raylets) == 1:
+            raise Exception("The current node timed out during startup. This could happen")
+        return get_node(*args)
+
+    monkeypatch.setattr(services, "get_node", slow)
+    assert bytes_of(fedsim.resume(tmp_path / "run")) == wanted
+    assert len(raylets) == 2

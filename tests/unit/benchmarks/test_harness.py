@@ -22,7 +22,7 @@ from click.testing import CliRunner
 import benchmarks
 import fedsim
 from benchmarks import decomposition, models, pairing, same_bytes, serverstep, sweeps
-from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.__main__ import BENCHMARKS, _peers, main
 from benchmarks.bare import Bare, job_of, principal
 from benchmarks.pairing import Pairs, Spread, Turns, compare
 from benchmarks.processes import below, own_memory, peak_memory, proportional, start_up
@@ -312,6 +312,41 @@ def test_same_bytes_compares_what_summaries_have_in_common(tmp_path):
     assert not same_bytes.equal(after, before), "a column went"
     after.write_text("run_id,dataset,auc,seed,total_seconds\nb,digits,0.75,1,2.5\n")
     assert not same_bytes.equal(before, after)
+
+
+TORCHRUN = """Traceback (most recent call last):
+  File "/x/benchmarks/peers_pfl.py", line 17, in <module>
+ModuleNotFoundError: No module named 'pfl'
+E1123 09:00:00 api.py:874] failed (exitcode: 1) local_rank: 0 (pid: 77) of binary: python
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+benchmarks.peers_pfl FAILED
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+
+
+def test_a_peer_that_fails_says_why_and_what_was_measured_stays(tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{TORCHRUN}END\nexit 1\n")
+    python.chmod(0o755)
+    timed = SimpleNamespace(fedsim=(0.1, 0.2))
+    monkeypatch.setattr("benchmarks.__main__.compare", lambda *_, **__: timed)
+
+    def measured(options):
+        yield Result("W1", "fedavg", "ms", 12.5)
+        yield from _peers("W1", "w1", options)
+
+    monkeypatch.setitem(BENCHMARKS, "W1", measured)
+    out = tmp_path / "table.json"
+    given = ["W1", "--peers", "pfl", "--pfl-python", str(python), "--out", str(out)]
+    done = CliRunner().invoke(main, given)
+    assert done.exit_code == 1
+    why = "pfl-research, a process per core ended with status 1: ModuleNotFoundError: No module"
+    first, second = csv.DictReader(out.with_suffix(".csv").open())
+    assert (first["value"], second["skipped"]) == ("12.5", f"failed: {why} named 'pfl'")
+    assert "12.50 ms" in done.stdout, "the table is shown"
 
 
 @pytest.mark.parametrize(
