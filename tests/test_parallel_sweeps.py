@@ -134,6 +134,7 @@ def test_a_run_may_be_stopped_or_ended_while_others_go_on(
         assert (tmp_path / table).read_bytes() == alone[table]
 
 
+@pytest.mark.slow
 def test_processes_find_the_users_code_and_pass_on_its_warnings(sandbox: Sandbox) -> None:
     (sandbox.work / "toy.py").write_text(
         "import warnings\nfrom fedsim.algorithms.base import Algorithm\n"

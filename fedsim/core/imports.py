@@ -85,18 +85,24 @@ def plugins(folders: Iterable[str], function: str) -> tuple[str, ...]:
         folders: ``__path__`` of a package.
         function: what a plugin is called by, such as ``build``.
     """
+    known = tuple((folder, Path(folder).stat().st_mtime_ns) for folder in folders)
+    return _plugins(known, function)
+
+
+@functools.cache  # a configuration asks some thirty times
+def _plugins(folders: tuple[tuple[str, int], ...], function: str) -> tuple[str, ...]:
+    """The same of folders as they were when a file last came or went."""
     found = []
-    for module in pkgutil.iter_modules(folders):
+    for module in pkgutil.iter_modules([folder for folder, _ in folders]):
         spec = module.module_finder.find_spec(module.name, None)
         file = Path(spec.origin or "") if spec is not None else Path()
-        if file.suffix == ".py" and _defines(file, file.stat().st_mtime_ns, function):
+        if file.suffix == ".py" and _defines(file, function):
             found.append(module.name)
     return tuple(sorted(found))
 
 
-@functools.cache
-def _defines(file: Path, changed: int, function: str) -> bool:  # noqa: ARG001 - part of the key
-    """Whether a Python file, as it was last ``changed``, has such a function at its top."""
+def _defines(file: Path, function: str) -> bool:
+    """Whether a Python file has such a function at its top."""
     source = file.read_bytes()
     if f"def {function}".encode() not in source:  # saves parsing it
         return False

@@ -1,5 +1,6 @@
 """Settings that are refused by their key, and typed keyword parameters as settings."""
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -89,15 +90,27 @@ def checked(
         kind = declared[name].annotation
         if isinstance(value, bool) and kind is not bool:
             raise InvalidSetting(key, f"{value!r} given; must not be true or false")
-        adapter: TypeAdapter[Scalar] = TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
         try:
-            values[name] = adapter.validate_python(value)
+            values[name] = _adapter(kind).validate_python(value)
         except ValidationError as error:
             raise InvalidSetting(key, first_problem(error)) from None
     for name, parameter in declared.items():
         if parameter.default is Parameter.empty and name not in values:
             raise InvalidSetting(f"{section}.{name}", f"missing; {section} has no default for it")
     return values
+
+
+def _adapter(kind: Any) -> TypeAdapter[Scalar]:
+    """What checks values of a type."""
+    try:
+        return _known_adapter(kind)
+    except TypeError:  # an annotation that cannot be a key
+        return _known_adapter.__wrapped__(kind)
+
+
+@functools.lru_cache(maxsize=1024)
+def _known_adapter(kind: Any) -> TypeAdapter[Scalar]:
+    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
 def column_names(given: object) -> dict[str, str]:

@@ -1,14 +1,31 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from fedsim import data
 from fedsim.config import presets
 from fedsim.config.resolve import load_config
+from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.training import sweep
 
 SIX = ["fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld"]
+
+
+@cache
+def runs_of(name: str) -> list[sweep.SweepRun]:
+    """The runs of a preset, which several tests look at."""
+    return sweep.expand(presets.load(name), {})
+
+
+@cache
+def config_of(name: str) -> RunConfig:
+    """The configuration of ``fedsim run --preset NAME``."""
+    return load_config(preset=name)
+
+
 RETINA = ["table1_retina_split1", "table1_retina_split2", "table1_retina_split3"]
 
 
@@ -21,24 +38,24 @@ def test_the_experiments_of_the_issue_are_there() -> None:
 def test_every_run_of_every_preset_is_a_valid_configuration(name: str) -> None:
     loaded = presets.load(name)
     assert loaded.about
-    assert sweep.expand(loaded, {})
-    load_config(preset=name)
+    assert runs_of(name)
+    config_of(name)
 
 
 @pytest.mark.parametrize("name", [*RETINA, "table1_covidfl", "table3"])
 def test_common_settings_of_the_published_tables(name: str) -> None:
-    c = load_config(preset=name)
+    c = config_of(name)
     t = c.train
     assert (c.model.name, c.model.pretrained, c.data.image_size) == ("resnet50", True, 384)
     assert (t.rounds, t.local_epochs, t.batch_size) == (200, 1, 50)
     assert (t.momentum, t.weight_decay, t.lr_schedule) == (0.5, 5e-4, "constant")
     assert c.hyperparameters["fedld"]["keep"] == 0.8
     assert c.data.min_samples == (2 if name == "table1_covidfl" else 10)
-    assert [r.config.algorithm for r in sweep.expand(presets.load(name), {})] == SIX
+    assert [r.config.algorithm for r in runs_of(name)] == SIX
 
 
 def test_table1_settings_that_differ() -> None:
-    configs = {name: load_config(preset=name) for name in [*RETINA, "table1_covidfl"]}
+    configs = {name: config_of(name) for name in [*RETINA, "table1_covidfl"]}
     weights = [c.hyperparameters["fedld"]["margin_weight"] for c in configs.values()]
     assert weights == [0.1, 0.03, 0.03, 0.01]
     assert [c.train.lr for c in configs.values()] == [0.01, 0.01, 0.01, 0.005]
@@ -48,7 +65,7 @@ def test_table1_settings_that_differ() -> None:
 
 
 def test_table2_switches_both_parts_on_three_splits() -> None:
-    runs = sweep.expand(presets.load("table2"), {})
+    runs = runs_of("table2")
     assert len(runs) == 12
     parts = {
         r.name.split("method=")[1]: (r.config.algorithm, r.config.server, r.config.margin)
@@ -67,13 +84,13 @@ def test_table2_switches_both_parts_on_three_splits() -> None:
 
 @pytest.mark.parametrize("name", ["table3", "table3_small"])
 def test_table3_is_fifty_clients_a_tenth_of_them_per_round(name: str) -> None:
-    c = load_config(preset=name)
+    c = config_of(name)
     assert (c.data.num_clients, c.train.sample_rate, c.data.alpha) == (50, 0.1, 0.5)
     assert c.data.partition == "dirichlet"
 
 
 def test_table3_small_runs_without_files_on_three_seeds() -> None:
-    runs = sweep.expand(presets.load("table3_small"), {})
+    runs = runs_of("table3_small")
     assert len(runs) == 18
     assert {(r.config.algorithm, r.config.seed) for r in runs} == {
         (a, s) for a in SIX for s in (0, 1, 2)
@@ -82,7 +99,7 @@ def test_table3_small_runs_without_files_on_three_seeds() -> None:
 
 
 def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
-    c = load_config(preset="fedld_released")
+    c = config_of("fedld_released")
     assert (c.algorithm, c.train.frozen_bn, c.train.lr_schedule) == (
         "fedld_released", True, "warmup_round",
     )  # fmt: skip
@@ -92,7 +109,7 @@ def test_the_released_code_warms_up_and_freezes_batchnorm() -> None:
 def test_a_data_set_in_a_name_is_the_one_that_is_used(name: str) -> None:
     known = {info.name for info in data.catalogue()} | {"covidfl"}
     named = {part for part in known if part in name.replace("fedgh_", "")}
-    used = load_config(preset=name).data.name
+    used = config_of(name).data.name
     assert all(part in used for part in named)
 
 
@@ -122,7 +139,7 @@ def test_every_preset_has_a_small_twin(name: str) -> None:
     full, small = presets.load(name), presets.load(f"{name}_small")  # or its former name
     axes = {axis.name for axis in full.grid} - {"seed", "split", "images", "data.partition_file"}
     assert axes <= {axis.name for axis in small.grid}
-    for run in sweep.expand(small, {}):
+    for run in runs_of(f"{name}_small"):
         by_users = run.config.data.partition == "natural"
         assert run.config.model.name in (USERS_SMALL if by_users else IMAGES_SMALL)
         assert not run.config.model.pretrained
@@ -142,7 +159,7 @@ def test_the_ablation_switches_both_parts_of_fedld(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["fig2", "fig2_small"])
 def test_fig2_is_one_round_of_five_clients_at_five_alphas(name: str) -> None:
-    runs = sweep.expand(presets.load(name), {})
+    runs = runs_of(name)
     assert {run.config.data.alpha for run in runs} == {100, 10, 1, 0.1, 0.01}
     for c in (run.config for run in runs):
         assert (c.train.rounds, c.data.num_clients, c.train.sample_rate) == (1, 5, 1.0)
@@ -157,12 +174,12 @@ def test_the_small_twins_run_five_seeds_those_of_many_methods_or_rounds_three(na
 
 
 def test_lambda_is_chosen_where_there_is_a_validation_part() -> None:
-    assert load_config(preset="lambda").data.val_fraction == 0.1
-    assert load_config(preset="lambda_small").data.name == "retinamnist"  # brings one
+    assert config_of("lambda").data.val_fraction == 0.1
+    assert config_of("lambda_small").data.name == "retinamnist"  # brings one
 
 
 def test_a_preset_may_start_from_another() -> None:
-    base, small = load_config(preset="table1_retinamnist_small"), load_config(preset="table2_small")
+    base, small = config_of("table1_retinamnist_small"), config_of("table2_small")
     assert (small.data.name, small.train) == (base.data.name, base.train)
     assert small.evaluation.decompose_every == 5
-    assert len(sweep.expand(presets.load("table1_retinamnist_alpha100_small"), {})) == 30
+    assert len(runs_of("table1_retinamnist_alpha100_small")) == 30

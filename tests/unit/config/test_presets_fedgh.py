@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 
@@ -34,6 +35,7 @@ USERS = {
 """Clients, and how many of them are in a round."""
 
 
+@cache
 def configs(name: str) -> list[RunConfig]:
     return [run.config for run in sweep.expand(presets.load(name), {})]
 

@@ -108,5 +108,3 @@ def test_a_file_beside_the_methods_is_one_only_if_it_defines_build(
     assert set(algorithms.names()) - set(before) == {"fedmine"}
     with pytest.raises(ConfigError, match="unknown algorithm 'base2'"):
         algorithms.load("base2")
-    (tmp_path / "drafts.py").write_text("def build(): ...\n# and is one from now on\n")
-    assert "drafts" in algorithms.names()

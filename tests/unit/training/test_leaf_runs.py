@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
     ("name", "folder", "model"),
     [
         ("synthetic", "leaf-synthetic/synthetic_1_1", "leaf_synthetic"),
-        ("shakespeare", "leaf-shakespeare", "leaf_sent140"),
+        pytest.param("shakespeare", "leaf-shakespeare", "leaf_sent140", marks=pytest.mark.slow),
     ],
 )
 def test_a_round_over_real_users(name, folder, model, shared_data, tmp_path):

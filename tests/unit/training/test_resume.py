@@ -887,7 +887,10 @@ def start(*args: str, cwd: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "status"), [(2, 130), (15, 143), (9, -9)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(15, 143), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 130), (9, -9)))],
+)
 def test_signals_to_a_process(number, status, tmp_path):
     long = 400
     args = ["run", "-a", "fedbn", "--rounds", str(long), "--clients", "8", "--sample-rate", "0.375"]

@@ -126,8 +126,13 @@ def assert_tracked(path):
     assert in_mlflow(path)[1] == wanted
 
 
-def test_the_tables_are_the_same_bytes_and_the_trackers_have_them(tmp_path):
-    plain = run(tmp_path / "plain", ())
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The run without trackers."""
+    return run(tmp_path_factory.mktemp("plain") / "run", ())
+
+
+def test_the_tables_are_the_same_bytes_and_the_trackers_have_them(plain, tmp_path):
     tracked = run(tmp_path / "tracked")
     assert results(tracked) == results(plain)
     assert (tracked.path / "config.yaml").read_bytes() == (plain.path / "config.yaml").read_bytes()
@@ -136,9 +141,10 @@ def test_the_tables_are_the_same_bytes_and_the_trackers_have_them(tmp_path):
     assert_tracked(tracked.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_each_tracker_alone_changes_no_byte(name, tmp_path):
-    assert results(run(tmp_path / "b", (name,))) == results(run(tmp_path / "a", ()))
+def test_each_tracker_alone_changes_no_byte(name, plain, tmp_path):
+    assert results(run(tmp_path / "b", (name,))) == results(plain)
 
 
 def test_histograms_of_clients_and_hyperparameters(tmp_path):
@@ -184,12 +190,13 @@ def killed(path, checkpoint):
         (path / name).unlink()
 
 
-@pytest.mark.parametrize("checkpoint", [0, 1, 3])
-def test_a_resumed_run_has_every_round_once(checkpoint, tmp_path):
-    whole = run(tmp_path / "whole", ())
+@pytest.mark.parametrize(
+    "checkpoint", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3))]
+)
+def test_a_resumed_run_has_every_round_once(checkpoint, plain, tmp_path):
     killed(tmp_path / "run", checkpoint)
     resumed = fedsim.resume(tmp_path / "run")  # the run remembers its trackers
-    assert results(resumed) == results(whole)
+    assert results(resumed) == results(plain)
     assert_tracked(resumed.path)
     assert in_mlflow(resumed.path)[0].info.status == "FINISHED"
 
@@ -238,9 +245,7 @@ def test_a_failed_run_is_closed_and_the_next_one_is_another(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("hook", ["open", "log"])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_exception_in_a_tracker_is_a_warning(name, hook, tmp_path, monkeypatch, caplog):
-    plain = run(tmp_path / "plain", ())
-
+def test_an_exception_in_a_tracker_is_a_warning(name, hook, plain, tmp_path, monkeypatch, caplog):
     def broken(*_):
         raise OSError("no space left")
 
@@ -272,20 +277,19 @@ def test_a_missing_package_is_said_before_anything_starts(command, name, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_goes_on_without_a_package_that_has_gone(tmp_path, monkeypatch, caplog):
-    whole = run(tmp_path / "whole", ())
+def test_a_run_goes_on_without_a_package_that_has_gone(plain, tmp_path, monkeypatch, caplog):
     run(tmp_path / "run", ("tensorboard",), [Stop()])
     (tmp_path / "run" / "summary.csv").unlink()
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with caplog.at_level(logging.WARNING, "fedsim"):
-        assert results(fedsim.resume(tmp_path / "run")) == results(whole)
+        assert results(fedsim.resume(tmp_path / "run")) == results(plain)
     assert any("resumed without this tracker" in r.getMessage() for r in caplog.records)
 
 
 def test_a_sweep_tracks_every_run(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid:\n  seed: [0, 1]\n")
     out = tmp_path / "sweep"
-    args = ["sweep", str(tmp_path / "grid.yaml"), *ARGUMENTS, "--out", str(out)]
+    args = ["sweep", str(tmp_path / "grid.yaml"), *ARGUMENTS, "--parallel", "1", "--out", str(out)]
     done = CliRunner().invoke(main, [*args, "--track", "tensorboard", "--track", "tensorboard"])
     assert done.exit_code == 0, done.output
     for name in ("seed=0", "seed=1"):
