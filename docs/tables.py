@@ -33,6 +33,8 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 - where there is a `final_clients.csv`: `own_test_accuracy_S` and `finetuned_accuracy_S` over the
   clients that trained, before and after fine-tuning, `heldout_accuracy_S` and
   `heldout_finetuned_accuracy_S` over those held out, for S in `mean`, `std`, `p10` and `worst`
+- `data_digest`: `sha256:` and the first 12 digits of a digest of samples, labels and class names as
+  they were read, before any feature shift; empty for generated data, which follow from the settings
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`

@@ -44,6 +44,18 @@ class Details:
     classes: Sequence[Row]
 
     @property
+    def digests(self) -> dict[str, str]:
+        """``data_digest``, and ``code.ROLE`` for each function of the user's; as far as known."""
+        from fedsim.training.provenance import Provenance
+
+        try:
+            known = Provenance.read(self.status.path)
+        except ConfigError:  # a damaged env.json says nothing here
+            return {}
+        found = {} if known.data is None else {"data_digest": known.data.short}
+        return found | {f"code.{role}": code.short for role, code in known.code.items()}
+
+    @property
     def changed(self) -> dict[str, tuple[Any, Any]]:
         """The settings that are not the default: their value and the default."""
         standard = default_settings(self.settings)

@@ -264,6 +264,17 @@ def track_option(function: F) -> F:
     )(function)
 
 
+accept_option = click.option(
+    "--accept-changed-code",
+    is_flag=True,
+    cls=GroupedOption,
+    group="Files",
+    help="Go on although the source of a function of your own (module:function), or of what it "
+    "imports from its folder, has changed since the run began; env.json of the run says so.",
+)
+"""``--accept-changed-code``."""
+
+
 class ParallelType(click.ParamType[Any]):
     """``auto``, or a whole number from 1."""
 

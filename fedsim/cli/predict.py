@@ -8,7 +8,7 @@ import click
 
 from fedsim.cli.common import make_importable
 from fedsim.cli.names import folders
-from fedsim.cli.options import GroupedCommand, GroupedOption, verbose_option
+from fedsim.cli.options import GroupedCommand, GroupedOption, accept_option, verbose_option
 from fedsim.core.errors import ConfigError
 
 
@@ -42,9 +42,15 @@ from fedsim.core.errors import ConfigError
 @click.option(
     "--out", cls=GroupedOption, group="Files", metavar="FILE", required=True, help="The CSV file."
 )
+@accept_option
 @verbose_option
 def predict(
-    run: str, client: int | None, split: str | None, data_dir: str | None, out: str
+    run: str,
+    client: int | None,
+    split: str | None,
+    data_dir: str | None,
+    out: str,
+    accept_changed_code: bool,
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
@@ -67,7 +73,13 @@ def predict(
     make_importable(experiments.read(config).settings if config.is_file() else {}, {})
     from fedsim.training.predict import prepared
 
-    found = prepared(run, client=client, split=split, data_dir=data_dir)
+    found = prepared(
+        run,
+        client=client,
+        split=split,
+        data_dir=data_dir,
+        accept_changed_code=accept_changed_code,
+    )
     rows = right = 0
     with (
         files.replacing(Path(out)) as unfinished,

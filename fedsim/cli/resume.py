@@ -9,7 +9,14 @@ import click
 
 from fedsim.cli.common import interruptible, make_importable, session_ahead, trackers_of
 from fedsim.cli.names import folders
-from fedsim.cli.options import FLAGS, SettingsCommand, set_option, track_option, verbose_option
+from fedsim.cli.options import (
+    FLAGS,
+    SettingsCommand,
+    accept_option,
+    set_option,
+    track_option,
+    verbose_option,
+)
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -24,9 +31,17 @@ CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not i
 @click.argument("directory", metavar="DIR", shell_complete=folders)
 @set_option("Engine", "Another key of section engine: engine.memory_per_client=4. Repeatable.")
 @track_option
+@accept_option
 @verbose_option
 @click.pass_context
-def resume(ctx: click.Context, /, directory: str, track: tuple[str, ...], flags: Settings) -> None:
+def resume(
+    ctx: click.Context,
+    /,
+    directory: str,
+    track: tuple[str, ...],
+    accept_changed_code: bool,
+    flags: Settings,
+) -> None:
     """Continue a run that was interrupted, killed or failed.
 
     DIR is its directory. The tables are cut back to the newest checkpoint; at the end, the files
@@ -57,4 +72,11 @@ def resume(ctx: click.Context, /, directory: str, track: tuple[str, ...], flags:
         with uncollected():
             from fedsim.training import driver  # imports torch, while Ray starts
 
-        driver.resume(store.path, flags, [shown, *trackers], session, progress=False)
+        driver.resume(
+            store.path,
+            flags,
+            [shown, *trackers],
+            session,
+            progress=False,
+            accept_changed_code=accept_changed_code,
+        )

@@ -23,6 +23,8 @@ CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 YES = {True: "yes", False: "no"}
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
+DIGESTS = ("data_digest", "code.")
+"""What the names of :attr:`fedsim.cli.details.Details.digests` begin with."""
 NO_DEVICE = "not started"
 """The device in env.json of a run on Ray before its first round."""
 
@@ -68,7 +70,8 @@ def show(run: str, form: str) -> None:
 def compare(runs: tuple[str, ...], form: str) -> None:
     """Compare runs: the settings in which they differ, and their results.
 
-    The runs may be of different methods, data sets and versions of fedsim. A setting that a method
+    The runs may be of different methods, data sets and versions of fedsim. Beside the settings, the
+    digests of the data and of the user's own code are compared. A setting that a method
     or data set does not have is "-"; one that an earlier version did not know has the value that
     stands for it. To average over seeds and to test differences use 'fedsim table'.
 
@@ -225,16 +228,25 @@ def _compared(found: Sequence[Details]) -> dict[str, Any]:
 
 
 def _described(found: Details) -> dict[str, Any]:
-    """The settings, and what else can change results: the version and the kind of device."""
+    """The settings, and what else can change results: version, kind of device, data and code."""
     known = {key: found.environment.get(key) for key in ("fedsim", "device")}
     versions = {key: value for key, value in known.items() if value is not None}
-    return {**found.settings, **versions}
+    return {**found.settings, **versions, **found.digests}
 
 
 def _differing(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries in which the runs are not all the same."""
-    keys = [key for key in _keys(runs) if any(run.get(key) != runs[0].get(key) for run in runs)]
+    """The entries in which the runs are not all the same.
+
+    A digest that a run of an earlier version does not have is the same as all others.
+    """
+    keys = [key for key in _keys(runs) if _differs(key, runs)]
     return [{key: run[key] for key in keys if key in run} for run in runs]
+
+
+def _differs(key: str, runs: Sequence[Mapping[str, Any]]) -> bool:
+    if key.startswith(DIGESTS):
+        return len({run[key] for run in runs if key in run}) > 1
+    return any(run.get(key) != runs[0].get(key) for run in runs)
 
 
 def _keys(runs: Sequence[Mapping[str, Any]]) -> list[str]:

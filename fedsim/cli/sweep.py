@@ -16,6 +16,7 @@ from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
     GroupedOption,
     SettingsCommand,
+    accept_option,
     out_option,
     parallel_option,
     set_any_option,
@@ -46,6 +47,7 @@ ALL_LISTED, LISTED = 1000, 20
 )
 @parallel_option
 @track_option
+@accept_option
 @verbose_option
 @click.pass_context
 def sweep(
@@ -56,6 +58,7 @@ def sweep(
     dry_run: bool,
     parallel: Literal["auto"] | int,
     track: tuple[str, ...],
+    accept_changed_code: bool,
     flags: Settings,
 ) -> None:
     """Run a grid of experiments; finished runs are skipped.
@@ -100,7 +103,13 @@ def sweep(
             make = partial(slots.make_drivers, parallel=parallel, sessions=stack, ahead=ahead)
             trackers_of(track)  # refuses one that is not installed before anything starts
             table, failed = _run_missing(
-                runs, folder, make, stack, tuple(dict.fromkeys(track)), tracebacks(ctx)
+                runs,
+                folder,
+                make,
+                stack,
+                tuple(dict.fromkeys(track)),
+                tracebacks(ctx),
+                accept_changed_code,
             )
     if len(failed) < len(runs):
         show_aggregate(table, max(run.config.train.rounds for run in runs))
@@ -132,6 +141,7 @@ def _run_missing(
     stack: ExitStack,
     track: tuple[str, ...],
     verbose: bool,
+    accept: bool,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the runs that are not finished; the rows of aggregate.csv and the runs that failed."""
     from fedsim.core import files
@@ -140,7 +150,7 @@ def _run_missing(
     from fedsim.training.parallel import Follower, Here
     from fedsim.training.progress import display
 
-    missing = sweeps.missing(runs, folder)
+    missing = sweeps.missing(runs, folder, accept_changed_code=accept)
     took = sweeps.seconds_of_groups(runs, folder)
     missing.sort(key=lambda run: -took.get(run.group, 0.0))  # the longest first
     configs = [run.config for run in missing]
@@ -164,7 +174,9 @@ def _run_missing(
             )
             stack.callback(shown.close)
             follower = shown
-        return sweeps.run_all(runs, missing, folder, drivers, follower, track)
+        return sweeps.run_all(
+            runs, missing, folder, drivers, follower, track, accept_changed_code=accept
+        )
 
 
 def _left(left: int, count: int) -> str:

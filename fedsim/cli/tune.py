@@ -17,6 +17,7 @@ from fedsim.cli.options import (
     OF_SEVERAL_RUNS,
     GroupedOption,
     SettingsCommand,
+    accept_option,
     out_option,
     parallel_option,
     set_any_option,
@@ -96,6 +97,7 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
 @out_option("Directory of the search; runs/tune-NAME by default.")
 @parallel_option
 @track_option
+@accept_option
 @verbose_option
 @click.pass_context
 def tune(
@@ -112,6 +114,7 @@ def tune(
     out: str | None,
     parallel: Literal["auto"] | int,
     track: tuple[str, ...],
+    accept_changed_code: bool,
     flags: Settings,
 ) -> None:
     """Search for the best hyperparameters on the validation part, with Optuna.
@@ -155,12 +158,13 @@ def tune(
             parallel=parallel,
         )
         trackers_of(track)  # refuses one that is not installed before anything starts
-        Tuning(plan, folder)  # refuses a directory before it is made
+        Tuning(plan, folder).check_trials(accept_changed_code)  # refused before it is made
         with ExitStack() as stack:
             with files.writing(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(files.lock(folder))
-            search = Tuning(plan, folder, tuple(dict.fromkeys(track)))
+            chosen = tuple(dict.fromkeys(track))
+            search = Tuning(plan, folder, chosen, accept_changed_code)
             confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
     _show(search, confirmed, confirm is not None)
 
@@ -209,14 +213,23 @@ def _confirm(
 
     plan, folder = search.plan, search.out / confirm.FOLDER
     runs = confirm.runs_of(plan, leaders)
-    missing = sweeps.missing(runs, folder)
+    accept = search.accept_changed_code
+    missing = sweeps.missing(runs, folder, accept_changed_code=accept)
     if missing:
         numbers = ", ".join(str(trial.number) for trial in leaders)
         seeds = ", ".join(map(str, confirm.fresh_seeds(plan)))
         click.echo(f"training trials {numbers} again with the fresh seeds {seeds}")
     with ExitStack() as shown:
         board = _board(shown, [run.name for run in missing], drivers, plan, verbose)
-        table, failed = sweeps.run_all(runs, missing, folder, drivers, board, search.trackers)
+        table, failed = sweeps.run_all(
+            runs,
+            missing,
+            folder,
+            drivers,
+            board,
+            search.trackers,
+            accept_changed_code=accept,
+        )
     if failed:
         click.echo(f"failed on fresh seeds: {' '.join(failed)}", err=True)
     finished = [run.name for run in runs if run.name not in failed]

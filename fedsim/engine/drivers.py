@@ -26,12 +26,14 @@ class Job:
         config: of the run.
         out: its run directory.
         trackers: their names, as for ``--track``.
+        accept_changed_code: whether it goes on where the user's code has changed.
     """
 
     name: str
     config: RunConfig
     out: Path
     trackers: tuple[str, ...] = ()
+    accept_changed_code: bool = False
 
 
 @dataclass

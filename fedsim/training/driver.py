@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import shlex
 import time
@@ -12,18 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Interrupted, StoreError
+from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
-from fedsim.models import weights
 from fedsim.storage import status
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -39,11 +35,11 @@ from fedsim.storage.run_dir import (
     RunWriter,
     check_free,
     default_path,
-    environment,
     to_json,
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
+from fedsim.training.environment import check_begun, describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
@@ -317,7 +313,7 @@ def run(
                     executor=executor,
                     store=store,
                     checkpoints=checkpoints,
-                    environment=_environment(setup),
+                    environment=describe(setup),
                     callbacks=followers,
                     begun=begun,
                     position=Position(rounds=0, state=start),
@@ -332,17 +328,19 @@ def resume(
     callbacks: Sequence[Callback] = (),
     session: Session | SessionAhead | None = None,
     progress: bool | None = None,
+    accept_changed_code: bool = False,
 ) -> RunStore:
     """Resumes a run that was interrupted; its files are then those of an undisturbed run.
 
     Tables are truncated to the newest checkpoint that is whole. Without any checkpoint the run
     starts again in its directory. A finished run is returned as it is. The ``overrides`` are
     settings that say where the work is done, such as ``{"engine.kind": "serial"}``; ``callbacks``,
-    ``session`` and ``progress`` are those of :func:`run`. The run's trackers go on.
+    ``session`` and ``progress`` are those of :func:`run`. The run's trackers go on. With
+    ``accept_changed_code`` the user's own functions may have changed, which env.json then says.
 
     Raises:
-        ConfigError: no run is there, another process has it, its configuration was changed, or
-            config.yaml or env.json is damaged.
+        ConfigError: no run is there, another process has it, its configuration or the code of a
+            user's function was changed, or config.yaml or env.json is damaged.
         DataError: the data cannot be read, or have changed, or a row of a table has.
         DivergedError, WorkerError, StoreError: the run failed; if all its checkpoints are
             damaged, nothing has been changed.
@@ -356,8 +354,7 @@ def resume(
     with files.lock(store.path):
         before = store.read_environment()
         setup, start = start_of(prepare(config))
-        _check_trace(config, store, before)
-        _check_frozen(setup, store, before)
+        before |= check_begun(setup, store, accept_changed_code=accept_changed_code)
         checkpoints, position = _restore(setup, store)
         if position is None:
             logger.warning(
@@ -374,7 +371,7 @@ def resume(
                 executor=executor,
                 store=store,
                 checkpoints=checkpoints,
-                environment=_environment(setup) | {"after_round": position.rounds},
+                environment=describe(setup) | {"after_round": position.rounds},
                 callbacks=followers,
                 begun=begun - position.seconds,
                 position=position,
@@ -417,33 +414,6 @@ def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | No
     )
 
 
-def _environment(setup: Setup) -> dict[str, object]:
-    """What env.json says of the run beside the executor's part; hashes and asks git once."""
-    known = environment() | {"classes": list(setup.dataset.class_names)}
-    if setup.dataset.site is not None and not setup.dataset.sites_are_users:
-        known["sites"] = list(setup.dataset.site_names)
-    if setup.partition.held_out:
-        known["heldout_clients"] = list(setup.partition.held_out)
-    if setup.model.weights is not None:
-        known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
-    if setup.drawn:
-        known["head_drawn_anew"] = list(setup.drawn)
-    if setup.frozen:
-        known["frozen_sha256"] = _frozen_sha256(setup)
-    if setup.config.clock.trace is not None:
-        known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
-    return known
-
-
-def _frozen_sha256(setup: Setup) -> str:
-    """The SHA-256 of the frozen tensors, in the order of their names."""
-    found = hashlib.sha256()
-    for name, array in sorted(setup.frozen.items()):
-        found.update(name.encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()
-
-
 def _notes(setup: Setup) -> tuple[str, ...]:
     """What a run says of its data and its model before it begins."""
     group = setup.config.data.group or "none"
@@ -461,23 +431,3 @@ def _notes(setup: Setup) -> tuple[str, ...]:
             "of the model are trained and sent"
         )
     return tuple(note for note in notes if note is not None)
-
-
-def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:
-    """Refuses a ``clock.trace`` that is another one than the run began with."""
-    trace, began = config.clock.trace, before.get("trace_sha256")
-    if trace is not None and began not in (None, files.sha256(Path(trace))):
-        raise DataError(
-            f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
-            "cannot be resumed with it"
-        )
-
-
-def _check_frozen(setup: Setup, store: RunStore, before: Mapping[str, Any]) -> None:
-    """Refuses frozen tensors that are other ones than the run began with."""
-    began = before.get("frozen_sha256")
-    if setup.frozen and began not in (None, _frozen_sha256(setup)):
-        raise DataError(
-            f"model.trainable={setup.model.trainable}: the frozen weights are not those that the "
-            f"run in {store.path} began with, which cannot be resumed with them"
-        )

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedsim import data
 from fedsim.config.run import FIXED_PARTITIONS, RunConfig
@@ -25,13 +26,22 @@ def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
     Raises:
         ConfigError, DataError: something does not fit; the message names key and file.
     """
+    dataset, partition, kind = deal(config)
+    return with_shifts(config, dataset, partition), partition, kind
+
+
+def deal(config: RunConfig) -> tuple[Dataset, Partition, str]:
+    """What :func:`load` returns, without the clients' feature shifts: samples as they were read.
+
+    Raises:
+        ConfigError, DataError: as :func:`load`.
+    """
     dataset, kind, listed = _dataset(config)
     partition = _partition(config, dataset, kind, listed)
     # before the shift, which looks at the common parts: nodes that shift themselves know these
-    dataset, partition = hold_out_clients(
+    return *hold_out_clients(
         dataset, partition, config.data.heldout_clients, config.data.seed
-    )
-    return _shifted(config, dataset, partition), partition, kind
+    ), kind
 
 
 def load_whole(config: RunConfig, known_words: tuple[str, ...] | None = None) -> Dataset:
@@ -44,10 +54,11 @@ def load_whole(config: RunConfig, known_words: tuple[str, ...] | None = None) ->
     Raises:
         ConfigError, DataError: as :func:`load`.
     """
-    return _read(config, whole=True, known_words=known_words)
+    return read(config, whole=True, known_words=known_words)
 
 
-def _shifted(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
+def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Dataset:
+    """The data set with the clients' feature shifts; a ConfigError where it has no images."""
     c = config.data
     if c.feature_shift != "none" and dataset.inputs != "images":
         given, inputs = c.feature_shift, dataset.inputs
@@ -67,7 +78,7 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
         raise ConfigError(
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
         )
-    dataset = _read(config)
+    dataset = read(config)
     kind = _named_kind(config) or partitions.default_kind(dataset)
     if kind == "natural" and not _generated(config):
         dataset = without_small_users(dataset, _fewest(config))
@@ -77,28 +88,35 @@ def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
     return dataset, kind, listed
 
 
-def _read(
+def read(
     config: RunConfig, whole: bool = False, known_words: tuple[str, ...] | None = None
 ) -> Dataset:
-    """The data set as its reader gives it, in parts or whole."""
+    """The data set as its reader gives it, in parts or whole.
+
+    Raises:
+        ConfigError, DataError: as :func:`load`.
+    """
+    name, given = config.data.name, read_arguments(config)
+    return data.load(name, whole=whole, known_words=known_words, **given)
+
+
+def read_arguments(config: RunConfig) -> dict[str, Any]:
+    """What :func:`fedsim.data.load` is given beside the name; samples follow from these alone."""
     c, named = config.data, _named_kind(config)
     kept = "auto" if named is None else "none" if named == "files" else "patient"
-    return data.load(
-        c.name,
-        Path(c.dir) if c.dir else None,
-        image_size=c.image_size,
-        augment=c.augment,
-        val_fraction=c.val_fraction,
-        test_fraction=c.test_fraction,
-        seed=c.seed,
-        split=c.partition_file if _client_file(config) is None else None,
-        num_clients=c.num_clients,
-        group=c.group or kept,
-        whole=whole,
-        columns=c.column_names,
-        known_words=known_words,
+    return {
+        "folder": Path(c.dir) if c.dir else None,
+        "image_size": c.image_size,
+        "augment": c.augment,
+        "val_fraction": c.val_fraction,
+        "test_fraction": c.test_fraction,
+        "seed": c.seed,
+        "split": c.partition_file if _client_file(config) is None else None,
+        "num_clients": c.num_clients,
+        "group": c.group or kept,
+        "columns": c.column_names,
         **config.hyperparameters.get(c.name, {}),
-    )
+    }
 
 
 def _named_kind(config: RunConfig) -> str | None:
@@ -128,8 +146,8 @@ def read_images(
     """
     with nullcontext() if check else unchecked():
         train, val, test = parts
-        dataset = replace(_read(config), train=train, val=val, test=test)
-        return _shifted(config, dataset, partition).x
+        dataset = replace(read(config), train=train, val=val, test=test)
+        return with_shifts(config, dataset, partition).x
 
 
 def _client_file(config: RunConfig) -> Path | None:

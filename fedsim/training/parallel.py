@@ -155,11 +155,19 @@ def execute(
         if resume.is_complete(job.config, job.out):
             return Done({}, before=True)
         followers = [*callbacks, *(tracker(name) for name in job.trackers), watch]
-        resumed = resume.can_resume(job.config, job.out)
+        accept = job.accept_changed_code
+        resumed = resume.can_resume(job.config, job.out, accept_changed_code=accept)
         tell(Begun(resumed))
         if resumed:
             placement = resume.placement(job.config)
-            driver.resume(job.out, placement, followers, session, progress=False)
+            driver.resume(
+                job.out,
+                placement,
+                followers,
+                session,
+                progress=False,
+                accept_changed_code=accept,
+            )
         else:
             resume.archive(job.out)
             driver.run(job.config, job.out, followers, session, progress=False)

@@ -43,6 +43,7 @@ from fedsim.training.export import (
 )
 from fedsim.training.features import with_features
 from fedsim.training.loading import load_whole
+from fedsim.training.provenance import Provenance, check_code, check_data, code_of
 from fedsim.training.resume import check_paths
 from fedsim.training.setup import Setup, assemble, prepare
 
@@ -69,6 +70,7 @@ def predict(
     client: int | None = None,
     split: str | None = None,
     data_dir: Path | str | None = None,
+    accept_changed_code: bool = False,
 ) -> pd.DataFrame:
     """The classes that the final models of a run give to samples, with all probabilities.
 
@@ -85,6 +87,7 @@ def predict(
             labels; their classes, found by name, are classes of the run, and their texts are read
             with the run's vocabulary. All splits but ``all`` need the run's own data, wherever
             they are.
+        accept_changed_code: use the user's own functions even if their code has changed.
 
     Returns:
         A row per model and sample: ``sample`` (index in the data set), ``client_id`` (of the model,
@@ -94,12 +97,19 @@ def predict(
         where samples are files.
 
     Raises:
-        ConfigError: no finished run, no such client or split, or data that do not fit the model.
+        ConfigError: no finished run, no such client or split, data that do not fit the model, or a
+            user's function whose code has changed.
         DataError: the data cannot be read, or are not those of the run.
         DivergedError: a model's outputs are not finite.
         StoreError: a file of the run is missing or damaged.
     """
-    found = prepared(run, client=client, split=split, data_dir=data_dir)
+    found = prepared(
+        run,
+        client=client,
+        split=split,
+        data_dir=data_dir,
+        accept_changed_code=accept_changed_code,
+    )
     return pd.concat(found.frames(), ignore_index=True)
 
 
@@ -188,7 +198,12 @@ def _frame(dataset: Dataset, index: I64, logits: Array) -> pd.DataFrame:
 
 
 def prepared(
-    run: Path | str, *, client: int | None, split: str | None, data_dir: Path | str | None
+    run: Path | str,
+    *,
+    client: int | None,
+    split: str | None,
+    data_dir: Path | str | None,
+    accept_changed_code: bool = False,
 ) -> Predictions:
     """Reads models and data and checks everything; arguments and errors as :func:`predict`."""
     path = Path(run)
@@ -203,6 +218,8 @@ def prepared(
     if client is not None:
         check_client(config, client)
     known, environment = Description.read(path), RunStore(path).read_environment()
+    if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
+        logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
     if not new:
@@ -263,6 +280,7 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
             )
     if vocabulary.read(run) not in (None, setup.dataset.words):
         raise DataError(f"{run / files.VOCABULARY}: the texts now have other words; {_NOT_THESE}")
+    check_data(run, Provenance.read(run), setup.provenance.data, _NOT_THESE)
     return setup
 
 

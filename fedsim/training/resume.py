@@ -14,6 +14,8 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.storage import status
 from fedsim.storage.run_dir import is_leftover
+from fedsim.training import provenance
+from fedsim.training.provenance import Provenance
 
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),
@@ -44,7 +46,7 @@ def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
-    """Whether the run is there and finished.
+    """Whether the run is there and finished; code and data are not compared.
 
     Raises:
         ConfigError: it is finished and its configuration is another one, or unknown.
@@ -206,8 +208,10 @@ def configuration(
     return resolve(written, given, build=build)
 
 
-def can_resume(wanted: RunConfig, run: Path) -> bool:
+def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = False) -> bool:
     """Whether the directory holds an unfinished run of this configuration with checkpoints.
+
+    A run of other code than that of now is none, unless that is accepted.
 
     Raises:
         StoreError: the folder of the checkpoints cannot be read.
@@ -221,7 +225,12 @@ def can_resume(wanted: RunConfig, run: Path) -> bool:
     except ConfigError:
         return False
     have = {key: given.value for key, given in found.items()}
-    return difference(wanted, have, _has_patients(run)) is None
+    if difference(wanted, have, _has_patients(run)) is not None:
+        return False
+    code = provenance.code_of(wanted)
+    if accept_changed_code or not code:
+        return True
+    return provenance.changed_code(Provenance.read(run), code) is None
 
 
 def placement(config: RunConfig) -> dict[str, object]:

@@ -42,7 +42,8 @@ from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import stacking
 from fedsim.training.features import with_features
-from fedsim.training.loading import load, read_images
+from fedsim.training.loading import deal, read_images, with_shifts
+from fedsim.training.provenance import Data, Provenance, code_of, data_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class Setup:
         stacking: how clients train together, None where they train one by one.
         drawn: names of the head's tensors that the start weights did not fit.
         frozen: by name the tensors of the model that ``model.trainable`` leaves out.
+        provenance: the user's code, and the data, as digests.
     """
 
     config: RunConfig
@@ -74,6 +76,7 @@ class Setup:
     stacking: Stacking | None = None
     drawn: tuple[str, ...] = ()
     frozen: Vectors = field(default_factory=dict)
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def personalised(self) -> bool:
@@ -154,7 +157,9 @@ def prepare(config: RunConfig) -> Setup:
     executors.check(config.engine)
     if config.engine.client_batch not in (1, "auto"):
         stacking.check(config, algorithm_of(config), "engine.client_batch")
-    dataset, partition, kind = load(config)
+    dataset, partition, kind = deal(config)
+    digests = data_of(dataset, config.data.dir)
+    dataset = with_shifts(config, dataset, partition)
     _check_owned(config, partition)
     _check_patience(config, dataset)
     epochs = config.evaluation.finetune_epochs
@@ -163,11 +168,17 @@ def prepare(config: RunConfig) -> Setup:
             f"evaluation.finetune_epochs {epochs} given; the clients own no test part to be scored "
             "on: set data.client_test_fraction too"
         )
-    return assemble(config, dataset, partition, kind)
+    return assemble(config, dataset, partition, kind, digests)
 
 
-def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: str) -> Setup:
-    """Builds model and method for data that are loaded.
+def assemble(
+    config: RunConfig,
+    dataset: Dataset,
+    partition: Partition,
+    kind: str,
+    digests: Data | None = None,
+) -> Setup:
+    """Builds model and method for data that are loaded; ``digests`` are theirs.
 
     Raises:
         ConfigError, DataError: as :func:`prepare`.
@@ -246,6 +257,7 @@ def assemble(config: RunConfig, dataset: Dataset, partition: Partition, kind: st
         stacking=blocks,
         drawn=built.drawn,
         frozen=flat.frozen,
+        provenance=Provenance(code_of(config), digests),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
 from fedsim.core.types import F64
@@ -47,7 +48,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     ten. The columns after the settings are what the run took, when it reached the target accuracy
     (seconds of this machine, and of the virtual clock), the other metrics, how the clients'
     accuracies spread, whether the final model collapsed, and mean and spread of the clients' final
-    accuracies, where there are held-out clients or fine-tuning.
+    accuracies, where there are held-out clients or fine-tuning; ``data_digest`` is the last one.
     """
     config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
@@ -81,7 +82,15 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         row |= {f"{take}_test_{metric}": value for take, value in values.items()}
     row |= _spread_of_clients(store)
     final = final_predictions(store)
-    return row | {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
+    row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
+    return row | {"data_digest": _data_digest(setup)}
+
+
+def _data_digest(setup: Setup) -> str | None:
+    """That of the data; None for generated data, which follow from the settings."""
+    info, digests = data.find(setup.config.data.name), setup.provenance.data
+    generated = info is not None and info.generated and setup.config.data.dir is None
+    return None if generated or digests is None else digests.short
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:

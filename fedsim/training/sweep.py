@@ -28,6 +28,7 @@ from fedsim.engine.drivers import Drivers, Event, Failed, Job
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.parallel import Follower, control
+from fedsim.training.provenance import Comparison
 from fedsim.training.resume import is_complete
 from fedsim.training.slots import Parallel, with_engine
 
@@ -218,17 +219,26 @@ def _lists_only(path: Path, column: str, known: Set[str]) -> bool:
     return cells[:1] == [column] and set(cells[1:]) <= known
 
 
-def missing(runs: Sequence[SweepRun], out: Path) -> list[SweepRun]:
+def missing(
+    runs: Sequence[SweepRun], out: Path, *, accept_changed_code: bool = False
+) -> list[SweepRun]:
     """The runs that are not finished; says which are.
 
+    With ``accept_changed_code`` finished runs of other code of the user's count.
+
     Raises:
-        ConfigError: a finished run in ``out`` has another configuration, or ``out`` is not the
-            sweep's, see :func:`check_out`.
+        ConfigError: a finished run in ``out`` has another configuration or other code, or ``out``
+            is not the sweep's, see :func:`check_out`.
+        DataError: a finished run is one of other data, or the data cannot be read.
         StoreError: a directory cannot be read.
     """
     check_out(runs, out)
     found = [run for run in runs if not is_complete(run.config, out / run.name)]
     absent = {run.name for run in found}
+    comparison = Comparison(accept=accept_changed_code)
+    for run in runs:
+        if run.name not in absent:
+            comparison.check(run.config, [out / run.name])
     for position, run in enumerate(runs, start=1):
         if run.name not in absent:
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)
@@ -254,6 +264,8 @@ def run_all(
     drivers: Drivers,
     follower: Follower,
     trackers: tuple[str, ...] = (),
+    *,
+    accept_changed_code: bool = False,
 ) -> tuple[pd.DataFrame, list[str]]:
     """Does the ``wanted`` runs in their order, then writes OUT/summary.csv and OUT/aggregate.csv.
 
@@ -273,7 +285,8 @@ def run_all(
     out.mkdir(parents=True, exist_ok=True)
     directories.write_grid(out, [run.name for run in runs])
     failures = _Failures(follower)
-    jobs = (Job(run.name, run.config, out / run.name, trackers) for run in wanted)
+    accept = accept_changed_code
+    jobs = (Job(run.name, run.config, out / run.name, trackers, accept) for run in wanted)
     control(lambda: next(jobs, None), drivers, failures)
     failed = [run.name for run in runs if run.name in failures.names]
     finished = {run.name: run.group for run in runs if run.name not in failures.names}

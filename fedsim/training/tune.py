@@ -34,6 +34,7 @@ from fedsim.engine.drivers import (
 from fedsim.storage import status, trials
 from fedsim.storage.trials import Trial, best
 from fedsim.training.parallel import Follower, control
+from fedsim.training.provenance import Comparison
 from fedsim.training.search import (
     CONFIRMED,
     NO_VALIDATION,
@@ -120,14 +121,22 @@ class Tuning:
         plan: of the search.
         out: the directory of the search.
         trackers: of every run.
+        accept_changed_code: whether runs go on where the user's code has changed.
 
     Raises:
         ConfigError: another search was begun in ``out``, or it holds something else.
         StoreError: it cannot be read.
     """
 
-    def __init__(self, plan: Plan, out: Path, trackers: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        out: Path,
+        trackers: Sequence[str] = (),
+        accept_changed_code: bool = False,
+    ) -> None:
         self.plan, self.out, self.trackers = plan, out, tuple(trackers)
+        self.accept_changed_code = accept_changed_code
         self._begun = check_out(plan, out)
         self.most_at_once = self._begun or 1
         self.trials = {trial.number: trial for trial in trials.read(out)}
@@ -136,6 +145,19 @@ class Tuning:
         self._drivers: Drivers | None = None
         self._shown: Follower | None = None
         self._jobs: dict[str, tuple[int, int]] = {}
+
+    def check_trials(self, accept_changed_code: bool) -> None:
+        """Refuses trials that have ended with other code, unless that is accepted, or other data.
+
+        Raises:
+            ConfigError, DataError, StoreError: as :meth:`provenance.Comparison.check`.
+        """
+        comparison = Comparison(accept=accept_changed_code)
+        for trial in self.ended:
+            runs = [self.out / _name(trial.number, seed) for seed in self.plan.seeds]
+            begun = [run for run in runs if (run / "env.json").exists()]
+            if begun:
+                comparison.check(self.plan.config(trial.params, self.plan.seeds[0]), begun)
 
     @property
     def names(self) -> list[str]:
@@ -224,7 +246,7 @@ class Tuning:
         name = _name(number, seed)
         self._jobs[name] = number, seed
         config = self.plan.config(running.proposal.params, seed)
-        return Job(name, config, self.out / name, self.trackers)
+        return Job(name, config, self.out / name, self.trackers, self.accept_changed_code)
 
     def happened(self, slot: int, job: Job, event: Event) -> None:
         """See :class:`fedsim.training.parallel.Follower`.

@@ -11,6 +11,7 @@ from fedsim.config.run import RunConfig
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training.collapse import final_predictions
+from fedsim.training.provenance import Data, Provenance
 from fedsim.training.summary import last10, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
@@ -23,7 +24,9 @@ LAST = [
         for when in ("final", "best", "last10")
     ),
     *("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst", "collapsed"),
+    "data_digest",
 ]
+DIGESTS = Data("a", "b", "c", None)
 COLUMNS = [
     *("run_id", "algorithm", "dataset", "model", "num_clients", "sample_rate", "alpha", "seed"),
     *("rounds", "final_test_accuracy", "best_test_accuracy", "best_round", "best_by"),
@@ -31,7 +34,9 @@ COLUMNS = [
 ]
 
 
-def summary(tmp_path, test, val=None, alpha=0.5, costs=None, tables=None, f1=None, **config):
+def summary(
+    tmp_path, test, val=None, alpha=0.5, costs=None, tables=None, f1=None, digests=None, **config
+):
     """The summary of a run whose rounds have these accuracies; None where not evaluated.
 
     Round t took t seconds; ``costs`` are further columns of all rounds, ``tables`` further tables.
@@ -69,6 +74,7 @@ def summary(tmp_path, test, val=None, alpha=0.5, costs=None, tables=None, f1=Non
         model=SimpleNamespace(name="cnn"),
         partition=SimpleNamespace(num_clients=50),
         alpha=alpha,
+        provenance=Provenance(data=digests),
     )
     row = summarise(setup, store, 1.5)
     store.write_summary(row)
@@ -205,14 +211,14 @@ def test_the_spread_of_the_clients_is_that_of_their_last_evaluation(tmp_path):
     row, _ = summary(tmp_path, [0.1] * 4, tables={"evaluations.csv": table})
     # mean 0.5, deviations 0.4 0.2 0.1 0.3 0.4: std sqrt(0.46 / 5); the percentile lies 0.4 of the
     # way from the first to the second
-    assert [row[key] for key in LAST[-4:-1]] == pytest.approx([(0.46 / 5) ** 0.5, 0.18, 0.1])
+    assert [row[key] for key in LAST[-5:-2]] == pytest.approx([(0.46 / 5) ** 0.5, 0.18, 0.1])
 
 
 def test_the_spread_is_that_of_the_clients_own_test_parts_where_those_are_evaluated(tmp_path):
     rows = "2,0,,own_test,9,1.0,0.25\n2,5,,own_test,9,1.0,0.75\n2,5,,own_train,9,1.0,0.0\n"
     tables = {"evaluations.csv": EVALUATIONS + rows}
     row, _ = summary(tmp_path, [0.1, 0.2], tables=tables)
-    assert [row[key] for key in LAST[-4:-1]] == pytest.approx([0.25, 0.3, 0.25])
+    assert [row[key] for key in LAST[-5:-2]] == pytest.approx([0.25, 0.3, 0.25])
 
 
 def classes(*rows):
@@ -268,3 +274,15 @@ def test_a_collapse_is_that_of_the_last_evaluation(tmp_path):
 def test_a_clock_is_a_setting(tmp_path):
     row, _ = summary(tmp_path, [0.1], clock={"availability": "uniform(0.5, 1)"})
     assert (row["clock.availability"], row["clock.late"]) == ("uniform(0.5, 1)", "drop")
+
+
+def test_the_data_are_named_by_their_digest_unless_the_settings_decide_them(tmp_path):
+    row, store = summary(tmp_path / "files", [0.5], digests=DIGESTS)
+    assert row["data_digest"] == DIGESTS.short == store.summary["data_digest"]
+    assert DIGESTS.short.startswith("sha256:"), "no CSV reader takes it for a number"
+    data = {"name": "synthetic", "dir": None}
+    row, _ = summary(tmp_path / "drawn", [0.5], digests=DIGESTS, data=data)
+    assert row["data_digest"] is None
+    data = {"name": "synthetic", "dir": "a folder of LEAF's"}
+    row, _ = summary(tmp_path / "leaf", [0.5], digests=DIGESTS, data=data)
+    assert row["data_digest"] == DIGESTS.short

@@ -1,0 +1,113 @@
+"""SHA-256 digests of the source files of users' code: a module, and what it imports beside it.
+
+The files are found without running anything: from the import statements, wherever in a file they
+stand. Only files in the folder that Python found the module in count (for a package the folder that
+holds it), by their paths in it; installed packages and fedsim itself do not. Line ends CR LF count
+as LF, as Git may have changed them.
+"""
+
+import ast
+import hashlib
+import os
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
+from pathlib import Path, PurePosixPath
+
+from fedsim.core.errors import ConfigError
+
+OWN = ("fedsim", "fedsim_analysis")
+"""Packages that are not the user's, wherever they lie."""
+INSTALLED = ("site-packages", "dist-packages")
+"""Names of folders in which nobody's own code lies."""
+
+
+def sha256_of_files(module: str) -> dict[str, str]:
+    """By path the digests of the source files of a dotted module; sorted.
+
+    Empty where the module has no source file of the user's: it is installed, compiled, or not
+    there.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    top = module.partition(".")[0]
+    root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)
+    if root is None or _is_installed(root):
+        return {}
+    found: dict[str, str] = {}
+    waiting = list(_files(root, module))
+    while waiting:
+        path = waiting.pop()
+        if str(path) not in found:
+            text = _read(root / path)
+            found[str(path)] = hashlib.sha256(text).hexdigest()
+            waiting += [file for name in _imported(text, path) for file in _files(root, name)]
+    return dict(sorted(found.items()))
+
+
+def _roots(top: str) -> list[Path]:
+    """The folders in which a module without dots, or the parts of a package, lie."""
+    spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(top)
+    if spec is None:
+        return []
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    if not folders and spec.has_location and spec.origin:
+        folders = [Path(spec.origin)]
+    return [folder.parent for folder in folders]
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether a folder is one of installed packages, or of Python's own library."""
+    library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")}
+    return not {*INSTALLED}.isdisjoint(folder.parts) or not library.isdisjoint(
+        (folder, *folder.parents)
+    )
+
+
+def _files(root: Path, module: str) -> Iterator[PurePosixPath]:
+    """The source files that an import of ``module`` runs, relative to ``root``."""
+    names = module.split(".")
+    if names[0] in OWN or "" in names:
+        return
+    for length in range(1, len(names) + 1):
+        path = PurePosixPath(*names[:length])
+        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+            if os.path.isfile(root / file):
+                yield file
+                break
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes().replace(b"\r\n", b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{file}: cannot be read ({error.strerror or error}), though it is part of the code "
+            "of the run"
+        ) from error
+
+
+def _imported(text: bytes, file: PurePosixPath) -> Iterator[str]:
+    """The dotted names that a source file imports; names in a module count as modules of it.
+
+    A text that is no Python imports nothing.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the text, which Python gave when it was imported
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return
+    package = file.parent.parts
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            start = ".".join((*above, *filter(None, [node.module])))
+            if start:
+                yield start
+            yield from (".".join(filter(None, [start, alias.name])) for alias in node.names)

@@ -1,0 +1,87 @@
+"""What env.json says of a run when it begins, and whether that still holds when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsim.config.run import RunConfig
+from fedsim.core import files
+from fedsim.core.errors import DataError
+from fedsim.models import weights
+from fedsim.storage.run_dir import RunStore, environment
+from fedsim.training.provenance import Provenance, accepted, check_code, check_data
+from fedsim.training.setup import Setup
+
+
+def describe(setup: Setup) -> dict[str, object]:
+    """What env.json says of the run beside the executor's part; hashes and asks git once."""
+    known = environment() | {"classes": list(setup.dataset.class_names)}
+    known |= setup.provenance.record()
+    if setup.dataset.site is not None and not setup.dataset.sites_are_users:
+        known["sites"] = list(setup.dataset.site_names)
+    if setup.partition.held_out:
+        known["heldout_clients"] = list(setup.partition.held_out)
+    if setup.model.weights is not None:
+        known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
+    if setup.drawn:
+        known["head_drawn_anew"] = list(setup.drawn)
+    if setup.frozen:
+        known["frozen_sha256"] = _frozen_sha256(setup)
+    if setup.config.clock.trace is not None:
+        known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
+    return known
+
+
+def check_begun(
+    setup: Setup, store: RunStore, *, accept_changed_code: bool = False
+) -> dict[str, object]:
+    """Compares what a run is made of now with what it began with, as far as env.json says it.
+
+    Returns:
+        What env.json is to say as well: the code that was accepted.
+
+    Raises:
+        ConfigError: a user's code has changed, and that is not accepted; or env.json is damaged.
+        DataError: data, trace or frozen weights have changed.
+    """
+    run, now, before = store.path, setup.provenance, store.read_environment()
+    began = Provenance.read(run)
+    changed = check_code(run, began, now.code, accept=accept_changed_code)
+    check_data(run, began, now.data, "put the data back, or begin another run")
+    _check_trace(setup.config, store, before)
+    _check_frozen(setup, store, before)
+    return accepted(now.code) if changed else {}
+
+
+def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:
+    """Refuses a ``clock.trace`` that is another one than the run began with."""
+    trace, began = config.clock.trace, before.get("trace_sha256")
+    if trace is not None and began not in (None, files.sha256(Path(trace))):
+        raise DataError(
+            f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
+            "cannot be resumed with it"
+        )
+
+
+def _check_frozen(setup: Setup, store: RunStore, before: Mapping[str, Any]) -> None:
+    """Refuses frozen tensors that are other ones than the run began with."""
+    began = before.get("frozen_sha256")
+    if setup.frozen and began not in (None, _frozen_sha256(setup)):
+        raise DataError(
+            f"model.trainable={setup.model.trainable}: the frozen weights are not those that the "
+            f"run in {store.path} began with, which cannot be resumed with them"
+        )
+
+
+def _frozen_sha256(setup: Setup) -> str:
+    """The SHA-256 of the frozen tensors, in the order of their names."""
+    found = hashlib.sha256()
+    for name, array in sorted(setup.frozen.items()):
+        found.update(name.encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()

@@ -1,0 +1,307 @@
+"""Users' code and the data of a run, as digests: with the settings they decide its results.
+
+env.json records them when a run begins. What goes on with a run, skips it because it is finished,
+or uses its model compares them with those of now, and refuses a change; ``--accept-changed-code``
+accepts other code. What env.json does not say, as in runs of earlier versions, is not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from fedsim import data
+from fedsim.algorithms.catalogue import chain
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.sources import sha256_of_files
+from fedsim.core.types import Array, Dataset
+from fedsim.storage.run_dir import RunStore, RunWriter, to_json
+
+ACCEPT = "--accept-changed-code"
+ACCEPTED = "accepted_code"
+"""Key of env.json: the code that was accepted instead of that under ``code``."""
+SHOWN = 12
+"""Hex digits of a digest in messages and tables."""
+PARTS = {"samples": "the samples", "labels": "the labels", "classes": "the class names"}
+"""What the digests of the data are of, in words."""
+
+OF_PARTS = ("val_fraction", "test_fraction", "seed", "num_clients", "group", "augment")
+"""Arguments of :func:`fedsim.data.load` on which no sample of a folder depends."""
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A user's function with one role in a run.
+
+    Args:
+        name: ``module:function``; of the server chain all of them, after commas.
+        files: the SHA-256 of each source file, see :mod:`fedsim.core.sources`.
+    """
+
+    name: str
+    files: Mapping[str, str]
+
+    @property
+    def short(self) -> str:
+        """One digest of all files, for tables."""
+        return shortened(sorted(self.files.items()))
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data as their reader gives them: SHA-256 digests, before any feature shift.
+
+    Args:
+        samples: of the decoded samples, with their shape and type; of texts also the vocabulary.
+        labels: of the labels, in the same way.
+        classes: of the names of the classes, in their order.
+        dir: ``data.dir`` as it was given; not compared.
+    """
+
+    samples: str
+    labels: str
+    classes: str
+    dir: str | None
+
+    @property
+    def short(self) -> str:
+        """One digest of all three, for tables."""
+        return shortened([getattr(self, part) for part in PARTS])
+
+
+def shortened(content: object) -> str:
+    """``sha256:`` and the first digits of the digest of a value of JSON; never a number."""
+    return f"sha256:{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:SHOWN]}"
+
+
+def code_of(config: RunConfig) -> dict[str, Code]:
+    """By role the user's functions that a configuration names.
+
+    Raises:
+        ConfigError: a source file cannot be read.
+    """
+    named = {
+        "method": (config.algorithm,),
+        "server": chain(config.server),
+        "model": (config.model_name,),
+        "dataset": (config.data.name,),
+        "executor": (config.engine.kind,),
+    }
+    found = {}
+    for role, names in named.items():
+        own = [name for name in names if ":" in name]
+        files = [sha256_of_files(name.partition(":")[0]) for name in own]
+        merged = {path: digest for each in files for path, digest in each.items()}
+        if merged:
+            found[role] = Code(",".join(own), merged)
+    return found
+
+
+def data_of(dataset: Dataset, folder: str | None) -> Data:
+    """The digests of a data set as its reader gives it; ``folder`` is ``data.dir``."""
+    classes = hashlib.sha256(json.dumps(dataset.class_names).encode()).hexdigest()
+    return Data(_sha256(dataset.x, dataset.words), _sha256(dataset.y), classes, folder)
+
+
+def _sha256(array: Array, words: tuple[str, ...] = ()) -> str:
+    """Of an array with its shape and type, and of the words whose numbers it holds."""
+    found = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    found.update(np.ascontiguousarray(array).data)
+    if words:
+        found.update(json.dumps(words).encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a run is made of besides its settings.
+
+    Args:
+        code: of users' functions, by role: method, server, model, dataset, executor.
+        data: None where env.json does not say it.
+    """
+
+    code: Mapping[str, Code] = field(default_factory=dict)
+    data: Data | None = None
+
+    def record(self) -> dict[str, object]:
+        """As env.json has it."""
+        digests = {} if self.data is None else {"data": asdict(self.data)}
+        return {"code": {role: asdict(code) for role, code in self.code.items()}, **digests}
+
+    @classmethod
+    def read(cls, run: Path) -> Provenance:
+        """What env.json says that a run is made of, or has been accepted as that.
+
+        Raises:
+            ConfigError: it cannot be read, or is not what fedsim writes.
+        """
+        known = RunStore(run).read_environment()
+        try:
+            code = {
+                role: Code(_name(each["name"]), _files(each["files"]))
+                for role, each in known.get(ACCEPTED, known.get("code", {})).items()
+            }
+            digests = None
+            if "data" in known:
+                parts = {part: _digest(known["data"][part]) for part in PARTS}
+                digests = Data(**parts, dir=None)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{run / 'env.json'}: damaged: 'code' or 'data' is not what fedsim writes there; "
+                "restore it, or remove it to go on without what it says of the run's beginning"
+            ) from error
+        return cls(code, digests)
+
+
+def _files(value: Mapping[str, object]) -> dict[str, str]:
+    return {_name(file): _digest(digest) for file, digest in value.items()}
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise TypeError
+    return value
+
+
+def _digest(value: object) -> str:
+    """A digest of env.json; a ValueError where it is none."""
+    text = _name(value)
+    if len(text) != 2 * hashlib.sha256().digest_size or set(text) - set("0123456789abcdef"):
+        raise ValueError
+    return text
+
+
+def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
+    """The first source file that differs between two states of the same functions, in words."""
+    for role, code in now.items():
+        known = before.code.get(role)
+        if known is None or known.name != code.name or known.files == code.files:
+            continue  # another name is another setting, which is compared elsewhere
+        files = sorted({*known.files, *code.files})
+        file = next(path for path in files if known.files.get(path) != code.files.get(path))
+        was, is_now = (_state(each.files.get(file)) for each in (known, code))
+        return f"{file} (of the {role} {code.name}) has changed: it was {was}, is {is_now} now"
+    return None
+
+
+def _state(digest: str | None) -> str:
+    return "not there" if digest is None else digest[:SHOWN]
+
+
+def check_code(run: Path, before: Provenance, now: Mapping[str, Code], *, accept: bool) -> bool:
+    """Refuses a run of other code, unless that is accepted.
+
+    Returns:
+        Whether the code is another one.
+
+    Raises:
+        ConfigError: it is; names the file and both digests.
+    """
+    change = changed_code(before, now)
+    if change is not None and not accept:
+        raise ConfigError(
+            f"{run}: {change}; put the file back, or take the run as one of the code of now with "
+            f"{ACCEPT}"
+        )
+    return change is not None
+
+
+def check_data(run: Path, before: Provenance, now: Data | None, advice: str) -> None:
+    """Refuses data that are not those of a run.
+
+    Args:
+        run: its directory.
+        before: what it was made of.
+        now: the data, None where they are not known.
+        advice: what to do instead.
+
+    Raises:
+        DataError: they differ; says in what.
+    """
+    if before.data is None or now is None:
+        return
+    differ = [PARTS[part] for part in PARTS if getattr(before.data, part) != getattr(now, part)]
+    if differ:
+        where = f"data.dir {now.dir}: " if now.dir else ""
+        raise DataError(
+            f"{where}{' and '.join(differ)} are not those that the run in {run} began with "
+            f"(data {before.data.short}, now {now.short}); {advice}"
+        )
+
+
+def accept_code(run: Path, now: Mapping[str, Code]) -> None:
+    """Records in env.json that a finished run counts as one of the code of now.
+
+    Raises:
+        ConfigError: env.json cannot be read.
+        StoreError: it cannot be written.
+    """
+    store = RunWriter(run)
+    store.write("env.json", to_json(store.read_environment() | accepted(now)))
+    logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)
+
+
+def accepted(now: Mapping[str, Code]) -> dict[str, object]:
+    """The entry of env.json for code that is accepted."""
+    return {ACCEPTED: Provenance(now).record()["code"]}
+
+
+class Comparison:
+    """Compares finished runs with code and data of now; data are read once per configuration.
+
+    Only data that can change under their name are read: those of a folder, or of a user's function.
+
+    Args:
+        accept: whether other code is accepted, which env.json of the run then says.
+    """
+
+    def __init__(self, *, accept: bool) -> None:
+        self.accept = accept
+        self._known: dict[str, Data | None] = {}
+
+    def check(self, config: RunConfig, runs: Iterable[Path]) -> None:
+        """Refuses finished runs of a configuration, whose seeds may differ, that have changed.
+
+        Raises:
+            ConfigError: a run is one of other code, or its env.json is damaged.
+            DataError: a run is one of other data, or the data cannot be read.
+            StoreError: env.json cannot be written.
+        """
+        code = code_of(config)
+        for run in runs:
+            before = Provenance.read(run)
+            if check_code(run, before, code, accept=self.accept):
+                accept_code(run, code)
+            now = self._data(config) if before.data is not None else None
+            if now is not None:
+                advice = "give another --out, move this run away, or put the data back"
+                check_data(run, before, now, advice)
+
+    def _data(self, config: RunConfig) -> Data | None:
+        """The data of now; None where they cannot change, or are not there any more."""
+        folder, info = config.data.dir, data.find(config.data.name)
+        if info is not None and folder is None:
+            return None
+        from fedsim.training import loading  # imports torch, which a sweep need not
+
+        arguments = loading.read_arguments(config)
+        if info is not None:
+            arguments = {key: v for key, v in arguments.items() if key not in OF_PARTS}
+        key = repr((config.data.name, arguments))
+        if key not in self._known:
+            there = folder is None or Path(folder).exists()
+            if not there:
+                logger.info("data.dir %s is not there: the data are not compared", folder)
+            self._known[key] = data_of(loading.read(config), folder) if there else None
+        found = self._known[key]
+        return None if found is None else replace(found, dir=folder)
