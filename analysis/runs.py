@@ -21,7 +21,9 @@ RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 """The accuracies (0..1) of summary.csv."""
 METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
-_SAME = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by")
+DATA = "data_digest"
+"""The column with the digest of samples, labels and class names; empty for generated data."""
+_SAME = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA)
 _SAME_SECTIONS = ("data.", "model", "evaluation.", "clock.", "shortcut.", "synthetic.")
 """Columns (and prefixes of columns) in which compared runs must agree, unless they are grouped by
 them. Methods may differ in the others, such as a learning rate tuned for each."""
@@ -32,8 +34,10 @@ _IRRELEVANT = (
     *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
     *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
     *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
+    DATA,
 )
-"""Prefixes of columns that are outcomes, or on which no outcome depends (but for last bits)."""
+"""Prefixes of columns that are outcomes, or on which no outcome depends (but for last bits), and
+of the digest of the data, which is compared otherwise."""
 _RENAMED = {
     "data.correlation": "shortcut.correlation",
     "data.samples_per_client": "shortcut.samples_per_client",
@@ -256,6 +260,7 @@ def group(
     free = [column for column in settings(table) if column not in (*by, *repeated)]
     options = tuple(f"{name}." for name in table.get("dataset", pd.Series(dtype=str)).unique())
     _same(table, [c for c in free if _must_agree(c) or c.startswith(options)], by, "the runs")
+    _same_data(table, by, options)
     keys = table[by].apply(label_of, axis=1)
     groups = []
     for name in sorted(keys.unique(), key=order):
@@ -324,6 +329,24 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: s
         raise AnalysisError(
             f"{what} differ in {found}: give runs that do not differ, or group with{more}{over}"
         )
+
+
+def _same_data(table: pd.DataFrame, by: Sequence[str], options: tuple[str, ...]) -> None:
+    """Refuses runs of different data, unless they are grouped by what tells the data apart.
+
+    Runs of earlier versions, which do not say what data they had, go with any. A function of the
+    user's may draw other data for each partition; fedsim's own readers do not.
+    """
+    if DATA not in table.columns or DATA in by:
+        return
+    told = table[table[DATA].notna()]
+    apart = [c for c in by if c == "dataset" or c.startswith(("data.", *options))]
+    keys = []
+    for row in told.to_dict("records"):
+        drawn = [PARTITION] if ":" in str(row.get("dataset")) else []
+        keys.append(", ".join(text(row.get(column)) for column in (*apart, *drawn)))
+    for _, same in told.groupby(pd.Series(keys, index=told.index, dtype=str), sort=False):
+        _same(same, [DATA], by, "the runs")
 
 
 def _values(column: pd.Series[Any]) -> str:

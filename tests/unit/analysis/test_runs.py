@@ -17,6 +17,7 @@ from analysis import AnalysisError, curves, partition, style
 from analysis.cli import main
 from analysis.runs import (
     Group,
+    conditions,
     differing,
     find,
     group,
@@ -527,3 +528,47 @@ def test_methods_are_not_compared_on_different_options_of_a_data_set(tmp_path: P
     run_of(tmp_path, "fedavg", 0, [0.5], dataset="stripes", **{"stripes.period": 6})
     with pytest.raises(AnalysisError, match=r"the runs differ in stripes\.period"):
         groups_of(tmp_path)
+
+
+def test_runs_on_other_data_are_no_seeds_of_one_method(tmp_path: Path) -> None:
+    for seed, data in enumerate(("sha256:a", "sha256:b", None)):
+        run_of(tmp_path, "fedavg", seed, [0.5], data_digest=data)
+    with pytest.raises(
+        AnalysisError, match=r"data_digest \(sha256:a, sha256:b\).*--by data_digest"
+    ):
+        groups_of(tmp_path)
+    labels = [group.label for group in groups_of(tmp_path, "algorithm", "data_digest")]
+    assert labels == ["fedavg", "fedavg, data_digest=sha256:a", "fedavg, data_digest=sha256:b"]
+    assert conditions(labels[1]) == "data_digest=sha256:a", "not ranked with those of other data"
+
+
+def test_methods_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    run_of(tmp_path, "fedavg", 0, [0.5], data_digest="sha256:a")
+    run_of(tmp_path, "fedprox", 0, [0.5], data_digest="sha256:b")
+    with pytest.raises(AnalysisError, match="the runs differ in data_digest"):
+        groups_of(tmp_path)
+
+
+def test_runs_that_do_not_say_their_data_go_with_any(tmp_path: Path) -> None:
+    for seed, data in enumerate((None, "sha256:a", None)):
+        run_of(tmp_path, "fedavg", seed, [0.5], data_digest=data)
+    (group,) = groups_of(tmp_path)
+    assert len(group.runs) == 3
+    assert not {"data_digest"} & {*differing([group]).columns, *shared([group])}
+
+
+def test_data_that_settings_tell_apart_may_differ(tmp_path: Path) -> None:
+    for size, data in ((28, "sha256:a"), (64, "sha256:b")):
+        run_of(tmp_path, "fedavg", 0, [0.5], data_digest=data, **{"data.image_size": size})
+    assert len(groups_of(tmp_path, "algorithm", "data.image_size")) == 2
+
+
+def test_a_function_of_ones_own_may_draw_other_data_for_each_partition(tmp_path: Path) -> None:
+    for draw in (0, 1):
+        own = {"dataset": "mine:load", "data_digest": f"sha256:{draw}"}
+        run_of(tmp_path, "fedavg", 0, [0.5], **own, **{"data.seed": draw})
+    table = summaries(find([tmp_path])[0])
+    assert len(group(table, ("algorithm",), "partition")) == 1
+    table["dataset"] = "folder"
+    with pytest.raises(AnalysisError, match="differ in data_digest"):
+        group(table, ("algorithm",), "partition")
