@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[1]
 MARK = "FEDSIM_TEST_MARK"
 LEFT_BEHIND = ("RAY_", "FEDSIM_CHAOS", "FEDSIM_DEBUG", "FEDSIM_TEST_")
 """Beginnings of the variables that no child of a test inherits."""
+PATIENCE = 900.0
+"""Seconds after which a test gives up on a process; nothing that it waits for takes a minute on a
+machine that does nothing else, and no result depends on it."""
 PARTS = ("home", "tmp", "ray", "cache", "work")
 
 
@@ -82,7 +85,7 @@ class Sandbox:
                 continue  # ended meanwhile, or not ours
         return found
 
-    def left(self, seconds: float = 60.0) -> dict[int, str]:
+    def left(self, seconds: float = PATIENCE) -> dict[int, str]:
         """The processes that are still there after some time; returns when there are none."""
         end = time.monotonic() + seconds
         while (left := self.processes()) and time.monotonic() < end:
@@ -133,6 +136,6 @@ def interrupt(process: subprocess.Popen[str], number: int) -> None:
 
 def wait_for_exit(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
     """What a process said, once it has ended with the given exit status."""
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, out + err
     return out, err

@@ -37,8 +37,8 @@ def files_outside(sandbox: Sandbox) -> list[str]:
     return [str(path) for path in found if path != run and run not in path.parents]
 
 
-def nothing_is_left(sandbox: Sandbox, seconds: float = 60.0) -> None:
-    assert sandbox.left(seconds) == {}
+def nothing_is_left(sandbox: Sandbox) -> None:
+    assert sandbox.left() == {}
     assert files_outside(sandbox) == []
 
 
@@ -88,8 +88,9 @@ def test_after_a_signal_while_ray_starts(number, status, sandbox):
         assert process.poll() is None, process.communicate()
     interrupt(process, number)
     _, err = wait_for_exit(process, status)
-    assert err == "interrupted before the first round\n"
-    nothing_is_left(sandbox, 180)  # Ray's agents, half started, look for their parent now and then
+    how = r"before the first round|after \d+ of 100000 rounds; resume with: fedsim resume run"
+    assert re.fullmatch(rf"interrupted ({how})\n", err), err  # as fast as this test looks
+    nothing_is_left(sandbox)  # Ray's agents, half started, look for their parent now and then
 
 
 def test_after_a_kill_and_a_resume(sandbox):
@@ -99,7 +100,7 @@ def test_after_a_kill_and_a_resume(sandbox):
     process.kill()
     process.communicate()
     assert count_rows(table) < 12
-    assert sandbox.left(120) == {}, "Ray ends itself when its driver is gone"
+    assert sandbox.left() == {}, "Ray ends itself when its driver is gone"
     wait_for_exit(sandbox.start("resume", "run", "--address", "local"))
     nothing_is_left(sandbox)
     assert count_rows(table) == 12

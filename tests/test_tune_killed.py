@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Sandbox, count_rows, temporary_sandbox, wait_for_exit, wait_for_rows
+from tests.commands import (
+    PATIENCE,
+    Sandbox,
+    count_rows,
+    temporary_sandbox,
+    wait_for_exit,
+    wait_for_rows,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +66,7 @@ def test_killed_and_told_to_end_a_search_goes_on_to_the_same_table(parallel, san
         process = begin(sandbox, "killed", parallel)
         wait_for_a_run_under_way(process, out, count_rows(out / "trials.csv"))
         process.send_signal(number)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
         assert process.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 143}[number], said
         assert sandbox.left() == {}
         assert count_rows(out / "trials.csv") < COUNT

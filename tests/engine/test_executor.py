@@ -16,6 +16,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.engine.ray.cluster import machines
 from fedsim.engine.ray.placement import Share, plan_placement
+from tests.commands import PATIENCE
 from tests.engine.broken import Holder
 from tests.engine.chaos import SHARE
 
@@ -107,7 +108,7 @@ def test_ray_places_the_actors_of_a_plan_without_a_pending_one(ray_folder):
         options = {"num_cpus": plan.share.cpus, "num_gpus": plan.share.gpus}
         actors = [ray.remote(Idle).options(**options).remote() for _ in range(plan.actors)]
         up = [actor.ping.remote() for actor in actors]
-        ready, pending = ray.wait(up, num_returns=len(up), timeout=60)
+        ready, pending = ray.wait(up, num_returns=len(up), timeout=PATIENCE)
         assert (plan.actors, len(ready), pending) == (6, 6, [])
     finally:
         ray.shutdown()

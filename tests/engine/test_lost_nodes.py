@@ -11,6 +11,7 @@ from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.engine.ray.pool import ActorPool
+from tests.commands import PATIENCE
 from tests.engine.chaos import STATEFUL_ONCE, Orders, bytes_of, config
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
@@ -53,7 +54,7 @@ def test_a_node_killed_in_a_round_and_one_that_joins(
 
     def until_up() -> None:  # the actor that this round asked for; else the run is over before it
         starting = list(pools[0].starting)
-        ray.wait(starting, num_returns=len(starting), timeout=60)
+        ray.wait(starting, num_returns=len(starting), timeout=PATIENCE)
 
     monkeypatch.setattr(ActorPool, "__init__", started)
     monkeypatch.setattr(ActorPool, "take", taken)

@@ -18,7 +18,7 @@ import ray
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule
-from tests.commands import clean_environment
+from tests.commands import PATIENCE, clean_environment
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -49,8 +49,8 @@ class Traced(LocalRule):
 
 
 def until(there: Callable[[], bool]) -> None:
-    """Returns when it is so, or after a minute."""
-    deadline = time.monotonic() + 60
+    """Returns when it is so, or gives up."""
+    deadline = time.monotonic() + PATIENCE
     while not there() and time.monotonic() < deadline:
         time.sleep(0.05)
 

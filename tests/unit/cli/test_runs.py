@@ -275,7 +275,7 @@ def test_a_run_that_holds_its_lock_is_running_and_stays_undisturbed(tmp_path):
 
 def test_a_killed_process_leaves_an_interrupted_run(tmp_path):
     run = write_run(tmp_path / "a")
-    code = f"from pathlib import Path; from fedsim.core import files; import time\nwith files.lock(Path({str(run)!r})): print(flush=True); time.sleep(60)"  # noqa: E501
+    code = f"from pathlib import Path; from fedsim.core import files; import time\nwith files.lock(Path({str(run)!r})): print(flush=True); time.sleep(10**6)"  # noqa: E501
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, env=clean_environment()
     )

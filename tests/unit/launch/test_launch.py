@@ -24,7 +24,7 @@ from packaging.specifiers import SpecifierSet
 from fedsim.cli import main
 from fedsim.cli.common import configuration
 from fedsim.cli.run import run
-from tests.commands import clean_environment
+from tests.commands import PATIENCE, clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 LAUNCH = ROOT / "launch"
@@ -342,7 +342,7 @@ def job(programs, tmp_path):
 
 def bash(name: str, *arguments: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = ["bash", LAUNCH / name, *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def ended(pid: int) -> bool:

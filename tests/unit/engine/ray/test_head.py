@@ -11,10 +11,7 @@ import pytest
 
 from fedsim.core.errors import EngineLostError, WorkerError
 from fedsim.engine.ray.head import Head, described
-from tests.commands import clean_environment
-
-PATIENCE = 60.0
-"""Seconds after which a test gives up."""
+from tests.commands import PATIENCE, clean_environment
 
 
 @pytest.fixture
