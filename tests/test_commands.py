@@ -38,7 +38,7 @@ def test_a_child_inherits_nothing_of_a_ray_that_was_started_before():
 
 
 @pytest.mark.parametrize(
-    "path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS))
+    "path", sorted(TESTS.rglob("test_*.py")), ids=lambda path: str(path.relative_to(TESTS))
 )
 def test_every_python_that_a_test_starts_is_given_its_environment(path):
     for node in ast.walk(ast.parse(path.read_text())):
