@@ -10,8 +10,11 @@ import torch
 
 from fedsim.core.types import Training
 from tests.oracles import client_losses as oracle
+from tests.rounding import of_update, sgd_operations
 
 STEPS = 3
+OPERATIONS = sgd_operations(STEPS, layers=3, width=64)
+"""Two layers or three, of at most 64 inputs."""
 LR = 0.2
 TRAINING = Training(local_epochs=STEPS, batch_size=64, momentum=0.5, weight_decay=0.01)
 
@@ -49,11 +52,17 @@ def expected(w, start, gradient):
     return torch.cat([(b - a).flatten() for a, b in zip(before, after, strict=True)]).numpy()
 
 
-def assert_update(w, delta, start, gradient, tolerance=1e-5):
-    """The update of float32 training is that of the gradient, relative to its length."""
+def assert_update(w, delta, start, gradient, growth=1.0):
+    """The update of float32 training is that of the gradient, up to rounding by its length.
+
+    ``growth`` is that of :func:`~tests.rounding.rounding`.
+    """
     wanted = expected(w, start, gradient)
-    assert np.linalg.norm(wanted) > 0.01
-    assert np.linalg.norm(delta[: len(wanted)] - wanted) <= tolerance * np.linalg.norm(wanted)
+    length = np.linalg.norm(wanted)
+    assert length > 0.01
+    error = of_update(np.float32, length, np.linalg.norm(start), STEPS, OPERATIONS, growth)
+    assert error < 1e-3 * length
+    assert np.linalg.norm(delta[: len(wanted)] - wanted) <= error
 
 
 def loss_on_the_way(w, start, objective, gradient):

@@ -22,12 +22,15 @@ from fedsim.core.layout import FlatModel
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
 from fedsim.core.types import RoundContext, Training
 from fedsim.models.vision import SplitModel, with_group_norm
+from tests.rounding import rounding, sgd_operations
 
 CLASSES, SIDE, BATCH = 4, 8, 5
 SIZES = (12, 5, 21, 1, 11, 9)
 EVERYONE = range(len(SIZES))
 ROUNDS = 3
-TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
+OPERATIONS = sgd_operations(steps=2 * -(-max(SIZES) // BATCH), layers=5, width=BATCH * SIDE**2)
+"""Roundings in two epochs of the largest client; a filter's gradient sums over a batch's pixels."""
+TOLERANCE = {dtype: rounding(dtype, OPERATIONS) for dtype in (torch.float32, torch.float64)}
 
 
 def mlp():
@@ -206,6 +209,8 @@ METHODS = {
     "pfedla": {},
     "fedld": {"margin_weight": 0.3},
 }
+OF_LATER_ROUNDS = ("sca", "pfe")
+"""Begin of the names of methods whose clients train as FedAvg's in round 0."""
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -215,8 +220,8 @@ def test_a_method_over_three_rounds(name, model, dtype):
     algorithm = algorithms.load(name.split()[0], METHODS[name])
     training = base(momentum=0.0 if "dyn" in name else 0.5)
     federation = Federation(model, dtype, algorithm, training=training)
-    # FedDecorr divides by the deviation of features over a batch, which magnifies rounding
-    tolerance = TOLERANCE[dtype] * (10 if "decorr" in name else 1)
+    # FedDecorr divides by the deviation of features over a batch, of which they are up to 10 times
+    tolerance = rounding(dtype, OPERATIONS, growth=10 if "decorr" in name else 1)
     P = federation.flat.layout.num_params
     rng, scalar = np.random.default_rng(5), np.float64 if dtype == torch.float64 else np.float32
     for t in range(ROUNDS):
@@ -231,6 +236,22 @@ def test_a_method_over_three_rounds(name, model, dtype):
             "gm": (rng.standard_normal((CLASSES, federation.flat.model.head.in_features + 1)) / 9)
             .astype(scalar),
         }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "what", ["weight_decay", *(m for m in METHODS if m[:3] not in OF_LATER_ROUNDS)]
+)
+def test_the_float32_tolerance_shows_a_term_that_is_missing(what):
+    """The block leaves out a method's own term, or weight decay: 0.1 % of the weights."""
+    name, options = what.split()[0], METHODS.get(what, {})
+    whole = algorithms.load("fedavg" if what == "weight_decay" else name, options)
+    federation = Federation("mlp", algorithm=whole)
+    without = Federation("mlp", training=base(weight_decay=0 if what == "weight_decay" else 1e-3))
+    wanted, got = federation.one_by_one(federation.envs()), without.block(without.envs())
+    assert torch.equal(federation.start, without.start)
+    assert (
+        away(got[1] - without.start, wanted[1] - federation.start) > 10 * TOLERANCE[torch.float32]
+    )
 
 
 def test_every_method_says_whether_it_can_be_stacked():
@@ -373,7 +394,8 @@ def test_tokens_with_labels_that_do_not_count(per_token, form):
 
     wanted = federation.one_by_one(texts(federation.envs()))
     assert not federation.stack.vmapped
-    agree(federation.block(texts(federation.envs())), wanted, federation.start, 1e-10)
+    got = federation.block(texts(federation.envs()))
+    agree(got, wanted, federation.start, TOLERANCE[torch.float64])
 
 
 def test_personal_values_start_each_client():
@@ -387,7 +409,7 @@ def test_personal_values_start_each_client():
         for e in federation.envs():
             federation.start = common + 0.01 * e.client_id
             vectors.append(federation.alone(replace(e, start=federation.start))[1])
-    assert away(federation.block(envs)[1], torch.stack(vectors)) < 1e-10
+    assert away(federation.block(envs)[1], torch.stack(vectors)) < TOLERANCE[torch.float64]
 
 
 @pytest.mark.parametrize("draws", [False, True])

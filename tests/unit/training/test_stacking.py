@@ -26,7 +26,7 @@ from fedsim.models import registry
 from fedsim.training import resume, stacking
 from fedsim.training.setup import prepare
 from tests.algorithms.rounds import rounds
-from tests.rounding import rounding, sgd
+from tests.rounding import rounding, sgd_operations
 
 CTX = RoundContext(round=0, num_rounds=5, num_clients=8, lr=0.1, seed=0)
 
@@ -257,6 +257,6 @@ def test_a_model_changed_by_finish_is_what_a_block_uploads_and_keeps_too():
         moved = np.stack(heads) - r.before.params[-heads[0].size :]
         found[method, batch] = r.row["update_norm"], np.linalg.norm(moved)
     # 144 images of 64 pixels in batches of 10, two linear layers
-    tolerance = rounding(np.float32, sgd(steps=15, layers=2, width=64))
+    tolerance = rounding(np.float32, sgd_operations(steps=15, layers=2, width=64))
     assert found[halved, 1] == pytest.approx(np.array(found[plain, 1]) / 2, rel=tolerance)
     assert found[halved, 4] == pytest.approx(found[halved, 1], rel=tolerance)
