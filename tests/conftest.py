@@ -24,6 +24,13 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parents[1]
 NOT_QUICK = ("ray", "integration", "slow", "nightly", "gpu")
+NUMERIC = (
+    *("algorithms/test_[!c]*", "unit/client/*", "unit/core/*", "unit/metrics/*", "unit/models/*"),
+    *("unit/server/*", "unit/training/test_decompose.py", "unit/training/test_driver.py"),
+    *("unit/training/test_features.py", "unit/training/test_finetune.py"),
+    *("unit/training/test_predict.py", "unit/training/test_text.py"),
+)
+"""Files whose tests compare numbers that the processor's kernels round."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects
@@ -39,6 +46,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             item.add_marker("quick")
+        if any(item.path.relative_to(ROOT / "tests").match(file) for file in NUMERIC):
+            item.add_marker("numeric")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not starts_ray(item.nodeid), is_quick(item)))
 

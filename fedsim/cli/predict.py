@@ -95,11 +95,8 @@ def predict(
 
 
 def check_output(file: Path) -> None:
-    """Refuses a file that is there, in no directory or in that of a run, by a ConfigError."""
-    from fedsim.storage.run_dir import check_outside_runs
-
+    """Refuses a file that is there, or in no directory, by a ConfigError."""
     if file.exists():
         raise ConfigError(f"--out {file}: is already there")
     if not file.parent.is_dir():
         raise ConfigError(f"--out {file}: there is no directory {file.parent}")
-    check_outside_runs(file)

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.core.errors import DataError, StoreError
+from fedsim.core.errors import StoreError
 from fedsim.core.plurals import counted
-from fedsim.core.reading import regular
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus
@@ -66,11 +65,10 @@ def show(found: SearchStatus) -> None:
     """Prints a search: what is searched, how the trials ended, and the best ones.
 
     Raises:
-        DataError: the search is damaged.
-        StoreError: confirm.csv cannot be read.
+        StoreError: the search is damaged, or confirm.csv cannot be read.
     """
     if found.problem is not None:
-        raise DataError(found.problem)
+        raise StoreError(found.problem)
     study = found.study
     click.echo(f"{found.path}: {found.state} search")
     space, seeds = study.get("search"), study.get("seeds")
@@ -155,7 +153,7 @@ def _path(found: SearchStatus, name: str) -> str | None:
 def _chosen(best: Path) -> int | None:
     """The number of the trial in best.yaml, which its first line names."""
     try:
-        with regular(best).open(encoding="utf-8") as file:
+        with best.open(encoding="utf-8") as file:
             match = re.match(r"# trial (\d+):", file.readline())
     except (OSError, UnicodeDecodeError):
         return None

@@ -33,7 +33,6 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
-from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.types import Layout, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import digests, tensors
@@ -121,9 +120,9 @@ def encode_record(content: Mapping[str, Any]) -> bytes:
 def decode_record(text: bytes) -> dict[str, Any]:
     """The content of a record; a ValueError where it is damaged."""
     try:
-        record = parse_json(text)
+        record = json.loads(text)
         content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError("it is damaged") from error
     if not isinstance(content, dict) or _sha256(content) != digest:
         raise ValueError("its checksum is wrong")
@@ -349,7 +348,7 @@ def restore(
 
 def _read_record(record: Path) -> dict[str, Any]:
     with files.reading(record):
-        return decode_record(read_bytes(record))
+        return decode_record(record.read_bytes())
 
 
 def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:

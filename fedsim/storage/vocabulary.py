@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
-from fedsim.core.reading import parse_json, read_bytes
 
 
 def text(words: Sequence[str]) -> str:
@@ -26,10 +25,10 @@ def read(run: Path) -> tuple[str, ...] | None:
     with files.reading(run / files.VOCABULARY) as path:
         if not path.exists():
             return None
-        content = read_bytes(path)
+        content = path.read_bytes()
     try:
-        words = parse_json(content)
-    except ValueError as error:
+        words = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise StoreError(f"{path}: damaged: {one_line(error)}") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise StoreError(f"{path}: damaged: it holds no list of words")
