@@ -8,18 +8,24 @@ as LF, as Git may have changed them.
 
 import ast
 import hashlib
+import logging
 import os
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePosixPath
 
 from fedsim.core.errors import ConfigError
 
+logger = logging.getLogger("fedsim")
 OWN = ("fedsim", "fedsim_analysis")
 """Packages that are not the user's, wherever they lie."""
+_imported_as: dict[str, tuple[ModuleSpec, str]] = {}
+"""By name of a module that is imported: how, and the digest of its file then."""
+_told: set[tuple[str, str]] = set()
+"""Names of modules and digests of which it was said that they are not those that are used."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders in which nobody's own code lies."""
 
@@ -43,9 +49,31 @@ def sha256_of_files(module: str) -> dict[str, str]:
         path = waiting.pop()
         if str(path) not in found:
             text = _read(root / path)
-            found[str(path)] = hashlib.sha256(text).hexdigest()
+            found[str(path)] = _as_imported(root / path, path, hashlib.sha256(text).hexdigest())
             waiting += [file for name in _imported(text, path) for file in _files(root, name)]
     return dict(sorted(found.items()))
+
+
+def _as_imported(file: Path, path: PurePosixPath, digest: str) -> str:
+    """The digest of a file, or that with which it was first seen since it was imported.
+
+    Where a file changes while Python runs, as beside a notebook, the code that Python imported goes
+    on running, and its digest is the right one.
+    """
+    parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
+    name = ".".join(parts)
+    spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
+    if spec is None or spec.origin != str(file):
+        return digest
+    known_spec, known = _imported_as.get(name, (None, digest))
+    if known_spec is not spec:
+        _imported_as[name] = spec, digest
+        return digest
+    if known != digest and (name, digest) not in _told:
+        _told.add((name, digest))
+        text = "%s: has changed since it was imported; its code before the change is used until %s"
+        logger.warning(text, file, "Python starts again or importlib.reload is called")
+    return known
 
 
 def _roots(top: str) -> list[Path]:

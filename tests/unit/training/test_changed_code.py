@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,8 +66,15 @@ def work(done: Path, tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def edit(text: str = "SCALE = 0.5\n") -> None:
-    Path("scales.py").write_text(text)
+def edit(text: str = "SCALE = 0.5\n", file: str = "scales.py") -> None:
+    """Changes a file; what is done next is done as in a new process."""
+    Path(file).write_text(text)
+    forget()
+
+
+def forget() -> None:
+    for name in ("mine", "scales"):
+        sys.modules.pop(name, None)
 
 
 def succeeded(result: Result) -> Result:
@@ -105,14 +113,14 @@ def test_a_sweep_does_not_keep_the_numbers_of_other_code(work: Path) -> None:
 def test_the_file_of_the_function_counts_and_others_do_not(work: Path) -> None:
     Path("other.py").write_text("SCALE = 3\n")
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
-    Path("mine.py").write_text(METHOD + "# a comment\n")
+    edit(METHOD + "# a comment\n", "mine.py")
     result = fedsim(*SWEEP)
     assert result.exit_code == 2
     assert "mine.py (of the method mine:build) has changed" in result.stderr
-    Path("mine.py").write_text(METHOD)
+    edit(METHOD, "mine.py")
     Path("scales.py").unlink()
     Path("scales").mkdir()
-    Path("scales/__init__.py").write_text("SCALE = 1.0\n")
+    edit("SCALE = 1.0\n", "scales/__init__.py")
     refused(fedsim(*SWEEP), "d5d01336f87f, is not there now")
 
 
@@ -169,3 +177,14 @@ def test_runs_of_earlier_versions_say_nothing_of_their_code(work: Path) -> None:
     Path(RUN, "env.json").unlink()
     Path(RUN, "summary.csv").unlink()
     succeeded(fedsim("resume", RUN))
+
+
+def test_a_file_that_changes_while_python_runs_counts_as_it_was_imported(
+    work: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "finished before" in succeeded(fedsim(*SWEEP)).output
+    Path("scales.py").write_text("SCALE = 0.5\n")
+    assert "finished before" in succeeded(fedsim(*SWEEP)).output, "Python runs the code before"
+    assert "scales.py: has changed since it was imported" in caplog.text
+    forget()
+    refused(fedsim(*SWEEP))
