@@ -70,7 +70,7 @@ def main() -> None:
 )  # fmt: skip
 @unit_option
 @click.option(
-    "--smooth", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+    "--smooth", type=click.IntRange(1, 10**6), default=1, show_default=True, metavar="N",
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
 def curves_command(
@@ -245,5 +245,5 @@ def _check(out: Path | None, suffixes: Sequence[str]) -> None:
     """Refuses a file that cannot be written as a table."""
     if out is not None and out.suffix not in suffixes:
         raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
-    if out is not None and not out.parent.is_dir():
-        raise AnalysisError(f"{out}: the folder {out.parent} does not exist")
+    if out is not None:
+        style.check_output(out)

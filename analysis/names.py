@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from fedsim.core.files import csv_plain
+from fedsim.core.reading import parse_json, read_bytes
 
 from . import AnalysisError
 from .runs import Group, read
@@ -27,8 +27,8 @@ def classes(run: Path) -> list[str] | None:
     if not file.is_file():
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = parse_json(read_bytes(file))
+    except (OSError, ValueError) as error:
         raise AnalysisError(f"{file}: cannot be read as JSON ({error})") from error
     names = found.get("classes") if isinstance(found, dict) else None
     return [str(name) for name in names] if isinstance(names, list) and names else None

@@ -11,6 +11,8 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from fedsim.core.files import run_around
+
 from . import (
     AnalysisError,
     captions,
@@ -178,6 +180,8 @@ def _write_page(out: Path, tables: Sequence[layout.Table], **content: object) ->
 def _check(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise AnalysisError(f"--out {out}: a file; a report is a folder")
+    if run := run_around(out):
+        raise AnalysisError(f"--out {out}: lies inside the run directory {run}")
     if out.is_dir() and any(out.iterdir()) and not (out / PAGE).is_file():
         raise AnalysisError(
             f"--out {out}: the folder has files and no {PAGE}; name a new or empty folder, or that "

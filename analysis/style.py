@@ -13,6 +13,8 @@ from typing import Literal
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from fedsim.core.files import run_around
+
 from . import AnalysisError
 
 BLACK, ORANGE, SKY, GREEN, BLUE, RED, PURPLE = (
@@ -140,16 +142,29 @@ def look() -> Iterator[None]:
         yield
 
 
+def check_output(path: Path) -> None:
+    """Refuses what cannot be written, or would be added to the files of a run.
+
+    Raises:
+        AnalysisError: there is no folder, the path lies in a run directory, or is no regular file.
+    """
+    if not path.parent.is_dir():
+        raise AnalysisError(f"{path}: the folder {path.parent} does not exist")
+    if folder := run_around(path):
+        raise AnalysisError(f"--out {path}: lies inside the run directory {folder}")
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise AnalysisError(f"--out {path}: is there, and not a regular file")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Writes a figure as PNG (200 dpi), PDF or SVG, by the suffix, with reproducible bytes.
 
     Raises:
-        AnalysisError: another suffix, or the folder does not exist.
+        AnalysisError: another suffix, or as :func:`check_output`.
     """
     dates = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
     if path.suffix not in dates:
         raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
-    if not path.parent.is_dir():
-        raise AnalysisError(f"{path}: the folder {path.parent} does not exist")
+    check_output(path)
     with look(), mpl.rc_context({"svg.hashsalt": "fedsim"}):
         figure.savefig(path, dpi=200, metadata=dates[path.suffix])

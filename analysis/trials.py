@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+
+from fedsim.core.reading import parse_json, read_bytes
 
 from . import AnalysisError, panels, style
 from .layout import EMPTY, Table
@@ -87,7 +88,7 @@ def read(folder: Path) -> Search:
     keys = [column for column in table.columns if column not in (*HEAD, "run")]
     file = folder / STUDY
     try:
-        study = json.loads(file.read_text(encoding="utf-8"))
+        study = parse_json(read_bytes(file))
         by, forms = str(study["by"]), {key: str(study["search"][key]) for key in keys}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error

@@ -172,7 +172,9 @@ def _mix(alpha: F64, heads: list[Array]) -> list[Array]:
 
 
 def build(
-    lam: NonNegative = 1.0, head_lr: NonNegative = 0.1, head_epochs: Annotated[int, Field(ge=0)] = 1
+    lam: NonNegative = 1.0,
+    head_lr: NonNegative = 0.1,
+    head_epochs: Annotated[int, Field(ge=0, le=10**9)] = 1,
 ) -> Algorithm:
     """FedPAC.
 

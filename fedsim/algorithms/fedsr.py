@@ -89,7 +89,7 @@ def build(
     a_l2r: NonNegative = 0.01,
     a_cmi: NonNegative = 5e-4,
     l2r_power: Literal[1, 2] = 1,
-    z_dim: Annotated[int, Field(ge=1)] | None = None,
+    z_dim: Annotated[int, Field(ge=1, le=2**20)] | None = None,
     share_reference: bool = False,
     deterministic: bool = False,
     weights: Weights = "uniform",

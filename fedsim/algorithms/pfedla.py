@@ -177,8 +177,8 @@ def _inner(offsets: Array, gained: Array, layer: list[slice]) -> F64:
 
 def build(
     hn_lr: Positive = 5e-3,
-    width: Annotated[int, Field(ge=1)] = 100,
-    keep_local: Annotated[int, Field(ge=0)] = 0,
+    width: Annotated[int, Field(ge=1, le=2**20)] = 100,
+    keep_local: Annotated[int, Field(ge=0, le=2**20)] = 0,
 ) -> Algorithm:
     """pFedLA.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 
 from fedsim.cli import names
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 
@@ -176,8 +176,8 @@ def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads((path / "env.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(read_bytes(path / "env.json"))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

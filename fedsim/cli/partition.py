@@ -97,8 +97,13 @@ def partition(
 
 
 def check_output(out: str | None, plot: str | None) -> None:
-    """Raises a ConfigError for files that cannot be written, or would be overwritten."""
+    """Raises a ConfigError for files that cannot be written, would be overwritten, or lie in a
+    run directory."""
+    from fedsim.core.files import run_around
+    from fedsim.storage.run_dir import check_outside_runs
+
     if out:
+        check_outside_runs(Path(out))
         if Path(out).exists() and not Path(out).is_dir():
             raise ConfigError(f"--out {out}: is not a directory")
         for name in FILES:
@@ -112,6 +117,8 @@ def check_output(out: str | None, plot: str | None) -> None:
             raise ConfigError(f"--plot {file}: there is no directory {file.parent}")
         if file.exists():
             raise ConfigError(f"--plot {file}: is already there")
+        if folder := run_around(file):
+            raise ConfigError(f"--plot {file}: lies inside the run directory {folder}")
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:

@@ -95,8 +95,11 @@ def predict(
 
 
 def check_output(file: Path) -> None:
-    """Refuses a file that is there, or in no directory, by a ConfigError."""
+    """Refuses a file that is there, in no directory or in that of a run, by a ConfigError."""
+    from fedsim.storage.run_dir import check_outside_runs
+
     if file.exists():
         raise ConfigError(f"--out {file}: is already there")
     if not file.parent.is_dir():
         raise ConfigError(f"--out {file}: there is no directory {file.parent}")
+    check_outside_runs(file)

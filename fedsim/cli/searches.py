@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.core.errors import StoreError
+from fedsim.core.errors import DataError, StoreError
 from fedsim.core.plurals import counted
+from fedsim.core.reading import regular
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus
@@ -65,10 +66,11 @@ def show(found: SearchStatus) -> None:
     """Prints a search: what is searched, how the trials ended, and the best ones.
 
     Raises:
-        StoreError: the search is damaged, or confirm.csv cannot be read.
+        DataError: the search is damaged.
+        StoreError: confirm.csv cannot be read.
     """
     if found.problem is not None:
-        raise StoreError(found.problem)
+        raise DataError(found.problem)
     study = found.study
     click.echo(f"{found.path}: {found.state} search")
     space, seeds = study.get("search"), study.get("seeds")
@@ -153,7 +155,7 @@ def _path(found: SearchStatus, name: str) -> str | None:
 def _chosen(best: Path) -> int | None:
     """The number of the trial in best.yaml, which its first line names."""
     try:
-        with best.open(encoding="utf-8") as file:
+        with regular(best).open(encoding="utf-8") as file:
             match = re.match(r"# trial (\d+):", file.readline())
     except (OSError, UnicodeDecodeError):
         return None

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 METRICS = ("val_accuracy", "val_balanced_accuracy", "val_auc", "val_loss")
 """Columns of rounds.csv that a search may be judged by; of the loss the lowest is the best."""
 SAMPLERS, PRUNERS = ("tpe", "random", "grid"), ("median", "asha", "none")
+MOST_RUNS = 10_000
+"""The number in :data:`fedsim.training.sweep.MOST_RUNS`."""
 search_option = partial(click.option, cls=GroupedOption, group="Search")
 
 
@@ -47,7 +49,7 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
 @click.argument("experiment", metavar="FILE|PRESET", shell_complete=preset_or_file)
 @search_option(
     "--trials",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_RUNS),
     help="Number of trials; the same command with a larger one continues a search.  [25; of a grid "
     "all]",
 )
@@ -67,7 +69,7 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
 )
 @search_option(
     "--sampler-seed",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**64 - 1),
     default=0,
     show_default=True,
     help="Seed of the sampler; --seed is that of training.",
@@ -82,7 +84,7 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
 )
 @search_option(
     "--confirm",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MOST_RUNS),
     metavar="K",
     help="Train the K best trials again on fresh training seeds; the best of them is best.yaml.",
 )
@@ -165,7 +167,7 @@ def tune(
             stack.enter_context(files.lock(folder))
             chosen = tuple(dict.fromkeys(track))
             search = Tuning(plan, folder, chosen, accept_changed_code)
-            confirmed = _search(stack, search, confirm or 0, tracebacks(ctx))
+            confirmed = _search(stack, search, min(confirm or 0, plan.count), tracebacks(ctx))
     _show(search, confirmed, confirm is not None)
 
 

@@ -23,6 +23,14 @@ import yaml
 
 from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError
+from fedsim.core.reading import read_text
+
+MOST_BYTES = 2**20
+"""Of a file of settings: 1 MiB, which YAML takes seconds to read."""
+MOST_NODES = 100_000
+"""Of a file of settings: values, lists and sections, what an alias stands for counted each time."""
+MOST_BITS = 1023
+"""Of a whole number; so many fit into a floating-point number."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +102,7 @@ def read(path: Path) -> Experiment:
         ConfigError: the file is missing or cannot be read; names file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         detail = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {detail}") from error
@@ -118,17 +126,32 @@ def parse(text: str, source: str, with_lines: bool = True) -> Experiment:
         raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
 
 
+class Loader(yaml.SafeLoader):
+    """YAML's loader for plain values; a whole number without bounds is a ValueError."""
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """A whole number of at most :data:`MOST_BITS` bits."""
+        found: int = super().construct_yaml_int(node)
+        if found.bit_length() > MOST_BITS:  # of more digits Python makes no text
+            raise ValueError(f"{found.bit_length():,} bits, allowed are {MOST_BITS:,}")
+        return found
+
+
+Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+
+
 class _Reader:
     """Walks the nodes of one YAML document."""
 
     def __init__(self, text: str, source: str, with_lines: bool) -> None:
-        self.loader = yaml.SafeLoader(text)
+        self.loader = Loader(text)
         self.source, self.with_lines = source, with_lines
 
     def experiment(self) -> Experiment:
         root = self.loader.get_single_node()
         if root is None:
             return Experiment()
+        self.nodes(root, {})
         settings: dict[str, Setting] = {}
         special: dict[str, yaml.Node] = {}
         for key, node in self.pairs(root, "the file"):
@@ -148,13 +171,34 @@ class _Reader:
         line = f":{node.start_mark.line + 1}" if self.with_lines else ""
         return f"{self.source}{line} ({key})"
 
+    def nodes(self, node: yaml.Node, known: dict[int, int]) -> int:
+        """The number of nodes of a document, with what its aliases stand for.
+
+        Raises:
+            ConfigError: more than :data:`MOST_NODES`, or an alias within what it stands for.
+        """
+        if id(node) not in known:
+            known[id(node)] = MOST_NODES  # of an alias to a node that is not complete
+            below = node.value if isinstance(node, yaml.CollectionNode) else ()
+            pairs = isinstance(node, yaml.MappingNode)
+            flat = [each for pair in below for each in pair] if pairs else below
+            known[id(node)] = 1 + sum(self.nodes(each, known) for each in flat)
+        if known[id(node)] >= MOST_NODES:
+            raise ConfigError(
+                f"{self.source}:{node.start_mark.line + 1}: more than {MOST_NODES:,} values, "
+                "each alias counted as what it stands for"
+            )
+        return known[id(node)]
+
     def value(self, node: yaml.Node, key: str) -> Any:
         try:
             return self.loader.construct_object(node, deep=True)
-        except (ValueError, LookupError, AttributeError) as error:  # 2020-13-45, !!bool x
+        except (ValueError, LookupError, AttributeError, OverflowError) as error:
+            # 2020-13-45, !!bool x, a sum beyond the largest number
             kind = node.tag.rpartition(":")[2]
+            given = reprlib.repr(node.value)
             raise ConfigError(
-                f"{self.origin(node, key)}: {node.value!r} given; not a {kind} of YAML ({error})"
+                f"{self.origin(node, key)}: {given} given; not a {kind} of YAML ({error})"
             ) from error
 
     def text(self, nodes: Mapping[str, yaml.Node], key: str) -> str | None:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import yaml
 
-from fedsim.config.experiments import Setting, Settings, setting
+from fedsim.config.experiments import Loader, Setting, Settings, setting
 from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
 
 Form = Literal["uniform", "loguniform", "int", "choice"]
 FORMS = "uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...)"
+MOST_CHOICES = 1000
+"""Values of a choice; each is checked before the search begins."""
+MOST_INT = 2**53
+"""Whole numbers up to it are exact as floating-point numbers."""
 _TEXT = re.compile(r"\s*(uniform|loguniform|int|choice)\s*\((.*)\)\s*", re.DOTALL)
 
 
@@ -45,12 +50,12 @@ class Dimension:
         return float(low or 0), float(high or 0)
 
     @property
-    def listed(self) -> tuple[Scalar, ...] | None:
+    def listed(self) -> Sequence[Scalar] | None:
         """All values, in their order; None of a range of real numbers."""
         if self.form == "choice":
             return self.values
         low, high = self.bounds
-        return tuple(range(int(low), int(high) + 1)) if self.form == "int" else None
+        return range(int(low), int(high) + 1) if self.form == "int" else None
 
     @property
     def examples(self) -> tuple[Scalar, ...]:
@@ -59,6 +64,15 @@ class Dimension:
             return self.values
         low, high = self.bounds
         return low, low + (high - low) / math.pi, high
+
+    def has(self, value: object) -> bool:
+        """Whether a search may have tried the value."""
+        if self.form == "choice":
+            return any(value == own and type(value) is type(own) for own in self.values)
+        if isinstance(value, bool) or not isinstance(value, int if self.form == "int" else float):
+            return False
+        low, high = self.bounds
+        return low <= value <= high
 
     def __str__(self) -> str:
         return f"{self.form}({', '.join(map(_plain, self.values))})"
@@ -89,9 +103,13 @@ def _parsed(given: Setting) -> Dimension:
     if form == "choice":
         if not values:
             raise ValueError("must be choice(a, b, ...) with at least one value")
-        for position, value in enumerate(values):
-            if value in values[:position]:
+        if len(values) > MOST_CHOICES:
+            raise ValueError(f"has {len(values):,} values, allowed are {MOST_CHOICES:,}")
+        seen: set[Scalar] = set()
+        for value in values:
+            if value in seen:
                 raise ValueError(f"has {_plain(value)} twice")
+            seen.add(value)
         return Dimension(form, values, given.origin)
     kind, what = ((int,), "whole numbers") if form == "int" else ((int, float), "numbers")
     numbers = [value for value in values if type(value) in kind and math.isfinite(value)]  # type: ignore[arg-type]
@@ -99,20 +117,31 @@ def _parsed(given: Setting) -> Dimension:
         raise ValueError(f"must be {form}(a, b) of {what} with a below b")
     if form == "loguniform" and not numbers[0] > 0:  # type: ignore[operator]
         raise ValueError("must be loguniform(a, b) with a above 0")
+    if form == "int" and max(map(abs, numbers)) > MOST_INT:  # type: ignore[arg-type]
+        raise ValueError(f"must be int(a, b) of numbers up to {MOST_INT:,}")
+    if not math.isfinite(float(numbers[1]) - float(numbers[0])):  # type: ignore[arg-type]
+        raise ValueError(f"must be {form}(a, b) of numbers whose difference is a number, too")
     return Dimension(form, values, given.origin)
 
 
 def _values(text: str) -> Iterator[Scalar]:
     """The values between the brackets; a text that Python reads as a number, like 1e-4, is one."""
     try:
-        found = yaml.safe_load(f"[{text}]")
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        found = yaml.load(f"[{text}]", Loader)  # a SafeLoader
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         raise ValueError(
             f"the values between the brackets are no list (must be {FORMS})"
         ) from error
     for value in found:
         if not isinstance(value, str | int | float | None):
-            raise ValueError(f"must hold single values, not {value!r}")
+            raise ValueError(f"must hold single values, not {reprlib.repr(value)}")
         if isinstance(value, str) and re.fullmatch(r"[-+.\d]+e[-+\d]+", value, re.IGNORECASE):
             value = float(value)
         yield value

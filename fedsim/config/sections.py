@@ -32,6 +32,8 @@ REMOVED = {
     "engine.cpus_per_client and engine.gpus_per_client hold for all; allowed is null",
 }
 """Keys of earlier versions, accepted at their old default null, and why they are refused else."""
+MOST = 10**9
+"""Of rounds, epochs, samples and other numbers for which nothing else sets a bound."""
 SMALLEST_AMOUNT = 1e-4
 """The smallest amount of a CPU or GPU that Ray assigns."""
 RENAMED: Mapping[str, str] = {
@@ -97,11 +99,12 @@ class Section(BaseModel):
 
 
 def _word_or_number(value: object, words: Sequence[str]) -> str | int:
-    """One of the words, or a whole number of at least 1."""
+    """One of the words, or a whole number from 1 to :data:`MOST`."""
     text = str(value)
-    number = int(text) if text.isascii() and text.isdigit() else 0
-    if text not in words and number < 1:
-        raise ValueError(f"must be {', '.join(words)} or a whole number of at least 1")
+    digits = text.isascii() and text.isdigit() and len(text) <= len(str(MOST))
+    number = int(text) if digits else 0
+    if text not in words and not 1 <= number <= MOST:
+        raise ValueError(f"must be {', '.join(words)} or a whole number from 1 to {MOST}")
     return number or text
 
 
@@ -145,14 +148,14 @@ class DataConfig(Section):
     """Number of clients K; where files, sites or users fix it, another number is an error."""
     alpha: float = Field(0.5, gt=0, le=1e12)
     """Dirichlet concentration of the clients' label mixes; smaller is more heterogeneous."""
-    shards_per_client: int = Field(2, ge=1)
+    shards_per_client: int = Field(2, ge=1, le=MOST)
     """Shards that each client gets in the partition shards."""
     prior: Literal["uniform", "frequencies"] = "uniform"
     """Class prior in the partition dirichlet_per_client: uniform, or the class frequencies."""
     order: Literal["round_robin", "sequential"] = "round_robin"
     """Order in which clients draw in the partition dirichlet_per_client: in turn, or one after
     another."""
-    min_samples: int = Field(2, ge=1)
+    min_samples: int = Field(2, ge=1, le=MOST)
     """Minimum number of training samples of a client."""
     val_fraction: float = Field(0.0, ge=0, lt=1)
     """Share of the training data held out as the common validation part."""
@@ -238,16 +241,16 @@ class TrainConfig(Section):
     """Section ``train``: rounds, sampling and the local training that all methods share."""
 
     prefix = "train."
-    rounds: int = Field(100, ge=1)
+    rounds: int = Field(100, ge=1, le=MOST)
     """Number of communication rounds."""
-    patience: int | None = Field(None, ge=1)
+    patience: int | None = Field(None, ge=1, le=MOST)
     """Stop after N evaluations in a row without a better validation accuracy; unset: after
     train.rounds."""
     sample_rate: float = Field(0.1, gt=0, le=1)
     """Share of the clients drawn in each round: m = max(1, floor(rate K)), at least one client."""
-    local_epochs: int = Field(1, ge=1)
+    local_epochs: int = Field(1, ge=1, le=MOST)
     """Passes over a client's data in each round."""
-    batch_size: int = Field(50, ge=1)
+    batch_size: int = Field(50, ge=1, le=MOST)
     """Samples per training step."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """Optimiser of the clients; adamw: betas 0.9 and 0.999, eps 1e-8. Its state starts empty in
@@ -275,14 +278,14 @@ class EvaluationConfig(Section):
     """Section ``evaluation``: when and how models are tested."""
 
     prefix = "evaluation."
-    every: int = Field(1, ge=1)
+    every: int = Field(1, ge=1, le=MOST)
     """Evaluate every N rounds, and after the last one."""
-    batch_size: int = Field(256, ge=1)
+    batch_size: int = Field(256, ge=1, le=MOST)
     """Samples per forward pass of the evaluation."""
     personal: Literal["all_clients", "cohort_before", "cohort_after"] = "all_clients"
     """Whose models are evaluated for personalised methods: those of all clients, or of the cohort
     before or after local training."""
-    decompose_every: int = Field(0, ge=0)
+    decompose_every: int = Field(0, ge=0, le=MOST)
     """Split the loss into local, shift and aggregation loss every K rounds and after the last one;
     0: never."""
     decompose_split: Literal["train", "val", "test", "common_test"] = "train"
@@ -290,12 +293,12 @@ class EvaluationConfig(Section):
     has no effect)."""
     decompose_scope: Literal["cohort", "population"] = "cohort"
     """Whose data the decomposition uses: those of the round's clients, or of all clients."""
-    decompose_max_samples: int | None = Field(None, ge=1)
+    decompose_max_samples: int | None = Field(None, ge=1, le=MOST)
     """Maximum number of samples of each client in the decomposition, drawn once for the run; unset:
     all."""
     loss_matrix: bool = False
     """Also write every model's loss on every client's data."""
-    clients_every: int = Field(0, ge=0)
+    clients_every: int = Field(0, ge=0, le=MOST)
     """Evaluate on each client's own data every K rounds and after the last one; 0: never."""
     cosines: bool = False
     """Write the cosines between the updates of each round that ``conflicts`` names, and the
@@ -306,7 +309,7 @@ class EvaluationConfig(Section):
     one."""
     target_accuracy: float | None = Field(None, gt=0, le=1)
     """Test accuracy, up to 1; summary.csv says when it was first reached."""
-    finetune_epochs: int = Field(0, ge=0)
+    finetune_epochs: int = Field(0, ge=0, le=MOST)
     """After the last round each client fine-tunes a copy of the final model for N epochs, scored on
     its own test part before and after; 0: none."""
 
@@ -386,29 +389,29 @@ class EngineConfig(Section):
     client_batch: Literal["auto"] | int = 1
     """Number of clients that train together as one stacked model, which is faster for small models;
     auto: by model and data, 1: one by one."""
-    gpus_per_client: float | None = Field(None, ge=0)
+    gpus_per_client: float | None = Field(None, ge=0, le=MOST)
     """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
     engine."""
-    cpus_per_client: float = Field(1.0, gt=0)
+    cpus_per_client: float = Field(1.0, gt=0, le=MOST)
     """CPU cores for each client, a fraction up to 1 or a whole number."""
     address: str | None = None
     """Join this Ray cluster; `local`: start one."""
     working_dir: str | None = None
     """Folder with your own modules, shipped to the workers."""
-    memory_per_client: float | None = Field(None, gt=0)
+    memory_per_client: float | None = Field(None, gt=0, le=MOST)
     """GiB of memory that an actor needs; unset: an estimate."""
-    client_timeout: float | None = Field(None, gt=0)
+    client_timeout: float | None = Field(None, gt=0, le=MOST)
     """Seconds until a client's work in a round counts as lost; unset: 60 s or ten medians, the
     larger."""
-    max_retries: int = Field(3, ge=0)
+    max_retries: int = Field(3, ge=0, le=MOST)
     """How often a client's lost work is retried before the client counts as failed."""
     on_client_failure: Literal["raise", "drop"] = "raise"
     """A client that fails or diverges ends the run, or is left out of its round."""
-    checkpoint_every: int = Field(1, ge=0)
+    checkpoint_every: int = Field(1, ge=0, le=MOST)
     """Rounds from one checkpoint to the next; 0: only when the run is interrupted or fails."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, le=MOST)
     """Number of checkpoints kept."""
-    state_memory: float = Field(1.0, ge=0)
+    state_memory: float = Field(1.0, ge=0, le=MOST)
     """GiB of client states that the driver keeps in memory; the rest is on disk."""
     aggregation_shards: Literal["auto"] | int = 1
     """Number of parameter ranges that are summed up on several nodes; auto: one per node, 1: on the

@@ -13,7 +13,7 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fedsim.core.errors import DataError, HeldError, StoreError, one_line
+from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
@@ -95,9 +96,11 @@ def writing(path: Path, done: str = "written") -> Iterator[Path]:
         raise StoreError(f"{path}: cannot be {done} ({error.strerror or error})") from error
 
 
-def reading(path: Path) -> AbstractContextManager[Path]:
-    """The same as :func:`writing`, for a file that is read."""
-    return writing(path, "read")
+@contextmanager
+def reading(path: Path) -> Iterator[Path]:
+    """The same as :func:`writing`, for a file that is read; refused if it is not regular."""
+    with writing(path, "read"):
+        yield regular(path)
 
 
 LOCK_FILE = ".lock"
@@ -166,7 +169,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
     Only a lock that somebody left is tried, shared and for an instant, so that no run is disturbed.
     """
     try:
-        with (folder / LOCK_FILE).open("rb") as file:
+        with regular(folder / LOCK_FILE).open("rb") as file:
             process = file.read(200).decode(errors="replace").strip()
             if not process:
                 return None
@@ -201,6 +204,18 @@ def _read_holder(path: Path) -> str:
     with suppress(OSError, UnicodeDecodeError):  # Windows lets nobody else read it
         return path.read_text(encoding="utf-8").strip() or "it does not say which"
     return "it does not say which"
+
+
+def run_around(path: Path) -> Path | None:
+    """The run directory that a path lies in, also by a link; None where it lies in none.
+
+    A config.yaml alone makes no run directory of a folder above: it may be one of the user's own.
+    """
+    for folder in Path(os.path.realpath(path)).parents:
+        signs = ("env.json", "rounds.csv", LOCK_FILE)
+        if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):
+            return folder
+    return None
 
 
 ARRAY_FILE_ERRORS = (
@@ -274,7 +289,7 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
         DataError: missing, not readable, not UTF-8, with a NUL character, or without any line.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = regular(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:

@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
+from fedsim.core.reading import regular
 from fedsim.core.types import Array
 
 if TYPE_CHECKING:
@@ -120,7 +121,8 @@ def squashed(path: Path, size: int) -> Array:
 def _opened(source: Path | BytesIO, where: Path | str) -> Iterator[Image.Image]:
     """The image of a file, of which the header alone is read yet."""
     try:
-        with Image.open(source, formats=FORMATS) as image:
+        file = regular(source) if isinstance(source, Path) else source
+        with Image.open(file, formats=FORMATS) as image:
             _check_size(where, *image.size)
             yield image
     except UnidentifiedImageError as error:
@@ -200,7 +202,7 @@ def load_array(path: Path, size: int) -> Array:
     import torch
 
     try:  # the header alone: it may promise more than there is
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = np.load(regular(path), mmap_mode="r", allow_pickle=False)
     except ARRAY_FILE_ERRORS as error:
         reason = unreadable_array(error)
         raise DataError(f"{path}: truncated or not a .npy array ({reason})") from error

@@ -15,6 +15,7 @@ import numpy as np
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import csv_plain, read_lines, read_table, whole_number
+from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")
@@ -151,7 +152,7 @@ def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
 def _table(file: Path) -> dict[str, Array]:
     """The file's cells as stripped texts, (n,) by column."""
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
+        with regular(file).open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
             try:
                 header, *lines = reader

@@ -5,6 +5,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 from fedsim.core.types import Inputs
+from fedsim.version import DISTRIBUTION
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ NAMES: Mapping[str, str] = {name: entry.description for name, entry in CATALOGUE
 """The models' names and what each is, in one line."""
 
 LIBRARIES: Mapping[str, str] = {
-    "timm": "a network of timm, as in timm:vit_tiny_patch16_224 (pip install 'fedsim[models]')",
+    "timm": "a network of timm, as in timm:vit_tiny_patch16_224 "
+    f"(pip install '{DISTRIBUTION}[models]')",
     "torchvision": "a classifier of torchvision, as in torchvision:efficientnet_b0",
 }
 """Libraries whose networks are named ``LIBRARY:NAME``, each with a line of explanation."""

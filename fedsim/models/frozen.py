@@ -105,9 +105,17 @@ def _add_adapters(
 ) -> list[Tensor]:
     """Adapters for all linear and attention layers but the new ones; their tensors."""
     skipped = {id(m) for top in new for m in top.modules()}
+    modules = {m: list(_weights(m)) for m in model.modules() if id(m) not in skipped}
+    sides = [side for m, names in modules.items() for n in names for side in m._parameters[n].shape]  # type: ignore[union-attr]
+    if not sides:
+        raise ConfigError(f"{where}: the model has no linear or attention layer beside its head")
+    if lora.rank > max(sides):
+        raise ConfigError(
+            f"{where}: rank {lora.rank} is larger than every side of the weights that it would be "
+            f"added to; the largest has {max(sides)}"
+        )
     found: list[Tensor] = []
-    for module in list(model.modules()):
-        names = [] if id(module) in skipped else list(_weights(module))
+    for module, names in modules.items():
         for name in names:
             outputs, inputs = module._parameters[name].shape  # type: ignore[union-attr]
             a, b = torch.empty(lora.rank, inputs), torch.zeros(outputs, lora.rank)
@@ -119,8 +127,6 @@ def _add_adapters(
         if names:
             module.lora_scale = lora.scale  # type: ignore[assignment]
             module.__class__ = _adapted(type(module), tuple(names))  # type: ignore[arg-type]
-    if not found:
-        raise ConfigError(f"{where}: the model has no linear or attention layer beside its head")
     return found
 
 

@@ -13,6 +13,7 @@ from fedsim.core.imports import users_code
 from fedsim.core.types import ModelSpec
 from fedsim.models.catalogue import LIBRARIES
 from fedsim.models.vision import SplitModel
+from fedsim.version import DISTRIBUTION
 
 _WITHOUT_AUXILIARY = ("googlenet", "inception_v3")
 """torchvision's networks with classifiers in between, which are left out."""
@@ -77,7 +78,7 @@ def _timm() -> Any:
     except ImportError as error:
         raise ConfigError(
             f"model.name=timm:NAME needs the package timm ({one_line(error)}); "
-            "pip install 'fedsim[models]'"
+            f"pip install '{DISTRIBUTION}[models]'"
         ) from error
     return timm
 

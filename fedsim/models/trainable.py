@@ -9,6 +9,7 @@ Word = Literal["all", "head", "norm"]
 ALL = "all"
 FORMS = "all, head, norm, lora(rank), lora(rank, alpha), or patterns of tensor names"
 _WORDS: Mapping[str, Word] = {"all": "all", "head": "head", "norm": "norm"}
+MOST_ALPHA = 1e9
 _LORA = re.compile(r"lora\(\s*([1-9]\d{0,5})\s*(?:,\s*(\d+(?:\.\d+)?)\s*)?\)")
 
 
@@ -41,6 +42,8 @@ def parse(text: str) -> Trainable:
     if found := _LORA.fullmatch(text):
         rank = int(found[1])
         alpha = float(found[2] or rank)
+        if alpha > MOST_ALPHA:
+            raise ValueError(f"must be lora(rank, alpha) with alpha at most {MOST_ALPHA:g}")
         if alpha > 0:
             return Lora(rank, alpha)
     patterns = tuple(pattern.strip() for pattern in text.split(","))

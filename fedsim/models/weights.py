@@ -1,6 +1,5 @@
 """Start weights: by download, from a file or from a run; never a silent random start."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import CLIENTS, MODEL
+from fedsim.core.reading import parse_json
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
 from fedsim.models.frozen import merged
@@ -111,7 +111,7 @@ def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
             "torch.save(fedsim.load_model(RUN, client=K).state_dict(), FILE.pt)"
         )
     try:
-        adapters = parse(json.loads(said.get("model", "")).get("trainable", ALL))
+        adapters = parse(parse_json(said.get("model", "")).get("trainable", ALL))
     except (ValueError, AttributeError):  # what another program says of its model
         return found
     return merged(found, adapters) if isinstance(adapters, Lora) else found

@@ -33,6 +33,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.types import Layout, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import digests, tensors
@@ -120,9 +121,9 @@ def encode_record(content: Mapping[str, Any]) -> bytes:
 def decode_record(text: bytes) -> dict[str, Any]:
     """The content of a record; a ValueError where it is damaged."""
     try:
-        record = json.loads(text)
+        record = parse_json(text)
         content, digest = record["checkpoint"], record["sha256"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it is damaged") from error
     if not isinstance(content, dict) or _sha256(content) != digest:
         raise ValueError("its checksum is wrong")
@@ -348,7 +349,7 @@ def restore(
 
 def _read_record(record: Path) -> dict[str, Any]:
     with files.reading(record):
-        return decode_record(record.read_bytes())
+        return decode_record(read_bytes(record))
 
 
 def _check(record: Path, content: Mapping[str, Any], identity: Identity, run: Path) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedsim.core import files
-from fedsim.core.errors import StoreError
+from fedsim.core.errors import DataError, StoreError
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.storage import status, trials
 from fedsim.storage.status import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, RunStatus
 from fedsim.storage.trials import Trial
@@ -154,7 +155,7 @@ def _search(folder: Path, below: Sequence[Found]) -> SearchStatus:
     """The search in a directory, in which ``below`` lie."""
     try:
         study, ended = trials.read_study(folder) or {}, trials.read(folder)
-    except StoreError as error:
+    except (DataError, StoreError) as error:
         return SearchStatus(path=folder, state=DAMAGED, problem=str(error))
     known = SearchStatus(path=folder, state=INTERRUPTED, study=study, trials=ended)
     if _is_held(folder) or any(each.state == RUNNING for each in below):
@@ -180,8 +181,8 @@ def write_grid(folder: Path, names: Sequence[str]) -> None:
 def read_grid(folder: Path) -> list[str] | None:
     """The names of all runs of a sweep; None where they are not written down, or damaged."""
     try:
-        return [str(name) for name in json.loads((folder / GRID).read_bytes())["runs"]]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return [str(name) for name in parse_json(read_bytes(folder / GRID))["runs"]]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 

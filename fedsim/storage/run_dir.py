@@ -27,6 +27,7 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
 from fedsim.storage.digests import Prefix, TableDigest, check_form
@@ -149,8 +150,8 @@ class RunStore:
             return {}
         advice = "restore it, or remove it to go on without what it says of the run's beginning"
         try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            found = parse_json(read_bytes(path))
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
         if not isinstance(found, dict) or not isinstance(found.get("resumed", []), list):
             raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
@@ -393,14 +394,10 @@ def check_free(path: Path) -> None:
 
 
 def check_outside_runs(path: Path) -> None:
-    """Refuses a path inside a run directory by a ConfigError.
-
-    A config.yaml alone makes no run directory of a folder above: it may be one of the user's own.
-    """
-    for folder in path.absolute().parents:
-        signs = ("env.json", "rounds.csv", files.LOCK_FILE)
-        if (folder / "config.yaml").is_file() and any((folder / s).is_file() for s in signs):
-            raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
+    """Refuses a path inside a run directory by a ConfigError."""
+    folder = files.run_around(path)
+    if folder is not None:
+        raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
 
 
 def is_leftover(path: Path) -> bool:

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError
+from fedsim.core.reading import parse_json
 from fedsim.core.types import Array
 
 
@@ -104,7 +105,7 @@ def entries(path: Path) -> dict[str, Entry]:
         length = int.from_bytes(file.read(8), "little")
         text = file.read(min(length, MAX_HEADER))
     try:
-        found = {name: e for name, e in json.loads(text).items() if name != "__metadata__"}
+        found = {name: e for name, e in parse_json(text).items() if name != "__metadata__"}
         return {
             name: Entry(_NUMPY[e["dtype"]], tuple(e["shape"]), 8 + length + e["data_offsets"][0])
             for name, e in found.items()

@@ -7,15 +7,19 @@ has ended, which alone the search goes on from, and ``trials.csv`` the same tria
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.core import files
-from fedsim.core.errors import StoreError
+from fedsim.core.errors import DataError, one_line
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.storage.run_dir import cell
 
 if TYPE_CHECKING:
@@ -24,6 +28,18 @@ if TYPE_CHECKING:
 STUDY, TRIALS, TABLE = "study.json", "trials.jsonl", "trials.csv"
 State = Literal["complete", "pruned", "failed"]
 STATES: tuple[State, ...] = ("complete", "pruned", "failed")
+DIGEST = "sha256"
+"""Key of a line of trials.jsonl: the first 16 digits of that of the rest."""
+MOST = 10_000
+"""Of the trials of a search."""
+_KINDS: Mapping[str, type] = {
+    **dict.fromkeys(("by", "sampler", "pruner"), str),
+    **dict.fromkeys(("search", "settings"), dict),
+    "seeds": list,
+    "ahead": int,
+    "trials": int,
+}
+"""The values of study.json."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +93,8 @@ def append(folder: Path, trial: Trial) -> None:
     Raises:
         StoreError: the file cannot be written.
     """
-    line = json.dumps(asdict(trial)) + "\n"
+    values = asdict(trial)
+    line = json.dumps(values | {DIGEST: _digest(values)}) + "\n"
     with files.writing(folder / TRIALS) as path:
         with path.open("a", encoding="utf-8") as file:
             file.write(line)
@@ -90,18 +107,59 @@ def read(folder: Path) -> list[Trial]:
     A last line that is being written, or was when the process was killed, is passed over.
 
     Raises:
-        StoreError: the file cannot be read, or is damaged.
+        StoreError: the file cannot be read.
+        DataError: a line is not what was written.
     """
     path = folder / TRIALS
-    found = []
+    found: dict[int, Trial] = {}
     for number, line in enumerate(_whole(_data(folder)).splitlines(), 1):
         try:
-            values = json.loads(line)
-            values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
-            found.append(Trial(**values))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise StoreError(f"{path}, line {number}: is no trial ({error})") from error
-    return sorted(found, key=lambda trial: trial.number)
+            trial = _trial(parse_json(line))
+            if trial.number in found:
+                raise ValueError(f"trial {trial.number} is given twice")
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+            raise DataError(
+                f"{path}, line {number}: is no trial ({one_line(error)}); put back what was "
+                "written, or remove the line: its trial is then done again"
+            ) from error
+        found[trial.number] = trial
+    return [found[number] for number in sorted(found)]
+
+
+def _trial(values: dict[str, Any]) -> Trial:
+    """The trial of a line; any error where a part of it cannot be.
+
+    Lines of earlier versions have no digest.
+    """
+    digest = values.pop(DIGEST, None)
+    if digest is not None and digest != _digest(values):
+        raise ValueError("it was changed")
+    values["reports"] = {int(k): float(v) for k, v in values["reports"].items()}
+    trial = Trial(**values)
+    kinds: tuple[tuple[str, object, type | tuple[type, ...]], ...] = (
+        ("number", trial.number, int),
+        ("params", trial.params, dict),
+        ("marks", trial.marks, dict),
+        ("value", trial.value, (int, float, type(None))),
+        ("error", trial.error, (str, type(None))),
+    )
+    for name, value, kind in kinds:
+        if isinstance(value, bool) or not isinstance(value, kind):
+            raise ValueError(f"{name} is {reprlib.repr(value)}")
+    if not 0 <= trial.number < MOST:
+        raise ValueError(f"number is {trial.number}")
+    if trial.state not in STATES:
+        raise ValueError(f"state is {reprlib.repr(trial.state)}")
+    if (trial.value is None) != (trial.state == "failed"):
+        raise ValueError(f"a {trial.state} trial with the value {trial.value}")
+    if trial.state == "complete" and not math.isfinite(trial.value or 0.0):
+        raise ValueError(f"value is {trial.value}")
+    return trial
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """Of a line without its digest."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
 
 
 def cut(folder: Path) -> None:
@@ -117,7 +175,7 @@ def cut(folder: Path) -> None:
 
 def _data(folder: Path) -> bytes:
     with files.reading(folder / TRIALS) as path:
-        return path.read_bytes() if path.exists() else b""
+        return read_bytes(path) if path.exists() else b""
 
 
 def _whole(data: bytes) -> bytes:
@@ -153,16 +211,27 @@ def read_study(folder: Path) -> dict[str, Any] | None:
 
     Raises:
         StoreError: study.json cannot be read.
+        DataError: it is not what was written.
     """
     with files.reading(folder / STUDY) as path:
         if not path.exists():
             return None
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = parse_json(read_bytes(path))
         except ValueError as error:
-            raise StoreError(f"{path}: is not valid JSON ({error})") from error
+            raise DataError(f"{path}: is not valid JSON ({one_line(error)})") from error
     if not isinstance(found, dict):
-        raise StoreError(f"{path}: is not the file of a search")
+        raise DataError(f"{path}: is not the file of a search")
+    for key, kind in _KINDS.items():
+        value = found.get(key)
+        if key == "trials" and value is None:  # which earlier versions did not write
+            continue
+        whole = kind is not int or (type(value) is int and 1 <= value <= MOST)
+        if not isinstance(value, kind) or not whole:
+            raise DataError(
+                f"{path}: is not the file of a search ({key} is {reprlib.repr(value)}); put back "
+                "what was written, or give another --out"
+            )
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
+from fedsim.core.reading import parse_json, read_bytes
 
 
 def text(words: Sequence[str]) -> str:
@@ -25,10 +26,10 @@ def read(run: Path) -> tuple[str, ...] | None:
     with files.reading(run / files.VOCABULARY) as path:
         if not path.exists():
             return None
-        content = path.read_bytes()
+        content = read_bytes(path)
     try:
-        words = json.loads(content)
-    except (ValueError, RecursionError) as error:
+        words = parse_json(content)
+    except ValueError as error:
         raise StoreError(f"{path}: damaged: {one_line(error)}") from error
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise StoreError(f"{path}: damaged: it holds no list of words")

@@ -30,7 +30,7 @@ TIMED = ("samples_per_second", "download_mb_s", "upload_mb_s")
 """The traits of a client that take time; a client without one of them is infinitely fast in it."""
 TRAITS = (*TIMED, "availability")
 BOUNDS: Mapping[str, tuple[float, float, str]] = {
-    **{name: (math.ulp(0.0), math.inf, "above 0") for name in TIMED},
+    **{name: (1e-100, 1e100, "above 0 (1e-100 to 1e100)") for name in TIMED},
     **{name: (0.0, 1.0, "from 0 to 1") for name in ("availability", "work")},
 }
 """The smallest and the largest value of each trait, and the range in words."""

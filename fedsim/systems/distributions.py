@@ -5,12 +5,16 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 FORMS = "a number, choice(a, b, ...), uniform(low, high) or lognormal(median, sigma)"
+FARTHEST = 14.0
+"""Standard deviations. NumPy draws none farther from the mean: its tail ends at 13.7."""
+LARGEST = math.log(sys.float_info.max)
 _TEXT = re.compile(r"\s*(choice|uniform|lognormal)\s*\(([^()]*)\)\s*")
 
 
@@ -29,9 +33,12 @@ class Distribution:
     @property
     def bounds(self) -> tuple[float, float]:
         """The smallest and the largest number that can be drawn."""
-        if self.name == "lognormal":
-            return math.ulp(0.0), math.inf
-        return min(self.values), max(self.values)
+        if self.name != "lognormal":
+            return min(self.values), max(self.values)
+        median, sigma = self.values
+        ends = (math.log(median) + sign * FARTHEST * sigma for sign in (-1, 1))
+        low, high = (math.exp(end) if end < LARGEST else math.inf for end in ends)
+        return low, high
 
     def draw(self, stream: Callable[[], np.random.Generator]) -> float:
         """A random number; ``stream`` makes the generator, which a constant does not need."""

@@ -27,6 +27,7 @@ from fedsim.config.sections import ClockConfig, EngineConfig
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.layout import FlatModel, as_tensor, layout_of
+from fedsim.core.reading import parse_json
 from fedsim.core.types import Layout, ModelSpec, Slot
 from fedsim.models.trainable import ALL
 from fedsim.models.weights import UNTRAINED
@@ -129,8 +130,8 @@ class Description:
         if "model" not in said:
             return cls()
         try:
-            model = ModelSpec(**json.loads(said["model"]))
-            lists = [tuple(json.loads(said[name])) for name in ("classes", "mean", "std")]
+            model = ModelSpec(**parse_json(said["model"]))
+            lists = [tuple(parse_json(said[name])) for name in ("classes", "mean", "std")]
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
         return cls(model, *lists)

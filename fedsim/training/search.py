@@ -16,15 +16,16 @@ from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
+from fedsim.core.plurals import counted
 from fedsim.core.settings import Scalar
 from fedsim.storage import trials
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial
 from fedsim.training import loading
 from fedsim.training.resume import FREE, decisive, upgraded
-from fedsim.training.slots import Parallel, with_engine
+from fedsim.training.slots import Parallel, check_trainable, with_engine
 from fedsim.training.study import Study
-from fedsim.training.sweep import check_stackable, varied_axes
+from fedsim.training.sweep import MOST_RUNS, check_stackable, varied_axes
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
 COUNT = 25
@@ -125,12 +126,20 @@ def make_plan(
             f"{space['train.rounds'].origin}: a pruner compares trials round by round, with the "
             "same number of rounds in all; give --pruner none to search over train.rounds"
         )
+    seeds = seeds or (base.seed,)
+    wanted_count = min(count or study.size or COUNT, study.size or count or COUNT)
+    if wanted_count * len(seeds) > MOST_RUNS:
+        trials_of_runs = f"{wanted_count:,} trials of {counted(len(seeds), 'run')}"
+        raise ConfigError(
+            f"{'--sampler grid' if count is None else '--trials'}: {trials_of_runs}; a search has "
+            f"at most {MOST_RUNS:,} runs: give fewer with --trials"
+        )
     plan = Plan(
         study=study,
         settings=settings,
         overrides=overrides,
-        seeds=seeds or (base.seed,),
-        count=min(count or study.size or COUNT, study.size or count or COUNT),
+        seeds=seeds,
+        count=wanted_count,
         parallel=parallel,
     )
     if base.data.val_fraction == 0 and not len(loading.load(base)[0].val):
@@ -142,6 +151,7 @@ def make_plan(
     warn_unused({**settings, **wanted, **overrides}, examples)
     for example in examples:
         check_stackable(example, layers)
+    check_trainable(examples)
     return plan
 
 

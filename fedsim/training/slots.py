@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from fedsim.config.experiments import Settings
@@ -18,6 +19,9 @@ from fedsim.training.callbacks import Callback
 from fedsim.training.parallel import Here, execute
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from fedsim.core.types import ModelSpec
     from fedsim.engine.ray.groups import Need
     from fedsim.training.processes import Processes
 
@@ -241,10 +245,23 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
     classes, and 224 pixels for networks of libraries. 0 for a model of text or of the user's, and
     where it cannot be built.
     """
-    import torch
-
-    from fedsim import data, models
     from fedsim.core.layout import float_tensors, frozen_names
+
+    spec = _likely_spec(config)
+    try:
+        model = None if spec is None else _shapes(spec, config.seed)
+    except ConfigError:  # the run will say why
+        model = None
+    if model is None:
+        return 0, 0
+    sizes, out = float_tensors(model), frozen_names(model)
+    frozen = sum(sizes[name].nbytes for name in out)
+    return sum(t.nbytes for t in sizes.values()) - frozen, frozen
+
+
+def _likely_spec(config: RunConfig) -> ModelSpec | None:
+    """The model with the sizes of :func:`model_bytes`, None where these cannot be guessed."""
+    from fedsim import data
     from fedsim.core.types import ModelSpec
     from fedsim.models.libraries import library_of
 
@@ -253,8 +270,8 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
     of_library = library_of(name) is not None
     pixels = config.data.image_size or known or (224 if of_library else 0)
     if not pixels or (":" in name and not of_library):
-        return 0, 0
-    spec = ModelSpec(
+        return None
+    return ModelSpec(
         name=name,
         num_classes=(info.num_classes if info else 0) or 10,
         in_channels=(info.channels if info else 0) or 3,
@@ -263,12 +280,40 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
         projection=config.model.projection,
         trainable=config.model.trainable,
     )
-    for device in ("meta", "cpu"):  # shapes without values, unless a network computes with them
-        with suppress(ConfigError), torch.device(device):
-            model = models.build(spec, config.seed)
-            break
-    else:  # the run will say why
-        return 0, 0
-    sizes, out = float_tensors(model), frozen_names(model)
-    frozen = sum(sizes[name].nbytes for name in out)
-    return sum(t.nbytes for t in sizes.values()) - frozen, frozen
+
+
+def _shapes(spec: ModelSpec, seed: int) -> nn.Module:
+    """The model without values, unless it computes with them when it is built.
+
+    Raises:
+        ConfigError: there is no such model.
+    """
+    import torch
+
+    from fedsim import models
+
+    with suppress(ConfigError), torch.device("meta"):
+        return models.build(spec, seed)
+    return models.build(spec, seed)
+
+
+def check_trainable(configs: Iterable[RunConfig]) -> None:
+    """Refuses a ``model.trainable`` that the run's model does not have.
+
+    What depends on the sizes of the user's data, or on a model of the user's, is found when the run
+    begins.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    partial = (config for config in configs if config.model.trainable != "all")
+    different = {(config.data.name, config.model.model_dump_json()): config for config in partial}
+    for config in different.values():
+        spec = _likely_spec(config)
+        if spec is None:
+            continue
+        try:
+            _shapes(replace(spec, trainable="all"), config.seed)
+        except ConfigError:  # the sizes are not those, or the run will say why
+            continue
+        _shapes(spec, config.seed)

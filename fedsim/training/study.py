@@ -6,7 +6,7 @@ pruner is kept between trials, so that a search that was killed continues to the
 
 from __future__ import annotations
 
-import itertools
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from fedsim.core import rng
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
 from fedsim.storage.trials import Trial, lowest
+from fedsim.version import DISTRIBUTION
 
 STARTUP = 10
 """TPE draws at random until this many trials are complete or pruned."""
@@ -38,7 +39,7 @@ def optuna() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"fedsim tune needs Optuna, which cannot be imported ({error}): "
-            "pip install 'fedsim[tune]'"
+            f"pip install '{DISTRIBUTION}[tune]'"
         ) from error
     package.logging.set_verbosity(package.logging.WARNING)
     return package
@@ -102,10 +103,7 @@ class Study:
         """The number of combinations of a grid; None: without limit."""
         if self.sampler != "grid":
             return None
-        count = 1
-        for dimension in self.space.values():
-            count *= len(dimension.listed or ())
-        return count
+        return math.prod(len(dimension.listed or ()) for dimension in self.space.values())
 
     def propose(
         self, number: int, ended: Sequence[Trial], running: Sequence[Mapping[str, Scalar]] = ()
@@ -170,9 +168,13 @@ class Study:
         return package.pruners.NopPruner()
 
     def _grid_point(self, number: int) -> dict[str, Scalar]:
-        values = (dimension.listed or () for dimension in self.space.values())
-        chosen = next(itertools.islice(itertools.product(*values), number, None))
-        return dict(zip(self.space, chosen, strict=True))
+        """The combination of that number; the last key varies fastest."""
+        found: dict[str, Scalar] = {}
+        for key, dimension in reversed([*self.space.items()]):
+            values = dimension.listed or ()
+            number, position = divmod(number, len(values))
+            found[key] = values[position]
+        return {key: found[key] for key in self.space}
 
 
 def _distribution(package: ModuleType, dimension: Dimension) -> Any:

@@ -24,13 +24,14 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import RENAMED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
+from fedsim.core.reading import regular
 from fedsim.engine.drivers import Drivers, Event, Failed, Job
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.training.parallel import Follower, control
 from fedsim.training.provenance import Comparison
 from fedsim.training.resume import is_complete
-from fedsim.training.slots import Parallel, with_engine
+from fedsim.training.slots import Parallel, check_trainable, with_engine
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,9 +103,9 @@ def expand(
     methods that no run uses.
 
     Raises:
-        ConfigError: a configuration that cannot be used, a search, a flag that contradicts rows of
-            the grid, two combinations that are the same run, runs that need different Rays, or
-            more than :data:`MOST_RUNS`.
+        ConfigError: a configuration that cannot be used, tensors to train that its model does not
+            have, a search, a flag that contradicts rows of the grid, two combinations that are the
+            same run, runs that need different Rays, or more than :data:`MOST_RUNS`.
     """
     if experiment.search:
         origin = next(iter(experiment.search.values())).origin
@@ -133,6 +134,8 @@ def expand(
         varied = [point.settings for axis in grid for point in axis.values]
         given = [setting for layer in varied for setting in layer.items()]
         warn_unused({**experiment.settings, **dict(given), **overrides}, [r.config for r in runs])
+    if build:
+        check_trainable(run.config for run in runs)
     return runs
 
 
@@ -250,7 +253,8 @@ def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
     took: dict[str, list[float]] = {}
     for run in runs:
         with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
-            with (out / run.name / "summary.csv").open(encoding="utf-8", newline="") as file:
+            table = regular(out / run.name / "summary.csv")
+            with table.open(encoding="utf-8", newline="") as file:
                 row = next(csv.DictReader(file))
             seconds = float(row["total_seconds"])
             took.setdefault(run.group, []).append(seconds)

@@ -3,7 +3,7 @@
 Each writes into a folder of its name in the run directory, from which a resumed run knows that it
 was tracked. A resumed run repeats rounds with the same numbers, so that a round which a tracker
 already has is not written again, and one that it lost is taken from the tables. The packages are
-imported when a tracker is made (``pip install 'fedsim[track]'``).
+imported when a tracker is made (``pip install 'fedsim-ray[track]'``).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.reading import parse_json, read_bytes
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.resume import decisive
@@ -168,7 +169,7 @@ class WeightsAndBiases(Tracker):
         self.run = self.sdk.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
-            id=json.loads(state.read_text())["id"],
+            id=parse_json(read_bytes(state))["id"],
             name=info.out.resolve().name,
             config=decisive(info.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
@@ -241,7 +242,7 @@ class MLflow(Tracker):
         state = folder / STATE
         self.seen: set[tuple[str, int]] = set()
         if state.exists():
-            self.id = json.loads(state.read_text())["id"]
+            self.id = parse_json(read_bytes(state))["id"]
             for key in client.get_run(self.id).data.metrics:
                 self.seen |= {(key, m.step) for m in client.get_metric_history(self.id, key)}
             client.update_run(self.id, "RUNNING")

@@ -9,6 +9,7 @@ the trial is failed or pruned, whichever is seen first.
 
 from __future__ import annotations
 
+import csv
 import logging
 import math
 from collections import deque
@@ -18,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.errors import ConfigError, DataError, FedsimError
 from fedsim.core.settings import Scalar
 from fedsim.engine.drivers import (
     Done,
@@ -125,6 +126,7 @@ class Tuning:
 
     Raises:
         ConfigError: another search was begun in ``out``, or it holds something else.
+        DataError: its files are not what was written.
         StoreError: it cannot be read.
     """
 
@@ -140,6 +142,8 @@ class Tuning:
         self._begun = check_out(plan, out)
         self.most_at_once = self._begun or 1
         self.trials = {trial.number: trial for trial in trials.read(out)}
+        for trial in self.trials.values():
+            _check(trial, plan, out)
         self.running: dict[int, Running] = {}
         self.params = {number: trial.params for number, trial in self.trials.items()}
         self._drivers: Drivers | None = None
@@ -334,6 +338,35 @@ class Tuning:
         trials.write_table(self.out, list(self.plan.study.space), self.ended)
         for trial in leader[:1]:
             write_best(self.plan, self.out, trial, f"{self.plan.study.by} {trial.value!r}")
+
+
+def _check(trial: Trial, plan: Plan, out: Path) -> None:
+    """Refuses a trial with settings that the search cannot have tried, or another value than that
+    of its runs, as far as they are still there."""
+    space = plan.study.space
+    what = f"{out / trials.TRIALS}: trial {trial.number} has"
+    advice = "put back what was written, or remove its line: the trial is then done again"
+    tried = trial.params.keys() == space.keys()
+    if not tried or not all(space[key].has(value) for key, value in trial.params.items()):
+        given = described(trial.params)
+        raise DataError(f"{what} settings that the search cannot have tried, {given}; {advice}")
+    if trial.state != "complete":
+        return
+    last = [_last(out / _name(trial.number, seed), plan.study.by) for seed in plan.seeds]
+    known = [value for value in last if value is not None]
+    if len(known) == len(last) and fmean(known) != trial.value:
+        raise DataError(
+            f"{what} {plan.study.by} {trial.value!r}, and its runs {fmean(known)!r}; {advice}"
+        )
+
+
+def _last(run: Path, by: str) -> float | None:
+    """The metric after a run's last evaluated round, None where the run does not say it."""
+    try:
+        found = [row.get(by) for row in status.rounds(run)]
+        return next((float(text) for text in reversed(found) if text), None)
+    except (OSError, ValueError, csv.Error):
+        return None
 
 
 def _name(number: int, seed: int) -> str:

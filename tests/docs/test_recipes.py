@@ -101,7 +101,7 @@ def test_folders_of_domains(monkeypatch):
 
 
 def test_a_hugging_face_data_set(monkeypatch):
-    datasets = pytest.importorskip("datasets", reason="needs pip install 'fedsim[datasets]'")
+    datasets = pytest.importorskip("datasets", reason="needs pip install 'fedsim-ray[datasets]'")
     datasets.disable_progress_bars()
     monkeypatch.setenv("HF_HOME", "hub")
     split, _ = follow("hugging-face.md", monkeypatch)

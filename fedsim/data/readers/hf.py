@@ -19,11 +19,13 @@ from pydantic import Field
 
 from fedsim.core.errors import ConfigError, DataError, nearest, one_line
 from fedsim.core.files import find_folder
+from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed_rows
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.images import decode_content, sides_of_content
 from fedsim.data.readers.leaf_text import PADDING, VOCABULARY, encoded, frequent, renumbered
+from fedsim.version import DISTRIBUTION
 
 logger = logging.getLogger("fedsim")
 
@@ -134,9 +136,11 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
     except ImportError as error:
         raise ConfigError(
             f"data set 'hf' needs the package datasets, which cannot be imported ({error}): "
-            "pip install 'fedsim[datasets]'"
+            f"pip install '{DISTRIBUTION}[datasets]'"
         ) from error
     try:
+        for file in sorted(folder.rglob("*")):
+            regular(file)
         loaded = datasets.load_from_disk(str(folder.resolve()))
     except _BROKEN as error:
         damaged = _damaged(folder) or folder
@@ -432,7 +436,8 @@ DATASETS = (
         name="hf",
         title="a saved Hugging Face data set of images or texts",
         read=hf,
-        source="a folder of save_to_disk, also as -d hf:DIR; pip install 'fedsim[datasets]'",
+        source="a folder of save_to_disk, also as -d hf:DIR; "
+        f"pip install '{DISTRIBUTION}[datasets]'",
         needs_folder=True,
         patients=True,
         columns=True,

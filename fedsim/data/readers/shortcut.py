@@ -48,7 +48,7 @@ def shortcut(
     request: Request,
     *,
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.9,
-    samples_per_client: Annotated[int, Field(ge=2)] = 60,
+    samples_per_client: Annotated[int, Field(ge=2, le=10**6)] = 60,
 ) -> Raw:
     """RGB images of ``num_clients`` sites and two classes, drawn from ``seed``.
 

@@ -168,7 +168,12 @@ def test_a_sweep_counts_the_runs_of_its_grid(tmp_path):
 def write_search(folder, planned=3, ended=("complete", "pruned")):
     folder.mkdir(parents=True)
     study = {"by": "val_accuracy", "sampler": "tpe", "pruner": "median", "seeds": [0]}
-    study |= {"search": {"train.lr": "uniform(0, 1)"}, "ahead": 1, "trials": planned}
+    study |= {
+        "search": {"train.lr": "uniform(0, 1)"},
+        "settings": {},
+        "ahead": 1,
+        "trials": planned,
+    }
     trials.write_study(folder, study)
     for number, state in enumerate(ended):
         write_run(folder / trials.folder_of(number) / "seed=0", end=True)
@@ -246,7 +251,7 @@ def test_a_search_of_an_earlier_version_and_a_damaged_one(tmp_path):
     entry = listed(tmp_path)["t"]
     assert entry["state"] == "damaged"
     assert "trials.jsonl, line 1" in entry["problem"]
-    assert CliRunner().invoke(main, ["show", str(search)]).exit_code == 1
+    assert CliRunner().invoke(main, ["show", str(search)]).exit_code == 2
 
 
 @pytest.mark.parametrize(("end", "state"), [(True, "finished"), (False, "interrupted")])

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
+from fedsim.storage import trials
 from fedsim.storage.rows import RoundRow
-from fedsim.training import slots
+from fedsim.training import slots, sweep
 
 SMALL = """
 algorithm: fedavg
@@ -156,7 +157,7 @@ def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "optuna", None)
     done = fedsim("tune", tmp_path / "search.yaml", "--out", tmp_path / "out")
     assert done.exit_code == 2
-    assert done.output.endswith("pip install 'fedsim[tune]'\n")
+    assert done.output.endswith("pip install 'fedsim-ray[tune]'\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -169,7 +170,20 @@ def test_without_optuna(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (SEARCH, ("--by", "test_accuracy"), "'test_accuracy' is not one of 'val_accuracy'"),
         (SEARCH, ("--search", "train.lr=uniform(2, 1)"), "--search train.lr: 'uniform(2, 1)'"),
         (SEARCH, ("--sampler", "grid", "--search", "train.lr=uniform(1, 2)"), "--sampler grid"),
-        (SEARCH, ("--trials", 0), "0 is not in the range x>=1"),
+        (SEARCH, ("--trials", 0), "0 is not in the range 1<=x<=10000"),
+        (SEARCH, ("--trials", 10**30), f"{10**30} is not in the range 1<=x<=10000"),
+        (SEARCH, ("--confirm", 10**25), f"{10**25} is not in the range 1<=x<=10000"),
+        (SEARCH, ("--sampler-seed", 2**64), f"{2**64} is not in the range"),
+        (
+            SMALL + "search:\n  train.rounds: int(1, 1000000000)\n",
+            ("--sampler", "grid", "--pruner", "none", "--set", "data.val_fraction=0.2"),
+            "--sampler grid: 1,000,000,000 trials of 1 run; a search has at most 10,000 runs",
+        ),
+        (
+            SEARCH,
+            ("--model", "cnn", "--set", "model.trainable=lora(2)"),
+            "model.trainable=lora(2): the model has no linear or attention layer beside its head",
+        ),
     ],
 )
 def test_what_cannot_be_searched(
@@ -196,3 +210,4 @@ def test_no_trial_is_complete(tmp_path: Path) -> None:
 def test_trials_are_judged_by_columns_of_rounds_csv() -> None:
     tune = importlib.import_module("fedsim.cli.tune")  # fedsim.cli.tune is the command
     assert set(tune.METRICS) < set(RoundRow.columns())
+    assert tune.MOST_RUNS == sweep.MOST_RUNS == trials.MOST

@@ -87,7 +87,11 @@ def test_a_plan_that_depends_on_the_data_is_refused_with_a_clock_alone():
     ("key", "value", "message"),
     [
         ("samples_per_second", "0", "'0' given; must be above 0"),
-        ("upload_mb_s", "uniform(-1, 1)", "must be above 0, this goes from -1 to 1"),
+        (
+            "upload_mb_s",
+            "uniform(-1, 1)",
+            "must be above 0 (1e-100 to 1e100), this goes from -1 to 1",
+        ),
         ("availability", "1.5", "'1.5' given; must be from 0 to 1"),
         (
             "work",

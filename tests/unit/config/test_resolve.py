@@ -100,7 +100,10 @@ def test_it_is_frozen() -> None:
         ({"engine": {"actors": 0}}, ["0 given", "auto, per-client or a whole number"]),
         ({"engine": {"actors": -1}}, ["-1 given", "auto, per-client or a whole number"]),
         ({"engine": {"aggregation_shards": "per-client"}}, ["auto or a whole number"]),
-        ({"evaluation": {"conflicts": "often"}}, ["always, never or a whole number of at least 1"]),
+        (
+            {"evaluation": {"conflicts": "often"}},
+            ["always, never or a whole number from 1 to 1000000000"],
+        ),
         ({"evaluation": {"conflicts": 0}}, ["evaluation.conflicts: 0 given", "always, never or"]),
         (
             {"evaluation": {"conflicts": "never", "cosines": True}},

@@ -31,7 +31,7 @@ search:
         ("train.local_epochs", "int", (1, 4)),
         ("server", "choice", (None, "fedgh,fedadam", "fedgh")),
     ]
-    assert space["train.local_epochs"].listed == (1, 2, 3, 4)
+    assert space["train.local_epochs"].listed == range(1, 5)
     assert space["train.lr"].listed is None
     assert str(space["server"]) == "choice(null, 'fedgh,fedadam', fedgh)"
 

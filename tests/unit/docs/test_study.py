@@ -12,6 +12,7 @@ import pytest
 import torch
 import yaml
 
+from analysis import units
 from fedsim.config import experiments
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -28,7 +29,7 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-make = module("make")
+make, verdicts = module("make"), module("verdicts")
 
 
 def table(study: str) -> pd.DataFrame:
@@ -108,6 +109,125 @@ def test_the_grids_have_the_candidates_with_the_best_validation_scores():
             pairs = (part.split("=") for part in row.candidate.split())
             found = {key: float(value) for key, value in pairs}
             assert found.items() <= of_grid[row.row].items(), (setting, row.row)
+
+
+def summary() -> dict[str, tuple[str, str]]:
+    """Verdict and evidence of each claim in the summary of the page."""
+    text = PAGE.partition("## In short")[2].partition("## Design")[0]
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
+    return {row[0].strip(): (row[1].strip(), row[2].strip()) for row in rows[2:]}
+
+
+def test_every_verdict_follows_from_the_files():
+    computed, shown = verdicts.verdicts(), summary()
+    assert len(shown) == len(computed)
+    for (claim, (word, _)), (begin, expected) in zip(shown.items(), computed.items(), strict=True):
+        assert claim.startswith(begin)
+        rest = word.removeprefix(expected)
+        assert rest != word or not expected, f"{claim}: {word}, computed: {expected}"
+        assert rest == "" or rest[0] in ",;", f"{claim}: {word}, computed: {expected}"
+
+
+def test_words_of_verdicts_by_hand():
+    assert verdicts.phrase([1, 1, 1]) == "confirmed in 3 settings of 3"
+    assert verdicts.phrase([-1, 0, 0]) == "refuted in 1 setting of 3, not decidable in 2"
+    both = "confirmed in 1 setting of 3, refuted in 1, not decidable in 1"
+    assert verdicts.phrase([1, -1, 0]) == both
+    assert verdicts.phrase([0, 0, 0]) == "not decidable"
+    # confirmed in the first setting, by its control in the second only
+    assert verdicts.phrase([1, 0, 0], [0, 1, 0]) == "not confirmed"
+    assert (
+        verdicts.phrase([1, 0, 0], [1, 0, 0]) == "confirmed in 1 setting of 3, not decidable in 2"
+    )
+    assert verdicts.phrase([0, 0, 0], [0, 0, 0]) == "not decidable"
+    row = {"difference": -0.05, "p_holm": 0.049}
+    assert verdicts.sign(pd.Series(row)) == -1
+    assert verdicts.sign(pd.Series(row | {"difference": 0.05})) == 1
+    for p in (0.05, 0.2, float("nan")):
+        assert verdicts.sign(pd.Series(row | {"p_holm": p})) == 0
+
+
+def test_the_absolute_value_of_a_term_that_changes_its_sign_by_hand():
+    # y = -2 with std 0.2, x = 1 with std 0.4, x - y with std 0.6 over three partitions
+    base = pd.Series({"mean": -2.0, "std": 0.2})
+    half = 0.6 * 4.302652729911275 / 3**0.5
+    row = {"mean": 1.0, "std": 0.4, "n": 3, "difference": 3.0, "difference_high": 3.0 + half}
+    # var(x + y) = 2 (0.16 + 0.04) - 0.36 = 0.04; t = -1 / (0.2 / sqrt(3)) = -8.7, p 0.013, times 12
+    assert verdicts._lower_absolute(base, pd.Series(row)) == 0
+    # with a hundredth of the variances t = -87, p 0.00013, times 12 is 0.0016
+    small = {"std": 0.04, "difference_high": 3.0 + half / 10}
+    base["std"] = 0.02
+    assert verdicts._lower_absolute(base, pd.Series(row | small)) == 1
+    far = {"mean": 3.0, "difference": 5.0, "difference_high": 5.0 + half / 10}
+    assert verdicts._lower_absolute(base, pd.Series(row | small | far)) == -1
+
+
+def test_the_numbers_of_the_summary_are_those_of_the_files():
+    """Differences with their intervals, in points, wherever the row has one for a setting."""
+
+    def shown(study: str, table: str, label: str, factor: int = 1) -> str:
+        row = verdicts.numbers(study, table).loc[label]
+        ends = sorted(100 * factor * row[name] for name in ("difference_low", "difference_high"))
+        low, high = (f"{end:.1f}" for end in ends)
+        return f"{100 * factor * row['difference']:+.1f} [{low}, {high}]"
+
+    score, evidence = verdicts.SCORE, [evidence for _, evidence in summary().values()]
+    own = [shown(f"methods_{s}", score, "fedld") for s in verdicts.SITES]
+    own.append(shown("methods_covid_sites", "auc_last10", "fedld"))
+    assert [text for text in own if text not in evidence[0]] == []
+    best = [shown(f"methods_{s}", f"fedld_{score}", "fedgh", -1) for s in verdicts.SITES]
+    assert [text for text in best if text not in evidence[1]] == []
+    uniform = [shown(f"weights_{s}", score, verdicts.UNIFORM) for s in verdicts.MAIN]
+    assert [text for text in uniform if text not in evidence[2]] == []
+    many = [shown(f"methods_{s}", score, "fedld") for s in verdicts.CLIENTS]
+    assert [text for text in many if text not in evidence[3]] == []
+    for place, label in ((4, verdicts.MARGIN), (5, verdicts.PRINCIPAL)):
+        alone = [shown(f"table2_{s}", score, label) for s in verdicts.MAIN]
+        assert [text for text in alone if text not in evidence[place]] == []
+    whole = ("full_fundus_clients", "full_fundus_sites", "lora_fundus_clients")
+    deep = [shown(study, "balanced_accuracy_final", "fedld") for study in whole]
+    assert [text for text in deep if text not in evidence[-1]] == []
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_the_absolute_aggregation_losses_of_the_page(part):
+    text = PAGE.partition("**Claim: principal aggregation lowers the aggregation loss.**")[2]
+    text = re.sub(r"\s+", " ", text.partition("It is no gain")[0])
+    for setting in verdicts.MAIN:
+        table = f"decomposition_mean_{part}_cohort"
+        frame = verdicts.numbers(f"parts_{setting}", table, "aggregation_loss")
+        ours, theirs = (frame.loc[k, "mean"] for k in (verdicts.PRINCIPAL, "fedavg"))
+        assert f"{abs(theirs):.2f} to {abs(ours):.2f}" in text
+        last = verdicts.numbers(f"parts_{setting}", table.replace("mean", "last"))
+        last = last[last["column"] == "aggregation_loss"].loc[verdicts.PRINCIPAL]
+        assert verdicts.sign(last) == 0
+
+
+def test_shares_and_sizes_of_the_page():
+    shares, needed = [], []
+    for setting in verdicts.MAIN:
+        frame = verdicts.numbers(f"methods_{setting}", f"{verdicts.SCORE}_variance")
+        between, within = frame["difference_var_between"], frame["difference_var_within"]
+        shares.append(100 * (between / (between + within)).median())
+        std = 100 * ((between + within / 2) ** 0.5).median()
+        sizes = range(2, 400)
+        needed.append(next(n for n in sizes if units.detectable(std, n, 0.05 / 3) <= 1))
+    assert f"{min(shares):.0f} to {max(shares):.0f} %, because" in PAGE
+    assert f"{10 * (min(needed) // 10)} to {10 * (max(needed) // 10)} partitions" in PAGE
+
+
+def test_chosen_rates_at_the_edges_of_their_grids():
+    chosen = pd.read_csv(STUDY / "results" / "chosen.csv")
+    chosen["rate"] = chosen["candidate"].str.extract(r"train\.lr=([\d.]+)")[0].astype(float)
+    whole = chosen["setting"].str.startswith(("full", "lora"))
+    rates = chosen[chosen["chosen"] & ~whole]["rate"]
+    edges = [(rates == edge).sum() for edge in (0.03, 0.0003)]
+    assert f"Of {len(rates)} chosen learning rates {edges[0]} are 0.03 and {edges[1]} are" in PAGE
+    fedavg = chosen[whole & (chosen["row"] == "fedavg")]
+    assert dict(fedavg[fedavg["chosen"]][["setting", "rate"]].to_numpy()) == {
+        "full_fundus_clients": 0.001, "full_fundus_sites": 0.001, "lora_fundus_clients": 0.01,
+    }  # fmt: skip
+    assert set(fedavg["rate"]) == {0.001, 0.003, 0.01}
 
 
 def test_every_picture_and_file_that_is_named_is_there():

@@ -126,7 +126,10 @@ def test_the_forms(text, meaning):
     assert parse(text) == meaning
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "lora(0)", "lora(8, 0)", "lora()", "lora(1.5)", "x("])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,,b", "lora(0)", "lora(8, 0)", "lora()", "lora(1.5)", "x("],
+)
 def test_other_texts_are_refused_by_the_key(text):
     with pytest.raises(ConfigError, match=r"given; must be all, head, norm, lora\(rank\)"):
         RunConfig(model={"trainable": text})
@@ -166,11 +169,17 @@ def test_norm_is_the_normalisation_layers_their_statistics_and_the_head():
         (replace(CNN, name="mlp", norm="batch"), "norm", r"no normalisation layers"),
         (replace(CNN, name="logistic"), "lora(2)", r"no linear or attention layer beside its head"),
         (replace(CNN, name=f"{__name__}:bare"), "head", r"no module 'head'"),
+        (replace(CNN, name="mlp"), "lora(999999)", r"rank 999999 is larger than .*; the largest"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused_by_name(spec, trainable, message):
     with pytest.raises(ConfigError, match=message):
         models.build(replace(spec, trainable=trainable), 0)
+
+
+def test_an_alpha_beyond_all_numbers_is_refused():
+    with pytest.raises(ValueError, match=r"with alpha at most 1e\+09"):
+        parse(f"lora(1, {'9' * 400})")
 
 
 def bare(num_classes, in_channels, image_size):

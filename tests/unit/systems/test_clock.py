@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.core.rng import generator
-from fedsim.systems.clock import Clock, LocalSchedule, Participation, Series, wire_bytes
+from fedsim.systems.clock import BOUNDS, Clock, LocalSchedule, Participation, Series, wire_bytes
 from fedsim.systems.distributions import Distribution, constant, normalised, parse, parse_within
 
 # distributions
@@ -50,8 +50,23 @@ def test_bounds_are_checked_for_every_number_that_can_come():
             parse_within(text, *positive)
     with pytest.raises(ValueError, match=r"must be above 0$"):
         parse_within(0, *positive)
-    with pytest.raises(ValueError, match=r"must be from 0 to 1, this goes from .* to inf$"):
+    with pytest.raises(ValueError, match=r"must be from 0 to 1, this goes from 8.*e-08 to 120260$"):
         parse_within("lognormal(0.1, 1)", 0, 1, "from 0 to 1")
+
+
+@pytest.mark.parametrize(
+    "text", ["lognormal(1e308, 1e308)", "lognormal(1, 1e308)", "lognormal(1e-308, 1)", "1e308"]
+)
+def test_a_speed_whose_reciprocal_is_no_number_is_refused(text):
+    with pytest.raises(ValueError, match=r"must be above 0 \(1e-100 to 1e100\)"):
+        parse_within(text, *BOUNDS["samples_per_second"])
+
+
+def test_no_draw_is_outside_of_the_bounds():
+    law, rng = parse("lognormal(100, 0.5)"), np.random.default_rng(0)
+    found = [law.draw(lambda: rng) for _ in range(1000)]
+    low, high = law.bounds
+    assert 0 < low < min(found) < max(found) < high < 110_000
 
 
 def test_a_configuration_holds_numbers_as_numbers():

@@ -13,7 +13,7 @@ import pytest
 from fedsim.config import experiments, search
 from fedsim.config.resolve import from_flags, load_config
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError, FedsimError, StoreError
+from fedsim.core.errors import ConfigError, DataError, FedsimError
 from fedsim.engine.drivers import Event, Failed
 from fedsim.storage import trials
 from fedsim.storage.trials import best
@@ -31,7 +31,7 @@ SEEDS = FILE + "grid: {seed: [3, 4]}\n"
 
 
 def plan_of(
-    text: str = FILE, *sets: str, searched: tuple[str, ...] = (), **given: str
+    text: str = FILE, *sets: str, searched: tuple[str, ...] = (), **given: str | int
 ) -> searches.Plan:
     options = {"by": "val_accuracy"} | given
     return searches.make_plan(
@@ -254,6 +254,109 @@ def test_a_grid_is_all_combinations_and_no_more(tmp_path: Path) -> None:
     assert rows == [(lr, n) for lr in (0.1, 0.2) for n in (1, 2, 3)]
 
 
+def test_the_combinations_of_a_grid_are_those_of_loops() -> None:
+    text = FILE.replace("loguniform(0.0001, 10)", "choice(0.3, 0.1)")
+    text += "  train.local_epochs: int(2, 4)\n"
+    study = plan_of(text, sampler="grid").study
+    points = [study.propose(number, []).params for number in range(study.size or 0)]
+    assert [tuple(point.values()) for point in points] == [
+        (lr, epochs) for lr in (0.3, 0.1) for epochs in (2, 3, 4)
+    ]
+
+
+def test_a_grid_without_end_is_counted_and_not_made() -> None:
+    text = FILE.replace(
+        "train.lr: loguniform(0.0001, 10)", "train.local_epochs: int(1, 1000000000)"
+    )
+    assert plan_of(text, sampler="grid", count=3).count == 3
+    with pytest.raises(ConfigError, match=r"--sampler grid: 1,000,000,000 trials of 1 run"):
+        plan_of(text, sampler="grid")
+
+
+def test_seeds_count_among_the_runs_of_a_search() -> None:
+    assert plan_of(SEEDS, count=5000).count == 5000
+    with pytest.raises(ConfigError, match=r"--trials: 5,001 trials of 2 runs; .* at most 10,000"):
+        plan_of(SEEDS, count=5001)
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "wanted"),
+    [
+        ('"state": "complete"', '"state": "pruned"', "line 2: is no trial .it was changed"),
+        ('"value": 0', '"value": 1', "line 2: is no trial .it was changed"),
+        ('"number": 1', '"number": 0', "line 2: is no trial"),
+        ('"train.lr": ', '"train.lr": 1', "line 2: is no trial .it was changed"),
+    ],
+)
+def test_trials_that_were_changed_are_refused(
+    tmp_path: Path, was: str, now: str, wanted: str
+) -> None:
+    searched(tmp_path, plan_of(pruner="none"), Planted(), 3)
+    file = tmp_path / "trials.jsonl"
+    first, second, *rest = file.read_text().splitlines(keepends=True)
+    assert was in second
+    file.write_text("".join([first, second.replace(was, now), *rest]))
+    with pytest.raises(DataError, match=wanted):
+        tune.Tuning(plan_of(pruner="none"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"state": "great"}, "state is 'great'"),
+        ({"value": None}, "a complete trial with the value None"),
+        ({"value": float("nan")}, "value is nan"),
+        ({"value": "0.5"}, "value is '0.5'"),
+        ({"number": -1}, "number is -1"),
+        ({"number": 10**30}, f"number is {10**30}"),
+        ({"number": True}, "number is True"),
+        ({"params": [1]}, r"params is \[1\]"),
+        ({"reports": {"a": 1}}, "invalid literal"),
+        ({"params": {"train.lr": 77}}, "settings that the search cannot have tried, train.lr=77"),
+        ({"params": {"train.momentum": 0.5}}, "settings that the search cannot have tried"),
+        ({"value": 0.99}, "trial 1 has val_accuracy 0.99, and its runs 0"),
+    ],
+)
+def test_so_are_those_of_earlier_versions_that_cannot_be(
+    tmp_path: Path, change: dict[str, object], wanted: str
+) -> None:
+    searched(tmp_path, plan_of(pruner="none"), Planted(), 3)
+    file = tmp_path / "trials.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        del line["sha256"]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tune.Tuning(plan_of(pruner="none"), tmp_path)
+    lines[1] |= change
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(DataError, match=wanted):
+        tune.Tuning(plan_of(pruner="none"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"ahead": value} for value in (0, -5, "x", None, 10**30, 1.5, True)),
+        *({"trials": value} for value in (0, "x", 10**30)),
+        *({"settings": 3}, {"search": []}, {"seeds": {}}, {"by": 1}, {"sampler": None}),
+    ],
+    ids=repr,
+)
+def test_a_study_that_was_changed_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    searched(tmp_path, plan_of(), Planted(), 1)
+    file = tmp_path / "study.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    (key,) = change
+    with pytest.raises(DataError, match=rf"study.json: is not the file of a search .{key} is "):
+        tune.Tuning(plan_of(), tmp_path)
+
+
+def test_a_study_of_200000_brackets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("[" * 200_000)
+    with pytest.raises(DataError, match=r"study.json: is not valid JSON .more than 32 levels"):
+        tune.Tuning(plan_of(), tmp_path)
+
+
 def test_a_grid_over_real_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"search.yaml:5 .*--sampler grid needs choice"):
         plan_of(sampler="grid")
@@ -343,7 +446,7 @@ def test_a_line_that_was_being_written_is_cut_off(tmp_path: Path) -> None:
     searched(tmp_path, plan_of(), Planted(), 3)
     assert file.read_text() == whole
     file.write_text(whole.replace('"number": 1', '"number": 1, "other": 2'))
-    with pytest.raises(StoreError, match=r"trials.jsonl, line 2: is no trial"):
+    with pytest.raises(DataError, match=r"trials.jsonl, line 2: is no trial"):
         trials.read(tmp_path)
     assert [json.loads(line)["number"] for line in whole.splitlines()] == [0, 1, 2]
     shutil.rmtree(tmp_path)

@@ -169,7 +169,7 @@ def test_without_the_package_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     done = CliRunner().invoke(main, ["partition", "-d", f"hf:{tmp_path}"])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "pip install 'fedsim[datasets]'" in done.stderr
+    assert "pip install 'fedsim-ray[datasets]'" in done.stderr
 
 
 # The settings
@@ -238,7 +238,7 @@ def test_columns_of_a_data_set_without_named_ones_are_refused():
 @pytest.fixture(scope="module")
 def datasets() -> Any:
     """The package, with its progress bars off."""
-    package = pytest.importorskip("datasets", reason="needs pip install 'fedsim[datasets]'")
+    package = pytest.importorskip("datasets", reason="needs pip install 'fedsim-ray[datasets]'")
     package.disable_progress_bars()
     return package
 

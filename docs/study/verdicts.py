@@ -1,0 +1,155 @@
+"""The verdicts of docs/RESULTS.md, computed from the files in docs/study/results.
+
+    python docs/study/verdicts.py
+
+In one setting a claim is confirmed (1) where the difference is significant and has the sign of the
+claim, refuted (-1) where it is significant and has the other sign, and not decidable (0) where it
+is not significant. p values have Holm's correction within their table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+RESULTS = Path(__file__).parent / "results"
+LEVEL = 0.05
+SCORE = "balanced_accuracy_last10"
+MAIN = ("fundus_clients", "fundus_sites", "covid_sites")
+SITES = ("covid_sites", "fundus_sites", "retina_few")
+CLIENTS = ("fundus_clients", "covid_clients", "retina_clients")
+SETTINGS = (*SITES, *CLIENTS)
+UNIFORM = "fedld, fedld.weights=uniform"
+MARGIN, PRINCIPAL = "fedld, server=fedavg", "fedld, margin=none"
+"""Labels of FedLD with one of its components alone."""
+
+
+def numbers(study: str, table: str, column: str | None = None) -> pd.DataFrame:
+    """The rows of a table of a study, by label."""
+    frame = pd.read_csv(RESULTS / study / "tables.csv")
+    frame = frame[frame["table"] == table]
+    return (frame if column is None else frame[frame["column"] == column]).set_index("label")
+
+
+def sign(row: pd.Series) -> int:
+    """1 or -1 for a significant difference, by its sign, else 0."""
+    return 0 if not row["p_holm"] < LEVEL else 1 if row["difference"] > 0 else -1
+
+
+def above(label: str, studies: Sequence[str], table: str = SCORE) -> list[int]:
+    """Of each study: is the method above its baseline?"""
+    return [sign(numbers(study, table).loc[label]) for study in studies]
+
+
+def best(studies: Sequence[str], table: str = f"fedld_{SCORE}") -> list[int]:
+    """Of each study: is FedLD, the table's baseline, above all other methods of the table?"""
+    found = []
+    for study in studies:
+        others = [-sign(row) for label, row in numbers(study, table).iterrows() if label != "fedld"]
+        found.append(-1 if -1 in others else int(all(others)))
+    return found
+
+
+def lower(label: str, term: str, part: str, *, absolute: bool = False) -> list[int]:
+    """Of each main setting: does a method lower a term of FedAvg's loss, mean over the rounds?"""
+    found = []
+    for setting in MAIN:
+        frame = numbers(f"parts_{setting}", f"decomposition_mean_{part}_cohort", term)
+        if absolute:
+            found.append(_lower_absolute(frame.loc["fedavg"], frame.loc[label]))
+        else:
+            found.append(-sign(frame.loc[label]))
+    return found
+
+
+def _lower_absolute(baseline: pd.Series, row: pd.Series) -> int:
+    """Whether the absolute value of the mean of a term, negative for the baseline, is lower.
+
+    Where both means x and y are negative, |x| - |y| is y - x, the difference of the table. Where
+    x is positive it is x + y, whose variance over the n partitions follows from those of the table:
+    var(x + y) = 2 var(x) + 2 var(y) - var(x - y). Its p value is multiplied by 12, the number of
+    comparisons of the table, which is no less than Holm's correction.
+    """
+    if row["mean"] <= 0:
+        return sign(row)
+    n = row["n"]
+    half = row["difference_high"] - row["difference"]
+    of_difference = n * (half / stats.t.ppf(0.975, n - 1)) ** 2
+    variance = 2 * (row["std"] ** 2 + baseline["std"] ** 2) - of_difference
+    t = (row["mean"] + baseline["mean"]) / (variance / n) ** 0.5
+    p = 12 * 2 * stats.t.sf(abs(t), n - 1)
+    return 0 if p >= LEVEL else 1 if t < 0 else -1
+
+
+def named(settings: Sequence[str], kind: str = "methods") -> list[str]:
+    """The studies of the settings."""
+    return [f"{kind}_{setting}" for setting in settings]
+
+
+def differing(labels: str) -> list[int]:
+    """Of each main setting: does any variant of FedLD differ from it?"""
+    found = []
+    for setting in MAIN:
+        frame = numbers(f"variants_{setting}", SCORE)
+        own = frame[frame.index.str.contains(labels) & frame.index.str.startswith("fedld")]
+        found.append(int(any(sign(row) for _, row in own.iterrows())))
+    return found
+
+
+def phrase(signs: Sequence[int], control: Sequence[int] | None = None) -> str:
+    """``confirmed in 1 setting of 3, not decidable in 2``.
+
+    A claim that no setting confirms both by itself and in its control is not confirmed.
+    """
+    counts = {"confirmed": signs.count(1), "refuted": signs.count(-1)}
+    counts["not decidable"] = signs.count(0)
+    if (
+        control is not None
+        and counts["confirmed"]
+        and (1, 1) not in zip(signs, control, strict=True)
+    ):
+        return "not confirmed"
+    said = [(word, count) for word, count in counts.items() if count]
+    if said == [("not decidable", len(signs))]:
+        return "not decidable"
+    texts = [f"{word} in {count}" for word, count in said]
+    texts[0] += f" setting{'s' * (said[0][1] != 1)} of {len(signs)}"
+    return ", ".join(texts)
+
+
+def verdicts() -> dict[str, str]:
+    """The verdict of each row of the page's summary, by the first words of the claim."""
+    table2, parts = named(MAIN, "table2"), named(MAIN, "parts")
+    whole = ["full_fundus_clients", "full_fundus_sites", "lora_fundus_clients"]
+    absolute = [
+        lower(PRINCIPAL, "aggregation_loss", part, absolute=True) for part in ("train", "test")
+    ]
+    shift = [lower(MARGIN, "shift_loss", part) for part in ("train", "test")]
+    first = [-s for s in above("fedavg", named(SITES), f"fedld_{SCORE}")]
+    return {
+        "FedLD is above FedAvg with one client per site": phrase(first),
+        "FedLD is the best of six with one client per site": phrase(best(named(SITES))),
+        "It is so because of how FedLD aggregates": phrase(above(UNIFORM, named(MAIN, "weights"))),
+        "FedLD is the best of six with 50 clients": phrase(best(named(CLIENTS))),
+        "Margin control alone helps": phrase(above(MARGIN, table2), above(MARGIN, parts)),
+        "Principal aggregation alone helps": phrase(
+            above(PRINCIPAL, table2), above(PRINCIPAL, parts)
+        ),
+        "Both together are best": phrase(best(table2)),
+        "Margin control lowers the shift loss": phrase(*shift),
+        "Principal aggregation lowers the aggregation loss": phrase(*absolute),
+        "Orientation matters": phrase(differing("reference_")),
+        "Keep or norm matters": phrase(differing("orientation=none")),
+        "Methods differ on a pretrained backbone": phrase(above("scaffold", named(SETTINGS))),
+        "Training the whole network puts FedLD ahead": phrase(
+            above("fedld", whole, "balanced_accuracy_final")
+        ),
+    }
+
+
+if __name__ == "__main__":
+    for claim, word in verdicts().items():
+        print(f"{claim}: {word}")  # noqa: T201

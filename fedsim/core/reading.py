@@ -1,0 +1,87 @@
+"""Files and texts that somebody else wrote: opened only if they are regular, read with a bound."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 2**28
+"""Of a file that is read as a whole: 256 MiB."""
+MOST_LEVELS = 32
+"""Of lists and objects in each other; what fedsim writes has six at most."""
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def regular(path: Path) -> Path:
+    """The path; to read a pipe, a socket or a device may never end, so that it is refused.
+
+    What is missing or a folder passes: whoever opens it says so.
+
+    Raises:
+        OSError: it is one of these.
+    """
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (OSError, ValueError):
+        return path
+    if kind in _KINDS:
+        raise OSError(errno.EINVAL, f"{_KINDS[kind]}, not a regular file", str(path))
+    return path
+
+
+def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The content of a regular file of at most ``most`` bytes.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is larger.
+    """
+    with regular(path).open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            reason = f"{size:,} bytes, at most {most:,} are read"
+            raise OSError(errno.EFBIG, reason, str(path))
+        return file.read()
+
+
+def read_text(path: Path, most: int = MOST_BYTES) -> str:
+    """As :func:`read_bytes`, as text with "\\n" at line ends.
+
+    Raises:
+        OSError: as :func:`read_bytes`.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    text = read_bytes(path, most).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a text of JSON holds.
+
+    Raises:
+        ValueError: it is none, or has more than :data:`MOST_LEVELS` levels.
+    """
+    deep = f"more than {MOST_LEVELS} levels of lists and objects"
+    try:
+        found = json.loads(text)
+    except RecursionError:
+        raise ValueError(deep) from None
+    level = [found]
+    for _ in range(MOST_LEVELS + 1):
+        level = [item for each in level for item in _items(each)]
+        if not level:
+            return found
+    raise ValueError(deep)
+
+
+def _items(value: object) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
