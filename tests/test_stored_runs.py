@@ -154,7 +154,7 @@ def test_a_stored_model_predicts_and_is_a_start(name: str, stored: Path) -> None
     last = pd.read_csv(run / "rounds.csv")["test_accuracy"].iloc[-1]
     assert (rows["label"] == rows["prediction"]).mean() == pytest.approx(last, abs=0.01)
     setup = prepare(wanted(model=WANTED["model"] | {"weights": str(run)}))
-    assert not setup.drawn
+    assert not setup.start.drawn
     assert not np.array_equal(setup.initial, prepare(wanted()).initial)
 
 

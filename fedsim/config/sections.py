@@ -226,8 +226,8 @@ class ModelConfig(Section):
     """Start from published weights (ImageNet's, or those of timm and torchvision); an error if they
     cannot be had."""
     weights: str | None = None
-    """Start weights: a file, or the directory of a finished run; a head that does not fit is drawn
-    anew."""
+    """Start weights: a file, or the directory of a finished run; a head of another shape, or for
+    other classes, is drawn anew."""
     projection: int = Field(0, ge=0, le=2**20)
     """Width of a projection head (linear, ReLU, linear) between features and classifier; 0:
     none."""

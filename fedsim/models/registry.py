@@ -4,8 +4,8 @@ A worker that will load a given vector anyway should build without start weights
 (``spec.without_weights``): nothing is read or downloaded.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from fedsim.models import leaf, libraries, vision, weights
 from fedsim.models.catalogue import CATALOGUE, LIBRARIES, Entry
 from fedsim.models.frozen import frozen_tensors
 from fedsim.models.trainable import ALL
+from fedsim.models.weights import Loaded
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,11 @@ class Built:
 
     Args:
         model: in training mode on the CPU.
-        drawn: names of the head's tensors that the start weights did not fit, so that they are
-            random.
+        start: what became of the start weights.
     """
 
     model: nn.Module
-    drawn: tuple[str, ...] = ()
+    start: Loaded = field(default_factory=Loaded)
 
 
 def build(
@@ -43,7 +43,10 @@ def build(
 
 
 def start(
-    spec: ModelSpec, seed: int, adapt: Callable[[nn.Module], nn.Module] | None = None
+    spec: ModelSpec,
+    seed: int,
+    adapt: Callable[[nn.Module], nn.Module] | None = None,
+    classes: Sequence[str] = (),
 ) -> Built:
     """The model of ``spec``; its weights depend on ``spec`` and ``seed`` alone.
 
@@ -59,6 +62,7 @@ def start(
         spec: name, sizes, kind of input, norm, start weights and projection head.
         seed: the run's seed; the stream is "model".
         adapt: a method's change of the model, after the start weights are there.
+        classes: names of the data's classes, which the head of start weights must have.
 
     Returns:
         The model: images (B, channels, H, W) or features (B, d) float32, or tokens (B, T) int64 ->
@@ -81,7 +85,7 @@ def start(
             model = getattr(module, spec.name)(*sizes)
         if spec.norm == "group":
             vision.with_group_norm(model)
-        drawn = weights.load(model, spec)
+        loaded = weights.load(model, spec, classes)
         if spec.projection:
             vision.with_projection(model, spec.projection, f"model.name={spec.name}")
         frozen = frozen_tensors(model, spec)
@@ -91,7 +95,7 @@ def start(
             model = adapt(model)
             if spec.trainable != ALL:
                 freeze(model, frozen)  # again: names may have changed
-        return Built(model, drawn)
+        return Built(model, loaded)
 
 
 def find(spec: ModelSpec) -> Entry:

@@ -1,13 +1,17 @@
 """Start weights: by download, from a file or from a run; never a silent random start."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.reading import parse_json
@@ -23,24 +27,113 @@ _IMAGENET = ("resnet18", "resnet50")
 """The models for which torchvision publishes ImageNet weights."""
 
 
-def load(model: nn.Module, spec: ModelSpec) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Loaded:
+    """What became of start weights.
+
+    Args:
+        drawn: names of the head's tensors that stay as drawn, since the weights have none that fit.
+        notes: lines that the user should read.
+    """
+
+    drawn: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def load(model: nn.Module, spec: ModelSpec, classes: Sequence[str] = ()) -> Loaded:
     """Overwrites ``model``'s random start by the weights that ``spec`` asks for, in place.
 
     ``spec.weights``, a file or a run, comes before ``spec.pretrained``; with neither nothing
-    happens.
+    happens. The head fits where it has the same shape and, as far as the file says, the same
+    classes in the same order; otherwise it stays as drawn.
 
-    Returns:
-        The names of the head's tensors where they stay as drawn, since the weights have none that
-        fit.
+    Args:
+        model: the network.
+        spec: of it.
+        classes: names of the data's classes; none: not known.
 
     Raises:
         ConfigError: the weights cannot be had, or other tensors do not fit the model.
     """
-    if spec.weights is not None:
-        return _copy(read(spec.weights), model, f"model.weights={spec.weights}")
-    if spec.pretrained:
-        return _copy(_download(spec), model, f"model.pretrained=true, model.name={spec.name}")
-    return ()
+    if spec.weights is None and not spec.pretrained:
+        return Loaded()
+    if spec.weights is None:
+        origin, key = f"model.pretrained=true, model.name={spec.name}", "model.pretrained"
+        given, source = _download(spec), Source()
+    else:
+        origin, key = f"model.weights={spec.weights}", "model.weights"
+        given, source = read(spec.weights), Source.of(file_of(spec.weights))
+    other = source.classes and classes and source.classes != tuple(classes)
+    drawn = _copy(given, model, origin, with_head=not other)
+    notes = []
+    if drawn:
+        reason = f"{key} has no head of this shape"
+        if other and len(source.classes) == len(classes):
+            reason = source.first_other(classes)
+        notes.append(f"{' and '.join(drawn)} initialised at random: {reason}")
+    elif other:
+        raise ConfigError(
+            f"{origin}: {source.first_other(classes)}, and the model has no module 'head' to be "
+            "initialised anew; to take all tensors as they are give a file FILE.pt: "
+            "torch.save(fedsim.load_model(RUN).state_dict(), FILE.pt)"
+        )
+    if source.model not in (None, spec.name):
+        notes.append(
+            f"{key} is of the model {source.model}; its tensors have the names and shapes of "
+            f"{spec.name}, which may compute something else with them"
+        )
+    return Loaded(drawn, tuple(notes))
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a file of weights says of the network that it is of.
+
+    Args:
+        model: its name; None: unknown.
+        classes: their names in order; none: unknown.
+    """
+
+    model: str | None = None
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, file: Path) -> "Source":
+        """That of a file, or of the run that it lies in; other programs' metadata do not count."""
+        said = _metadata(file) if file.suffix == ".safetensors" else {}
+        if not {"model", "classes"} <= said.keys():
+            beside = file.with_name("env.json")  # where earlier versions named the classes
+            if file.name != MODEL or not beside.is_file():
+                return cls()
+            with files.reading(beside):
+                known = _json(beside.read_bytes())
+            return cls(None, _names(known.get("classes")) if isinstance(known, dict) else ())
+        model = _json(said["model"])
+        name = model.get("name") if isinstance(model, dict) else None
+        return cls(str(name) if name else None, _names(_json(said["classes"])))
+
+    def first_other(self, classes: Sequence[str]) -> str:
+        """The first class that is another one than in the data."""
+        pairs = enumerate(zip_longest(self.classes, classes))
+        number, (own, given) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        return f"class {number} is {own!r} in the weights' data and {given!r} in these"
+
+
+def _names(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _json(text: str | bytes) -> Any:
+    """The value; None where the text is no JSON."""
+    try:
+        return parse_json(text)
+    except ValueError:
+        return None
+
+
+def _metadata(file: Path) -> dict[str, str]:
+    with safetensors.safe_open(file, framework="pt") as opened:
+        return opened.metadata() or {}
 
 
 def file_of(path: str) -> Path:
@@ -97,9 +190,7 @@ def read(path: str) -> dict[str, Tensor]:
 
 def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     """The tensors; adapters that a run trained are added to its weights."""
-    found = safetensors.torch.load_file(file)
-    with safetensors.safe_open(file, framework="pt") as opened:
-        said = opened.metadata() or {}
+    found, said = safetensors.torch.load_file(file), _metadata(file)
     why = said.get(UNTRAINED)
     if why is None and file.name == MODEL and _clients_keep_all(file.with_name(CLIENTS), found):
         why = f"since all tensors are the clients' own, see {CLIENTS}"  # of earlier versions
@@ -148,24 +239,31 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
     return state
 
 
-def _copy(given: Mapping[str, Tensor], model: nn.Module, origin: str) -> tuple[str, ...]:
+def _copy(
+    given: Mapping[str, Tensor], model: nn.Module, origin: str, with_head: bool
+) -> tuple[str, ...]:
     """Copies ``given`` into ``model``: all tensors but integer counters, and all must match.
 
     Names may be the library's (``conv1.weight``, ``fc.weight``) or the model's own. A head that is
-    missing or of another shape stays as it is, and its tensors are returned. A first convolution
-    for three colours fits a grey image by the sum over the colours: the same output as for the
-    image repeated.
+    missing or of another shape, or not wanted, stays as it is, and its tensors are returned. A
+    first convolution for three colours fits a grey image by the sum over the colours: the same
+    output as for the image repeated.
     """
     own = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
     classifier = getattr(model, "classifier", SplitModel.classifier)
-    new = {
-        _own_name(key, own, classifier): value
-        for key, value in given.items()
-        if value.is_floating_point()
-    }
+    new: dict[str, Tensor] = {}
+    names: dict[str, str] = {}
+    for key, value in given.items():
+        if value.is_floating_point():
+            name = _own_name(key, own, classifier)
+            if name in new:
+                raise ConfigError(
+                    f"{origin}: {names[name]} and {key} are both tensors for {name}; leave one out"
+                )
+            new[name], names[name] = value, key
     head = [key for key in own if key.startswith("head.")]
     there = [key for key in head if key in new]
-    fits = bool(there) and all(new[key].shape == own[key].shape for key in there)
+    fits = with_head and there and all(new[key].shape == own[key].shape for key in there)
     drawn = () if fits else tuple(head)
     own = {key: value for key, value in own.items() if key not in drawn}
     new = {key: value for key, value in new.items() if key not in drawn}
@@ -196,5 +294,5 @@ def _own_name(key: str, own: Mapping[str, Tensor], classifier: str) -> str:
     return name if name in own and key not in own else key
 
 
-def _few(keys: list[str]) -> str:
+def _few(keys: Sequence[str]) -> str:
     return ", ".join(keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")

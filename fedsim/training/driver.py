@@ -39,7 +39,7 @@ from fedsim.storage.run_dir import (
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe
+from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
@@ -364,6 +364,9 @@ def resume(
         store.check_diagnostics(position.tables)
         followers = _followers([*_trackers(store.path, callbacks), *callbacks], progress)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
+            known = describe(setup)
+            if position.rounds and (others := other_versions(before, known)) is not None:
+                logger.warning("%s: %s", store.path, others)
             store.remove_unfinished()
             store.truncate_tables(position.tables)
             loop = TrainingLoop(
@@ -371,7 +374,7 @@ def resume(
                 executor=executor,
                 store=store,
                 checkpoints=checkpoints,
-                environment=describe(setup) | {"after_round": position.rounds},
+                environment=known | {"after_round": position.rounds},
                 callbacks=followers,
                 begun=begun - position.seconds,
                 position=position,
@@ -417,11 +420,7 @@ def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | No
 def _notes(setup: Setup) -> tuple[str, ...]:
     """What a run says of its data and its model before it begins."""
     group = setup.config.data.group or "none"
-    notes = [patients.described(setup.dataset, setup.partition, group)]
-    if setup.drawn:
-        origin = "model.pretrained" if setup.model.weights is None else "model.weights"
-        names = " and ".join(setup.drawn)
-        notes.append(f"{names} initialised at random: {origin} has no head of this shape")
+    notes = [patients.described(setup.dataset, setup.partition, group), *setup.start.notes]
     if setup.partition.held_out:
         notes.append(f"held out from training: {named(setup.partition.held_out)}")
     if setup.frozen:

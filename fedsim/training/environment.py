@@ -28,8 +28,8 @@ def describe(setup: Setup) -> dict[str, object]:
         known["heldout_clients"] = list(setup.partition.held_out)
     if setup.model.weights is not None:
         known["weights_sha256"] = files.sha256(weights.file_of(setup.model.weights))
-    if setup.drawn:
-        known["head_drawn_anew"] = list(setup.drawn)
+    if setup.start.drawn:
+        known["head_drawn_anew"] = list(setup.start.drawn)
     if setup.frozen:
         known["frozen_sha256"] = _frozen_sha256(setup)
     if setup.config.clock.trace is not None:
@@ -85,3 +85,28 @@ def _frozen_sha256(setup: Setup) -> str:
         found.update(name.encode())
         found.update(np.ascontiguousarray(array).data)
     return found.hexdigest()
+
+
+NUMERICAL = ("torch", "numpy")
+"""Packages whose versions may change the last digits of results."""
+
+
+def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A line on the packages that were others when the run last went on; None where none was.
+
+    Args:
+        before: env.json of a run that is resumed.
+        now: what it will say of the part that follows.
+    """
+    parts = before.get("resumed", [])
+    last = parts[-1] if isinstance(parts, list) and parts else before
+    old = last.get("packages") if isinstance(last, Mapping) else None
+    new = now["packages"]
+    changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
+    if not changed or not isinstance(old, Mapping):
+        return None
+    were, are = (", ".join(f"{p} {versions[p]}" for p in changed) for versions in (old, new))
+    return (
+        f"the rounds so far were done with {were}, those that follow with {are}: the last digits "
+        "may differ from those of a run without interruption"
+    )

@@ -104,12 +104,14 @@ class Description:
         classes: their names.
         mean: of images, per channel, of values in 0..1.
         std: of images, per channel, of values in 0..1.
+        algorithm: the run's method.
     """
 
     model: ModelSpec | None = None
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    algorithm: str | None = None
 
     @classmethod
     def of(cls, setup: Setup) -> Description:
@@ -131,10 +133,29 @@ class Description:
             return cls()
         try:
             model = ModelSpec(**parse_json(said["model"]))
-            lists = [tuple(parse_json(said[name])) for name in ("classes", "mean", "std")]
+            lists = {name: tuple(parse_json(said[name])) for name in ("classes", "mean", "std")}
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
-        return cls(model, *lists)
+        return cls(model, algorithm=said.get("algorithm"), **lists)
+
+    def check(self, run: Path, config: RunConfig) -> None:
+        """Refuses a config.yaml that was edited since and names another network or method.
+
+        Raises:
+            ConfigError: names the key and both values.
+        """
+        if self.model is None:
+            return
+        wanted = {"algorithm": (config.algorithm, self.algorithm or config.algorithm)}
+        wanted["model.name"] = config.model_name, self.model.name
+        for leaf in ("norm", "projection", "trainable"):
+            wanted[f"model.{leaf}"] = getattr(config.model, leaf), getattr(self.model, leaf)
+        for key, (given, trained) in wanted.items():
+            if given != trained:
+                raise ConfigError(
+                    f"{run / 'config.yaml'} ({key}): {given!r} given, but the model of the run is "
+                    f"of {trained!r}, as {MODEL} says; put that back"
+                )
 
     def metadata(self) -> dict[str, str]:
         """As texts of JSON."""
@@ -220,6 +241,7 @@ def load_model(run: Path | str, client: int | None = None) -> nn.Module:
         raise StoreError(
             f"{path / MODEL}: does not say what network it belongs to; an older fedsim wrote it"
         )
+    found.check(path, config)
     algorithm = algorithm_of(config)
     model = network(found.model, algorithm, config.seed)
     arrays = tensors.load(path / MODEL)

@@ -218,6 +218,7 @@ def prepared(
     if client is not None:
         check_client(config, client)
     known, environment = Description.read(path), RunStore(path).read_environment()
+    known.check(path, config)
     if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path, environment)

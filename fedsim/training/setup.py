@@ -36,6 +36,7 @@ from fedsim.engine.base import Executor
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
+from fedsim.models.weights import Loaded
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TIMED, TRAITS, Clock, LocalSchedule
 from fedsim.systems.distributions import parse_within
@@ -58,7 +59,7 @@ class Setup:
         cohort_size: m.
         alpha: of the partition, None where it has none.
         stacking: how clients train together, None where they train one by one.
-        drawn: names of the head's tensors that the start weights did not fit.
+        start: what became of the start weights.
         frozen: by name the tensors of the model that ``model.trainable`` leaves out.
         provenance: the user's code, and the data, as digests.
     """
@@ -74,7 +75,7 @@ class Setup:
     alpha: float | None
     clock: Clock = field(default_factory=Clock)
     stacking: Stacking | None = None
-    drawn: tuple[str, ...] = ()
+    start: Loaded = field(default_factory=Loaded)
     frozen: Vectors = field(default_factory=dict)
     provenance: Provenance = field(default_factory=Provenance)
 
@@ -185,7 +186,7 @@ def assemble(
     """
     model, algorithm = _model(config, dataset), algorithm_of(config)
     with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
-        built = models.start(model, config.seed, algorithm.adapt)
+        built = models.start(model, config.seed, algorithm.adapt, dataset.class_names)
         flat = FlatModel(built.model, torch.device("cpu"))
         clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
     bad = not_finite(flat.vector(), flat.layout)
@@ -255,7 +256,7 @@ def assemble(
         alpha=config.data.alpha if kind in partitions.BY_ALPHA else None,
         clock=clock,
         stacking=blocks,
-        drawn=built.drawn,
+        start=built.start,
         frozen=flat.frozen,
         provenance=Provenance(code_of(config), digests),
     )

@@ -130,14 +130,14 @@ def test_files_with_the_names_of_torchvision(tmp_path):
     given = published("mobilenet_v3_small")
     torch.save(given, tmp_path / "w.pt")
     built = models.start(replace(SQUARES, weights=str(tmp_path / "w.pt")), 0)
-    assert built.drawn == ("head.weight", "head.bias")
+    assert built.start.drawn == ("head.weight", "head.bias")
     own = built.model.state_dict()
     for name, value in given.items():
         if not name.startswith("classifier.3."):
             assert torch.equal(own[f"features.{name}"], value), name
     whole = replace(SQUARES, num_classes=1000, weights=str(tmp_path / "w.pt"))
     built = models.start(whole, 0)
-    assert built.drawn == ()
+    assert built.start.drawn == ()
     assert torch.equal(built.model.head.weight, given["classifier.3.weight"])
 
 
@@ -147,7 +147,7 @@ def test_files_with_the_names_of_timm(tmp_path):
     given = timm.create_model("test_convnext").state_dict()
     save_file(given, tmp_path / "w.safetensors")
     built = models.start(replace(spec, weights=str(tmp_path / "w.safetensors")), 0)
-    assert built.drawn == ("head.weight", "head.bias")
+    assert built.start.drawn == ("head.weight", "head.bias")
     own = built.model.state_dict()
     assert torch.equal(own["features.head.norm.weight"], given["head.norm.weight"])
     whole = replace(spec, num_classes=1000, weights=str(tmp_path / "w.safetensors"))
@@ -163,7 +163,7 @@ def test_a_backbone_without_head_fits(tmp_path):
     }
     save_file(given, tmp_path / "w.safetensors")
     built = models.start(replace(SQUARES, weights=str(tmp_path / "w.safetensors")), 0)
-    assert built.drawn == ("head.weight", "head.bias")
+    assert built.start.drawn == ("head.weight", "head.bias")
 
 
 def test_what_does_not_fit_is_listed_with_its_number(tmp_path):
@@ -189,7 +189,7 @@ def test_pretrained_weights_come_through_torchvision(monkeypatch):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
     built = models.start(replace(SQUARES, pretrained=True), 0)
     assert urls == [torchvision.models.MobileNet_V3_Small_Weights.IMAGENET1K_V1.url]
-    assert built.drawn == ("head.weight", "head.bias")
+    assert built.start.drawn == ("head.weight", "head.bias")
     assert torch.equal(
         built.model.state_dict()["features.features.0.0.weight"], given["features.0.0.weight"]
     )
@@ -200,7 +200,7 @@ def test_pretrained_weights_leave_classifiers_in_between_out(monkeypatch):
     given = published("googlenet", init_weights=False)
     assert any(name.startswith("aux1.") for name in given)
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", lambda *_, **__: given)
-    assert models.start(spec, 0).drawn == ("head.weight", "head.bias")
+    assert models.start(spec, 0).start.drawn == ("head.weight", "head.bias")
 
 
 def test_pretrained_weights_come_through_timm(monkeypatch):
@@ -216,7 +216,7 @@ def test_pretrained_weights_come_through_timm(monkeypatch):
     monkeypatch.setattr(timm, "create_model", create_model)
     built = models.start(spec, 0)
     assert asked == [("test_convnext", {"in_chans": 1})]
-    assert built.drawn == ("head.weight", "head.bias")
+    assert built.start.drawn == ("head.weight", "head.bias")
 
 
 def test_pretrained_weights_that_cannot_be_had(monkeypatch):

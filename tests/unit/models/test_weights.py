@@ -10,8 +10,10 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import fedsim
+from fedsim import models
 from fedsim.core.errors import ConfigError
 from fedsim.models import weights
 from fedsim.training.setup import prepare
@@ -26,9 +28,34 @@ def parity(folder):
     return replace(found, y=found.y % 2, class_names=("even", "odd"))
 
 
+def turned(folder):
+    """The same two classes in another order."""
+    found = parity(folder)
+    return replace(found, y=1 - found.y, class_names=("odd", "even"))
+
+
+class Sigmoid(nn.Module):
+    """Tensors named and shaped as those of the model logistic, which give something else."""
+
+    def __init__(self, num_classes, inputs):
+        super().__init__()
+        self.features, self.head = nn.Flatten(), nn.Linear(inputs, num_classes)
+
+    def forward(self, x):
+        return torch.sigmoid(self.head(self.features(x)))
+
+
+def sigmoid(num_classes, in_channels, image_size):
+    return Sigmoid(num_classes, in_channels * image_size**2)
+
+
+def headless(num_classes, in_channels, image_size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))
+
+
 def config(data="parity", model=None, **changes):
     """Two rounds; ``data`` is a function of this file, or of tests.decomposing."""
-    name = f"{__name__}:{data}" if data == "parity" else f"tests.decomposing:{data}"
+    name = f"tests.decomposing:{data}" if data == "digits" else f"{__name__}:{data}"
     evaluation = {"decompose_every": 0, "loss_matrix": False}
     model = {"name": "cnn"} | (model or {})
     return decomposing.config(data={"name": name}, model=model, evaluation=evaluation, **changes)
@@ -65,6 +92,77 @@ def test_the_same_classes_take_the_head_too(tmp_path):
     given, setup = load_file(first / "model.safetensors"), prepare(settings)
     found = decomposing.named_tensors(setup.initial, setup.layout)
     assert all(np.array_equal(found[name], given[name].numpy()) for name in found)
+
+
+ORDER = "class 0 is 'even' in the weights' data and 'odd' in these"
+
+
+@pytest.mark.integration
+def test_the_same_classes_in_another_order_draw_the_head_anew_and_say_so(tmp_path):
+    """The head of the first run would be wrong on every sample."""
+    logistic = {"name": "logistic"}
+    first = fedsim.run(config(model=logistic), tmp_path / "first").path
+    model, seen = logistic | {"weights": str(first)}, Introduction()
+    second = fedsim.run(config("turned", model), tmp_path / "second", callbacks=[seen])
+    assert seen.notes == (f"head.weight and head.bias initialised at random: {ORDER}",)
+    assert json.loads((second.path / "env.json").read_text())["head_drawn_anew"] == HEAD
+    anew = prepare(config("turned", logistic)).initial
+    assert np.array_equal(prepare(config("turned", model)).initial, anew)
+    taken = prepare(config("parity", model))
+    assert taken.start == weights.Loaded()
+    assert not np.array_equal(taken.initial, anew)
+    torch.save(load_file(first / "model.safetensors"), tmp_path / "w.pt")  # says no classes
+    given = logistic | {"weights": str(tmp_path / "w.pt")}
+    assert np.array_equal(prepare(config("turned", given)).initial, taken.initial)
+
+
+@pytest.mark.integration
+def test_classes_of_an_earlier_version_are_those_of_env_json(tmp_path):
+    logistic = {"name": "logistic"}
+    run = fedsim.run(config(model=logistic), tmp_path / "run").path
+    save_file(load_file(run / "model.safetensors"), run / "model.safetensors")
+    model = logistic | {"weights": str(run)}
+    (note,) = prepare(config("turned", model)).start.notes
+    assert note.endswith(ORDER)
+    for content in ('{"classes": 3}', "[]", "no JSON", "[" * 100_000):
+        (run / "env.json").write_text(content)
+        assert prepare(config("turned", model)).start == weights.Loaded()
+
+
+@pytest.mark.integration
+def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
+    own = {"name": f"{__name__}:headless"}
+    run = fedsim.run(config(model=own), tmp_path / "run").path
+    model = own | {"weights": str(run)}
+    assert prepare(config(model=model)).start == weights.Loaded()
+    with pytest.raises(ConfigError) as refused:
+        prepare(config("turned", model))
+    assert ORDER in str(refused.value)
+    assert "no module 'head' to be initialised anew" in str(refused.value)
+
+
+@pytest.mark.integration
+def test_tensors_of_another_network_that_fit_are_told(tmp_path):
+    run = fedsim.run(config(model={"name": f"{__name__}:sigmoid"}), tmp_path / "run").path
+    settings, seen = config(model={"name": "logistic", "weights": str(run)}), Introduction()
+    fedsim.run(settings, tmp_path / "second", callbacks=[seen])
+    assert seen.notes == (
+        f"model.weights is of the model {__name__}:sigmoid; its tensors have the names and shapes "
+        "of logistic, which may compute something else with them",
+    )
+
+
+def test_two_names_of_one_tensor_are_refused(tmp_path):
+    state = prepare(config()).spec.model
+    tensors = models.build(state, 0).state_dict()
+    tensors["1.weight"] = torch.zeros_like(tensors["features.1.weight"])
+    torch.save(tensors, tmp_path / "w.pt")
+    message = r"features\.1\.weight and 1\.weight are both tensors for features\.1\.weight"
+    with pytest.raises(ConfigError, match=message):
+        prepare(config(model={"weights": str(tmp_path / "w.pt")}))
+    del tensors["features.1.weight"]
+    torch.save(tensors, tmp_path / "w.pt")
+    assert prepare(config(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
 
 
 @pytest.mark.integration

@@ -321,6 +321,28 @@ def test_a_key_that_the_run_did_not_know_has_the_value_of_its_version(images, tm
     pd.testing.assert_frame_equal(fedsim.predict(store.path, split="own_train"), wanted)
 
 
+@pytest.mark.parametrize(
+    ("line", "edited", "message"),
+    [
+        ("  norm: batch", "  norm: group", "(model.norm): 'group' given, but the model of the run"),
+        ("  name: cnn", "  name: mlp", "(model.name): 'mlp' given, but the model of the run is of"),
+        ("algorithm: fedavg", "algorithm: fedbn", "(algorithm): 'fedbn' given, but the model"),
+        ("  projection: 0", "  projection: 4", "(model.projection): 4 given, but the model"),
+        ("  trainable: all", "  trainable: head", "(model.trainable): 'head' given, but the"),
+    ],
+)
+def test_another_network_in_config_yaml_is_refused(line, edited, message, runs, tmp_path):
+    run = shutil.copytree(runs["fedavg"].path, tmp_path / "run")
+    file = run / "config.yaml"
+    assert f"{line}\n" in file.read_text()
+    file.write_text(file.read_text().replace(f"{line}\n", f"{edited}\n"))
+    for use in (fedsim.predict, fedsim.load_model):
+        with pytest.raises(ConfigError) as refused:
+            use(run)
+        assert str(refused.value).startswith(f"{file} {message}")
+        assert str(refused.value).endswith("as model.safetensors says; put that back")
+
+
 def test_relative_paths_that_lead_nowhere(images, tmp_path, monkeypatch):
     monkeypatch.chdir(images.parent)
     store = fedsim.run(on_images(images.name, "fedavg"), tmp_path / "run")

@@ -45,7 +45,7 @@ from fedsim.storage import checkpoint, client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
-from fedsim.training import driver, resume
+from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
@@ -200,7 +200,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     assert early
 
 
-def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path):
+def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path, told):
     """Scaffold with FedAdam on the server, stopped after round 2 of 4 by fedsim 0.1.0."""
     run = tmp_path / "run"
     shutil.unpack_archive(ROOT / "tests" / "data" / "checkpoint_format_1.zip", run)
@@ -209,6 +209,7 @@ def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path):
     columns = {table: list(RunStore(run).read(table)) for table in ("rounds", "classes")}
     driver.resume(run, callbacks=[watcher])
     assert watcher.rounds == [3, 4]
+    assert all("the rounds so far were done with torch" in line for line in told())
     for table in ("rounds", "clients", "classes", "partition"):
         got, through = RunStore(run).read(table), wanted.read(table)
         assert list(got) == columns.get(table, list(through)), "it keeps the columns it began with"
@@ -559,6 +560,41 @@ def test_a_key_that_the_older_version_did_not_know_has_its_default(after_four, t
     ):
         driver.resume(run)
     assert contents(run) == contents(after_four)
+
+
+def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed, told):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    known = json.loads((run / "env.json").read_text())
+    now = known["packages"]["torch"]
+    known["packages"]["torch"] = "1.0"
+    (run / "env.json").write_text(json.dumps(known))
+    with pytest.raises(Stop):
+        driver.resume(run, callbacks=[Stopper(5)])
+    (line,) = told()
+    assert line == (
+        f"{run}: the rounds so far were done with torch 1.0, those that follow with torch {now}: "
+        "the last digits may differ from those of a run without interruption"
+    )
+    driver.resume(run)
+    assert told() == [line], "the newest rounds were done with this version"
+    assert contents(run) == undisturbed["fedbn"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [{}, {"packages": 3}, {"packages": {}}, {"resumed": 3}, {"resumed": [3]}, {"resumed": [{}]},
+     {"packages": {"torch": None}, "resumed": [{"packages": {"torch": "2"}}]}],
+)  # fmt: skip
+def test_versions_that_are_not_known_are_no_difference(before):
+    assert environment.other_versions(before, {"packages": {"torch": "2", "numpy": "3"}}) is None
+
+
+def test_all_packages_of_other_versions_are_named():
+    before = {"packages": {"torch": "1", "numpy": "2", "pandas": "1"}}
+    line = environment.other_versions(
+        before, {"packages": {"torch": "2", "numpy": "3", "pandas": "9"}}
+    )
+    assert "with torch 1, numpy 2, those that follow with torch 2, numpy 3:" in line
 
 
 # what is refused
