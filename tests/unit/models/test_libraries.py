@@ -114,7 +114,7 @@ def test_without_timm_the_message_names_the_extra(monkeypatch):
         return original(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ConfigError, match=r"timm:NAME needs .* pip install 'fedsim\[models\]'"):
+    with pytest.raises(ConfigError, match=r"timm:NAME needs .* pip install 'fedsim-ray\[models\]'"):
         models.build(replace(SQUARES, name="timm:resnet18"), 0)
 
 
