@@ -15,6 +15,8 @@ Settings = dict[str, Any]
 """The sections and keys of a :class:`fedsim.RunConfig`, nested."""
 OWN_MODELS = "benchmarks.draws"
 VISION = ("logistic", "mlp", "cnn", "cnn", f"{OWN_MODELS}:deep")
+WITH_LAYERS = ("mlp", f"{OWN_MODELS}:deep")
+"""Models with a linear layer beside their head, to which adapters can be added."""
 MODELS: Mapping[str, Sequence[str]] = {
     "digits": VISION,
     "shortcut": VISION,
@@ -70,8 +72,10 @@ def draw(seed: int, number: int, attempt: int, texts: Path) -> Settings:
             "checkpoint_every": rng.choice((1, 2)),
         },
     }
-    if rng.random() < 0.4:
-        found["model"]["trainable"] = rng.choice(TRAINABLE)
+    if rng.random() < 0.5:
+        found["model"]["trainable"] = trainable = rng.choice(TRAINABLE)
+        if kind in ("digits", "shortcut") and "lora" in trainable:
+            found["model"]["name"] = rng.choice(WITH_LAYERS)
     if rng.random() < 0.1:
         found["model"]["projection"] = 6
     if rng.random() < 0.35:
@@ -84,7 +88,22 @@ def draw(seed: int, number: int, attempt: int, texts: Path) -> Settings:
         own = _hyperparameters(rng, name)
         if own:
             found[name] = own
+    _complete(found)
     return found
+
+
+def _complete(found: Settings) -> None:
+    """Adds the parts of the data that some of the settings need."""
+    data, evaluation = found["data"], found["evaluation"]
+    split = evaluation.get("decompose_split")
+    if split == "test" or "finetune_epochs" in evaluation:
+        data["client_test_fraction"] = 0.2
+    if split == "val":
+        data["client_val_fraction"] = 0.2
+    if "patience" in found["train"]:
+        data["val_fraction"] = 0.2
+    if "cosines" in evaluation:
+        evaluation["conflicts"] = "always"
 
 
 def _data(rng: random.Random, kind: str, texts: Path) -> Settings:

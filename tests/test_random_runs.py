@@ -8,8 +8,9 @@ from contextlib import suppress
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
-from benchmarks import draws, ways
+from benchmarks import draws, same_bytes, ways
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from tests.commands import ROOT, temporary_sandbox
@@ -65,6 +66,13 @@ def test_a_problem_is_shown_with_its_configuration(tmp_path):
     text = ways.described(one)
     assert "# ray with 2: rounds.csv:2: differs\n" in text
     assert yaml.safe_load(text) == settings
+
+
+@pytest.mark.parametrize("given", [[], ["."], [".", ".", "--random", "1"]])
+def test_checkouts_and_random_runs_are_two_things(given):
+    done = CliRunner().invoke(same_bytes.main, given)
+    assert done.exit_code == 2
+    assert "give either BEFORE and AFTER, or --random N" in done.stderr
 
 
 @pytest.mark.slow
