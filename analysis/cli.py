@@ -6,6 +6,8 @@ from pathlib import Path
 import click
 import pandas as pd
 
+from fedsim.core.terminal import echo
+
 from . import (
     AnalysisError,
     captions,
@@ -82,7 +84,7 @@ def curves_command(
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth), out)
-    click.echo(f"wrote {out}")
+    echo(f"wrote {out}")
 
 
 @main.command("heatmap")
@@ -92,7 +94,7 @@ def heatmap_command(source: Path, out: Path) -> None:
     """Training samples by client and class, from a partition.csv."""
     run = source if source.is_dir() else source.parent
     style.save(partition.figure(partition.load(source), names.classes(run) or ()), out)
-    click.echo(f"wrote {out}")
+    echo(f"wrote {out}")
 
 
 main.add_command(heatmap_command, "partition")
@@ -147,10 +149,10 @@ def table_command(
         _tell(without)
         made += captions.left_out(own, unfinished | without)
     if out is None:
-        click.echo(layout.markdown(made), nl=False)
+        echo(layout.markdown(made), nl=False)
         return
     out.write_text(layout.FORMATS[out.suffix](made), encoding="utf-8", newline="\n")
-    click.echo(f"wrote {out}")
+    echo(f"wrote {out}")
 
 
 @main.command("report")
@@ -186,13 +188,13 @@ def report_command(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"
             )
-        click.echo(f"wrote {report.write_search(dirs[0], out, title).page}")
+        echo(f"wrote {report.write_search(dirs[0], out, title).page}")
         return
     written = report.write(dirs, out, by, baseline, title, descriptions or {}, metrics, unit)
     _tell({UNFINISHED: written.unfinished})
     for absent in written.absent:
-        click.echo(f"left out {absent.title}: {absent.reason}", err=True)
-    click.echo(f"wrote {written.page}")
+        echo(f"left out {absent.title}: {absent.reason}", err=True)
+    echo(f"wrote {written.page}")
 
 
 @main.command("select")
@@ -219,11 +221,11 @@ def select_command(
     _check(out, [".csv"])
     runs, unfinished = _summaries(dirs)
     (table,) = captions.left_out([selection.choose(runs, by, within, metric, unit)], unfinished)
-    click.echo(layout.markdown([table]), nl=False)
+    echo(layout.markdown([table]), nl=False)
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
         out.write_text(write_csv(chosen), encoding="utf-8", newline="")
-        click.echo(f"wrote {out}")
+        echo(f"wrote {out}")
 
 
 def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]]]:
@@ -238,7 +240,7 @@ def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:
     """Names runs that are left out, by the reason, on standard error."""
     for reason, runs in left_out.items():
         for run in runs:
-            click.echo(f"left out {run}: {reason}", err=True)
+            echo(f"left out {run}: {reason}", err=True)
 
 
 def _check(out: Path | None, suffixes: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from fedsim.core.files import csv_plain
 from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.terminal import printable
 
 from . import AnalysisError
 from .runs import Group, read
@@ -60,7 +61,8 @@ def clients(run: Path) -> Mapping[int, str]:
 
 
 def short(name: str, most: int = LONG) -> str:
-    """A name of at most ``most`` characters."""
+    """A name of at most ``most`` characters, all of which can be seen."""
+    name = printable(name)
     return name if len(name) <= most else name[: most - 1] + "…"
 
 

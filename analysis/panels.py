@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedsim.core.terminal import printable
+
 from . import series, style
 from .runs import METHOD, Group, text
 from .units import ExperimentalUnit
@@ -264,6 +266,7 @@ def _spaced(wanted: Floats, gap: float) -> Floats:
 
 def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: str = "") -> None:
     """Adds one legend below all panels, in as few rows as fit; the figure grows by its height."""
+    labels = [printable(label) for label in labels]
     rows = next((n for n in range(1, len(labels)) if _fits(fig, labels, n)), len(labels))
     fig.set_figheight(fig.get_figheight() + 0.22 * (rows - 1))
     below = fig.legend(

@@ -14,6 +14,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedsim.core.terminal import printable
+
 from . import AnalysisError, names, style
 from .panels import Absent, Drawing
 from .runs import Group, read, text
@@ -137,7 +139,7 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     named = "name" in frame.columns and bool(frame["name"].notna().all())
     if named and num_clients <= LABELLED:
         known = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [str(known[client]) for client in counts.columns]
+        texts = [printable(str(known[client])) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70
         axes.set_xticks(
             np.arange(num_clients), texts, rotation=30 if crowded else 0,
@@ -300,5 +302,11 @@ def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
             )  # fmt: skip
             axes.set_title(names.short(label), fontsize=9, pad=2)
         line[0].text(
-            -0.12, 0.5, row.title, transform=line[0].transAxes, ha="right", va="center", fontsize=10
+            -0.12,
+            0.5,
+            printable(row.title, keep="\n"),
+            transform=line[0].transAxes,
+            ha="right",
+            va="center",
+            fontsize=10,
         )

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedsim.core.files import run_around
+from fedsim.core.terminal import printable
 
 from . import (
     AnalysisError,
@@ -174,7 +175,8 @@ def _write_page(out: Path, tables: Sequence[layout.Table], **content: object) ->
         "other file; its figures and tables are also in the folders `figures` and `tables`.",
         **content,
     )
-    (out / PAGE).write_text(page, encoding="utf-8", newline="\n")
+    seen = printable(page, keep="\n\N{NO-BREAK SPACE}")
+    (out / PAGE).write_text(seen, encoding="utf-8", newline="\n")
 
 
 def _check(out: Path) -> None:

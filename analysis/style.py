@@ -4,6 +4,7 @@ The seven colours are those of Okabe and Ito (2008) that stand out on white pape
 make 28 distinct lines of them, one for each method that fedsim knows.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from pathlib import Path
 from typing import Literal
 
 import matplotlib as mpl
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from fedsim.core.files import run_around
+from fedsim.core.terminal import printable
 
 from . import AnalysisError
 
@@ -98,7 +102,7 @@ def title(label: str) -> str:
     server, comma, more = rest.removeprefix(", server=").partition(", ")
     if rest.startswith(", server=") and server in TITLES:
         rest = f" + {TITLES[server]}{comma}{more}"
-    return titles.get(name, "") + rest
+    return titles.get(name, "") + printable(rest)
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:
@@ -116,29 +120,38 @@ def lines(labels: Sequence[str]) -> dict[str, Line]:
 
 @contextmanager
 def look() -> Iterator[None]:
-    """Matplotlib settings for figures shown at 800 pixels or one text width."""
-    with mpl.rc_context(
-        {
-            "font.size": 11,
-            "axes.titlesize": 11,
-            "axes.labelsize": 11,
-            "xtick.labelsize": 10,
-            "ytick.labelsize": 10,
-            "legend.fontsize": 10.5,
-            "legend.frameon": False,
-            "axes.spines.top": False,
-            "axes.spines.right": False,
-            "axes.grid": True,
-            "axes.axisbelow": True,
-            "grid.color": "#DDDDDD",
-            "grid.linewidth": 0.6,
-            "lines.linewidth": 1.6,
-            "figure.constrained_layout.use": True,
-            "figure.constrained_layout.w_pad": 0.08,
-            "figure.constrained_layout.h_pad": 0.08,
-            "pdf.fonttype": 42,
-        }
+    """Matplotlib settings for figures shown at 800 pixels or one text width.
+
+    No text is read as mathematics: names of classes, sites and settings may hold dollar signs. A
+    character that the font does not have is a box, without a warning.
+    """
+    with (
+        warnings.catch_warnings(),
+        mpl.rc_context(
+            {
+                "font.size": 11,
+                "axes.titlesize": 11,
+                "axes.labelsize": 11,
+                "xtick.labelsize": 10,
+                "ytick.labelsize": 10,
+                "legend.fontsize": 10.5,
+                "legend.frameon": False,
+                "axes.spines.top": False,
+                "axes.spines.right": False,
+                "axes.grid": True,
+                "axes.axisbelow": True,
+                "grid.color": "#DDDDDD",
+                "grid.linewidth": 0.6,
+                "lines.linewidth": 1.6,
+                "figure.constrained_layout.use": True,
+                "figure.constrained_layout.w_pad": 0.08,
+                "figure.constrained_layout.h_pad": 0.08,
+                "pdf.fonttype": 42,
+                "text.parse_math": False,
+            }
+        ),
     ):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
         yield
 
 
@@ -154,6 +167,19 @@ def check_output(path: Path) -> None:
         raise AnalysisError(f"--out {path}: lies inside the run directory {folder}")
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise AnalysisError(f"--out {path}: is there, and not a regular file")
+
+
+class _Plain(LogFormatter):
+    """Numbers such as 0.001 where Matplotlib labels a logarithmic axis."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
+
+
+def logarithmic(axis: Axis) -> None:
+    """Labels a logarithmic axis without mathematics, which :func:`look` switches off."""
+    axis.set_major_formatter(_Plain())
+    axis.set_minor_formatter(_Plain(labelOnlyBase=False))
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -271,6 +271,7 @@ def _against(search: Search, valued: pd.DataFrame) -> Figure:
             x = _horizontal(axes, valued[key])
             if key in search.logarithmic:
                 axes.set_xscale("log")
+                style.logarithmic(axes.xaxis)
             _points(axes, x, valued)
             if search.best is not None:
                 row = valued.index[valued["trial"] == search.best["trial"]][0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import tokenize
 from pathlib import Path
@@ -96,7 +97,8 @@ def test_rules_do_no_input_or_output(folder):
 
 def test_analysis_reads_csv_files_alone():
     for path in (ROOT / "analysis").rglob("*.py"):
-        names = imports(path) - {"fedsim.core.files", "fedsim.core.reading"}  # of CSV and JSON
+        known = {f"fedsim.core.{name}" for name in ("files", "reading", "terminal")}
+        names = imports(path) - known  # how text is read, written and shown
         if path.name == "start.py":  # of the command
             names -= {"fedsim.cli", "fedsim.cli.main"}
         tops = {name.split(".")[0] for name in names}
@@ -134,3 +136,44 @@ METHODS = [
 @pytest.mark.parametrize("path", METHODS, **ids)
 def test_a_method_is_short(path):
     assert code_lines(path) <= 60
+
+
+INSTALLED = sorted([*MODULES, *(ROOT / "analysis").glob("*.py"), *(ROOT / "launch").glob("*.py")])
+ALONE = [PACKAGE / "core" / "terminal.py", ROOT / "analysis" / "start.py"]
+"""The file with that function, and the one that must not import fedsim."""
+DIRECT = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.write"}
+TEXT = {"open", "read_text", "write_text", "fdopen", "TextIOWrapper"}
+"""Functions that read or write text unless they are told otherwise."""
+OTHER = {"Image.open", "gzip.open", "os.open", "tarfile.open", "self.open", "read_text"}
+"""Of other kinds, and the one of fedsim.core.reading, which has its encoding."""
+PROCESSES = {"subprocess.run", "subprocess.Popen", "subprocess.check_output"}
+
+
+@functools.cache
+def calls(path: Path) -> list[tuple[str, dict[str | None, str], str]]:
+    """Every call: the function as it is written, its arguments by name or number, and where."""
+    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    found = []
+    for node in nodes:
+        given = {str(i): ast.unparse(value) for i, value in enumerate(node.args)}
+        given |= {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+        found.append((ast.unparse(node.func), given, f"{path.relative_to(ROOT)}:{node.lineno}"))
+    return found
+
+
+def test_text_reaches_the_terminal_through_one_function():
+    """Which escapes what a terminal would act on; ``launch`` has no names that users give."""
+    own = [path for path in INSTALLED if path.parent.name != "launch" and path not in ALONE]
+    assert [place for path in own for name, _, place in calls(path) if name in DIRECT] == []
+
+
+def test_text_files_have_an_encoding():
+    """Without one they would be written in that of the locale."""
+    without = []
+    for name, given, place in (call for path in INSTALLED for call in calls(path)):
+        as_text = name in PROCESSES and {"text", "universal_newlines"} & set(given)
+        if name.rpartition(".")[2] in TEXT and name not in OTHER:
+            as_text = not any(mode.strip("'").endswith("b") for mode in given.values())
+        if as_text and "encoding" not in given:
+            without.append(place)
+    assert without == []

@@ -31,7 +31,8 @@ from fedsim.cli.runs import runs
 from fedsim.cli.show import compare, show
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
-from fedsim.core.errors import EngineLostError
+from fedsim.core.errors import ConfigError, EngineLostError
+from fedsim.core.terminal import check_text, echo
 from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.
@@ -65,13 +66,19 @@ class Commands(click.Group):
         """Runs a command and leaves the process with its exit status."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, False, **extra)
+        given = sys.argv[1:] if args is None else list(args)
         try:
+            for word in given:
+                check_text(word, "argument")
             status = super().main(args, prog_name, complete_var, False, **extra)
+        except ConfigError as error:
+            show_error(str(error))
+            status = error.exit_status
         except click.ClickException as error:
             show_error(error.format_message())
             status = error.exit_code
         except click.Abort:
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             status = 130
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -112,7 +119,7 @@ def main(ctx: click.Context) -> None:
     """The command ``fedsim``; alone it prints its help."""
     show_log()
     if ctx.invoked_subcommand is None:
-        click.echo(ctx.get_help())
+        echo(ctx.get_help())
 
 
 for command in (

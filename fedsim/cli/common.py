@@ -17,6 +17,7 @@ import click
 
 from fedsim.cli.options import VERBOSE
 from fedsim.core.errors import FedsimError, StoreError, WorkerError, described, exit_status
+from fedsim.core.terminal import echo, printable
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ class Echo(logging.Handler):
             show_error(self.format(record))
         else:
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-            click.echo(self.format(record), file=stream)
+            echo(printable(self.format(record)), file=stream)
 
 
 def show_log() -> None:
@@ -147,16 +148,16 @@ def show_log() -> None:
 
 def show_error(message: str) -> None:
     """``error: ...`` in one line without control characters; a very long one loses its middle."""
-    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(message.split()))
+    text = printable(" ".join(message.split()))
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
-    click.echo(f"error: {text}", file=sys.stderr)
+    echo(f"error: {text}", file=sys.stderr)
 
 
 def show_notes(error: BaseException) -> None:
     """``note: ...``, a line for each note of an error, such as a checkpoint that failed."""
     for note in getattr(error, "__notes__", []):
-        click.echo(f"note: {' '.join(note.split())}", err=True)
+        echo(f"note: {' '.join(note.split())}", err=True)
 
 
 def tracebacks(ctx: click.Context) -> bool:
@@ -167,7 +168,7 @@ def tracebacks(ctx: click.Context) -> bool:
 def show_traceback(ctx: click.Context, error: BaseException) -> None:
     """The traceback, where tracebacks are shown."""
     if tracebacks(ctx):
-        click.echo("".join(traceback.format_exception(error)), err=True, nl=False)
+        echo("".join(traceback.format_exception(error)), err=True, nl=False)
 
 
 def error_text(error: Exception) -> str:
@@ -222,7 +223,7 @@ def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None
             yield
     except KeyboardInterrupt as interrupt:
         where = f"{contents} in {folder}, " if folder.exists() else ""
-        click.echo(f"interrupted; {where}the same command continues", err=True)
+        echo(f"interrupted; {where}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
 
@@ -240,7 +241,7 @@ def interruptible(ctx: click.Context, shown: Lines) -> Iterator[None]:
             yield
     except KeyboardInterrupt as interrupt:
         shown.close()
-        click.echo(shown.interrupted(), err=True)
+        echo(shown.interrupted(), err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
     except (WorkerError, StoreError) as error:

@@ -14,6 +14,7 @@ import click
 from fedsim.cli.common import configuration
 from fedsim.cli.options import SettingsCommand, preset_options, set_any_option, verbose_option
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 from fedsim.version import __version__
 
 if TYPE_CHECKING:
@@ -52,10 +53,10 @@ def doctor(preset: str | None, config: str | None, flags: Settings) -> None:
         if settings.engine.address is not None:
             connect(settings.engine)
         nodes = machines()
-        click.echo()
+        echo()
         show([machine_row(node) for node in nodes])
         rows = plan_rows(plan_for(settings.engine, nodes, *size(settings)))
-    click.echo()
+    echo()
     show([{"": name, "plan": value} for name, value in rows])
 
 

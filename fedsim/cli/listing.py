@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedsim.cli.options import format_option, verbose_option
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.data import DatasetInfo
@@ -119,7 +120,7 @@ def listing(kind: str, form: str) -> None:
 
     rows = KINDS[kind]()
     if form == "json":
-        click.echo(json.dumps(rows, indent=2))
+        echo(json.dumps(rows, indent=2))
         return
     show([{k: _cell(value) for k, value in row.items() if k != "source"} for row in rows])
 

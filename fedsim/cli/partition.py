@@ -19,6 +19,7 @@ from fedsim.cli.options import (
 from fedsim.core.analysis import analysis
 from fedsim.core.errors import ConfigError
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -75,25 +76,25 @@ def partition(
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
     title = f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}"
-    click.echo(title)
+    echo(title)
     group = patients.grouping(dataset, kind, settings.data.group)
     if said := patients.described(dataset, split, group):
-        click.echo(said)
+        echo(said)
     if sites := site_line(dataset):
-        click.echo(sites)
+        echo(sites)
     if excluded := holdout.num_left_out(dataset):
-        click.echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
+        echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
     if split.held_out:
-        click.echo(f"held out from training: {named(split.held_out)}")
+        echo(f"held out from training: {named(split.held_out)}")
     show(class_table(dataset, split))
     if out:
         write_split(dataset, split, Path(out))
-        click.echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
+        echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
     if plot:
         shift = settings.data.feature_shift
         note = "Training images" + (f", feature shift {shift}" if shift != "none" else "")
         save_picture(dataset, split, title, note, Path(plot))
-        click.echo(f"picture: {plot}")
+        echo(f"picture: {plot}")
 
 
 def check_output(out: str | None, plot: str | None) -> None:
@@ -181,7 +182,8 @@ def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
     files.write(folder / "split.csv", csv_text(splits.columns(dataset, split)).encode())
     names = () if dataset.per_token else class_names(dataset)
     figure = analysis("partition").figure(frame, names)
-    figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
+    with analysis("style").look():
+        figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:

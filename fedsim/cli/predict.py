@@ -10,6 +10,7 @@ from fedsim.cli.common import make_importable
 from fedsim.cli.names import folders
 from fedsim.cli.options import GroupedCommand, GroupedOption, accept_option, verbose_option
 from fedsim.core.errors import ConfigError
+from fedsim.core.terminal import echo
 
 
 @click.command(cls=GroupedCommand)
@@ -90,8 +91,8 @@ def predict(
             file.write(f"{header}\n{lines}" if number == 0 else lines)
             rows += len(frame)
             right += int((frame["label"] == frame["prediction"]).sum())
-    click.echo(f"{rows} predictions of {found.models}: accuracy {right / rows:.4f}")
-    click.echo(f"file  {out}")
+    echo(f"{rows} predictions of {found.models}: accuracy {right / rows:.4f}")
+    echo(f"file  {out}")
 
 
 def check_output(file: Path) -> None:

@@ -17,6 +17,7 @@ from fedsim.cli.options import (
     track_option,
     verbose_option,
 )
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
@@ -63,7 +64,7 @@ def resume(
     file = store.path / "config.yaml"
     make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
     if file.is_file() and store.finished:
-        click.echo(f"{directory} is finished; its result:")
+        echo(f"{directory} is finished; its result:")
         show_result(store.path, store.summary)
         return
     trackers = trackers_of(track)

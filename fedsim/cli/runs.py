@@ -16,6 +16,7 @@ from fedsim.cli.searches import trials_of
 from fedsim.cli.searches import values as values_of_search
 from fedsim.core.errors import ConfigError
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import Found, SweepStatus
@@ -48,13 +49,13 @@ def runs(directories: tuple[str, ...], form: str) -> None:
     chosen = [Path(folder) for folder in directories or ("runs",)]
     found = {s.path: s for folder in chosen if folder.is_dir() for s in stored.find(folder)}
     if form == "json":
-        click.echo(json.dumps([_values(each) for each in found.values()], indent=2))
+        echo(json.dumps([_values(each) for each in found.values()], indent=2))
     elif found:
         rows = [_cells(each) for each in found.values()]
         show([row if any(r["problem"] for r in rows) else _without(row) for row in rows])
     else:
         where = ", ".join(map(str, chosen))
-        click.echo(f"no runs in {where}; 'fedsim run' writes to runs/, or to --out DIR")
+        echo(f"no runs in {where}; 'fedsim run' writes to runs/, or to --out DIR")
 
 
 def _values(found: Found) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from fedsim.core.errors import DataError, StoreError
 from fedsim.core.plurals import counted
 from fedsim.core.reading import regular
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.storage.directories import SearchStatus
@@ -72,16 +71,16 @@ def show(found: SearchStatus) -> None:
     if found.problem is not None:
         raise DataError(found.problem)
     study = found.study
-    click.echo(f"{found.path}: {found.state} search")
+    echo(f"{found.path}: {found.state} search")
     space, seeds = study.get("search"), study.get("seeds")
     for key, form in space.items() if isinstance(space, dict) else ():
-        click.echo(f"  {key}: {form}")
+        echo(f"  {key}: {form}")
     over = ", ".join(map(str, seeds)) if isinstance(seeds, list) else "-"
-    click.echo(
+    echo(
         f"by {found.by}, sampler {study.get('sampler')}, pruner {study.get('pruner')}, "
         f"training seeds {over}"
     )
-    click.echo(trials_of(found))
+    echo(trials_of(found))
     if found.best is not None:
         show_best(found.by, found.best.number, found.best.value or 0.0, found.best.params)
     rows = confirmed(found.path)
@@ -90,7 +89,7 @@ def show(found: SearchStatus) -> None:
     file = found.path / "best.yaml"
     if file.is_file():
         chosen = _chosen(file)
-        click.echo(f"{file}" + ("" if chosen is None else f" has trial {chosen}"))
+        echo(f"{file}" + ("" if chosen is None else f" has trial {chosen}"))
 
 
 def show_best(
@@ -99,8 +98,8 @@ def show_best(
     """Prints the best trial of a search."""
     from fedsim.training.tune import described
 
-    click.echo(f"best trial {number}: {by} {value:.4f}{over}")
-    click.echo(f"  {described(params)}")
+    echo(f"best trial {number}: {by} {value:.4f}{over}")
+    echo(f"  {described(params)}")
 
 
 def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
@@ -108,7 +107,7 @@ def show_confirmed(by: str, rows: Sequence[Mapping[Any, Any]]) -> None:
     from fedsim.training.tables import interval
     from fedsim.training.tables import show as show_table
 
-    click.echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
+    echo("on fresh training seeds: mean +- half-width of its 95 % interval (t distribution)")
     shown = []
     for line in rows:
         failed = int(line.get("failed") or 0)

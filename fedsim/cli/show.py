@@ -14,6 +14,7 @@ from fedsim.cli.names import folders
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.errors import ConfigError
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.cli.details import Details
@@ -52,13 +53,13 @@ def show(run: str, form: str) -> None:
     search = directories.search_in(Path(run))
     if search is not None:
         if form == "json":
-            click.echo(json.dumps(searches.details(search), indent=2))
+            echo(json.dumps(searches.details(search), indent=2))
         else:
             searches.show(search)
         return
     found = details.read(run)
     if form == "json":
-        click.echo(json.dumps(_values(found), indent=2))
+        echo(json.dumps(_values(found), indent=2))
     else:
         _print(found)
 
@@ -86,11 +87,11 @@ def compare(runs: tuple[str, ...], form: str) -> None:
     found = [details.read(run) for run in runs]
     labels = _labels([each.status.path for each in found])
     if form == "json":
-        click.echo(json.dumps(_compared(found), indent=2))
+        echo(json.dumps(_compared(found), indent=2))
         return
     texts = [{key: details.text(v) for key, v in _described(each).items()} for each in found]
     show_table(_beside("setting", labels, _differing(texts)) or [{"setting": "all are equal"}])
-    click.echo()
+    echo()
     results = []
     for each in found:
         pairs = {
@@ -111,10 +112,10 @@ def _print(found: Details) -> None:
 
     settings, status = found.settings, found.status
     reason = status.problem or status.process
-    click.echo(f"{status.path}: {status.state}" + (f" ({reason})" if reason else ""))
+    echo(f"{status.path}: {status.state}" + (f" ({reason})" if reason else ""))
     clients = counted(settings["data.num_clients"], "client")
     rounds = counted(settings["train.rounds"], "round")
-    click.echo(
+    echo(
         f"{settings['algorithm']} on {settings['data.name']}, {settings['model.name']}, "
         f"{clients}, sample rate {settings['train.sample_rate']}, seed {settings['seed']}; "
         f"{status.rounds_done} of {rounds}"
@@ -122,17 +123,17 @@ def _print(found: Details) -> None:
     version, device = found.environment.get("fedsim"), found.environment.get("device")
     if version:
         seen = device not in (None, "", NO_DEVICE)
-        click.echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
-    click.echo()
+        echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
+    echo()
     changed = [
         {"setting": key, "value": details.text(value), "default": details.text(default)}
         for key, (value, default) in found.changed.items()
     ]
     if not changed:
-        click.echo("all settings have their defaults")
+        echo("all settings have their defaults")
     show_table(changed)
     if found.results:
-        click.echo()
+        echo()
         best = f"best (round {found.best_round})" if found.best_round else "best"
         headings = {"final": "final", "best": best}
         if status.rounds_done > 1:
@@ -145,7 +146,7 @@ def _print(found: Details) -> None:
             ]
         )
     if found.collapsed:
-        click.echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
+        echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
     _print_classes(found)
     _print_curves(found)
 
@@ -163,7 +164,7 @@ def _print_classes(found: Details) -> None:
         if isinstance(names, list) and label.isdigit() and int(label) < len(names):
             label = str(names[int(label)])
         rows.append({f"class (round {row['round']})": label, **scores})
-    click.echo()
+    echo()
     show_table(rows)
 
 
@@ -181,7 +182,7 @@ def _print_curves(found: Details) -> None:
             what = f"rounds {rounds[0]} to {rounds[-1]}"
             lines.append(f"{column.replace('_', ' '):13}  {line}  {what}")
     if lines:
-        click.echo("\n" + "\n".join(lines))
+        echo("\n" + "\n".join(lines))
 
 
 def _short(cell: str) -> str:

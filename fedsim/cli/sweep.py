@@ -25,6 +25,7 @@ from fedsim.cli.options import (
 )
 from fedsim.core.errors import FedsimError
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +114,7 @@ def sweep(
             )
     if len(failed) < len(runs):
         show_aggregate(table, max(run.config.train.rounds for run in runs))
-        click.echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
+        echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     if failed:
         raise FedsimError(
             f"{len(failed)} of {counted(len(runs), 'run')} failed (reasons above); the same "
@@ -128,10 +129,10 @@ def _list(loaded: Experiment, flags: Settings, parallel: Literal["auto"] | int) 
     count = sweeps.size(loaded, flags)
     shortened = count > ALL_LISTED
     runs = sweeps.expand(loaded, flags, LISTED if shortened else None, parallel)
-    click.echo("\n".join(run.name for run in runs))
+    echo("\n".join(run.name for run in runs))
     if shortened:
         most = f"; a sweep has at most {sweeps.MOST_RUNS:,}" if count > sweeps.MOST_RUNS else ""
-        click.echo(f"... the first {len(runs)} of {count:,} runs{most}")
+        echo(f"... the first {len(runs)} of {count:,} runs{most}")
 
 
 def _run_missing(
@@ -160,7 +161,7 @@ def _run_missing(
             folder.mkdir(parents=True, exist_ok=True)
         locked.enter_context(files.lock(folder))
         if missing:
-            click.echo(slots.introduction(_left(len(missing), len(runs)), drivers, configs))
+            echo(slots.introduction(_left(len(missing), len(runs)), drivers, configs))
         if isinstance(drivers, Here):
             follower: Follower = board.OneByOne([run.name for run in runs], verbose)
         else:
@@ -204,7 +205,7 @@ def show_aggregate(table: pd.DataFrame, rounds: int) -> None:
     """
     from fedsim.training.tables import interval, show
 
-    click.echo(
+    echo(
         "test accuracy in percent: mean +- half-width of its 95 % interval (t distribution over n "
         + (
             "partitions, each with the mean over its training seeds)"
@@ -228,6 +229,4 @@ def show_aggregate(table: pd.DataFrame, rounds: int) -> None:
         rows.append(row)
     show(rows)
     if collapsed.any():
-        click.echo(
-            "collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes"
-        )
+        echo("collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes")

@@ -26,6 +26,7 @@ from fedsim.cli.options import (
 )
 from fedsim.core.errors import FedsimError
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -187,11 +188,11 @@ def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd
         folder = search.out / confirming.FOLDER
         count += sum(not is_complete(run.config, folder / run.name) for run in again)
         nothing = "" if count else "; nothing to do"
-        click.echo(f"{counted(len(search.ended), 'trial')} done already{nothing}")
+        echo(f"{counted(len(search.ended), 'trial')} done already{nothing}")
     configs = list(islice(cycle(plan.examples), count))
     drivers = slots.make_drivers(configs, plan.parallel, stack)
     if names:
-        click.echo(slots.introduction(_left(search), drivers, configs))
+        echo(slots.introduction(_left(search), drivers, configs))
     with ExitStack() as shown:
         search.run(drivers, _board(shown, names, drivers, plan, verbose))
     leaders = best(search.ended, plan.study.by)[:confirm]
@@ -220,7 +221,7 @@ def _confirm(
     if missing:
         numbers = ", ".join(str(trial.number) for trial in leaders)
         seeds = ", ".join(map(str, confirm.fresh_seeds(plan)))
-        click.echo(f"training trials {numbers} again with the fresh seeds {seeds}")
+        echo(f"training trials {numbers} again with the fresh seeds {seeds}")
     with ExitStack() as shown:
         board = _board(shown, [run.name for run in missing], drivers, plan, verbose)
         table, failed = sweeps.run_all(
@@ -233,7 +234,7 @@ def _confirm(
             accept_changed_code=accept,
         )
     if failed:
-        click.echo(f"failed on fresh seeds: {' '.join(failed)}", err=True)
+        echo(f"failed on fresh seeds: {' '.join(failed)}", err=True)
     finished = [run.name for run in runs if run.name not in failed]
     if not finished:
         return None
@@ -279,7 +280,7 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None, confirm: bool) -> None
     if not leaders:
         reason = next((f": {trial.error}" for trial in ended if trial.error), "")
         raise FedsimError(f"{folder}: no trial is complete ({counts}){reason}")
-    click.echo(f"{counted(len(ended), 'trial')}: {counts}")
+    echo(f"{counted(len(ended), 'trial')}: {counts}")
     seeds = search.plan.seeds
     over = f" (mean over {len(seeds)} training seeds)" if len(seeds) > 1 else ""
     searches.show_best(by, leaders[0].number, leaders[0].value or 0.0, leaders[0].params, over)
@@ -287,9 +288,9 @@ def _show(search: Tuning, confirmed: pd.DataFrame | None, confirm: bool) -> None
     if confirmed is not None:
         searches.show_confirmed(by, confirmed.to_dict("records"))
         chosen = leaders[0].number if confirmed["failed"].iloc[0] else confirmed["trial"].iloc[0]
-        click.echo(f"best.yaml has trial {chosen}")
+        echo(f"best.yaml has trial {chosen}")
         written.append("confirm.csv")
-    click.echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
+    echo("files: " + ", ".join(f"{folder}/{name}" for name in written))
     if confirm and (confirmed is None or confirmed["failed"].iloc[0]):
         raise FedsimError(
             f"{folder}: none of the best trials finished on all fresh seeds with a finite {by}; "

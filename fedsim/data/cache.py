@@ -115,7 +115,8 @@ def packed_rows(
     digest = hashlib.blake2b(f"{_VERSION}:{how}".encode(), digest_size=12)
     for file in files:
         info = file.stat()
-        digest.update(f"\0{file.resolve()}\0{info.st_size}\0{info.st_mtime_ns}".encode())
+        digest.update(b"\0" + os.fsencode(file.resolve()))
+        digest.update(f"\0{info.st_size}\0{info.st_mtime_ns}".encode())
     path = cache_dir() / "packed" / f"{name}-{size}-{digest.hexdigest()}.npy"
 
     def write(store: Array, i: int) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.terminal import is_text
 from fedsim.core.types import I64, Array, Dataset, Pipeline
 from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
@@ -323,7 +324,7 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
         yield known, f"{what} is outside the {len(names)} names of {what}s"
     yield len(d.files) in (0, n), f"{len(d.files)} files, needed is one per sample or none"
     for names in (d.class_names, d.site_names, d.patient_names, d.files, tuple(d.clients or ())):
-        odd = "" if _is_text(names) else next(name for name in names if not _is_text((name,)))
+        odd = "" if is_text("".join(names)) else next(n for n in names if not is_text(n))
         yield not odd, f"the name {odd!r} cannot be written as UTF-8"
     inside = all(np.isin(group, d.test).all() for group in d.groups.values())
     yield inside, "groups name samples outside the test part"
@@ -335,15 +336,6 @@ def _given_twice(names: Sequence[str]) -> str:
     """The most frequent name, quoted; empty where all differ."""
     (name, times), *_ = Counter(names).most_common(1) or [("", 0)]
     return repr(name) if times > 1 else ""
-
-
-def _is_text(names: Sequence[str]) -> bool:
-    """Whether the names are without single surrogates, which JSON and file systems can bring."""
-    try:
-        "".join(names).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _within(values: Array, low: int, end: int) -> bool:

@@ -28,6 +28,7 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
 from fedsim.storage.digests import Prefix, TableDigest, check_form
@@ -173,7 +174,11 @@ class RunWriter(RunStore):
 
     @classmethod
     def create(cls, path: Path) -> RunWriter:
-        """Makes the directory; a ConfigError where it exists and is not empty."""
+        """Makes the directory; a ConfigError where it exists, not empty, or cannot have the name.
+
+        The name is part of summary.csv.
+        """
+        check_text(str(path), "--out")
         check_free(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -433,12 +438,11 @@ def _git_commit() -> str | None:
         done = subprocess.run(
             ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
             capture_output=True,
-            text=True,
             check=False,
         )
     except FileNotFoundError:
         return None
-    found = done.stdout.split("\n") if done.returncode == 0 else [""]
+    found = os.fsdecode(done.stdout).split("\n") if done.returncode == 0 else [""]
     return found[1] if found[0] and Path(found[0]) == root else None
 
 

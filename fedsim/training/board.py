@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.table import Column
 
+from fedsim.core.terminal import echo, printable
 from fedsim.engine.drivers import (
     ENDINGS,
     Begun,
@@ -201,7 +201,9 @@ class Bars(Board):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.bars = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True, ratio=2)),
+            TextColumn(
+                "{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=2)
+            ),
             BarColumn(bar_width=None, table_column=Column(ratio=1)),
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[text]}", table_column=Column(no_wrap=True)),
@@ -230,7 +232,7 @@ class Bars(Board):
 
     def _show(self, slot: int, run: Active) -> None:
         if slot not in self.tasks:
-            self.tasks[slot] = self.bars.add_task(run.name, total=None, text="")
+            self.tasks[slot] = self.bars.add_task(printable(run.name), total=None, text="")
         what = self.metric.replace("test_accuracy", "test acc")
         text = f"{what} {run.accuracy}  {run.took / run.seen:.2f} s/round" if run.seen else ""
         self.bars.update(self.tasks[slot], total=run.rounds or None, completed=run.done, text=text)
@@ -248,7 +250,7 @@ def board_type() -> type[Board]:
 def show_traceback(event: Failed, verbose: bool) -> None:
     """The traceback of a failure, where tracebacks are shown."""
     if verbose and event.traceback:
-        click.echo(event.traceback, file=sys.stderr, nl=False)
+        echo(event.traceback, file=sys.stderr, nl=False)
 
 
 def duration(seconds: float) -> str:

@@ -13,12 +13,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
 from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
 from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
@@ -123,7 +123,7 @@ class Lines(Callback):
         return sum(self.recent) / len(self.recent)
 
     def _introduce(self, info: RunInfo) -> None:
-        click.echo(
+        echo(
             f"{info.algorithm} on {info.dataset}, {info.model} "
             f"({info.num_parameters:,} parameters), seed {info.seed}"
         )
@@ -133,13 +133,11 @@ class Lines(Callback):
         batch = info.config.engine.client_batch
         stacked = f" (stacked in blocks of up to {batch})" if batch not in (1, "auto") else ""
         clients, rounds = counted(info.num_clients, "client"), counted(info.rounds, "round")
-        click.echo(
-            f"{clients}, {info.cohort_size} per round{least}{stacked}, {rounds}; {info.engine}"
-        )
+        echo(f"{clients}, {info.cohort_size} per round{least}{stacked}, {rounds}; {info.engine}")
         for note in info.notes:
-            click.echo(note)
+            echo(note)
         resuming = f"resuming {info.out} after round {info.done}"
-        click.echo(resuming if info.done else f"writing to {info.out}")
+        echo(resuming if info.done else f"writing to {info.out}")
 
     def _report(self, row: Row) -> None:
         rounds = self.info.rounds if self.info else self.done
@@ -147,7 +145,7 @@ class Lines(Callback):
             return
         failed = f"  clients failed {self.failed}" if self.failed else ""
         width = len(str(rounds))
-        click.echo(
+        echo(
             f"round {self.done:>{width}}/{rounds}  test accuracy {self.accuracy()}  "
             f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )
@@ -258,7 +256,7 @@ def show_result(path: Path, summary: Mapping[str, object]) -> None:
     store = RunStore(path)
     final = final_predictions(store)
     if final is not None and final.collapsed:
-        click.echo(final.describe(store.read_environment().get("classes", ())))
+        echo(final.describe(store.read_environment().get("classes", ())))
 
 
 def number(value: object) -> str:

@@ -4,11 +4,12 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 
-import click
 from rich import box
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
+
+from fedsim.core.terminal import echo, printable
 
 
 def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
@@ -19,15 +20,20 @@ def show(rows: Sequence[Mapping[str, str]], title: str | None = None) -> None:
     """
     if not rows:
         return
+    rows = [{printable(k): printable(v) for k, v in row.items()} for row in rows]
     if not sys.stdout.isatty():
-        click.echo("\n".join(aligned(rows)))
+        echo("\n".join(aligned(rows)))
         return
     console = Console()
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=None if title is None else Text(printable(title)),
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     for position, key in enumerate(rows[0]):
         whole = position == 0 and max(len(row[key]) for row in rows) <= console.width // 2
         side: JustifyMethod = "right" if _numeric(rows, key) else "left"
-        table.add_column(key, justify=side, overflow="fold", no_wrap=whole)
+        table.add_column(Text(key), justify=side, overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*map(Text, row.values()))
     console.print(table)

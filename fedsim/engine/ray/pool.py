@@ -290,7 +290,7 @@ def end_process(location: Location) -> None:
 
 def _kill(pid: int) -> None:
     with contextlib.suppress(OSError):  # it has ended meanwhile
-        if Path(f"/proc/{pid}/cmdline").read_text().startswith("ray::"):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::"):
             os.kill(pid, signal.SIGKILL)
 
 

@@ -130,6 +130,10 @@ def test_panels_are_logarithmic_where_the_search_was(tmp_path: Path) -> None:
     _, values = trials.drawings(search)
     lr, server, epochs = [axes for axes in values.figure.axes if axes.get_visible()]
     assert (lr.get_xscale(), epochs.get_xscale()) == ("log", "linear")
+    values.figure.draw_without_rendering()
+    ticks = {tick.get_text() for tick in lr.get_xticklabels(which="both")} - {""}
+    assert ticks
+    assert all(float(tick) > 0 for tick in ticks), "numbers, no mathematics"
     assert [label.get_text() for label in server.get_xticklabels()] == ["fedgh", "null"]
 
 

@@ -460,3 +460,10 @@ def test_without_git_there_is_no_commit(monkeypatch):
 
     monkeypatch.setattr(module.subprocess, "run", missing)
     assert environment()["git_commit"] is None
+
+
+def test_a_directory_whose_name_is_no_text_is_refused(tmp_path):
+    """Its name could not be written to summary.csv, after the last round."""
+    with pytest.raises(ConfigError, match=r"--out .*r\\udce9': is no UTF-8"):
+        RunWriter.create(tmp_path / "r\udce9")
+    assert list(tmp_path.iterdir()) == []
