@@ -254,10 +254,14 @@ def draw(facets: Facets, score: str) -> Drawing:
 def _row(
     axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, most: float
 ) -> None:
-    """Mean with interval within 0..most, a tick for each unit, and the mean in figures."""
+    """Mean with interval within 0..most, a tick for each unit, and the mean in figures.
+
+    A mean outside, from a file that was edited, is an end of its interval.
+    """
     found = estimate(values.tolist())
     axes.plot(values, [row + 0.27] * len(values), "|", color=colour, markersize=6, alpha=0.8)
-    low, high = max(found.low, 0.0), min(found.high, most)
+    low = max(found.low, min(0.0, found.mean))
+    high = min(found.high, max(most, found.mean))
     ends = [[found.mean - low], [high - found.mean]]
     axes.errorbar(
         found.mean, row, xerr=None if math.isnan(found.half) else ends, fmt="o",

@@ -24,6 +24,8 @@ COLUMNS: Mapping[ExperimentalUnit, tuple[str, ...]] = {
     "seed": (SEED,), "partition": (PARTITION, SEED),
 }  # fmt: skip
 """The columns that identify a run among the repetitions of one method."""
+LARGEST = float(np.finfo(np.float32).max)
+"""Networks compute in float32: a larger score or loss is that of a run that has diverged."""
 POWER = 0.8
 """Power of the test at the detectable difference."""
 
@@ -82,8 +84,8 @@ def means(values: pd.Series[float]) -> pd.Series[float]:
 
 
 def finite(values: pd.Series[float]) -> pd.Series[float]:
-    """The values, with NaN for infinite ones: neither is a result of a run."""
-    return values.where(np.isfinite(values.astype(float)))
+    """The values, with NaN for those beyond :data:`LARGEST`, which are no result of a run."""
+    return values.where(values.astype(float).abs() <= LARGEST)
 
 
 def complete(values: pd.Series[float], runs: Collection[Any]) -> bool:

@@ -82,7 +82,7 @@ def write_confirmed(
             row |= {f"{by}_{k}": v for k, v in spread(np.asarray(last, dtype=np.float64)).items()}
         else:
             row |= dict.fromkeys(averaged, math.nan)
-        rows.append(row | {"failed": len(names) - int(np.isfinite(last).sum())})
+        rows.append(row | {"failed": len(names) - int(units.finite(last).notna().sum())})
     found = pd.DataFrame(rows).sort_values(
         f"{by}_mean", ascending=lowest(by), kind="stable", ignore_index=True
     )
