@@ -145,8 +145,8 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     )
 
 
-def _missing(facets: Facets, score: str) -> str:
-    """Which groups lack runs that others have; empty if none does."""
+def _lacking(facets: Facets, score: str) -> list[str]:
+    """The groups that lack runs which others have: ``FedLD (2 of 3 runs)``."""
     texts = []
     for setting, inside in facets.items():
         values = by_run(inside, score, "final")
@@ -155,6 +155,12 @@ def _missing(facets: Facets, score: str) -> str:
                 runs = stats.of_runs(values[label]).runs
                 where = f", {setting}" * bool(setting)
                 texts.append(f"{style.title(label)} ({runs} of {runs + count} runs{where})")
+    return texts
+
+
+def _missing(facets: Facets, score: str) -> str:
+    """Which groups lack runs that others have; empty if none does."""
+    texts = _lacking(facets, score)
     if not texts:
         return ""
     return (
@@ -204,6 +210,7 @@ def draw(facets: Facets, score: str) -> Drawing:
     }
     labels = list(dict.fromkeys(g.label for groups in facets.values() for g in groups))
     lines = facet_lines(facets)
+    lacking = _lacking(facets, score)
     guesses = {title: _guess(groups, score) for title, groups in facets.items()}
     title = TAKES["final"].format(shown.title)
     with style.look():
@@ -240,7 +247,11 @@ def draw(facets: Facets, score: str) -> Drawing:
     return Drawing(
         name="headline",
         title=title,
-        caption=f"{title}: mean, 95 % confidence interval over {over}, and each {unit}.",
+        caption=(
+            f"{title}: mean, 95 % confidence interval over {over}, and each {unit}."
+            + f" Means over other runs than those of the others: {'; '.join(lacking)}."
+            * bool(lacking)
+        ),
         reading=(
             f"{'Left' if shown.lowest else 'Right'} is better. Intervals that overlap may still "
             f"differ {unit} by {unit}: the sentences above rest on {TESTS['t']}s over common "

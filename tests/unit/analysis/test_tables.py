@@ -278,6 +278,7 @@ def test_the_report_says_what_is_missing(incomplete: Path, tmp_path: Path) -> No
     assert "<strong>FedAvg has the highest final test accuracy of the methods with all" in page
     assert "significantly above the other method over the partitions that both have." in page
     assert "<strong>Incomplete: FedProx (4 of 5 runs).</strong>" in page
+    assert "and each partition. Means over other runs than those of the others: FedProx (4" in page
     assert "runs: FedProx (4 of 5). Left out: 1 run" in page.replace("&#34;", "")
     for suffix in (".md", ".tex"):
         assert "FedProx (4 of 5)" in (tmp_path / f"page/tables/accuracy_final{suffix}").read_text()
