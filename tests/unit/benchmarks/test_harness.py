@@ -68,12 +68,10 @@ def fedsim_model(setup, store):
     return flat.vector()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "method", "processes", "threads"),
-    [
-        pytest.param("w1", "fedld", 2, 1, marks=pytest.mark.slow),
-        ("w3_small", "fedavg", 1, 2),
-    ],
+    [("w1", "fedld", 2, 1), ("w3_small", "fedavg", 1, 2)],
 )
 def test_the_bare_loop_does_the_same_work(key, processes, threads, method, tmp_path):
     # several steps per client, and every knob large enough to show

@@ -14,7 +14,7 @@ from PIL import Image
 
 import fedsim
 from fedsim.cli import main
-from fedsim.config.experiments import WRITTEN
+from fedsim.config.earlier import WRITTEN
 from fedsim.config.resolve import load_config, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError

@@ -40,6 +40,7 @@ print(default, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator")
 def test_freed_memory_is_taken_again():

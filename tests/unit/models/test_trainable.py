@@ -456,6 +456,7 @@ def test_a_second_run_starts_from_the_merged_weights_of_the_first(tmp_path):
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_vit_tiny_of_timm_trains_with_adapters(tmp_path):
     pytest.importorskip("timm", reason="needs timm, which the extra 'models' brings")

@@ -186,6 +186,7 @@ def test_a_lock_on_a_full_disk_is_a_clear_error(tmp_path, monkeypatch):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_fedsim_is_imported_where_python_lacks_unix_modules():
     code = "import sys; sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'grp'));"

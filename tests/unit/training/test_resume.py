@@ -1009,7 +1009,7 @@ def test_a_damaged_file_is_refused_and_named(name, content, after_four, tmp_path
     whole = (run / name).read_bytes()
     (run / name).write_bytes(content)
     before = contents(run)
-    done = CliRunner().invoke(main, ["resume", str(run)])
+    done = CliRunner().invoke(main, ["resume", str(run), "--engine", "serial"])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert f"{run / name}" in done.stderr
     assert contents(run) == before
