@@ -482,7 +482,7 @@ def test_name_that_is_no_method(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^algorithm '{name}': {message}") as caught:
         algorithms.load(name)
     assert "\n" not in str(caught.value)
-    done = CliRunner().invoke(main, ["run", "-a", name])
+    done = CliRunner().invoke(main, ["run", "--engine", "serial", "-a", name])
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 1
 
