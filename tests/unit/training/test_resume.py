@@ -49,6 +49,7 @@ from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
+from tests.rounding import rounding, sgd_operations
 from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration
@@ -220,8 +221,13 @@ def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path, told):
     assert "val_auc" not in columns["rounds"]
     assert RunStore(run).summary["final_test_auc"] == RunStore(run).read("rounds")["test_auc"][3]
     models = [load_file(path / "model.safetensors") for path in (run, wanted.path)]
-    for name, tensor in models[0].items():  # another processor may have done the first rounds
-        np.testing.assert_allclose(tensor, models[1][name], rtol=1e-5, atol=1e-7)
+    # Another processor may have done the first rounds. Adam's eta m / (sqrt(v) + tau) magnifies the
+    # rounding of an update by at most eta (1 - beta1) / tau = 10; a step is 300 tolerances.
+    error = rounding(np.float32, sgd_operations(steps=4 * 10, layers=1, width=64), growth=10)
+    assert error < 1e-3
+    for name, tensor in models[0].items():
+        size = np.abs(tensor).max()
+        np.testing.assert_allclose(tensor, models[1][name], rtol=0, atol=error * size)
 
 
 # damaged checkpoints
