@@ -124,6 +124,8 @@ def _print(found: Details) -> None:
     if version:
         seen = device not in (None, "", NO_DEVICE)
         echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
+    if "accepted_code" in found.environment:
+        echo("a function of your own has changed since, which --accept-changed-code accepted")
     echo()
     changed = [
         {"setting": key, "value": details.text(value), "default": details.text(default)}

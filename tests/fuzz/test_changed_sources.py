@@ -161,6 +161,9 @@ DATA: dict[str, tuple[Change, tuple[str, ...]]] = {
 """The same for the data."""
 
 
+COUNT = len(PLACES) * len(JUNK) + len(COMMANDS) * (len(CODE) + len(DATA))
+
+
 def cases(done: Path) -> Iterator[tuple[str, Case]]:
     """All of them, for each command in turn."""
     copies: dict[str, Any] = {

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from tests.fuzz import test_commands, test_data_files, test_documents, test_own_code, test_settings
+from tests.fuzz import (
+    test_changed_sources,
+    test_commands,
+    test_data_files,
+    test_documents,
+    test_own_code,
+    test_settings,
+)
 
 
 def test_there_are_hundreds_of_each_kind() -> None:
@@ -13,6 +20,7 @@ def test_there_are_hundreds_of_each_kind() -> None:
         "documents": len(test_documents.CASES) + 200,
         "command lines": len(test_commands.USAGE),
         "own code": len(test_own_code.CASES),
+        "changed sources": test_changed_sources.COUNT,
         "data files": 40 * len(test_data_files.SETS) + len(test_data_files.WEIGHTS),
     }
     print(counts)  # noqa: T201

@@ -105,6 +105,7 @@ def test_a_sweep_does_not_keep_the_numbers_of_other_code(work: Path) -> None:
     assert "finished before" in accepted.stdout
     assert f"{RUN}: {WAY_OUT}: its results are those of the code before" in accepted.stderr
     assert environment()["code"] == began != environment()["accepted_code"]
+    assert "--accept-changed-code accepted" in succeeded(fedsim("show", RUN)).output
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
     edit("SCALE = 1.0\n")
     refused(fedsim(*SWEEP), "dd0d29488f12, is d5d01336f87f now")
