@@ -87,8 +87,11 @@ def difference(
     free = {f"engine.{leaf}" for leaf in PLACEMENT}
     methods = [name for name in wanted.hyperparameters if name != wanted.data.name]
     lacking = earlier.values(methods, [wanted.data.name])
-    have = lacking | dict(_flat(found))
-    filled = filled_by_the_data(wanted, have, patients)
+    written = dict(_flat(found))
+    have = lacking | written
+    # what data.group would be now, a run that lacks it does not say
+    told = {key: v for key, v in have.items() if key != "data.group" or key in written}
+    filled = filled_by_the_data(wanted, told, patients)
     want = dict(_flat(to_dict(wanted))) | filled
     have |= {key: value for key, value in filled.items() if have.get(key) is None}
     for key, value in want.items():
