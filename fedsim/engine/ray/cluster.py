@@ -33,6 +33,8 @@ OBJECT_STORE = 0.3
 """The part of the free memory that Ray keeps for its object store, unless told otherwise."""
 TRIES = 3
 """How often Ray is started on this machine; it waits half a minute for its processes each time."""
+ENDING = 10.0
+"""Seconds that processes have to end after they were killed."""
 
 
 def connect(engine: EngineConfig) -> Callable[[], None]:
@@ -127,13 +129,25 @@ def _nodes_made() -> Iterator[list[Any]]:
 def _discarded(node: Any, keep: bool) -> str:
     """Ends a node's processes and deletes its folder, unless its logs are to be kept; that folder.
 
-    What Ray knows of this process is as if it had never been started.
+    Agents that the raylet has just started would outlive it for a while, and write there.
     """
+    import psutil  # Ray brings it
+
+    below = []
+    for process in (info.process for known in node.all_processes.values() for info in known):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(process.pid)
+            parent.suspend()  # starts no more of them
+            below += parent.children(recursive=True)
     ray.shutdown()
-    node.kill_all_processes(check_alive=False, allow_graceful=True, wait=True)
+    node.kill_all_processes(check_alive=False, wait=True)
+    for child in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(below, timeout=ENDING)
     folder = str(node.get_session_dir_path())
     if not keep:
-        shutil.rmtree(folder, ignore_errors=True)  # an agent may still write its last words
+        shutil.rmtree(folder, ignore_errors=True)
     return folder
 
 

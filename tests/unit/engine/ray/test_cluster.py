@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+from types import SimpleNamespace
+
+import psutil
 import pytest
 import ray
 from ray._private.node import Node
@@ -54,10 +58,10 @@ class FailingNode:
     """Ray's node whose processes do not come up: ``fails`` times, or before it starts any."""
 
     def __init__(self, monkeypatch, folder, fails, started=True):
-        self.begun, self.ended, self.left, self.found = [], [], fails, []
+        self.begun, self.ended, self.agents, self.left, self.found = [], [], [], fails, []
         self.folder, self.started = folder, started
         monkeypatch.setattr(Node, "__init__", lambda node: self.begin(node))
-        monkeypatch.setattr(Node, "kill_all_processes", lambda node, **_: self.ended.append(node))
+        monkeypatch.setattr(Node, "kill_all_processes", lambda node, **_: self.end(node))
         monkeypatch.setattr(Node, "get_session_dir_path", lambda node: node.folder)
         monkeypatch.setattr(ray, "init", lambda **_: Node())
 
@@ -66,11 +70,25 @@ class FailingNode:
         self.found.append([path.name for path in self.folder.iterdir()])
         self.begun.append(node)
         if self.started:
-            node.all_processes = {"raylet": ["a process"]}
+            node.all_processes = {"raylet": [SimpleNamespace(process=self.raylet())]}
             node.folder = self.folder / f"session_{len(self.begun)}"
             (node.folder / "logs").mkdir(parents=True)
         if len(self.begun) <= self.left:
             raise Exception("The current node timed out\nduring startup. This could happen")
+
+    def raylet(self):
+        """A process with an agent, which outlives it."""
+        command = ["sh", "-c", "sleep 1000 >/dev/null & echo; wait"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        self.agents += psutil.Process(process.pid).children()
+        return process
+
+    def end(self, node):
+        self.ended.append(node)
+        for info in node.all_processes["raylet"]:
+            info.process.kill()
+            info.process.communicate()
 
 
 def test_ray_that_starts_slowly_is_started_again(monkeypatch, tmp_path, caplog):
@@ -80,6 +98,9 @@ def test_ray_that_starts_slowly_is_started_again(monkeypatch, tmp_path, caplog):
     assert connect(EngineConfig()) is ray.shutdown
     assert nodes.ended == nodes.begun[:2], "the processes of the failed starts"
     assert nodes.found == [[], [], []], "and their folders"
+    assert [agent.is_running() for agent in nodes.agents] == [False, False, True]
+    nodes.end(nodes.begun[2])
+    nodes.agents[2].kill()
     told = "Ray did not start (The current node timed out during startup. This could happen)"
     assert caplog.messages == [f"{told}; try {n} of 3" for n in (2, 3)]
 
@@ -92,6 +113,7 @@ def test_ray_that_never_starts_ends_the_run_in_one_line(monkeypatch, tmp_path):
     assert (caught.value.exit_status, "\n" in str(caught.value)) == (1, False)
     assert "--engine serial needs no Ray" in str(caught.value)
     assert nodes.ended == nodes.begun
+    assert not any(agent.is_running() for agent in nodes.agents)
     assert [path.name for path in tmp_path.iterdir()] == ["session_3"], "the logs that it names"
 
 
