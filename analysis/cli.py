@@ -217,7 +217,10 @@ def select_command(
     dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
     unit: ExperimentalUnit, out: Path | None,
 ) -> None:  # fmt: skip
-    """Choose a hyperparameter by the best mean on the validation part."""
+    """Choose a hyperparameter by the best mean on the validation part.
+
+    A value that lacks a run which another one has, such as one that diverged, is not chosen.
+    """
     _check(out, [".csv"])
     runs, unfinished = _summaries(dirs)
     (table,) = captions.left_out([selection.choose(runs, by, within, metric, unit)], unfinished)

@@ -87,7 +87,8 @@ search_option = partial(click.option, cls=GroupedOption, group="Search")
     "--confirm",
     type=click.IntRange(1, MOST_RUNS),
     metavar="K",
-    help="Train the K best trials again on fresh training seeds; the best of them is best.yaml.",
+    help="Train the K best trials again on fresh training seeds; the best of those that finish on "
+    "all of them is best.yaml.",
 )
 @search_option(
     "--search",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pandas as pd
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedsim.cli import main
+from fedsim.core.errors import FedsimError
 from fedsim.storage import trials
 from fedsim.storage.rows import RoundRow
 from fedsim.training import slots, sweep
@@ -211,3 +213,28 @@ def test_trials_are_judged_by_columns_of_rounds_csv() -> None:
     tune = importlib.import_module("fedsim.cli.tune")  # fedsim.cli.tune is the command
     assert set(tune.METRICS) < set(RoundRow.columns())
     assert tune.MOST_RUNS == sweep.MOST_RUNS == trials.MOST
+
+
+@pytest.mark.parametrize("failed", [None, 2])
+def test_where_no_trial_is_confirmed_the_command_fails(
+    failed: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No run on the fresh seeds finished, or a trial's did on one of three only."""
+    show = importlib.import_module("fedsim.cli.tune")._show
+    trial = trials.Trial(number=4, params={"train.lr": 0.5}, state="complete", value=0.9)
+    plan = SimpleNamespace(seeds=(0,), study=SimpleNamespace(by="val_accuracy"))
+    search = SimpleNamespace(ended=[trial], plan=plan, out=tmp_path)
+    row = {"trial": 4, "n": 1, "value": 0.9, "failed": failed}
+    row |= dict.fromkeys(
+        f"{name}_{end}"
+        for name in ("val_accuracy", "final_test_accuracy")
+        for end in ("mean", "ci95")
+    )
+    numbers = {column: float for column in row if "_" in column}
+    table = None if failed is None else pd.DataFrame([row]).astype(numbers)
+    with pytest.raises(FedsimError, match="none of the best trials finished on all fresh seeds"):
+        show(search, table, True)
+    said = capsys.readouterr().out
+    assert ("best.yaml has trial 4" in said) == (failed is not None)
+    assert ("1 of 3" in said) == (failed is not None)
+    show(search, None, False)
