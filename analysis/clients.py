@@ -51,7 +51,7 @@ def by_client(facets: Facets) -> Drawing | Absent:
                 Line2D([], [], marker=marker, linestyle="", color="#444444")
                 for marker, _ in zip(MARKERS, sites, strict=False)
             ]
-            panels.legend(fig, handles, list(sites.values()))
+            panels.legend(fig, handles, [names.short(name, 30) for name in sites.values()])
     who = f"client ({panels.means_note(counts, 'seed')})"
     if nested:
         who = "client on one of the partitions (mean over the training seeds)"

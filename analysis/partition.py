@@ -14,8 +14,6 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedsim.core.terminal import printable
-
 from . import AnalysisError, names, style
 from .panels import Absent, Drawing
 from .runs import Group, read, text
@@ -23,6 +21,8 @@ from .runs import Group, read, text
 BAR = "#4292C6"
 LABELLED = 16
 """The axis shows the names of at most this many clients."""
+LONGEST = 40
+"""Longer names of clients are shortened."""
 TITLE = "Who owns which samples"
 MOST = 4
 """A report shows at most this many partitions."""
@@ -139,7 +139,7 @@ def ticks(axes: Axes, frame: pd.DataFrame, counts: pd.DataFrame) -> None:
     named = "name" in frame.columns and bool(frame["name"].notna().all())
     if named and num_clients <= LABELLED:
         known = frame.drop_duplicates("client_id").set_index("client_id")["name"]
-        texts = [printable(str(known[client])) for client in counts.columns]
+        texts = [names.short(str(known[client]), LONGEST) for client in counts.columns]
         crowded = sum(map(len, texts)) > 70
         axes.set_xticks(
             np.arange(num_clients), texts, rotation=30 if crowded else 0,
@@ -304,7 +304,7 @@ def _grid(fig: SubFigure, rows: Sequence[ImageRow]) -> None:
         line[0].text(
             -0.12,
             0.5,
-            printable(row.title, keep="\n"),
+            "\n".join(names.short(line, LONGEST) for line in row.title.split("\n")),
             transform=line[0].transAxes,
             ha="right",
             va="center",

@@ -7,6 +7,7 @@ from tests.fuzz import (
     test_commands,
     test_data_files,
     test_documents,
+    test_names_and_images,
     test_own_code,
     test_settings,
 )
@@ -22,6 +23,8 @@ def test_there_are_hundreds_of_each_kind() -> None:
         "own code": len(test_own_code.CASES),
         "changed sources": test_changed_sources.COUNT,
         "data files": 40 * len(test_data_files.SETS) + len(test_data_files.WEIGHTS),
+        "images": len(test_names_and_images.IMAGES) + len(test_names_and_images.EXIF),
+        "names": len(test_names_and_images.ODD) + len(test_names_and_images.NUL),
     }
     print(counts)  # noqa: T201
     assert sum(counts.values()) > 2000, counts
