@@ -24,8 +24,9 @@ pytestmark = pytest.mark.ray
 
 
 @pytest.fixture
-def ray_folder(no_ray, monkeypatch):
+def ray_folder(the_ray, monkeypatch):
     """A short temporary directory for a Ray of the test's own."""
+    the_ray.stop()
     with tempfile.TemporaryDirectory(prefix="fs", dir="/tmp") as folder:
         monkeypatch.setenv("RAY_TMPDIR", folder)
         yield folder
