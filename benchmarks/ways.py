@@ -73,13 +73,18 @@ class Drawn:
 
 
 def contents(run: Path) -> dict[str, object]:
-    """All tables and models of a run; of its summary what is no time."""
+    """All tables and models of a run; of its summary what is no time, of errors.csv what is late.
+
+    Its other rows name work that was lost, say for lack of memory, and done again.
+    """
     found: dict[str, object] = {}
     for name, path in results(run).items():
-        summary = path.name == "summary.csv"
-        rows = [dict(compared(row)) for row in records(path)] if summary else path.read_bytes()
-        found[name] = rows
-    return found
+        found[name] = path.read_bytes()
+        if name == "summary.csv":
+            found[name] = [dict(compared(row)) for row in records(path)]
+        if name == "errors.csv":
+            found[name] = [row for row in records(path) if row["attempt"] == "0"]
+    return {name: content for name, content in found.items() if content != []}
 
 
 def difference(wanted: Mapping[str, object], found: Mapping[str, object]) -> str | None:

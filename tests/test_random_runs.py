@@ -41,7 +41,11 @@ def test_what_is_drawn_is_often_a_configuration(tmp_path):
         (None, None),
         (lambda run: (run / "model.safetensors").write_bytes(b"b"), "model.safetensors: differs"),
         (lambda run: (run / "rounds.csv").write_text("round\n1\n3\n"), "rounds.csv:3: differs"),
-        (lambda run: (run / "errors.csv").touch(), "errors.csv: is there in addition"),
+        (lambda run: (run / "errors.csv").write_text("attempt\n1\n"), None),
+        (
+            lambda run: (run / "errors.csv").write_text("attempt\n0\n"),
+            "errors.csv: is there in addition",
+        ),
         (lambda run: (run / "rounds.csv").unlink(), "rounds.csv: is missing"),
         (lambda run: (run / "timings.csv").touch(), None),
         (lambda run: (run / "summary.csv").write_text("run_id,a\ny,1\n"), None),
