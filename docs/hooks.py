@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import posixpath
 import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Literal, get_args, get_origin
+from urllib.parse import unquote, urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -21,6 +26,8 @@ logger = logging.getLogger("mkdocs.hooks.fedsim")
 EXTERNAL = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
 )
+SOURCE = re.compile(r'href="([^":#]+\.(?:md|ipynb))((?:#[^"]*)?)"')
+"""A link to the source of a page."""
 ROLE = re.compile(r":(?:class|func|meth|mod|data):(<code[^>]*>)~?")
 """How Sphinx marks a name in a docstring, once it is HTML."""
 CLI = """# Command line
@@ -66,9 +73,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_content(html: str, **_: object) -> str:
-    """Takes Sphinx's roles out of what docstrings say."""
-    return ROLE.sub(r"\1", html)
+def on_page_content(html: str, page: Page, files: Files, **_: object) -> str:
+    """Takes Sphinx's roles out of what docstrings say, and turns links of notebooks to pages.
+
+    A notebook links ``../GRAM.md``, as GitHub needs it; mkdocs turns such links of Markdown only.
+    """
+    html = ROLE.sub(r"\1", html)
+    if not page.file.src_uri.endswith(".ipynb"):
+        return html
+
+    def linked(match: re.Match[str]) -> str:
+        found = files.get_file_from_path(posixpath.normpath(posixpath.join(folder, match[1])))
+        return match[0] if found is None else f'href="{found.url_relative_to(page.file)}{match[2]}"'
+
+    folder = posixpath.dirname(page.file.src_uri)
+    return SOURCE.sub(linked, html)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa: ARG001
@@ -76,6 +95,57 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:  # noqa:
     for tag in EXTERNAL.findall(output):
         logger.warning("%s loads %s", page.file.src_uri, tag)
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Warns of links of the built pages that lead nowhere; --strict makes that an error."""
+    for page, link, reason in broken_links(Path(config.site_dir)):
+        logger.warning("%s links %s: %s", page, link, reason)
+
+
+class Links(HTMLParser):
+    """What a page links or loads, and the anchors that it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes note of a tag."""
+        for name, value in attrs:
+            if value is not None and name in ("href", "src"):
+                self.links.append(value)
+            if value is not None and (name == "id" or (tag == "a" and name == "name")):
+                self.anchors.add(value)
+
+
+def broken_links(site: Path) -> Iterator[tuple[str, str, str]]:
+    """The links within a built site that lead nowhere: page, link, and what is missing.
+
+    A page that is not found (404.html) is shown at any address, so that its links are absolute.
+    """
+    pages = {
+        file.resolve(): Links(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")
+    }
+    for file, page in sorted(pages.items()):
+        for link in dict.fromkeys(page.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc or file.name == "404.html":
+                continue
+            path = unquote(parts.path)
+            target = (
+                file if not path else (site if path[0] == "/" else file.parent) / path.lstrip("/")
+            )
+            target = target / "index.html" if target.is_dir() else target
+            name = file.relative_to(site.resolve()).as_posix()
+            if not target.is_file():
+                yield name, link, "there is no such page or file"
+            elif target.resolve() in pages and parts.fragment:
+                anchors = pages[target.resolve()].anchors
+                if unquote(parts.fragment) not in anchors:
+                    yield name, link, "the page has no such anchor"
 
 
 def commands() -> str:

@@ -47,6 +47,14 @@ def run(path: Path, callbacks=(), rounds: int = 2, **sections: object) -> dict[s
     return {name: store.read(name) for name in ("rounds", "summary")}
 
 
+def test_what_stands_in_a_file_is_defined_there():
+    found = re.findall(r"`(\w+)` (?:of|in) `(fedsim/[\w/]+\.py)`", PAGE.replace("\n", " "))
+    assert ("CATALOGUE", "fedsim/models/catalogue.py") in found
+    for name, path in found:
+        text = (ROOT / path).read_text()
+        assert re.search(rf"^(?:def |class )?{name}\b", text, re.MULTILINE), f"{name} of {path}"
+
+
 def test_a_method_with_client_state(tmp_path):
     name = "own_method:build"
     off, on = (

@@ -46,6 +46,65 @@ def test_every_preset_and_data_set_is_named():
     assert "labels.csv (filename,label&#91;,site]" in page
 
 
+PAGES = {
+    "index.html": '<h1 id="top"></h1><a href="a/">A</a><a href="a/#here">x</a><a href="#top">y</a>',
+    "a/index.html": '<a name="here"></a><a href="..">up</a><a href="../b.png?v=1">b</a>'
+    '<a href="https://ray.io">r</a><a href="mailto:x@y">m</a><link href="/s.css"><p id="\u00e9">',
+    "404.html": '<a href="/elsewhere/">all addresses</a>',
+    "b.png": "",
+    "s.css": "",
+}
+
+
+def site(folder):
+    for name, text in PAGES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_links_of_built_pages_are_followed(tmp_path, caplog):
+    hooks.on_post_build(SimpleNamespace(site_dir=str(site(tmp_path))))
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("html", "link"),
+    [
+        ('<a href="../GRAM.md">', "../GRAM.md"),  # of a notebook
+        ('<a href="../tutorials/compare.md#x">', "../tutorials/compare.md#x"),
+        ('<a href="nowhere/">', "nowhere/"),
+        ('<a href="a/#there">', "a/#there"),
+        ('<a href="#there">', "#there"),
+        ('<img src="no.png">', "no.png"),
+        ('<script src="/no.js"></script>', "/no.js"),
+        ("<a href='../index.html'>", "../index.html"),
+    ],
+)
+def test_a_broken_link_is_warned_of(html, link, tmp_path, caplog):
+    (tmp_path / "site").mkdir()
+    found = site(tmp_path / "site")
+    (found / "c.html").write_text(f"{html} &amp; <code>href='x'</code>")
+    hooks.on_post_build(SimpleNamespace(site_dir=str(found)))
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"c.html links {link}: ")
+
+
+def test_links_of_a_notebook_are_those_of_the_site():
+    class Target(SimpleNamespace):
+        def url_relative_to(self, other):
+            return "../../GRAM/"
+
+    known = {"GRAM.md": Target()}
+    files = SimpleNamespace(get_file_from_path=known.get)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/rules.ipynb"))
+    html = '<a href="../GRAM.md#x">G</a><a href="../NO.md">N</a><a href="https://x.y/z.md">Z</a>'
+    wanted = html.replace("../GRAM.md", "../../GRAM/")
+    assert hooks.on_page_content(html, page, files) == wanted
+    page.file.src_uri = "concepts/rules.md"
+    assert hooks.on_page_content(html, page, files) == html
+
+
 @pytest.mark.parametrize(
     ("html", "warnings"),
     [
