@@ -162,7 +162,7 @@ def training(part, batch, model="mlp"):
 
 @pytest.mark.parametrize("part", ["head", "lora(2)", "head.*"], ids=["head", "lora", "a pattern"])
 def test_a_part_of_the_model_is_refused_before_the_data_are_read(part, monkeypatch):
-    monkeypatch.setattr("fedsim.training.setup.load", lambda config: pytest.fail("reads the data"))
+    monkeypatch.setattr("fedsim.training.setup.deal", lambda config: pytest.fail("reads the data"))
     with pytest.raises(ConfigError) as refused:
         prepare(training(part, 4))
     assert str(refused.value) == (
