@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -175,7 +176,7 @@ def cut(folder: Path) -> None:
 
 def _data(folder: Path) -> bytes:
     with files.reading(folder / TRIALS) as path:
-        return read_bytes(path) if path.exists() else b""
+        return read_bytes(path) if os.path.lexists(path) else b""
 
 
 def _whole(data: bytes) -> bytes:
@@ -214,7 +215,7 @@ def read_study(folder: Path) -> dict[str, Any] | None:
         DataError: it is not what was written.
     """
     with files.reading(folder / STUDY) as path:
-        if not path.exists():
+        if not os.path.lexists(path):  # a link to nowhere is no new search
             return None
         try:
             found = parse_json(read_bytes(path))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
+import stat
 import sys
 import tempfile
 import warnings
@@ -24,6 +26,10 @@ from fedsim.cli import main
 LONGEST = 1500
 """Characters of a line that a person still reads."""
 
+LARGEST = 2**28
+"""Bytes of a file that is read to see whether it was changed."""
+LIMIT = 120
+"""Seconds after which a command counts as one that never ends, on the slowest machine."""
 BESIDE = ("note: ", "left out ")
 """What lines begin with that may stand beside the error."""
 CACHES = (
@@ -66,10 +72,13 @@ def contents(folder: Path) -> dict[str, str]:
     """Every path below a folder, with the digest of its bytes."""
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.name != ".lock"):
+        mode = path.lstat()
         if path.is_symlink():
             value = os.readlink(path)
-        else:
-            value = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        elif path.is_file() and mode.st_size <= LARGEST:
+            value = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:  # a folder, a pipe, or what nobody reads
+            value = f"{stat.filemode(mode.st_mode)} {mode.st_size if path.is_file() else ''}"
         found[path.relative_to(folder).as_posix()] = value
     return found
 
@@ -103,14 +112,30 @@ def workplace(folder: Path) -> Iterator[Path]:
                     del sys.modules[name]
 
 
+@contextmanager
+def answering(what: str) -> Iterator[None]:
+    """Ends a command that waits for what never comes."""
+
+    def late(*_: object) -> None:
+        raise KeyboardInterrupt(f"no answer: fedsim {what[:300]}")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(LIMIT)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def fedsim(*args: str) -> Result:
     """The command in this process; what it warns of would stand on stderr as well."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)  # as Python does outside of tests
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # as fedsim.data.images does
-        result = CliRunner().invoke(main, args)
+        with answering(" ".join(args)):
+            result = CliRunner().invoke(main, args)
     told = [f"{w.category.__name__}: {w.message}" for w in caught]
     assert not told, f"fedsim {' '.join(args)}: a warning of Python: {told[0]}"
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fuzz import (
+    test_bounds,
     test_changed_sources,
     test_commands,
     test_data_files,
@@ -22,6 +23,7 @@ def test_there_are_hundreds_of_each_kind() -> None:
         "command lines": len(test_commands.USAGE),
         "own code": len(test_own_code.CASES),
         "changed sources": test_changed_sources.COUNT,
+        "bounds": len(test_bounds.CASES) + len(test_bounds.TAMPERED),
         "data files": 40 * len(test_data_files.SETS) + len(test_data_files.WEIGHTS),
         "images": len(test_names_and_images.IMAGES) + len(test_names_and_images.EXIF),
         "names": len(test_names_and_images.ODD) + len(test_names_and_images.NUL),

@@ -177,7 +177,7 @@ def _damaged(folder: Path) -> Path | None:
 
     for file in sorted(folder.rglob("*.arrow")):
         try:
-            pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
+            pyarrow.ipc.open_stream(pyarrow.memory_map(str(regular(file)))).read_all()
         except _BROKEN:
             return file
     return None

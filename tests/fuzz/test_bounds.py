@@ -1,0 +1,243 @@
+"""Numbers, texts and files without an end: each is refused at once, and nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fedsim.config.sections import MOST, fields
+from fedsim.storage.trials import MOST as MOST_TRIALS
+from tests.fuzz.harness import Case, fedsim, parts, tried
+from tests.fuzz.test_run_directories import copied
+
+pytestmark = pytest.mark.integration
+
+HUGE = (str(10**30), "9" * 5000, "1e300", "-1" + "0" * 30)
+HEX, BINARY = "0x" + "f" * 5000, "0b" + "1" * 20_000
+SERIAL = "run --engine serial --rounds 1 --clients 5 --out out"
+SEARCH = """\
+algorithm: fedavg
+data: {num_clients: 4, val_fraction: 0.2}
+model: {name: mlp}
+train: {rounds: 1, sample_rate: 0.5, batch_size: 100}
+engine: {kind: serial}
+search: {train.lr: "loguniform(0.01, 1)"}
+"""
+TUNE = "tune s.yaml --sampler random --trials 2 --parallel 1 --out out"
+
+
+def bounded() -> list[str]:
+    """The keys that take whole numbers up to :data:`~fedsim.config.sections.MOST`, or words."""
+    found = [k for k, f in fields().items() if any(getattr(m, "le", 0) == MOST for m in f.metadata)]
+    words = ("engine.actors", "engine.client_batch", "engine.aggregation_shards")
+    return [*found, *words, "evaluation.conflicts", "data.num_clients", "data.image_size"]
+
+
+def of_numbers() -> Iterator[Case]:
+    for key in bounded():
+        for value in HUGE:
+            yield Case(f"{key}={value}"[:60], ("run", "--set", f"{key}={value}"), f"--set {key}")
+        for value in (HEX, BINARY):
+            name, file = f"{key}: {value}"[:60], {"e.yaml": f"{key}: {value}\n"}
+            yield Case(name, "run -c e.yaml --out out", "e.yaml:1", files=file)
+
+
+LAWS = (
+    *("1e308", "1e-300", "lognormal(1e308, 1e308)", "lognormal(1, 1e308)", "lognormal(1e-300, 1)"),
+    *("lognormal(1e99, 1)", "uniform(0, 1e308)", "uniform(1e-200, 1)", "choice(1, 1e200)"),
+)
+
+
+def of_laws() -> Iterator[Case]:
+    for key in ("samples_per_second", "download_mb_s", "upload_mb_s", "availability", "work"):
+        share = key in ("availability", "work")  # for which a small number is right
+        for law in (law for law in LAWS if not (share and ("e-" in law))):
+            args = (*SERIAL.split(), "--set", f"clock.{key}={law}")
+            yield Case(f"{key} {law}", args, f"--set clock.{key}")
+    for value in ("1e308", "1e-300", "5e-324"):
+        rows = "client_id,samples_per_second\n" + "".join(f"{k},{value}\n" for k in range(5))
+        args = f"{SERIAL} --set clock.trace=t.csv"
+        yield Case(f"a trace of {value}", args, "t.csv, row 2", files={"t.csv": rows})
+
+
+def of_networks() -> Iterator[Case]:
+    for text in ("lora(999999)", "lora(999999, 1)", "lora(100000)"):
+        args = (*SERIAL.split(), "--model", "mlp", "--set", f"model.trainable={text}")
+        yield Case(text, args, "is larger than")
+    for text in (f"lora(1, {'9' * 400})", "lora(1000000)", f"lora({'9' * 400})", "lora(1e3)"):
+        yield Case(text[:40], (*SERIAL.split(), "--set", f"model.trainable={text}"), "trainable")
+    for key, value in {
+        "fedsr.z_dim": 10**12, "pfedla.width": 10**12, "pfedla.keep_local": 10**12,
+        "fedpac.head_epochs": 10**12, "model.projection": 10**12,
+    }.items():  # fmt: skip
+        args = f"run --set {key}={value} -a {key.partition('.')[0]}".replace(" -a model", "")
+        yield Case(f"{key}={value}", args, key)
+    grid = "engine: {kind: serial}\nmodel: {name: cnn}\ntrain: {rounds: 1}\n"
+    grid += "grid: {model.trainable: [all, 'lora(2)']}\n"
+    yield Case("sweep lora on cnn", "sweep g.yaml --out out", "lora(2)", files={"g.yaml": grid})
+    for model, text in (("cnn", "lora(2)"), ("mlp", "lora(99999)"), ("mlp", "norm"), ("mlp", "x")):
+        args = f"{TUNE} --model {model} --set model.trainable={text}"
+        says = f"model.trainable={text}"
+        yield Case(f"tune {text} on {model}", args, says, files={"s.yaml": SEARCH})
+
+
+def of_searches() -> Iterator[Case]:
+    def case(name: str, *args: str, says: str = "") -> Case:
+        base = ("tune", "s.yaml", "--out", "out")
+        return Case(name[:60], (*base, *args), says, files={"s.yaml": SEARCH})
+
+    for flag in ("--trials", "--confirm", "--sampler-seed", "--parallel"):
+        for value in (str(10**30), str(10**25), "9" * 5000, "0x10", "-1", "1e3", "nan"):
+            yield case(f"{flag} {value}", flag, value, says=flag)
+    for flag in ("--trials", "--confirm"):
+        yield case(f"{flag} of too many", flag, str(MOST_TRIALS + 1), says=flag)
+    for form in (
+        *(f"int(0, {10**30})", f"int(-{10**18}, {10**18})", f"int(1, {HEX})", "uniform(0, 1e999)"),
+        *("uniform(-1e308, 1e308)", "loguniform(0, 1e308)", f"choice({HEX})", f"choice({BINARY})"),
+        *("choice(" + "[" * 3000 + ")", "choice(!!bool x)", "choice(!!int '')", "choice(&a [*a])"),
+        *("choice(" + ", ".join(map(str, range(2000))) + ")", "int(1, 2" + ":10" * 300 + ")"),
+    ):
+        for key in ("train.lr", "data.alpha", "margin_weight"):
+            yield case(f"{key}={form}", "--search", f"{key}={form}", says=f"--search {key}")
+    wide = ("--sampler", "grid", "--pruner", "none")
+    for key, most in (("train.rounds", MOST), ("train.batch_size", MOST), ("seed_", MOST)):
+        text = SEARCH.replace("train.lr", key).replace("loguniform(0.01, 1)", f"int(1, {most})")
+        args = ("tune", "s.yaml", "--out", "out", *wide)
+        yield Case(f"a grid of {key}", args, files={"s.yaml": text})
+
+
+NODES: dict[str, Callable[[Path], object]] = {
+    "a pipe": os.mkfifo,
+    "a loop": lambda path: path.symlink_to(path.name),
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a terabyte": lambda path: (path.touch(), os.truncate(path, 2**40)),
+}
+
+
+def a_socket(path: Path) -> None:
+    """A name without a process behind it: the longest path of a socket is short."""
+    before = Path.cwd()
+    os.chdir(path.parent)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(path.name)
+    os.chdir(before)
+
+
+NODES["a socket"] = a_socket
+COMMANDS = {
+    "f.yaml": (
+        *("run -c f.yaml --out out", "sweep f.yaml --out out", "tune f.yaml --out out"),
+        *("partition -c f.yaml", "sweep f.yaml --dry-run"),
+    ),
+    "f.csv": (
+        *(f"{SERIAL} --set data.partition_file=f.csv", f"{SERIAL} --set clock.trace=f.csv"),
+        *("heatmap f.csv --out h.png", "partition --set data.partition_file=f.csv"),
+    ),
+    "w.pt": (f"{SERIAL} --set model.weights=w.pt",),
+    "w.safetensors": (f"{SERIAL} --set model.weights=w.safetensors",),
+    "d/labels.csv": (f"{SERIAL} -d folder --data-dir d",),
+    "d/d.npz": (f"{SERIAL} -d npz --data-dir d", "partition -d npz --data-dir d"),
+    "d/retinamnist.npz": (f"{SERIAL} -d retinamnist --data-dir d",),
+    "d/train/a.json": ("run --engine serial -d femnist --data-dir d",),
+    "d/state.json": ("run --engine serial -d hf:d",),
+    "d/dataset_dict.json": ("run --engine serial -d hf:d",),
+    "d/data.arrow": ("run --engine serial -d hf:d",),
+    "r/config.yaml": ("resume r", "predict r --out p.csv", "show r"),
+    "r/rounds.csv": ("show r",),
+}
+
+
+def of_files() -> Iterator[Case]:
+    for name, lines in COMMANDS.items():
+        beside = {"d/state.json": "{}"} if name == "d/data.arrow" else {}
+        for node, make in NODES.items():
+            if node == "a terabyte" and not name.endswith((".yaml", "state.json")):
+                continue  # data may be large
+            for line in lines:
+                files = {**beside, name: make}
+                yield Case(f"{line}, {node}", line, files=files, status=(1, 2))
+
+
+CASES = [*of_numbers(), *of_laws(), *of_networks(), *of_searches(), *of_files()]
+
+
+@pytest.mark.parametrize("number", parts(17))
+def test_what_has_no_bounds(number: int, tmp_path: Path) -> None:
+    tried(CASES[number::17], tmp_path)
+
+
+@pytest.fixture(scope="module")
+def search(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a search of two trials."""
+    folder = tmp_path_factory.mktemp("search")
+    (folder / "s.yaml").write_text(SEARCH)
+    flags = TUNE.split()[2:-1]
+    done = fedsim("tune", str(folder / "s.yaml"), *flags, str(folder / "out"))
+    assert done.exit_code == 0, done.output
+    return folder / "out"
+
+
+def edited(**change: object) -> Callable[[Path], None]:
+    """Changes values of study.json, or of the second line of trials.jsonl."""
+
+    def edit(path: Path) -> None:
+        text = path.read_text()
+        *before, last = text.splitlines() if path.suffix == ".jsonl" else [text]
+        path.write_text("\n".join([*before, json.dumps(json.loads(last) | change), ""]))
+
+    return edit
+
+
+def written(text: str) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_text(text)
+
+    return write
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def replace(path: Path) -> None:
+        path.unlink()
+        make(path)
+
+    return replace
+
+
+ODD = (None, -1, 10**30, 1.5, "x", True, [], {})
+TAMPERED: list[tuple[str, Callable[[Path], None]]] = [
+    *(("study.json", edited(**{k: v})) for k in ("ahead", "seeds", "by", "settings") for v in ODD),
+    *(("study.json", edited(trials=v)) for v in ODD[1:]),
+    *(("trials.jsonl", edited(**{k: v})) for k in ("number", "state", "params") for v in ODD),
+    *(("trials.jsonl", edited(value=v)) for v in (*ODD, 0.99, float("nan"), float("inf"))),
+    *(("trials.jsonl", edited(reports=v)) for v in ODD[:-1]),
+    *(("trials.jsonl", edited(params={"train.lr": v})) for v in (*ODD, 77, 0.001)),
+    *(
+        (name, written(text))
+        for name in ("study.json", "trials.jsonl")
+        for text in ("[" * 200_000 + "\n", '{"a": ' * 100_000 + "\n", f"{HEX}\n", "9" * 9999 + "\n")
+    ),
+    *((name, instead(m)) for name in ("study.json", "trials.jsonl") for m in NODES.values()),
+]
+
+
+@pytest.mark.parametrize("number", parts(13))
+def test_a_search_that_was_changed(number: int, search: Path, tmp_path: Path) -> None:
+    lines = (TUNE, "show out", "report out --out rep")
+    tried(
+        (
+            Case(
+                f"{name} {place}, {line}",
+                line,
+                status=(1, 2) if line == TUNE else (0, 1, 2),
+                files={"out": copied(search, name, damage), "s.yaml": SEARCH},
+            )
+            for place, (name, damage) in list(enumerate(TAMPERED))[number::13]
+            for line in (lines if place % 5 == 0 else lines[:1])
+        ),
+        tmp_path,
+    )
