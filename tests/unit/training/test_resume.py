@@ -196,6 +196,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(Segment, "read", watched_read)
     monkeypatch.setattr(Checkpoints, "save", watched_save)
     monkeypatch.setattr(Checkpoints, "wait", watched_wait)
+    monkeypatch.setattr(checkpoint, "SHARE", 1.0)  # no rest, however long a checkpoint took
     engine = {"state_memory": 4 * size / 2**30}
     assert contents(fedsim.run(config("fedbn", long, **engine), tmp_path / "run").path) == wanted
     assert early
