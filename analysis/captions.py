@@ -48,11 +48,11 @@ def signs(found: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
     said = unit_words(unit) + f" {interval_words(unit)}" * several
     groups = Counter((cell.column, conditions(cell.row)) for cell in found)
     if max(groups.values(), default=0) > 1:
-        where = " of the methods with all runs" * any(cell.missing for cell in found)
-        where += " of a column" * (len({cell.column for cell in found}) > 1)
+        where = " of a column" * (len({cell.column for cell in found}) > 1)
         where += " for each setting of data and rounds" * (
             len({conditions(cell.row) for cell in found}) > 1
         )
+        where += " among the methods with all runs" * any(cell.missing for cell in found)
         said += (
             f" Bold: the {'lowest' if lowest else 'highest'} mean{where}, where it differs from "
             f"each of the others at level {SIGNIFICANT:g} (two-sided {TESTS[test]} over common "

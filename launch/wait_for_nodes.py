@@ -142,11 +142,11 @@ def main() -> str | None:
             if found is not None:
                 state = found if isinstance(found, str) else f"{found} of {given.nodes} nodes"
             waited = time.monotonic() - begun
-            if waited >= given.timeout:
-                return f"error: {where}: {state}, after {given.timeout:g} s"
             if waited - told >= MINUTE:
                 told = waited
                 sys.stderr.write(f"{where}: {state}; waiting, for {given.timeout:g} s in all\n")
+            if waited >= given.timeout:
+                return f"error: {where}: {state}, after {given.timeout:g} s"
             if isinstance(found, str):
                 time.sleep(min(PAUSE, given.timeout - waited))
     except PermissionError as error:

@@ -17,6 +17,7 @@ import click
 
 from fedsim.cli.options import VERBOSE
 from fedsim.core.errors import FedsimError, StoreError, WorkerError, described, exit_status
+from fedsim.core.imports import uncollected
 from fedsim.core.terminal import echo, printable
 from fedsim.training.signals import handled
 
@@ -226,6 +227,20 @@ def repeatable(ctx: click.Context, contents: str, folder: Path) -> Iterator[None
         echo(f"interrupted; {where}the same command continues", err=True)
         show_notes(interrupt)
         ctx.exit(exit_status(interrupt))
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Imports large libraries while Ray starts in another thread; the first signal waits.
+
+    An exception at any line of their code could leave a lock taken that Ray's start waits for, such
+    as that of ``logging``.
+
+    Raises:
+        Interrupted: a signal came.
+    """
+    with handled() as interrupts, interrupts.later(), uncollected():
+        yield
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import interruptible, make_importable, session_ahead, trackers_of
+from fedsim.cli.common import importing, interruptible, make_importable, session_ahead, trackers_of
 from fedsim.cli.names import folders
 from fedsim.cli.options import (
     FLAGS,
@@ -55,7 +55,6 @@ def resume(
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
     from fedsim.config import experiments
-    from fedsim.core.imports import uncollected
     from fedsim.storage.run_dir import RunStore
     from fedsim.training.progress import display, show_result
     from fedsim.training.resume import configuration
@@ -70,7 +69,7 @@ def resume(
     trackers = trackers_of(track)
     with interruptible(ctx, shown):
         session = session_ahead(ctx, configuration(store.path, flags, build=False))
-        with uncollected():
+        with importing():
             from fedsim.training import driver  # imports torch, while Ray starts
 
         driver.resume(

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import interruptible, layers_of, resolved, session_ahead, trackers_of
+from fedsim.cli.common import (
+    importing,
+    interruptible,
+    layers_of,
+    resolved,
+    session_ahead,
+    trackers_of,
+)
 from fedsim.cli.options import (
     SettingsCommand,
     out_option,
@@ -53,7 +60,6 @@ def run(
     Ctrl-C and SIGTERM save a checkpoint; 'fedsim resume DIR' continues the run.
     """
     from fedsim.config.resolve import resolve
-    from fedsim.core.imports import uncollected
     from fedsim.storage.run_dir import check_free
     from fedsim.training.progress import display
 
@@ -65,7 +71,7 @@ def run(
             check_free(folder)
         trackers = trackers_of(track)
         session = session_ahead(ctx, early)
-        with uncollected():
+        with importing():
             from fedsim.training import driver  # imports torch, while Ray starts
 
         driver.run(resolved(layers), folder, [shown, *trackers], session, progress=False)

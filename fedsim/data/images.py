@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
@@ -39,16 +39,6 @@ _BROKEN = (
     Image.DecompressionBombError,
     Image.DecompressionBombWarning,
 )
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-"""What shows an image as its EXIF orientation wants it; 1: as it is stored."""
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # refused here
 warnings.filterwarnings("ignore", module=r"PIL\.")  # damaged EXIF data, which are left out
 
@@ -168,25 +158,21 @@ def _rgb(source: Path | BytesIO, where: Path | str) -> torch.Tensor:
             raise DataError(
                 f"{where}: pixels of mode {image.mode!r}, needed are eight bits a channel"
             )
-        upright = image.convert("RGB")
-        turn = _UPRIGHT.get(_orientation(image))
-        upright = upright if turn is None else upright.transpose(turn)
-        pixels = np.array(upright, dtype=np.float32)
+        pixels = np.array(_upright(image.convert("RGB")), dtype=np.float32)
     import torch
 
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-def _orientation(image: Image.Image) -> int:
-    """The EXIF orientation of a decoded image, 1 where there is none that can be read.
+def _upright(image: Image.Image) -> Image.Image:
+    """A decoded image, turned as its EXIF orientation says, where its EXIF data can be read.
 
     Pillow has applied that of a TIFF file, and removed it.
     """
     try:
-        found = image.getexif().get(ExifTags.Base.Orientation)
+        return ImageOps.exif_transpose(image)
     except (*_BROKEN, LookupError, TypeError):
-        return 1  # the pixels are whole
-    return found if isinstance(found, int) else 1
+        return image  # the pixels are whole
 
 
 def load_array(path: Path, size: int) -> Array:

@@ -134,6 +134,7 @@ def fedsim(*args: str) -> Result:
         warnings.simplefilter("default")
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)  # as Python does outside of tests
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # as fedsim.data.images does
         with answering(" ".join(args)):
             result = CliRunner().invoke(main, args)
     told = [f"{w.category.__name__}: {w.message}" for w in caught]

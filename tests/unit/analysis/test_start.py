@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from analysis.start import installed
+from fedsim.version import __version__
+from tests.commands import clean_environment
 
 ROOT = Path(__file__).resolve().parents[3]
 START = """
@@ -33,7 +35,8 @@ def packages(site: Path, *names: str, brought: str = "fedsim\n", init: str = "x 
 def started(site: Path) -> subprocess.CompletedProcess[str]:
     code = START.format(site=str(site), start=str(ROOT / "analysis" / "start.py"))
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    env = clean_environment()
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False, env=env)
 
 
 def test_the_other_package_ends_the_command_with_one_line(tmp_path: Path) -> None:
@@ -52,7 +55,7 @@ def test_beside_this_one_it_is_told_in_one_line(tmp_path: Path) -> None:
     (site / "fedsim").rmdir()
     (site / "fedsim").symlink_to(ROOT / "fedsim")
     done = started(site)
-    assert (done.returncode, done.stdout) == (0, "fedsim 0.1.0\n")
+    assert (done.returncode, done.stdout) == (0, f"fedsim {__version__}\n")
     assert done.stderr.count("\n") == 1
     assert done.stderr.startswith("warning: the other project fedsim 0.9.0 of PyPI is installed")
 
@@ -80,7 +83,7 @@ def test_this_environment_is_quiet() -> None:
         capture_output=True, text=True, cwd=ROOT, check=False,
         env={"PYTHONPATH": str(ROOT), "PATH": ""},
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "fedsim 0.1.0\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"fedsim {__version__}\n", "")
 
 
 def test_the_name_is_not_that_of_the_other_project() -> None:

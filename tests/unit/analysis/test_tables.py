@@ -257,7 +257,9 @@ def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path
     assert shown.exit_code == 0, shown.output
     assert "| FedAvg | 5 | 1 | **58.40**" in shown.stdout
     assert "| FedProx | 4 | 1 | 65.35" in shown.stdout
-    assert "Bold: the highest mean of the methods with all runs, where it differs" in shown.stdout
+    assert (
+        "Bold: the highest mean among the methods with all runs, where it differs" in shown.stdout
+    )
     assert methods in shown.stdout
     assert shown.stdout.count(unfinished) == 2  # of the scores, and of their variances
     for suffix in (".md", ".tex"):

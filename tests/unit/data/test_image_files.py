@@ -131,7 +131,7 @@ def test_packs_of_earlier_versions_are_not_used(tmp_path: Path, monkeypatch):
         (tmp_path / name).write_bytes(content("PNG", orientation))
     with monkeypatch.context() as earlier:
         earlier.setattr(cache, "_VERSION", 1)
-        earlier.setattr(images, "_UPRIGHT", {})
+        earlier.setattr(images, "_upright", lambda image: image)
         stored = np.array(data.load("folder", tmp_path, image_size=6).x)
     found = data.load("folder", tmp_path, image_size=6).x
     assert (found[1] == stored[1]).all()

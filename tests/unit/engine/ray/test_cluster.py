@@ -16,6 +16,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.engine.ray import cluster as clusters
 from fedsim.engine.ray.cluster import connect
+from tests.commands import clean_environment
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1"])
@@ -79,7 +80,7 @@ class FailingNode:
     def raylet(self):
         """A process with an agent, which outlives it."""
         command = ["sh", "-c", "sleep 1000 >/dev/null & echo; wait"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, env=clean_environment())
         process.stdout.readline()
         self.agents += psutil.Process(process.pid).children()
         return process
