@@ -8,24 +8,21 @@ as LF, as Git may have changed them.
 
 import ast
 import hashlib
-import logging
 import os
 import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
 from fedsim.core.errors import ConfigError
 
-logger = logging.getLogger("fedsim")
 OWN = ("fedsim", "fedsim_analysis")
 """Packages that are not the user's, wherever they lie."""
 _imported_as: dict[str, tuple[ModuleSpec, str]] = {}
 """By name of a module that is imported: how, and the digest of its file then."""
-_told: set[tuple[str, str]] = set()
-"""Names of modules and digests of which it was said that they are not those that are used."""
 INSTALLED = ("site-packages", "dist-packages")
 """Names of folders in which nobody's own code lies."""
 
@@ -37,7 +34,7 @@ def sha256_of_files(module: str) -> dict[str, str]:
     there.
 
     Raises:
-        ConfigError: a file cannot be read.
+        ConfigError: a file cannot be read, or has changed since Python imported it.
     """
     top = module.partition(".")[0]
     root = next((r for r in _roots(top) if top not in OWN and any(_files(r, module))), None)
@@ -49,36 +46,39 @@ def sha256_of_files(module: str) -> dict[str, str]:
         path = waiting.pop()
         if str(path) not in found:
             text = _read(root / path)
-            found[str(path)] = _as_imported(root / path, path, hashlib.sha256(text).hexdigest())
+            found[str(path)] = hashlib.sha256(text).hexdigest()
+            _check_as_imported(root / path, path, found[str(path)])
             waiting += [file for name in _imported(text, path) for file in _files(root, name)]
     return dict(sorted(found.items()))
 
 
-def _as_imported(file: Path, path: PurePosixPath, digest: str) -> str:
-    """The digest of a file, or that with which it was first seen since it was imported.
+def _check_as_imported(file: Path, path: PurePosixPath, digest: str) -> None:
+    """Refuses a file that has changed since it was first seen after its import.
 
-    Where a file changes while Python runs, as beside a notebook, the code that Python imported goes
-    on running, and its digest is the right one.
+    Beside a notebook, Python goes on with the code that it imported, while the processes of Ray and
+    of a sweep import the file as it is now: a run would be made of both.
     """
     parts = path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts
     name = ".".join(parts)
     spec = getattr(sys.modules.get(name), "__spec__", None)  # a reload makes a new one
     if spec is None or spec.origin != str(file):
-        return digest
+        return
     known_spec, known = _imported_as.get(name, (None, digest))
     if known_spec is not spec:
         _imported_as[name] = spec, digest
-        return digest
-    if known != digest and (name, digest) not in _told:
-        _told.add((name, digest))
-        text = "%s: has changed since it was imported; its code before the change is used until %s"
-        logger.warning(text, file, "Python starts again or importlib.reload is called")
-    return known
+    elif known != digest:
+        raise ConfigError(
+            f"{file}: has changed since Python imported it; start Python again, or call "
+            "importlib.reload for it"
+        )
 
 
 def _roots(top: str) -> list[Path]:
     """The folders in which a module without dots, or the parts of a package, lie."""
-    spec = getattr(sys.modules.get(top), "__spec__", None) or PathFinder.find_spec(top)
+    try:
+        spec = find_spec(top)  # asks all finders, such as those of editable installations
+    except ValueError:  # a module without one, such as __main__
+        return []
     if spec is None:
         return []
     folders = [Path(folder) for folder in spec.submodule_search_locations or ()]

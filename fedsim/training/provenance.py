@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,12 +84,8 @@ def shortened(content: object) -> str:
     return f"sha256:{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:SHOWN]}"
 
 
-def code_of(config: RunConfig) -> dict[str, Code]:
-    """By role the user's functions that a configuration names.
-
-    Raises:
-        ConfigError: a source file cannot be read.
-    """
+def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """By role the user's functions, as ``module:function``, that a configuration names."""
     named = {
         "method": (config.algorithm,),
         "server": chain(config.server),
@@ -96,9 +93,17 @@ def code_of(config: RunConfig) -> dict[str, Code]:
         "dataset": (config.data.name,),
         "executor": (config.engine.kind,),
     }
+    return {role: tuple(name for name in names if ":" in name) for role, names in named.items()}
+
+
+def code_of(config: RunConfig) -> dict[str, Code]:
+    """By role the sources of the user's functions that a configuration names.
+
+    Raises:
+        ConfigError: a source file cannot be read, or has changed since Python imported it.
+    """
     found = {}
-    for role, names in named.items():
-        own = [name for name in names if ":" in name]
+    for role, own in functions_of(config).items():
         files = [sha256_of_files(name.partition(":")[0]) for name in own]
         merged = {path: digest for each in files for path, digest in each.items()}
         if merged:
@@ -128,10 +133,12 @@ class Provenance:
     Args:
         code: of users' functions, by role: method, server, model, dataset, executor.
         data: None where env.json does not say it.
+        accepted: by role the code that was accepted instead.
     """
 
     code: Mapping[str, Code] = field(default_factory=dict)
     data: Data | None = None
+    accepted: Mapping[str, Code] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
         """As env.json has it."""
@@ -140,17 +147,14 @@ class Provenance:
 
     @classmethod
     def read(cls, run: Path) -> Provenance:
-        """What env.json says that a run is made of, or has been accepted as that.
+        """What env.json says that a run is made of.
 
         Raises:
             ConfigError: it cannot be read, or is not what fedsim writes.
         """
         known = RunStore(run).read_environment()
         try:
-            code = {
-                role: Code(_name(each["name"]), _files(each["files"]))
-                for role, each in known.get(ACCEPTED, known.get("code", {})).items()
-            }
+            code, instead = (_code(known.get(key, {})) for key in ("code", ACCEPTED))
             digests = None
             if "data" in known:
                 parts = {part: _digest(known["data"][part]) for part in PARTS}
@@ -160,7 +164,11 @@ class Provenance:
                 f"{run / 'env.json'}: damaged: 'code' or 'data' is not what fedsim writes there; "
                 "restore it, or remove it to go on without what it says of the run's beginning"
             ) from error
-        return cls(code, digests)
+        return cls(code, digests, instead)
+
+
+def _code(values: Mapping[str, Mapping[str, Any]]) -> dict[str, Code]:
+    return {role: Code(_name(each["name"]), _files(each["files"])) for role, each in values.items()}
 
 
 def _files(value: Mapping[str, object]) -> dict[str, str]:
@@ -182,10 +190,14 @@ def _digest(value: object) -> str:
 
 
 def changed_code(before: Provenance, now: Mapping[str, Code]) -> str | None:
-    """The first source file that differs between two states of the same functions, in words."""
+    """The first source file that differs between two states of the same functions, in words.
+
+    The code that trained the run is the same as the code that was accepted instead.
+    """
     for role, code in now.items():
-        known = before.code.get(role)
-        if known is None or known.name != code.name or known.files == code.files:
+        known = before.accepted.get(role, before.code.get(role))
+        same = code in (known, before.code.get(role))
+        if known is None or known.name != code.name or same:
             continue  # another name is another setting, which is compared elsewhere
         files = sorted({*known.files, *code.files})
         file = next(path for path in files if known.files.get(path) != code.files.get(path))
@@ -268,6 +280,8 @@ class Comparison:
     def __init__(self, *, accept: bool) -> None:
         self.accept = accept
         self._known: dict[str, Data | None] = {}
+        self._code: dict[str, Mapping[str, Code]] = {}
+        self._accepted: dict[Path, Mapping[str, Code]] = {}
 
     def check(self, config: RunConfig, runs: Iterable[Path]) -> None:
         """Refuses finished runs of a configuration, whose seeds may differ, that have changed.
@@ -275,17 +289,28 @@ class Comparison:
         Raises:
             ConfigError: a run is one of other code, or its env.json is damaged.
             DataError: a run is one of other data, or the data cannot be read.
-            StoreError: env.json cannot be written.
         """
-        code = code_of(config)
+        functions = repr(functions_of(config))
+        if functions not in self._code:
+            self._code[functions] = code_of(config)
+        code = self._code[functions]
         for run in runs:
             before = Provenance.read(run)
             if check_code(run, before, code, accept=self.accept):
-                accept_code(run, code)
+                self._accepted[run] = code
             now = self._data(config) if before.data is not None else None
             if now is not None:
                 advice = "give another --out, move this run away, or put the data back"
                 check_data(run, before, now, advice)
+
+    def record(self) -> None:
+        """Says in env.json of each run of other code that it is accepted, once all have passed.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        for run, code in self._accepted.items():
+            accept_code(run, code)
 
     def _data(self, config: RunConfig) -> Data | None:
         """The data of now; None where they cannot change, or are not there any more."""

@@ -242,6 +242,7 @@ def missing(
     for run in runs:
         if run.name not in absent:
             comparison.check(run.config, [out / run.name])
+    comparison.record()
     for position, run in enumerate(runs, start=1):
         if run.name not in absent:
             logger.info("[%d/%d] %s: finished before", position, len(runs), run.name)

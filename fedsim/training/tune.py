@@ -162,6 +162,7 @@ class Tuning:
             begun = [run for run in runs if (run / "env.json").exists()]
             if begun:
                 comparison.check(self.plan.config(trial.params, self.plan.seeds[0]), begun)
+        comparison.record()
 
     @property
     def names(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,20 @@ def test_the_module_that_python_has_imported_counts(
     assert sha256_of_files("twin") == {"twin.py": hashlib.sha256(b"a = 1\n").hexdigest()}
     del sys.modules["twin"]
     assert sha256_of_files("twin") == {"twin.py": hashlib.sha256(b"a = 2\n").hexdigest()}
+
+
+def test_a_module_that_an_import_hook_finds_counts_before_it_is_imported(tmp_path, monkeypatch):
+    """As of an editable installation, whose folder is not on sys.path."""
+    file = tmp_path / "found_by_a_hook.py"
+    file.write_text("x = 1\n")
+
+    class Hook:
+        """Finds that module and no other."""
+
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return spec_from_file_location(name, file) if name == file.stem else None
+
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Hook])
+    assert [*sha256_of_files("found_by_a_hook")] == ["found_by_a_hook.py"]
+    assert "found_by_a_hook" not in sys.modules

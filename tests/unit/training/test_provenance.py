@@ -16,7 +16,7 @@ from fedsim.training import provenance
 from fedsim.training.provenance import Code, Data, Provenance
 
 ALGORITHM = "from fedsim.algorithms import Algorithm\ndef build(): return Algorithm()\n"
-A, B = "a" * 64, "b" * 64
+A, B, C = "a" * 64, "b" * 64, "c" * 64
 
 
 @pytest.fixture
@@ -129,7 +129,10 @@ def test_what_is_recorded_is_read_again_and_accepted_code_counts(tmp_path: Path)
     found = Provenance.read(tmp_path)
     assert (found.code, found.data) == (made_of.code, Data(A, B, A, None))
     provenance.accept_code(tmp_path, state(mine=B))
-    assert Provenance.read(tmp_path).code == state(mine=B)
+    found = Provenance.read(tmp_path)
+    assert (found.code, found.accepted) == (state(mine=A), state(mine=B))
+    assert [provenance.changed_code(found, state(mine=each)) for each in (A, B)] == [None, None]
+    assert provenance.changed_code(found, state(mine=C)) is not None
     assert json.loads(file.read_bytes()).items() >= made_of.record().items()
     file.unlink()
     assert Provenance.read(tmp_path) == Provenance()
