@@ -300,20 +300,28 @@ def _shapes(spec: ModelSpec, seed: int) -> nn.Module:
 def check_trainable(configs: Iterable[RunConfig]) -> None:
     """Refuses a ``model.trainable`` that the run's model does not have.
 
-    What depends on the sizes of the user's data, or on a model of the user's, is found when the run
-    begins.
+    Only for data sets whose channels and classes are in the catalogue, and models of fedsim or of
+    libraries; what depends on other sizes, or on a model of the user's, is found when a run begins.
 
     Raises:
         ConfigError: names the setting.
     """
-    partial = (config for config in configs if config.model.trainable != "all")
-    different = {(config.data.name, config.model.model_dump_json()): config for config in partial}
-    for config in different.values():
-        spec = _likely_spec(config)
-        if spec is None:
-            continue
+    different: dict[ModelSpec, int] = {}
+    for config in configs:
+        spec = _likely_spec(config) if config.model.trainable != "all" else None
+        if spec is not None and _has_known_sizes(config):
+            different.setdefault(spec, config.seed)
+    for spec, seed in different.items():
         try:
-            _shapes(replace(spec, trainable="all"), config.seed)
-        except ConfigError:  # the sizes are not those, or the run will say why
+            _shapes(replace(spec, trainable="all"), seed)
+        except ConfigError:  # the run will say why
             continue
-        _shapes(spec, config.seed)
+        _shapes(spec, seed)
+
+
+def _has_known_sizes(config: RunConfig) -> bool:
+    """Whether the channels and classes of the data are known before they are read."""
+    from fedsim import data
+
+    info = data.find(config.data.name)
+    return info is not None and bool(info.channels and info.num_classes)

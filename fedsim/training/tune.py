@@ -33,7 +33,9 @@ from fedsim.engine.drivers import (
     Stopped,
 )
 from fedsim.storage import status, trials
+from fedsim.storage.run_dir import RunStore
 from fedsim.storage.trials import Trial, best
+from fedsim.training import resume
 from fedsim.training.parallel import Follower, control
 from fedsim.training.provenance import Comparison
 from fedsim.training.search import (
@@ -151,7 +153,9 @@ class Tuning:
         self._jobs: dict[str, tuple[int, int]] = {}
 
     def check_trials(self, accept_changed_code: bool) -> None:
-        """Refuses trials that have ended with other code, unless that is accepted, or other data.
+        """Refuses runs that count, of other code, unless that is accepted, or of other data.
+
+        Those are the runs of trials that have ended, and the finished ones of the others.
 
         Raises:
             ConfigError, DataError, StoreError: as :meth:`provenance.Comparison.check`.
@@ -162,6 +166,9 @@ class Tuning:
             begun = [run for run in runs if (run / "env.json").exists()]
             if begun:
                 comparison.check(self.plan.config(trial.params, self.plan.seeds[0]), begun)
+        for run in (self.out / name for name in self.names):
+            if RunStore(run).finished:
+                comparison.check(resume.configuration(run), [run])
         comparison.record()
 
     @property

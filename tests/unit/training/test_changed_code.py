@@ -170,6 +170,22 @@ def test_a_search_goes_on_with_the_code_of_its_trials(work: Path) -> None:
     assert "accepted_code" not in environment("search/trial-0001/seed=0")
 
 
+def test_a_search_does_not_mix_the_runs_of_a_trial_that_has_not_ended(work: Path) -> None:
+    pytest.importorskip("optuna")
+    Path("two.yaml").write_text(Path("search.yaml").read_text() + "grid: {seed: [0, 1]}\n")
+    search = ("tune", "two.yaml", *["--trials", "1", "--parallel", "1", "--out", "search"])
+    study = json.loads(Path("search/study.json").read_bytes())
+    Path("search/study.json").write_text(json.dumps(study | {"seeds": [0, 1]}))
+    Path("search/trials.jsonl").write_text("")
+    first, second = (Path(f"search/trial-0000/seed={seed}") for seed in (0, 1))
+    edit()
+    refused(fedsim(*search), str(first))
+    assert not second.exists()
+    succeeded(fedsim(*search, WAY_OUT))
+    assert "accepted_code" in environment(str(first))
+    assert "accepted_code" not in environment(str(second))
+
+
 def test_runs_of_earlier_versions_say_nothing_of_their_code(work: Path) -> None:
     known = environment()
     del known["code"], known["data"]

@@ -8,6 +8,7 @@ import pty
 import re
 import subprocess
 import sys
+import types
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -349,3 +350,22 @@ def test_the_seconds_of_groups_come_from_finished_runs(tmp_path: Path) -> None:
         (tmp_path / run.name).mkdir()
         (tmp_path / run.name / "summary.csv").write_text(table)
     assert sweep.seconds_of_groups(runs, tmp_path) == {"algorithm=fedavg": 3.0}
+
+
+@pytest.mark.parametrize("data", ["mine:read", "hf:here"])
+def test_ranks_are_not_refused_for_data_of_unknown_sizes(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = types.ModuleType("mine")
+    mine.read = lambda request: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mine", mine)
+    sets = "data.image_size=8", "model.name=mlp", "model.trainable=lora(250)"
+    slots.check_trainable(configs(1, f"data.name={data}", *sets))
+
+
+@pytest.mark.parametrize("sizes", [(8, 64), (64, 8)])
+def test_a_rank_is_refused_wherever_the_small_images_stand(sizes: tuple[int, int]) -> None:
+    sets = "data.name=cifar10", "model.name=mlp", "model.trainable=lora(250)"
+    runs = [run for size in sizes for run in configs(1, *sets, f"data.image_size={size}")]
+    with pytest.raises(ConfigError, match=r"lora\(250\): .* larger than"):
+        slots.check_trainable(runs)
