@@ -270,7 +270,8 @@ accept_option = click.option(
     cls=GroupedOption,
     group="Files",
     help="Go on although the source of a function of your own (module:function), or of what it "
-    "imports from its folder, has changed since the run began; env.json of the run says so.",
+    "imports from its folder, has changed since the run began. A run that "
+    "is continued says so in its env.json.",
 )
 """``--accept-changed-code``."""
 

@@ -77,11 +77,13 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
 def _start(options: Mapping[str, Any]) -> None:
     """Starts Ray on this machine, again where its processes do not come up in time.
 
-    On a busy machine they may need longer than the half minute that Ray grants them.
+    On a busy machine they may need longer than the half minute that Ray grants them. Whatever is
+    raised, none of them is left.
 
     Raises:
         FedsimError: they did not come up, :data:`TRIES` times.
-        Exception: anything else that Ray raises before it starts a process.
+        Exception: anything else that Ray raises, before it starts a process or once they are up,
+            such as a working_dir that is too large.
     """
     here = local_node()
     size = {"num_cpus": int(here.cpus), "num_gpus": int(here.gpus), "include_dashboard": False}
@@ -91,11 +93,13 @@ def _start(options: Mapping[str, Any]) -> None:
             try:
                 ray.init(address=LOCAL, **size, **options)
                 return
-            except Exception as error:  # the time-out is no more special than that
+            except BaseException as error:  # the time-out is a plain Exception
                 begun = [node for node in nodes if node.all_processes]
-                if not begun:
+                again = isinstance(error, Exception) and any(not nodes[node] for node in begun)
+                keep = not again or attempt == TRIES
+                logs = [_discarded(node, keep) for node in begun]
+                if not again:
                     raise
-                logs = [_discarded(node, keep=attempt == TRIES) for node in begun]
                 reason = one_line(error)
                 if attempt == TRIES:
                     raise FedsimError(
@@ -106,18 +110,19 @@ def _start(options: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _nodes_made() -> Iterator[list[Any]]:
-    """What Ray knows of the nodes that it begins to start meanwhile.
+def _nodes_made() -> Iterator[dict[Any, bool]]:
+    """The nodes that Ray begins to start meanwhile, and whether their processes came up.
 
     Uses ``ray._private``: where a start fails, Ray forgets the processes that it has started.
     """
-    made: list[Any] = []
+    made: dict[Any, bool] = {}
     begin = RayNode.__init__
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> None:
         self.all_processes = {}
-        made.append(self)
+        made[self] = False
         begin(self, *args, **kwargs)
+        made[self] = True
 
     RayNode.__init__ = noted
     try:

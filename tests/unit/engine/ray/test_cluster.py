@@ -9,11 +9,12 @@ import psutil
 import pytest
 import ray
 from ray._private.node import Node
+from ray.exceptions import RuntimeEnvSetupError
 
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
-from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.errors import ConfigError, FedsimError, Interrupted, one_line
 from fedsim.engine.ray import cluster as clusters
 from fedsim.engine.ray.cluster import connect
 from tests.commands import clean_environment
@@ -124,3 +125,29 @@ def test_what_fails_before_any_process_is_not_tried_again(monkeypatch, tmp_path)
     with pytest.raises(Exception, match=r"^The current node timed out"):
         connect(EngineConfig())
     assert (len(nodes.begun), nodes.ended) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("raised", "named"),
+    [
+        (RuntimeEnvSetupError("Failed to upload working_dir"), ConfigError),
+        (SystemExit(15), Interrupted),
+    ],
+)
+def test_what_fails_once_the_processes_are_up_is_not_tried_again(
+    raised, named, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
+    nodes = FailingNode(monkeypatch, tmp_path, fails=0)
+
+    def init(**_):
+        Node()
+        raise raised
+
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(named) as caught:
+        connect(EngineConfig())
+    if named is ConfigError:
+        assert str(caught.value) == f"Ray cannot start ({one_line(raised)})"
+    assert nodes.ended == nodes.begun
+    assert [len(nodes.begun), *(agent.is_running() for agent in nodes.agents)] == [1, False]
