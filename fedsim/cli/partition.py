@@ -100,7 +100,6 @@ def partition(
 def check_output(out: str | None, plot: str | None) -> None:
     """Raises a ConfigError for files that cannot be written, would be overwritten, or lie in a
     run directory."""
-    from fedsim.core.files import run_around
     from fedsim.storage.run_dir import check_outside_runs
 
     if out:
@@ -118,8 +117,7 @@ def check_output(out: str | None, plot: str | None) -> None:
             raise ConfigError(f"--plot {file}: there is no directory {file.parent}")
         if file.exists():
             raise ConfigError(f"--plot {file}: is already there")
-        if folder := run_around(file):
-            raise ConfigError(f"--plot {file}: lies inside the run directory {folder}")
+        check_outside_runs(file, "--plot")
 
 
 def class_table(dataset: Dataset, split: Partition) -> list[dict[str, str]]:

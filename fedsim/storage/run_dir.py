@@ -398,11 +398,11 @@ def check_free(path: Path) -> None:
     check_outside_runs(path)
 
 
-def check_outside_runs(path: Path) -> None:
-    """Refuses a path inside a run directory by a ConfigError."""
+def check_outside_runs(path: Path, flag: str = "--out") -> None:
+    """Refuses a path inside a run directory by a ConfigError that names the flag."""
     folder = files.run_around(path)
     if folder is not None:
-        raise ConfigError(f"--out {path}: lies inside the run directory {folder}")
+        raise ConfigError(f"{flag} {path}: lies inside the run directory {folder}")
 
 
 def is_leftover(path: Path) -> bool:
