@@ -156,12 +156,13 @@ def updates(m: int, d: int) -> list[Array]:
 
 
 def step(method: str, rows: Sequence[Array]) -> Array:
-    """The server step of a method.
+    """The server step of a method, or of a chain of them as in ``nnm,krum``.
 
     The cohort is new, so that nothing is left from the step before.
     """
     ctx = RoundContext(round=0, num_rounds=1, num_clients=len(rows), lr=0.01, seed=0)
-    return algorithms.load(method, {}).server.step(RuleState(), _cohort(rows), ctx).step
+    server = algorithms.compose("fedavg", {}, server=method).server
+    return server.step(RuleState(), _cohort(rows), ctx).step
 
 
 def products(rows: Sequence[Array]) -> F64:

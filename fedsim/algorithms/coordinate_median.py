@@ -19,8 +19,9 @@ from fedsim.server import ByCoordinate, Server
 
 
 def median(x: F64, f: int) -> F64:
-    """(d,) of the columns of ``x`` (m, d)."""
-    return np.asarray(np.median(x, axis=0))
+    """(d,) of the columns of ``x`` (m, d), which are finite."""
+    m, ordered = len(x), np.sort(x, axis=0)  # np.median takes four times as long
+    return np.asarray((ordered[(m - 1) // 2] + ordered[m // 2]) / 2)
 
 
 def build() -> Algorithm:
