@@ -46,7 +46,7 @@ it, where other runs have it. Written by docs/earlier.py."""
 _WITNESS = "train.lr"
 """A column of every summary.csv that has settings; those before 0.1.0 had none, so that what they
 lack is not known."""
-_SECTIONS = ("data", "model", "train", "evaluation", "clock", "async", "attack", "compress")
+_SECTIONS = ("data", "model", "train", "evaluation", "clock", "async", "attack", "compress", "dp")
 """The sections that every run has; the others are of the methods and data sets that it uses."""
 SHOWN = 8
 """An error message names at most this many settings, or values of one."""

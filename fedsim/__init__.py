@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ClockConfig,
         CompressConfig,
         DataConfig,
+        DpConfig,
         EngineConfig,
         EvaluationConfig,
         ModelConfig,
@@ -38,6 +39,7 @@ __all__ = [
     "ClockConfig",
     "CompressConfig",
     "DataConfig",
+    "DpConfig",
     "EngineConfig",
     "EvaluationConfig",
     "ModelConfig",
@@ -58,7 +60,9 @@ __all__ = [
     "tracker",
 ]
 
-_SECTIONS = "Async", "Attack", "Clock", "Compress", "Data", "Engine", "Evaluation", "Model", "Train"
+_SECTIONS = (
+    "Async", "Attack", "Clock", "Compress", "Data", "Dp", "Engine", "Evaluation", "Model", "Train",
+)  # fmt: skip
 _HOME = {
     **{f"{name}Config": "fedsim.config.sections" for name in _SECTIONS},
     "Callback": "fedsim.training.callbacks",

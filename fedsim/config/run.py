@@ -43,7 +43,13 @@ from fedsim.models import trainable
 if TYPE_CHECKING:
     from fedsim.client import LocalRule
     from fedsim.config.attack import AttackConfig
-    from fedsim.config.sections import ClockConfig, CompressConfig, EngineConfig, ModelConfig
+    from fedsim.config.sections import (
+        ClockConfig,
+        CompressConfig,
+        DpConfig,
+        EngineConfig,
+        ModelConfig,
+    )
 
 OF_DECOMPOSITION = ("decompose_split", "decompose_scope", "decompose_max_samples", "loss_matrix")
 """Keys of section evaluation that have no effect without ``decompose_every``."""
@@ -79,6 +85,7 @@ class RunConfig(RunSettings):
             async_: AsyncConfig | Mapping[str, Any] = ...,
             attack: AttackConfig | Mapping[str, Any] = ...,
             compress: CompressConfig | Mapping[str, Any] = ...,
+            dp: DpConfig | Mapping[str, Any] = ...,
             engine: EngineConfig | Mapping[str, Any] = ...,
             **options: Mapping[str, Any],
         ) -> None: ...

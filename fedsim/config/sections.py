@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from fedsim.config.asynchrony import AsyncConfig as AsyncConfig
 from fedsim.config.attack import AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
+from fedsim.config.dp import DpConfig as DpConfig
 from fedsim.config.section import Section
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.settings import (
@@ -430,6 +431,7 @@ class RunSettings(Section):
     vars()["async"] = AsyncConfig()
     attack: AttackConfig = AttackConfig()
     compress: CompressConfig = CompressConfig()
+    dp: DpConfig = DpConfig()
     engine: EngineConfig = EngineConfig()
     hyperparameters: Mapping[str, Mapping[str, Scalar]] = Field(default_factory=dict)
     """By method or data set, filled from the sections of their names."""

@@ -286,6 +286,8 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     if config.compress.name != "none":
         compressed = compression(algorithm.personal, **config.compress.model_dump())
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
+    if config.dp.level is not None:
+        raise ConfigError(f"dp.level={config.dp.level} is not possible yet")
     if config.clock.mode == "sync":
         return algorithm
     a, server = config.asynchrony, algorithm.server

@@ -10,7 +10,7 @@ import numpy as np
 from fedsim import data
 from fedsim.config.attack import AttackConfig
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import ClockConfig, CompressConfig
+from fedsim.config.sections import ClockConfig, CompressConfig, DpConfig
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.types import F64
 from fedsim.metrics.scores import gini
@@ -142,6 +142,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         sections["attack"] = config.attack
     if config.compress != CompressConfig():
         sections["compress"] = config.compress
+    if config.dp != DpConfig():
+        sections["dp"] = config.dp
     values = {f"{name}.{key}": v for name, section in sections.items() for key, v in section}
     for name in (config.data.name, config.data.partition or ""):
         options = config.hyperparameters.get(name, {})
