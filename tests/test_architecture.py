@@ -17,6 +17,7 @@ ids = {"ids": lambda p: str(p.relative_to(PACKAGE))}
 
 ORDER = (
     {"core"},
+    {"privacy"},
     {"data", "models", "metrics", "systems", "client", "server"},
     {"algorithms"},
     {"config"},
