@@ -21,7 +21,7 @@ import numpy as np
 
 from fedsim.client.transform import Coded
 from fedsim.core.rng import generator
-from fedsim.core.types import Array, ClientTask, Layout, Slot, Vector, Vectors
+from fedsim.core.types import Array, ClientTask, Layout, RoundContext, Slot, Vector, Vectors
 
 Feedback = Literal["none", "ef14", "ef21"]
 FLOAT_BYTES = 4
@@ -206,6 +206,12 @@ class Compression:
         for slot, part in zip(slots, where, strict=True):
             sent[slot.where] = decoded[part]
         return Coded(sent, kept, message.bytes + FLOAT_BYTES * statistics)
+
+    def size(self, layout: Layout) -> int:
+        """Bytes of a client's update; they follow from the model alone, not from its values."""
+        ctx = RoundContext(round=0, num_rounds=1, num_clients=1, lr=0.0, seed=0)
+        nothing = np.zeros(layout.size, np.float32)
+        return self(nothing, {}, ClientTask(client=0, ctx=ctx), layout).wire_bytes or 0
 
 
 def compression(

@@ -147,6 +147,7 @@ class ClientUpdate:
         diverged: what is NaN or infinite in all this, None if everything is finite.
         held: where an executor left the delta on its nodes.
         version: of the model that it started from, see :class:`ClientTask`.
+        staleness: steps of the server since that version, known when the update is aggregated.
         wire_bytes: of the delta in a message; None where it is sent as it is.
     """
 
@@ -160,6 +161,7 @@ class ClientUpdate:
     diverged: str | None = None
     held: object = None
     version: int = 0
+    staleness: int = 0
     wire_bytes: int | None = None
 
 

@@ -3,8 +3,8 @@
     step = sum_i p_i s(d_i) Delta_i
 
 The staleness d_i counts the server's steps from the start of client i's training until its update
-is aggregated: 0 for an update of the newest model. The forms of s are those of FedAsync (Xie et
-al., OPT 2020, arXiv:1903.03934, Section 5.2):
+is aggregated: 0 for an update of the newest model. A round without updates makes no step. The forms
+of s are those of FedAsync (Xie et al., OPT 2020, arXiv:1903.03934, Section 5.2):
 
     constant     1
     polynomial   (1 + d)^-a
@@ -59,7 +59,7 @@ class StalenessWeights:
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
         """Keeps no state; updates of the newest model alone stay as they are."""
-        staleness = np.array([ctx.round - u.version for u in cohort.updates], np.float64)
+        staleness = np.array([u.staleness for u in cohort.updates], np.float64)
         weights = self.weights(staleness)
         if self.mixing is not None:
             return Received(cohort=cohort.scaled(self.mixing * weights))

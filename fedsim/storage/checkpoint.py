@@ -65,6 +65,7 @@ class ServerState:
         clients: the state of each client that has one, by client id.
         schedule: what the schedule keeps.
         versions: models of earlier rounds from which tasks of later rounds start.
+        unchanged: rounds (from 0) since the oldest of these that left the model as it was.
     """
 
     params: Vector
@@ -73,6 +74,7 @@ class ServerState:
     clients: ClientStates = field(default_factory=ClientStates)
     schedule: Vectors = field(default_factory=dict)
     versions: Mapping[int, Sent] = field(default_factory=dict)
+    unchanged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
                 for segment, clients in segments.items()
             },
             **({"versions": versions} if versions else {}),
+            **({"unchanged": list(state.unchanged)} if state.unchanged else {}),
         }
         record = f"round-{position.rounds:06d}.json"
         files.write(self.folder / record, encode_record(content))
@@ -456,6 +459,7 @@ def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Pos
             clients=ClientStates(store),
             schedule=parts["schedule"],
             versions=versions,
+            unchanged=tuple(content.get("unchanged", ())),
         ),
         seconds=content["seconds"],
         tables=content["tables"],

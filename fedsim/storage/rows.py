@@ -165,7 +165,7 @@ class ClientRow(RowOfRound, table="clients"):
     ] = None
     version: Annotated[
         int | None,
-        "steps of the server before the client started; asynchronous runs have the column",
+        "rounds before the client started; asynchronous runs have the column",
         OPTIONAL,
     ] = None
     attacker: Annotated[

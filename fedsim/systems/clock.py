@@ -92,6 +92,7 @@ class Participation:
         absent: why it is left out; None: it takes part.
         late: it is left out because it would miss the deadline.
         probed: bytes that it sent in a pass before training, known after that pass.
+        received: bytes of the model that it has from such a pass.
     """
 
     max_steps: int | None = None
@@ -101,9 +102,14 @@ class Participation:
     absent: str | None = None
     late: bool = False
     probed: int = 0
+    received: int = 0
 
     def seconds(self, down: int, up: int) -> float:
-        """From the first of ``down`` bytes to it to the last of ``up`` bytes from it."""
+        """From the first of ``down`` bytes to it to the last of ``up`` bytes from it.
+
+        It does not wait for what it has ``received`` before.
+        """
+        down -= self.received
         return down / (MB * self.download) + self.compute + up / (MB * self.upload)
 
 

@@ -98,6 +98,8 @@ class Buffered:
         size, concurrency = self.sizes(roster)
         rng = generator(ctx.seed, "cohort", ctx.round)
         clients = roster.participants if roster.held_out else range(ctx.num_clients)
+        down = roster.clock.vector_bytes
+        up = down if roster.update_bytes is None else roster.update_bytes
         now = 0.0
         done: list[Start] = []
         asked = set(map(client_of, queue))  # who trains, has arrived, or is not available
@@ -108,8 +110,7 @@ class Buffered:
                     for client in {clients[i] for i in drawn.tolist()} - asked:
                         own = roster.participation(client, ctx.round)
                         if own.absent is None:
-                            sent = roster.clock.vector_bytes
-                            heappush(queue, (now + own.seconds(sent, sent), client, ctx.round))
+                            heappush(queue, (now + own.seconds(down, up), client, ctx.round))
                         asked.add(client)
             if not queue:
                 break

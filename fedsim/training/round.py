@@ -90,6 +90,7 @@ def run_round(
         updates = without_diverged(setup, updates, f"round {log.round}", log)
         mixed = setup.config.asynchrony.mixing is not None
         updates = rebased(setup.layout, updates, models, state.params, whole=mixed)
+        updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
         columns = executor.columns(updates, models, state.clients)
         costs = partial(costs_of, setup, plan, participation, models, updates, state.downlink)
         if updates:
@@ -100,7 +101,14 @@ def run_round(
         else:
             found = Aggregated(state=state, costs=costs({}))
     versions = {v: models[v] for v in sorted(plan.needed)}
-    found = replace(found, state=replace(found.state, schedule=plan.state, versions=versions))
+    unchanged = state.unchanged if updates else (*state.unchanged, ctx.round)
+    kept = replace(
+        found.state,
+        schedule=plan.state,
+        versions=versions,
+        unchanged=tuple(r for r in unchanged if versions and r >= min(versions)),
+    )
+    found = replace(found, state=kept)
     after, e = found.state, setup.config.evaluation
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
     clients: evaluate.ClientScores = {}
@@ -114,8 +122,11 @@ def run_round(
         with log.timed("decompose") as size, naming_the_round(ctx):
             size["bytes"] = evaluate.decompose(setup, executor, state, after, updates, log)
     evaluate.add_rows(scores or {}, clients, log)
-    versions_of = {c: task.version for task in plan.tasks for c in task.clients}
-    stale = versions_of if setup.schedule.asynchronous else {}
+    stale = {
+        c: {"staleness": steps_since(task.version, state, ctx), "version": task.version}
+        for task in (plan.tasks if setup.schedule.asynchronous else ())
+        for c in task.clients
+    }
     add_rows(setup, participation, updates, found, log, stale)
     log.add(round_row(ctx, participation, updates, found, evaluate.columns(scores or {}, clients)))
     log.incidents(executor.incidents())
@@ -167,6 +178,11 @@ def models_of(plan: RoundPlan, state: ServerState, ctx: RoundContext) -> dict[in
             f"the rounds before kept {sorted(known)} (RoundPlan.needed)"
         )
     return {version: known[version] for version in sorted(used)}
+
+
+def steps_since(version: int, state: ServerState, ctx: RoundContext) -> int:
+    """Steps of the server since a version of the model; a round without updates makes none."""
+    return ctx.round - version - sum(version <= round for round in state.unchanged)
 
 
 def rebased(
@@ -375,11 +391,11 @@ def add_rows(
     updates: Sequence[ClientUpdate],
     found: Aggregated,
     log: RoundLog,
-    versions: Mapping[int, int],
+    stale: Mapping[int, Mapping[str, int]],
 ) -> None:
     """The rows of clients.csv, server.csv, cosines.csv and spectrum.csv.
 
-    ``versions`` are those from which clients started, empty in synchronous schedules.
+    ``stale`` has ``staleness`` and ``version`` of clients, empty in synchronous schedules.
     """
     by_client = {u.client_id: u for u in updates}
     position = {client: i for i, client in enumerate(found.clients)}
@@ -394,9 +410,7 @@ def add_rows(
                 "update_norm": float(found.norms[i]),
                 "simulated_seconds": found.costs.seconds.get(client),
             }
-        if client in versions:
-            version = versions[client]
-            counted |= {"version": version, "staleness": log.round - 1 - version}
+        counted |= stale.get(client, {})
         if setup.config.attack.name is not None:
             counted["attacker"] = int(client in setup.malicious)
         samples = len(setup.partition.train[client])

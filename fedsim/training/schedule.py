@@ -64,6 +64,7 @@ class Roster:
         clock: how fast clients are, and whether they answer.
         assign: see :class:`~fedsim.algorithms.base.Algorithm`.
         lr: the learning rate of a round (from 0).
+        update_bytes: size of an update where it is known before training; None: the model's.
     """
 
     sizes: Sequence[int]
@@ -72,6 +73,7 @@ class Roster:
     clock: Clock
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]]
     lr: Callable[[int], float]
+    update_bytes: int | None = None
 
     @property
     def participants(self) -> list[int]:

@@ -3,7 +3,6 @@
 uniform is :class:`~fedsim.training.schedule.Synchronous`.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -56,7 +55,8 @@ class PowerOfChoice:
 
     The candidates are drawn by training samples; each downloads the model and sends its mean loss
     on its training samples. Ties go to the lower id. That pass lasts until its slowest candidate,
-    which sees its samples at the speed of training; those chosen have the model already.
+    which sees its samples at the speed of training; those chosen have the model already. Where no
+    candidate answers, the first m of them are the cohort.
 
     Args:
         candidates: d, from m to the number of clients; None: 2 m, or all clients if they are fewer.
@@ -88,14 +88,18 @@ class PowerOfChoice:
         asked = [replace(task, work="loss", max_steps=None) for task in tasks]
         updates = run(asked) if asked else []
         losses = {u.client_id: float(u.extras["loss"][0]) for u in updates}
-        chosen = sorted(losses, key=lambda c: (-losses[c], c))[: roster.cohort_size]
-        plan = roster.plan(chosen, ctx)
-        present = {c: replace(own, download=math.inf) for c, own in plan.participation.items()}
+        chosen = sorted(losses, key=lambda c: (-losses[c], c)) or drawn
+        plan = roster.plan(chosen[: roster.cohort_size], ctx)
+        have = {task.client for task in asked}
+        model = roster.clock.vector_bytes
         return replace(
             plan,
-            participation=present,
-            pass_seconds=_seconds(roster, [task.client for task in tasks], ctx),
-            downlink_bytes=(len(asked) - len(chosen)) * roster.clock.vector_bytes,
+            participation={
+                c: replace(own, received=model if c in have else 0)
+                for c, own in plan.participation.items()
+            },
+            pass_seconds=_seconds(roster, sorted(have), ctx),
+            downlink_bytes=len(have - plan.participation.keys()) * model,
             uplink_bytes=FLOAT_BYTES * len(losses),
         )
 

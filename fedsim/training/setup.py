@@ -12,7 +12,7 @@ import torch
 
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm
-from fedsim.client.compression import compression
+from fedsim.client.compression import Compression, compression
 from fedsim.client.context import LocalEnv
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig
@@ -125,7 +125,15 @@ class Setup:
             clock=self.clock,
             assign=self.algorithm.assign,
             lr=partial(lr_at, self.config),
+            update_bytes=self._update_bytes(),
         )
+
+    def _update_bytes(self) -> int | None:
+        """Size of a client's update where section compress decides it; None elsewhere."""
+        for transform in reversed(self.algorithm.transforms):
+            if isinstance(transform, Compression):
+                return transform.size(self.layout)
+        return None
 
     @property
     def spec(self) -> WorkerSpec:

@@ -485,6 +485,7 @@ def test_a_round_with_every_compressor(compress):
     }[compress["name"]]
     for one in run_rounds(given):
         assert one.row["uplink_bytes"] == 4 * (sent + statistics)
+        assert setup.roster.update_bytes == sent + statistics, "is known before"
         assert np.isfinite(one.after.params).all()
 
 

@@ -29,7 +29,7 @@ def layout(params=2, statistics=0):
 
 def step(weights, deltas, staleness, samples, reduced=None, **sizes):
     updates = [
-        ClientUpdate(client_id=i, num_samples=n, num_steps=1, delta=np.array(d), version=5 - s)
+        ClientUpdate(client_id=i, num_samples=n, num_steps=1, delta=np.array(d), staleness=s)
         for i, (d, s, n) in enumerate(zip(deltas, staleness, samples, strict=True))
     ]
     server = replace(reduced or Server(Average()), receive=(weights,))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.algorithms.base import one_each
+from fedsim.algorithms.base import Algorithm, one_each
+from fedsim.client.trainer import LocalRule, Uplink
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
+from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
@@ -105,6 +109,18 @@ def test_a_task_has_round_and_learning_rate_of_its_start():
             assert task.version <= ctx.round
         assert set(plan.state) == {"arrival", "client", "version"}
         assert plan.needed == set(plan.state["version"].tolist())
+
+
+def test_a_compressed_update_arrives_earlier_by_hand():
+    """1000 bytes down at 1 kB/s, 1 s of steps, and 100 bytes up at 1 kB/s."""
+    slow = {"download_mb_s": [1e-3] * 2, "upload_mb_s": [1e-3] * 2}
+    clients = roster([100, 100], **slow)
+    clients = replace(clients, clock=replace(clients.clock, vector_bytes=1000))
+    times = [
+        next(plans(Buffered(2, 2), replace(clients, update_bytes=sent), 1))[1].seconds
+        for sent in (None, 100)
+    ]
+    assert times == pytest.approx([3.0, 2.1], rel=1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 5])
@@ -208,6 +224,44 @@ def test_an_error_in_the_middle_of_a_buffer_resumes_to_the_same_bytes(tmp_path, 
     with pytest.raises(KeyboardInterrupt):
         fedsim.run(given(buffer=2, concurrency=5), tmp_path / "cut", progress=False)
     assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
+
+
+@pytest.mark.integration
+def test_a_round_without_updates_is_no_step(tmp_path):
+    """Every second update is dropped: the staleness counts models, and goes on over a checkpoint.
+
+    ``version`` is the round of the start; between it and the step only rounds with an update count.
+    """
+    engine = {"on_client_failure": "drop", "checkpoint_every": 1}
+    wanted = dropping(tmp_path / "whole", engine)
+    clients, rounds = wanted.read("clients"), wanted.read("rounds")
+    empty = set(rounds["round"][rounds.dropped == rounds.cohort_size] - 1)
+    assert empty
+    for row in clients.itertuples():
+        counted = [r for r in range(row.version, row.round - 1) if r not in empty]
+        assert row.staleness == len(counted)
+    assert (clients.staleness < clients["round"] - 1 - clients.version).any()
+    with pytest.raises(Stop):
+        dropping(tmp_path / "cut", engine, [Stopper(4)])
+    assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(wanted)
+
+
+def dropping(out, engine, callbacks=()):
+    """FedAsync, one update a step; that of a client with an odd id diverges."""
+    own = given(f"{__name__}:odd_clients_diverge", rounds=8, engine=engine, buffer=1, concurrency=5)
+    return fedsim.run(own, out, callbacks, progress=False)
+
+
+@dataclass(frozen=True)
+class OddClientsDiverge(LocalRule):
+    """Clients with odd ids send NaN."""
+
+    def finish(self, env, s):
+        return Uplink({"nothing": np.array([np.nan if env.client_id % 2 else 0.0])})
+
+
+def odd_clients_diverge():
+    return Algorithm(local=OddClientsDiverge(), server=Server(Average()))
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,8 @@ def test_the_highest_losses_of_all_candidates_by_hand():
 def test_the_pass_takes_its_time_by_hand():
     """1 MB down at 2 MB/s, 60 samples at 30 a second, 4 bytes up at 1 MB/s: 2.500004 s.
 
-    Those chosen do not download again: 40 samples and 1 MB up are 40/30 + 1 s.
+    Those chosen do not download the model again: 40 samples and 1 MB up are 40/30 + 1 s; 1 MB that
+    a method sends beside it takes them another half second.
     """
     speeds = {"samples_per_second": 30, "download_mb_s": 2, "upload_mb_s": 1}
     clock = Clock(
@@ -96,7 +97,28 @@ def test_the_pass_takes_its_time_by_hand():
     plan = PowerOfChoice(6).plan(roster(clock=clock), {}, context(), run)
     assert plan.pass_seconds == pytest.approx(2.500004, rel=1e-12)
     assert clients(plan) == [0, 3]
-    assert plan.participation[3].seconds(10**6, 10**6) == pytest.approx(40 / 30 + 1, rel=1e-12)
+    seconds = plan.participation[3].seconds
+    assert seconds(10**6, 10**6) == pytest.approx(40 / 30 + 1, rel=1e-12)
+    assert seconds(2 * 10**6, 10**6) == pytest.approx(40 / 30 + 1.5, rel=1e-12)
+
+
+def test_where_no_candidate_answers_the_cohort_stays_away():
+    clock = Clock(distributions={"availability": constant(0)}, vector_bytes=1000)
+    plan = PowerOfChoice(4).plan(roster(clock=clock), {}, context(), pytest.fail)
+    assert [own.absent is None for own in plan.participation.values()] == [False] * 2
+    assert (plan.tasks, plan.downlink_bytes, plan.uplink_bytes) == ((), 0, 0)
+
+
+@pytest.mark.integration
+def test_the_last_round_is_evaluated_although_nobody_is_there(tmp_path):
+    given = config(
+        "fedbn",
+        train={"selection": "power_of_choice"},
+        clock={"availability": 0},
+        evaluation={"personal": "cohort_before"},
+    )
+    rounds = fedsim.run(given, tmp_path / "run", progress=False).read("rounds")
+    assert rounds.test_accuracy.notna().tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("build", [BySize, RoundRobin, PowerOfChoice])
