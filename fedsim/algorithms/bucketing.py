@@ -11,7 +11,7 @@ one of the clients. Alone it is followed by the mean of the buckets.
 :server: means of random buckets of updates, then the mean or another rule
 :state: none
 :sends: nothing more
-:public code: FedML does not shuffle, and weights by samples
+:public code: FedML takes consecutive clients, and weights by samples
 """
 
 from typing import Annotated

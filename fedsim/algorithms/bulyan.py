@@ -11,7 +11,7 @@ place (arXiv:1802.07927).
 :state: none
 :sends: nothing more
 :public code: Flower's newer strategy and FederatedScope choose all theta at once; FedML takes
-    unsquared distances, and one value too few in the mean
+    unsquared distances, m - f neighbours, and one value too few in the mean
 """
 
 import numpy as np

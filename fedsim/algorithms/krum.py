@@ -9,9 +9,10 @@ Of equal scores that of the smaller client id wins. Distances are over the param
 :server: one client's update; its running statistics too
 :state: none
 :sends: nothing more
-:public code: Blades and EPFL's federated code square distances twice; Flower takes the distances
-    of weights in float32; ByzFL has one neighbour more (``neighbours=mixing``); NDSS 2021 notebooks
-    have one too few, FedML and FederatedScope take unsquared ones
+:public code: Blades and the code of EPFL's MLO group sum fourth powers of distances; Flower takes
+    the distances of weights, in float32; ByzFL has one neighbour more (``neighbours=mixing``); the
+    notebooks of NDSS 2021 have one too few; FederatedScope takes unsquared distances, tensor by
+    tensor
 """
 
 from dataclasses import dataclass

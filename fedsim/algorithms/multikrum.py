@@ -9,8 +9,8 @@ themselves.
 :server: the mean of q clients' updates; of their running statistics too
 :state: none
 :sends: nothing more
-:public code: q is m - f in ByzFL and 1 in Flower, which weights by samples; Blades adds the q
-    updates up in place of their mean
+:public code: q is m - f in ByzFL and by default 1 in Flower, which weights by samples; the code of
+    EPFL's MLO group adds the q updates up in place of their mean
 """
 
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ them: FedNova's normalisation, which comes after, multiplies them by numbers tha
 :server: updates shortened to the norm C, then the mean or another rule
 :state: none
 :sends: nothing more
-:public code: forms differ in whether running statistics count in the norm
+:public code: in Flower running statistics count in the norm
 """
 
 from fedsim.algorithms.base import Algorithm
