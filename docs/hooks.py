@@ -8,7 +8,9 @@ import posixpath
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 from typing import Literal, get_args, get_origin
 from urllib.parse import unquote, urlsplit
 
@@ -50,8 +52,8 @@ given, without a network.
 """
 COMBINATIONS = """# What cannot be combined
 
-These runs are refused before anything starts, with the reason. Whether a server rule goes with
-another method's clients is said in [Methods](../METHODS.md).
+These runs are refused before anything starts, with the reason, and [pair by pair](#pair-by-pair).
+Whether a server rule goes with another method's clients is said in [Methods](../METHODS.md).
 """
 COLUMNS: dict[str, tuple[str, ...]] = {
     "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),
@@ -83,7 +85,16 @@ def combinations() -> str:
     """The page of what cannot be combined."""
     from fedsim.training.combinations import table  # imports torch
 
-    return f"{COMBINATIONS}\n{table()}\n"
+    return f"{COMBINATIONS}\n{table()}\n\n{pairs().page()}"
+
+
+def pairs() -> ModuleType:
+    """The module beside this one, which is no package."""
+    path = Path(__file__).with_name("pairs.py")
+    loader = SourceFileLoader("docs_pairs", str(path))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
+    return module
 
 
 def on_page_content(html: str, page: Page, files: Files, **_: object) -> str:
