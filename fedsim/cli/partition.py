@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,10 +68,12 @@ def partition(
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
     from fedsim.training import loading
+    from fedsim.training.attacks import malicious_clients
 
     settings = configuration(preset, config, flags)
     check_output(out, plot)
     dataset, split, kind = loading.load(settings)
+    malicious = malicious_clients(settings.attack, settings.data, split)
     samples = counted(sum(map(len, split.train)), "training sample")
     clients = counted(split.num_clients, "client")
     title = f"{dataset.name}, {kind}: {samples} of {dataset.num_classes} classes on {clients}"
@@ -86,9 +89,11 @@ def partition(
         echo(f"left out: {excluded} users with fewer than data.min_samples training samples")
     if split.held_out:
         echo(f"held out from training: {named(split.held_out)}")
+    if malicious:
+        echo(f"malicious: {named(malicious)}")
     show(class_table(dataset, split))
     if out:
-        write_split(dataset, split, Path(out))
+        write_split(dataset, split, Path(out), malicious)
         echo(f"files: {out}/partition.csv, {out}/split.csv, {out}/partition.png")
     if plot:
         shift = settings.data.feature_shift
@@ -162,7 +167,7 @@ def site_line(dataset: Dataset) -> str:
     return f"{counted(len(sites), 'site')}: {', '.join(sites[:SITES])}{more}"
 
 
-def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
+def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Sequence[int]) -> None:
     """Writes the table, the figure and the split for ``data.partition_file``."""
     import pandas as pd
 
@@ -171,9 +176,9 @@ def write_split(dataset: Dataset, split: Partition, folder: Path) -> None:
     from fedsim.storage.run_dir import csv_text
 
     folder.mkdir(parents=True, exist_ok=True)
-    frame = pd.DataFrame(partitions.table(dataset, split))
+    frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
     files.write(folder / "partition.csv", csv_text(frame).encode())
-    files.write(folder / "split.csv", csv_text(splits.columns(dataset, split)).encode())
+    files.write(folder / "split.csv", csv_text(splits.columns(dataset, split, malicious)).encode())
     names = () if dataset.per_token else class_names(dataset)
     figure = analysis("partition").figure(frame, names)
     with analysis("style").look():

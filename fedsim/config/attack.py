@@ -51,7 +51,8 @@ class AttackConfig(Section):
             return None
         given = value if isinstance(value, list | tuple) else str(value).split(",")
         texts = [str(client).strip() for client in given]
-        if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        known = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
+        if not (texts and known):
             raise ValueError("must be ids of clients, separated by commas, as in 0,3,7")
         return ",".join(map(str, sorted(set(map(int, texts)))))
 

@@ -182,13 +182,17 @@ def default_kind(dataset: Dataset) -> str:
 
 
 def table(
-    dataset: Dataset, partition: Partition, *, by_label: bool | None = None
+    dataset: Dataset,
+    partition: Partition,
+    *,
+    by_label: bool | None = None,
+    malicious: Sequence[int] = (),
 ) -> dict[str, Array]:
     """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
     They are client_id, label, train_samples, test_samples (the client's own; 0 where the test set
-    is common), and name where the clients have names. Without ``by_label``, by default where every
-    token has a label, all samples have the label -1.
+    is common), name where the clients have names, and malicious where any of them is. Without
+    ``by_label``, by default where every token has a label, all samples have the label -1.
     """
     by_label = not dataset.per_token if by_label is None else by_label
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
@@ -206,6 +210,8 @@ def table(
     }
     if partition.names:
         columns["name"] = np.array(partition.names, dtype=object)[client]
+    if malicious:
+        columns["malicious"] = np.isin(client, malicious).astype(np.int64)
     return columns
 
 

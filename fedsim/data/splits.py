@@ -6,7 +6,7 @@ samples alone.
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -65,10 +65,13 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
     )
 
 
-def columns(dataset: Dataset, partition: Partition) -> dict[str, Array]:
+def columns(
+    dataset: Dataset, partition: Partition, malicious: Sequence[int] = ()
+) -> dict[str, Array]:
     """The columns of split.csv, (n,) each, in the order of :func:`rows`.
 
-    The last one, ``name``, is there where the clients' names do not follow from their sites.
+    At the end ``name`` is there where the clients' names do not follow from their sites, and
+    ``malicious`` where any client is.
     """
     sample, part, client = rows(dataset, partition)
     label = np.full(len(sample), -1) if dataset.per_token else dataset.y[sample]
@@ -90,11 +93,13 @@ def columns(dataset: Dataset, partition: Partition) -> dict[str, Array]:
     if partition.names != _sites_of(dataset, partition):
         names = np.array(partition.names or [""] * partition.num_clients, dtype=object)
         table["name"] = np.where(nobody, "", names[client])
+    if malicious:
+        table["malicious"] = _texts(np.isin(client, malicious).astype(np.int64), nobody)
     return table
 
 
-def _texts(client: I64, nobody: Array) -> Array:
-    return np.where(nobody, "", client.astype(str).astype(object))
+def _texts(numbers: I64, nobody: Array) -> Array:
+    return np.where(nobody, "", numbers.astype(str).astype(object))
 
 
 def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:

@@ -67,6 +67,11 @@ class PartitionRow(Row, table="partition"):
     train_samples: Annotated[int, "training samples of the client with this label"]
     test_samples: Annotated[int, "test samples of its own; 0 with one common test part"]
     name: Annotated[str | None, "of the client's site, user or file, where it has one"] = None
+    malicious: Annotated[
+        int | None,
+        "1 for a malicious client, else 0; the column is there where there are any",
+        OPTIONAL,
+    ] = None
 
 
 class SplitRow(Row, table="split"):
@@ -89,6 +94,11 @@ class SplitRow(Row, table="split"):
     patient: Annotated[str | None, "whose sample"] = None
     site: Annotated[str | None, "or user"] = None
     name: Annotated[str | None, "of the client's file or user"] = None
+    malicious: Annotated[
+        int | None,
+        "1 where its client is malicious, else 0, empty for nobody's; the column is there where "
+        "there are any",
+    ] = None
 
 
 class RowOfRound(Row):
@@ -146,6 +156,12 @@ class RoundRow(RowOfRound, table="rounds"):
         float | None, "expected calibration error, 15 bins of confidence of equal width"
     ] = None
     val_ece: Annotated[float | None, "on the validation part, as test_ece"] = None
+    benign_test_accuracy: Annotated[
+        float | None,
+        "unweighted mean over the clients that are not malicious, on their own test samples, or of "
+        "their models on the common test part; the column is there with an attack",
+        OPTIONAL,
+    ] = None
 
 
 class ClientRow(RowOfRound, table="clients"):

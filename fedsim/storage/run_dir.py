@@ -210,7 +210,7 @@ class RunWriter(RunStore):
             DataError: it says something else: the data are not those that the run began with.
         """
         whole = [{"name": np.full(len(t["label"]), ""), **t} for t in tables]
-        ordered = [{name: t[name] for name in PartitionRow.columns()} for t in whole]
+        ordered = [{name: t[name] for name in PartitionRow.columns() if name in t} for t in whole]
         self._write_once("partition.csv", (csv_text(t, s) for s in (True, False) for t in ordered))
 
     def write_split(self, columns: Mapping[str, Array]) -> None:

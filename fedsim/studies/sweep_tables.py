@@ -13,7 +13,14 @@ from scipy import stats
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
-from fedsim.training.summary import CLIENT_COLUMNS, FINAL_CLIENTS, GINI, LATER_METRICS, METRICS
+from fedsim.training.summary import (
+    CLIENT_COLUMNS,
+    FINAL_CLIENTS,
+    GINI,
+    LATER_METRICS,
+    METRICS,
+    UNDER_ATTACK,
+)
 
 WHEN = ("final", "best", "last10")
 AVERAGED = (
@@ -23,7 +30,10 @@ AVERAGED = (
 """Columns of summary.csv whose mean over the seeds or partitions is in aggregate.csv."""
 WHERE_ANY = tuple(f"{n}_{s}" for n in FINAL_CLIENTS for s in ("mean", "std", "p10", "worst"))
 """More such columns, which aggregate.csv has where any run does."""
-LATER = (*(metric_column("test", m, when) for m in LATER_METRICS for when in WHEN), GINI)
+LATER = (
+    *(metric_column("test", m, when) for m in LATER_METRICS for when in WHEN),
+    *(GINI, *(f"{when}_{m}" for m in UNDER_ATTACK for when in ("final", "last10"))),
+)
 """The same, after these."""
 
 

@@ -41,9 +41,13 @@ class Attack:
 def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partition) -> list[int]:
     """The malicious clients, ascending; without a list of them ``data.seed`` draws them.
 
+    None without an attack.
+
     Raises:
         ConfigError: a client of the list does not take part, or the fraction is of no client.
     """
+    if attack.name is None:
+        return []
     participants = partition.participants
     if attack.clients is not None:
         if unknown := sorted(set(attack.client_ids) - set(participants)):

@@ -237,13 +237,13 @@ class TrainingLoop:
 
     def _write_split(self) -> None:
         """Who owns what, in partition.csv and split.csv, and the words of texts."""
-        dataset, partition = self.setup.dataset, self.setup.partition
+        dataset, partition, bad = self.setup.dataset, self.setup.partition, self.setup.malicious
         # text with one label per sample had the label -1 in earlier versions
-        tables = [partitions.table(dataset, partition)]
+        tables = [partitions.table(dataset, partition, malicious=bad)]
         if dataset.vocabulary and self.before is not None:
-            tables.append(partitions.table(dataset, partition, by_label=False))
+            tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
         self.store.write_partition(*tables)
-        self.store.write_split(splits.columns(dataset, partition))
+        self.store.write_split(splits.columns(dataset, partition, bad))
         self.store.write_vocabulary(dataset.words)
 
     def _seconds(self) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
@@ -62,13 +62,12 @@ class Evaluated:
     Args:
         whole: of the only model, or of all clients' own: their mean, or pooled.
         clients: of each client's own model, in personalised methods.
-        client_accuracy: the unweighted mean over the clients' own test samples, where these are
-            the test part.
+        owners: on each client's own test samples, where these are the test part.
     """
 
     whole: Scores
     clients: Mapping[int, GroupScore]
-    client_accuracy: float | None = None
+    owners: Mapping[int, GroupScore] = field(default_factory=dict)
 
 
 def check_parts(config: RunConfig, dataset: Dataset, partition: Partition) -> None:
@@ -211,8 +210,7 @@ def _pooled(
     whole = scores_of(pooled, data, index, group_positions(data, index))
     samples = samples_of(pooled, data, index).split([len(owned[c]) for c in outputs])
     each = {c: group_score("", own) for c, own in zip(outputs, samples, strict=True)}
-    accuracy = mean_accuracy(each.values())
-    return {"test": Evaluated(whole, {} if None in models else each, accuracy)}
+    return {"test": Evaluated(whole, {} if None in models else each, each)}
 
 
 def batches(candidates: Mapping[Key, Candidate]) -> Iterator[dict[Key, Model]]:
@@ -276,16 +274,40 @@ def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[s
     row: dict[str, float | None] = {}
     for part, scores in evaluated.items():
         row |= metric_columns(part, scores.whole)
-    if "test" in evaluated:
-        row["client_test_accuracy"] = evaluated["test"].client_accuracy
-    if clients.get("test"):
-        row["client_test_accuracy"] = mean_accuracy(clients["test"].values())
+    if owners := _by_owner(evaluated, clients):
+        row["client_test_accuracy"] = mean_accuracy(owners.values())
     return row
 
 
+def benign_accuracy(
+    setup: Setup, evaluated: Mapping[str, Evaluated], clients: ClientScores
+) -> float:
+    """The unweighted mean accuracy of the benign clients; NaN in rounds without.
+
+    On their own test samples, where clients own and are evaluated on any. Else on the common test
+    part: of their own models in personalised methods, of the global model otherwise.
+    """
+    owned = setup.config.evaluation.clients_every > 0 and clients_with(setup.partition, "test")
+    found = evaluated.get("test")
+    scores = _by_owner(evaluated, clients)
+    if found is not None and not owned and not scores:
+        if not found.clients:
+            return found.whole.accuracy
+        scores = found.clients
+    return mean_accuracy([s for client, s in scores.items() if client not in setup.malicious])
+
+
+def _by_owner(
+    evaluated: Mapping[str, Evaluated], clients: ClientScores
+) -> Mapping[int, GroupScore]:
+    """The scores on the clients' own test samples, empty where there are none."""
+    found = evaluated["test"].owners if "test" in evaluated else {}
+    return clients.get("test") or found
+
+
 def mean_accuracy(scores: Collection[GroupScore]) -> float:
-    """The unweighted mean."""
-    return math.fsum(score.accuracy for score in scores) / len(scores)
+    """The unweighted mean; NaN of none."""
+    return math.fsum(score.accuracy for score in scores) / len(scores) if scores else math.nan
 
 
 def add_rows(evaluated: Mapping[str, Evaluated], clients: ClientScores, log: RoundLog) -> None:

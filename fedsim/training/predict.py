@@ -284,7 +284,8 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
         raise DataError(
             f"{run / 'partition.csv'}: the clients now have other numbers of samples; {_NOT_THESE}"
         )
-    now_split = csv_text(splits.columns(setup.dataset, setup.partition)).encode()
+    malicious = RunStore(run).read_environment().get("malicious_clients", ())
+    now_split = csv_text(splits.columns(setup.dataset, setup.partition, malicious)).encode()
     with files.reading(split):
         if split.exists() and split.read_bytes() != now_split:  # older versions wrote none
             raise DataError(

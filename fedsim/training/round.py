@@ -128,7 +128,10 @@ def run_round(
         for c in task.clients
     }
     add_rows(setup, participation, updates, found, log, stale)
-    log.add(round_row(ctx, participation, updates, found, evaluate.columns(scores or {}, clients)))
+    measured = evaluate.columns(scores or {}, clients)
+    if setup.config.attack.name is not None:
+        measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
+    log.add(round_row(ctx, participation, updates, found, measured))
     log.incidents(executor.incidents())
     return after
 

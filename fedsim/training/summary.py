@@ -26,6 +26,8 @@ METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
 """Of the test part; each has a final, a best and a last-10 column."""
 LATER_METRICS = ("ece",)
 """Those whose columns stand at the end."""
+UNDER_ATTACK = ("benign_test_accuracy",)
+"""Columns of rounds.csv of runs with an attack; each has a final and a last-10 column."""
 GINI = "client_accuracy_gini"
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")
 """How the clients' accuracies spread."""
@@ -63,8 +65,8 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     (seconds of this machine, and of the virtual clock), the other metrics, how the clients'
     accuracies spread, whether the final model collapsed, and mean and spread of the clients' final
     accuracies, where there are held-out clients or fine-tuning, the calibration error and the Gini
-    coefficient of the clients' accuracies, the ``data_digest``, and the
-    ``label``, empty where the run has none.
+    coefficient of the clients' accuracies, those of benign clients under an attack, the
+    ``data_digest``, and the ``label``, empty where the run has none.
     """
     config, rounds = setup.config, store.read("rounds")
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
@@ -113,6 +115,11 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
             values = _scores(tested[column], best, len(rounds))
             row |= {metric_column("test", metric, when): v for when, v in values.items()}
     row[GINI] = None if accuracies is None else gini(accuracies)
+    for metric in UNDER_ATTACK:
+        if metric in rounds:
+            known = rounds.dropna(subset=[metric]).set_index("round")[metric]
+            row[f"final_{metric}"] = known.iloc[-1] if len(known) else None
+            row[f"last10_{metric}"] = last10(known, len(rounds))
     return row | {"data_digest": _data_digest(setup), "label": config.label}
 
 

@@ -15,6 +15,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 from fedsim.testing.rounds import config, difference, results, rounds, small
 from fedsim.training.setup import prepare
+from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 
 NAMES = ("sign_flip", "gaussian", "label_flip", "alie", "ipm", "mimic", "min_max", "min_sum")
@@ -41,6 +42,7 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "ipm", "fraction": 0.2, "clients": "1"}, "fraction", "beside attack.clients"),
         ({"name": "ipm", "clients": "1;2"}, "clients", "ids of clients, separated by commas"),
         ({"name": "ipm", "clients": "-1"}, "clients", "ids of clients, separated by commas"),
+        ({"name": "ipm", "clients": []}, "clients", "ids of clients, separated by commas"),
         ({"name": "mimic", "scale": 2}, "scale", "attack mimic has none; only sign_flip"),
         ({"name": "ipm", "source": 1, "target": 2}, "source", "attack ipm has none; only label"),
         ({"name": "label_flip", "source": 1}, "source", "give attack.target too"),
@@ -136,9 +138,13 @@ def test_without_attackers_and_before_the_start_nothing_changes(name):
     honest = [r.content() for r in rounds(small("fedavg"))]
     for attack in ({"fraction": 0}, {"start_round": 4}):
         found = [r.content() for r in rounds(attacked(name, attack=attack))]
-        found = [{k: v for k, v in r.items() if "attacker" not in k} for r in found]
-        wanted = [{k: v for k, v in r.items() if "attacker" not in k} for r in honest]
+        found, wanted = ([without_columns(r) for r in each] for each in (found, honest))
         assert difference(wanted, found, "a run without an attack") is None
+
+
+def without_columns(content):
+    """The cells without the columns that only attacked runs have."""
+    return {k: v for k, v in content.items() if not k.endswith(("attacker", *UNDER_ATTACK))}
 
 
 @pytest.mark.integration
@@ -178,8 +184,14 @@ def test_what_a_run_writes(tmp_path):
     assert (store.summary["attack.name"], store.summary["attack.clients"]) == ("ipm", "1,6")
     norms = clients[clients["round"] == 1].set_index("client_id").update_norm
     assert norms[1] == norms[6]  # what is sent, not what was trained
+    for table in ("partition", "split"):
+        found = store.read(table).dropna(subset=["client_id"])
+        assert list(found.columns)[-1] == "malicious"
+        assert (found.malicious == found.client_id.isin([1, 6])).all()
     plain = ran(tmp_path / "plain", train={"rounds": 1})
     assert "attacker" not in plain.clients.columns
+    assert not any("malicious" in plain.read(table).columns for table in ("partition", "split"))
+    assert "benign_test_accuracy" not in plain.rounds.columns
     assert not any(key.startswith("attack") for key in plain.summary)
     load_file(store.path / "model.safetensors")
 
@@ -221,3 +233,33 @@ def test_asynchronous_rounds_resume_with_malicious_clients(tmp_path):
     with pytest.raises(Stop):
         fedsim.run(config("fedavg", **sections), tmp_path / "cut", [Stopper(2)], progress=False)
     assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("method", "split", "sections"),
+    [
+        ("fedavg", None, {}),
+        ("fedavg", "own_test", {"data": {"client_test_fraction": 0.2}}),
+        ("fedpac", "test", {}),
+        ("fedpac", "own_test", {"data": {"client_test_fraction": 0.2}}),
+    ],
+)
+def test_the_accuracy_of_benign_clients(tmp_path, method, split, sections):
+    """By hand from evaluations.csv; the column is there from the first round, evaluated or not."""
+    evaluation = {"every": 2, "clients_every": 2 * (split == "own_test")}
+    attack = {"name": "gaussian", "clients": "1,6", "scale": 10.0}
+    store = ran(
+        tmp_path, method, **sections, evaluation=evaluation, attack=attack, train={"rounds": 2}
+    )
+    found = store.rounds.benign_test_accuracy
+    assert np.isnan(found[0])
+    if split is None:
+        wanted = store.rounds.test_accuracy[1]
+    else:
+        rows = store.read("evaluations").query("split == @split")
+        assert rows.client_id.nunique() == 8
+        wanted = rows[~rows.client_id.isin([1, 6])].accuracy.mean()
+    assert found[1] == pytest.approx(wanted, abs=1e-12)
+    assert store.summary["final_benign_test_accuracy"] == found[1]
+    assert store.summary["last10_benign_test_accuracy"] == found[1]
