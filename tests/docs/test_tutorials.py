@@ -73,5 +73,5 @@ def test_the_blocks_of_a_tutorial_run_in_order(page, tmp_path, environment):
 
 
 @pytest.mark.quick
-def test_there_are_nine_tutorials():
-    assert len(PAGES) == 9
+def test_there_are_ten_tutorials():
+    assert len(PAGES) == 10
