@@ -35,7 +35,8 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
   `heldout_finetuned_accuracy_S` over those held out, for S in `mean`, `std`, `p10` and `worst`
 - `final_test_ece`, `best_test_ece`, `last10_test_ece`: the expected calibration error
 - `client_accuracy_gini`: Gini coefficient of the same accuracies as of `client_accuracy_std`
-- with an attack: `final_benign_test_accuracy` and `last10_benign_test_accuracy`
+- with an attack: `final_M` and `last10_M` for M in `benign_test_accuracy`, and
+  `attack_success_rate` where it has a target class
 - `data_digest`: `sha256:` and the first 12 digits of a digest of samples, labels and class names as
   they were read, before any feature shift; empty for generated data, which follow from the settings
 - `label`: the name of the run, from `label` in its settings or its row in a grid; empty without

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import nn
 
-from fedsim.client import ClientTransform, LabelTransform, LocalRule, MarginControl, MeanLoss
+from fedsim.client import ClientTransform, LocalRule, MarginControl, MeanLoss, SampleTransform
 from fedsim.core.types import Kind, Slot, Training
 from fedsim.server import Average, Exchange, Server
 
@@ -37,7 +37,7 @@ class Work:
         aggregated: its updates become the server's step, so that clients may train in blocks, and
             updates may stay on their nodes.
         transforms: of its updates before they are sent, in order.
-        relabel: changes the labels that it sees; None: they are those of the data.
+        poison: changes the samples that it sees; None: they are those of the data.
     """
 
     rule: LocalRule
@@ -46,7 +46,7 @@ class Work:
     trains: bool = False
     aggregated: bool = False
     transforms: tuple[ClientTransform, ...] = ()
-    relabel: LabelTransform | None = None
+    poison: SampleTransform | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Algorithm:
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.
         transforms: of a client's update before it is sent, in order.
-        relabel: changes the labels that clients train on; None: they are those of the data.
+        poison: changes the samples that clients train on; None: they are those of the data.
         adapt: changes the model before anything is trained, or refuses one that does not fit by a
             ConfigError; draws from torch's global generator, which is seeded.
     """
@@ -91,7 +91,7 @@ class Algorithm:
     probe: Probe | None = None
     assign: Callable[[Sequence[int]], Sequence[tuple[int, ...]]] = one_each
     transforms: tuple[ClientTransform, ...] = ()
-    relabel: LabelTransform | None = None
+    poison: SampleTransform | None = None
     adapt: Callable[[nn.Module], nn.Module] = identity
 
     @property
@@ -114,9 +114,9 @@ class Algorithm:
                 trains=True,
                 aggregated=True,
                 transforms=self.transforms,
-                relabel=self.relabel,
+                poison=self.poison,
             ),
-            "loss": Work(rule=MeanLoss(), training=training, relabel=self.relabel),
+            "loss": Work(rule=MeanLoss(), training=training, poison=self.poison),
         }
         if self.probe is not None:
             works["probe"] = Work(

@@ -3,19 +3,19 @@
 from fedsim.client.context import LocalEnv, Phase, normaliser
 from fedsim.client.criterion import MarginControl, matmul, upcast
 from fedsim.client.trainer import Batch, FeaturePenalty, LocalRule, MeanLoss, Uplink
-from fedsim.client.transform import ClientTransform, Coded, LabelTransform
+from fedsim.client.transform import ClientTransform, Coded, SampleTransform
 
 __all__ = [
     "Batch",
     "ClientTransform",
     "Coded",
     "FeaturePenalty",
-    "LabelTransform",
     "LocalEnv",
     "LocalRule",
     "MarginControl",
     "MeanLoss",
     "Phase",
+    "SampleTransform",
     "Uplink",
     "matmul",
     "normaliser",

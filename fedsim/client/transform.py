@@ -49,11 +49,22 @@ class ClientTransform(Protocol):
         """
 
 
-class LabelTransform(Protocol):
-    """Changes the labels that a client trains on."""
+class SampleTransform(Protocol):
+    """Changes the samples that a client trains on.
 
-    def __call__(self, y: Tensor, task: ClientTask) -> Tensor:
-        """The labels in place of ``y`` (n,) or (n, T), which must not be written to."""
+    ``changes_x`` says whether more than their labels change.
+    """
+
+    changes_x: ClassVar[bool]
+
+    def __call__(self, x: Tensor, y: Tensor, task: ClientTask) -> tuple[Tensor, Tensor]:
+        """What takes the place of samples and labels.
+
+        Args:
+            x: (n, ...) as they are stored; must not be written to.
+            y: (n,) or (n, T); must not be written to.
+            task: the client's work.
+        """
 
 
 def own_entries(state: Vectors, name: str) -> Vectors:

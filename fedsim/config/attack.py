@@ -20,6 +20,7 @@ class AttackConfig(Section):
             "sign_flip",
             "gaussian",
             "label_flip",
+            "backdoor",
             "alie",
             "ipm",
             "mimic",
@@ -37,12 +38,20 @@ class AttackConfig(Section):
     start_round: int = Field(default=1, ge=1, le=MOST)
     """First round (from 1) in which malicious clients attack."""
     scale: float | None = Field(default=None, gt=0, le=1e6)
-    """Strength: factor of sign_flip (unset: 1) and ipm (0.5), standard deviation of gaussian (1), z
-    of alie (that of the paper for the cohort)."""
+    """Strength: factor of sign_flip (unset: 1), ipm (0.5) and the updates of backdoor (1), standard
+    deviation of gaussian (1), z of alie (that of the paper for the cohort)."""
     source: int | None = Field(default=None, ge=0)
-    """Class whose labels label_flip changes to attack.target; unset: label y becomes C - 1 - y."""
+    """Class whose labels label_flip changes to attack.target (unset: label y becomes C - 1 - y), or
+    whose images backdoor poisons (unset: all but those of attack.target)."""
     target: int | None = Field(default=None, ge=0)
-    """Class that label_flip gives to samples of attack.source."""
+    """Class that label_flip gives to samples of attack.source, and backdoor to triggered images
+    (unset: 0)."""
+    poisoned: float | None = Field(default=None, gt=0, le=1)
+    """Share of a malicious client's images, of those not of attack.target, that backdoor poisons,
+    rounded down (unset: 0.5)."""
+    pixels: int | None = Field(default=None, ge=1)
+    """Side in stored pixels of the white square in the lower right corner that is the trigger of
+    backdoor (unset: 3)."""
 
     @field_validator("clients", mode="plain")
     @classmethod
@@ -70,13 +79,19 @@ class AttackConfig(Section):
         if self.fraction is not None and self.clients is not None:
             reason = f"{self.fraction:g} given beside attack.clients"
             raise InvalidSetting("attack.fraction", reason)
-        used: dict[str, tuple[str, ...]] = dict.fromkeys(("source", "target"), ("label_flip",))
-        used["scale"] = ("sign_flip", "gaussian", "alie", "ipm")
+        used: dict[str, tuple[str, ...]] = {
+            **dict.fromkeys(("source", "target"), ("label_flip", "backdoor")),
+            **dict.fromkeys(("poisoned", "pixels"), ("backdoor",)),
+            "scale": ("sign_flip", "gaussian", "alie", "ipm", "backdoor"),
+        }
         for key in used:
             if key in given and self.name not in used[key]:
                 reason = f"attack {self.name} has none; only {', '.join(used[key])}"
                 raise InvalidSetting(f"attack.{key}", f"{given[key]!r} given; {reason}")
-        if (self.source is None) != (self.target is None):
+        if self.name == "label_flip" and (self.source is None) != (self.target is None):
             key, other = ("source", "target") if self.target is None else ("target", "source")
             raise InvalidSetting(f"attack.{key}", f"{given[key]} given; give attack.{other} too")
+        if self.name == "backdoor" and self.source == (self.target or 0):
+            reason = f"{self.source} given; it is attack.target, which needs no trigger"
+            raise InvalidSetting("attack.source", reason)
         return self

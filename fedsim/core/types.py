@@ -328,8 +328,27 @@ class Owned:
     most: int | None = None
 
 
-Part = str | Owned
-"""``"val"`` or ``"test"`` for a common part, or what clients own."""
+@dataclass(frozen=True)
+class Triggered:
+    """The samples of the common test part whose class an attack wants to be another.
+
+    Args:
+        target: the class that they are to be given.
+        source: their class; None: all but ``target``.
+        pixels: side of the square that is their trigger, 0 for none.
+    """
+
+    target: int
+    source: int | None = None
+    pixels: int = 0
+
+    def concerns(self, y: I64) -> NDArray[np.bool_]:
+        """Which of some labels are those of such samples."""
+        return y != self.target if self.source is None else y == self.source
+
+
+Part = str | Owned | Triggered
+"""``"val"`` or ``"test"`` for a common part, what clients own, or what an attack is about."""
 
 
 @dataclass(frozen=True, kw_only=True)

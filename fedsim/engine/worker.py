@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim import models
 from fedsim.algorithms.base import Algorithm, Work
 from fedsim.client import LocalEnv
+from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, num_steps, train_block
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
@@ -38,6 +39,7 @@ from fedsim.core.types import (
     Partition,
     Sent,
     Training,
+    Triggered,
     Vector,
     Vectors,
 )
@@ -260,8 +262,8 @@ class Worker:
         start = self._load(params, kept)
         x = self.images.index_select(0, index).to(self.device)
         y = self.labels.index_select(0, index).to(self.device)
-        if work.relabel is not None:
-            y = work.relabel(y, task)
+        if work.poison is not None:
+            x, y = work.poison(x, y, task)
         env = self._env(task, work, start, x, y, downlink, kept)
         seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
         update = train_local(work.rule, env)
@@ -291,8 +293,9 @@ class Worker:
         index, sizes = torch.from_numpy(np.concatenate(owned)), [len(own) for own in owned]
         x = self.images.index_select(0, index).to(self.device).split(sizes)
         y = self.labels.index_select(0, index).to(self.device).split(sizes)
-        if work.relabel is not None:
-            y = tuple(work.relabel(own, task) for own, task in zip(y, block, strict=True))
+        if work.poison is not None:
+            given = zip(x, y, block, strict=True)
+            x, y = zip(*(work.poison(x_k, y_k, task) for x_k, y_k, task in given), strict=True)
         kept = [states.get(task.client, {}) for task in block]
         envs = [
             self._env(task, work, self._start(params, state), x_k, y_k, downlink, state)
@@ -387,17 +390,27 @@ class Worker:
         if batches is not None:
             index = index[batches[0] * size : batches[1] * size]
         with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
-            outputs = self._outputs(params, state, torch.from_numpy(index).split(size))
+            mark = partial(marked, pixels=part.pixels) if isinstance(part, Triggered) else None
+            outputs = self._outputs(params, state, torch.from_numpy(index).split(size), mark)
         return measure.compute(outputs, self.spec, part, index)
 
-    def _outputs(self, params: Vector, state: Vectors, batches: Sequence[Tensor]) -> Outputs:
-        """The logits of some samples; where every token has a label, each batch's scores."""
+    def _outputs(
+        self,
+        params: Vector,
+        state: Vectors,
+        batches: Sequence[Tensor],
+        mark: Callable[[Tensor], Tensor] | None = None,
+    ) -> Outputs:
+        """The logits of some samples, as ``mark`` changes them.
+
+        Where every token has a label, each batch's scores.
+        """
         self._load(as_tensor(params).to(self.device), state)
         self.flat.mode(train=False)
         with self.precision():
             logits = (
-                self.flat.model(self.transforms.test(self.images[batch].to(self.device)))
-                for batch in batches
+                self.flat.model(self.transforms.test(x.to(self.device)))
+                for x in (self._images(batch, mark) for batch in batches)
             )
             if self.spec.dataset.per_token:
                 labels = (self.labels[batch].to(self.device) for batch in batches)
@@ -405,6 +418,10 @@ class Worker:
                 pairs = zip(logits, labels, strict=True)
                 return joined([token_scores(z, y, wrong) for z, y in pairs])
             return torch.cat(list(logits)).float().cpu().numpy()
+
+    def _images(self, batch: Tensor, mark: Callable[[Tensor], Tensor] | None) -> Tensor:
+        x = self.images[batch]
+        return x if mark is None else mark(x)
 
     @contextmanager
     def _named(self, what: str, block: Block = ()) -> Iterator[None]:

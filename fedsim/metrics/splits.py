@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from fedsim.core.rng import generator
-from fedsim.core.types import I64, Dataset, Owned, Part, Partition
+from fedsim.core.types import I64, Dataset, Owned, Part, Partition, Triggered
 
 
 class Samples(Protocol):
@@ -26,6 +26,8 @@ class Samples(Protocol):
 
 def name(part: Part) -> str:
     """The name of a part in messages."""
+    if isinstance(part, Triggered):
+        return "triggered test"
     return part if isinstance(part, str) else f"clients' own {part.split}"
 
 
@@ -34,6 +36,9 @@ def indices(spec: Samples, part: Part) -> I64:
     if isinstance(part, str):
         common: I64 = getattr(spec.dataset, part)
         return common
+    if isinstance(part, Triggered):
+        test = spec.dataset.test
+        return test[part.concerns(spec.dataset.y[test])]
     return np.concatenate([drawn(spec.partition, spec.seed, part, c) for c in part.owners])
 
 
@@ -50,6 +55,8 @@ def count(spec: Samples, part: Part) -> int:
     """n, the samples in a part; draws nothing."""
     if isinstance(part, str):
         return len(getattr(spec.dataset, part))
+    if isinstance(part, Triggered):
+        return len(indices(spec, part))
     return sum(counts(spec.partition, part))
 
 

@@ -162,6 +162,12 @@ class RoundRow(RowOfRound, table="rounds"):
         "their models on the common test part; the column is there with an attack",
         OPTIONAL,
     ] = None
+    attack_success_rate: Annotated[
+        float | None,
+        "share of the test samples with a backdoor's trigger and another class, or of the source "
+        "class of flipped labels, that are given the target class",
+        OPTIONAL,
+    ] = None
 
 
 class ClientRow(RowOfRound, table="clients"):

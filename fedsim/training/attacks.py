@@ -9,7 +9,7 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious, draw_malicious
-from fedsim.core.types import Partition
+from fedsim.core.types import Dataset, Partition, Triggered
 from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, Omniscient
 
 Scaled = Callable[[Malicious, AttackConfig], Omniscient]
@@ -31,11 +31,13 @@ class Attack:
         clients: the malicious ones, ascending.
         algorithm: the method, with what its malicious clients do on their own.
         omniscient: what they do with the round's updates; None: nothing.
+        triggered: the test samples by whose predictions its success is measured; None: it is not.
     """
 
     clients: tuple[int, ...]
     algorithm: Algorithm
     omniscient: Omniscient | None = None
+    triggered: Triggered | None = None
 
 
 def malicious_clients(attack: AttackConfig, data: DataConfig, partition: Partition) -> list[int]:
@@ -69,13 +71,14 @@ def attack_of(
     attack: AttackConfig,
     data: DataConfig,
     partition: Partition,
-    num_classes: int,
+    dataset: Dataset,
     algorithm: Algorithm,
 ) -> Attack:
     """The attack, and the method with it; both as they are where there is none.
 
     Raises:
-        ConfigError: as :func:`malicious_clients`, or a class that does not exist.
+        ConfigError: as :func:`malicious_clients`, a class that does not exist, or a trigger that
+            the samples cannot have.
     """
     if attack.name is None:
         return Attack((), algorithm)
@@ -84,15 +87,23 @@ def attack_of(
     scale = 1.0 if attack.scale is None else attack.scale
     if attack.name in OMNISCIENT:
         return Attack(tuple(clients), algorithm, OMNISCIENT[attack.name](own, attack))
+    for key in ("source", "target"):
+        given = getattr(attack, key)
+        if given is not None and given >= dataset.num_classes:
+            last = dataset.num_classes - 1
+            raise ConfigError(f"attack.{key}: {given} given; the classes are 0 to {last}")
     if attack.name == "label_flip":
-        for key in ("source", "target"):
-            given = getattr(attack, key)
-            if given is not None and given >= num_classes:
-                raise ConfigError(
-                    f"attack.{key}: {given} given; the classes are 0 to {num_classes - 1}"
-                )
-        flip = alone.LabelFlip(own, num_classes, attack.source, attack.target)
-        return Attack(tuple(clients), replace(algorithm, relabel=flip))
+        flip = alone.LabelFlip(own, dataset.num_classes, attack.source, attack.target)
+        measured = attack.target is not None and not dataset.per_token
+        triggered = Triggered(attack.target or 0, attack.source) if measured else None
+        return Attack(tuple(clients), replace(algorithm, poison=flip), triggered=triggered)
+    if attack.name == "backdoor":
+        backdoor = _backdoor(own, attack, dataset)
+        algorithm = replace(algorithm, poison=backdoor)
+        if attack.scale is not None:
+            boosted = alone.Boosted(own, attack.scale)
+            algorithm = replace(algorithm, transforms=(boosted, *algorithm.transforms))
+        return Attack(tuple(clients), algorithm, triggered=backdoor.triggered)
     sent = (
         alone.SignFlip(own, scale)
         if attack.name == "sign_flip"
@@ -100,3 +111,21 @@ def attack_of(
     )
     # first: what a client compresses is its malicious update
     return Attack(tuple(clients), replace(algorithm, transforms=(sent, *algorithm.transforms)))
+
+
+def _backdoor(own: Malicious, attack: AttackConfig, dataset: Dataset) -> alone.Backdoor:
+    """The backdoor, whose trigger fits on the images.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if dataset.inputs != "images":
+        raise ConfigError(
+            f"attack.name backdoor: its trigger is a pattern of pixels; {dataset.name} has "
+            f"{dataset.inputs}; label_flip with attack.source and attack.target needs no images"
+        )
+    pixels, side = 3 if attack.pixels is None else attack.pixels, dataset.x.shape[-1]
+    if pixels > side:
+        raise ConfigError(f"attack.pixels: {pixels} given; the images have {side} x {side} pixels")
+    triggered = Triggered(attack.target or 0, attack.source, pixels)
+    return alone.Backdoor(own, triggered, 0.5 if attack.poisoned is None else attack.poisoned)

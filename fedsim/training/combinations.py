@@ -69,7 +69,9 @@ def _attacked(setup: Setup) -> bool:
 
 
 def _attacked_updates(setup: Setup) -> bool:
-    return setup.config.attack.name not in (None, "label_flip")
+    attack = setup.config.attack
+    on_samples = attack.name == "label_flip" or (attack.name == "backdoor" and not attack.scale)
+    return attack.name is not None and not on_samples
 
 
 def _weighs_stale(setup: Setup) -> bool:

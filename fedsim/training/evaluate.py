@@ -25,7 +25,6 @@ from fedsim.core.types import (
     Dataset,
     GroupScore,
     Owned,
-    Part,
     Partition,
     RoundContext,
     Scores,
@@ -34,7 +33,7 @@ from fedsim.engine.base import OUTPUTS, SAMPLES, SCORES, EvaluationTask, Executo
 from fedsim.metrics.decomposition import terms
 from fedsim.metrics.outputs import Outputs, concatenated, samples_of, scores_of, split
 from fedsim.metrics.scores import SampleScores, group_score, mean_scores
-from fedsim.metrics.splits import clients_with, counts, group_positions, num_labels
+from fedsim.metrics.splits import clients_with, count, counts, group_positions, num_labels
 from fedsim.server.gram import shares
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import (
@@ -279,6 +278,27 @@ def columns(evaluated: Mapping[str, Evaluated], clients: ClientScores) -> dict[s
     return row
 
 
+def attack_success(setup: Setup, executor: Executor, state: ServerState) -> float:
+    """The share of the triggered test samples that are given the target class; NaN without any.
+
+    By the global model; in personalised methods the unweighted mean over the benign clients' own.
+    """
+    part = setup.triggered
+    if part is None or not count(setup.spec, part):
+        return math.nan
+    models: dict[int | None, Candidate] = {None: Candidate(None, lambda: (state.params, {}))}
+    if setup.personalised:
+        benign = (c for c in setup.partition.participants if c not in setup.malicious)
+        models = {c: own_model(state, c) for c in benign}
+    rates: dict[int | None, float] = {}
+    for some in batches({own.owner: own for own in models.values()}):
+        outputs = executor.evaluate([(model, part) for model in some.values()], OUTPUTS)
+        hits = (np.asarray(logits).argmax(axis=1) == part.target for logits in outputs)
+        rates |= zip(some, (float(hit.mean()) for hit in hits), strict=True)
+    each = [rates[own.owner] for own in models.values()]
+    return math.fsum(each) / len(each) if each else math.nan
+
+
 def benign_accuracy(
     setup: Setup, evaluated: Mapping[str, Evaluated], clients: ClientScores
 ) -> float:
@@ -415,7 +435,7 @@ def measure(
     everybody = e.decompose_scope == "population" and not common
     owners = clients_with(setup.partition, e.own_split) if everybody else cohort
     own = Owned(e.own_split, owners, e.decompose_max_samples)
-    parts: tuple[Part, ...] = (own, "test") if common else (own,)
+    parts: tuple[str | Owned, ...] = (own, "test") if common else (own,)
     rows = {}
     for some in batches(local | last):
         jobs: list[EvaluationTask] = [(m, part) for m in some.values() for part in parts]
@@ -438,7 +458,7 @@ def measure(
     )
 
 
-def means(samples: SampleScores, setup: Setup, part: Part) -> list[float]:
+def means(samples: SampleScores, setup: Setup, part: str | Owned) -> list[float]:
     """The mean loss on each owner's samples, or on the common part."""
     if isinstance(part, str):
         return [group_score("", samples).loss]

@@ -86,6 +86,8 @@ def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Arra
     pipeline, name, none = spec.dataset.pipeline, spec.model.name, np.empty(0)
     if pipeline is not None and pipeline.augment != "none":
         return f"data.augment={pipeline.augment} draws", none
+    if spec.algorithm.poison is not None and spec.algorithm.poison.changes_x:
+        return "malicious clients change images", none
     compute = _passes(spec, flat.model.get_submodule(part))
     before = torch.get_rng_state()
     training = compute(0, _PROBE)

@@ -112,10 +112,13 @@ def run_round(
     after, e = found.state, setup.config.evaluation
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
     clients: evaluate.ClientScores = {}
+    success = math.nan
     if due or clients_due:
         with log.timed("evaluate"), naming_the_round(ctx):
             if due and scores is None:
                 scores = evaluate.after_round(setup, executor, state, after, cohort, updates)
+            if due:
+                success = evaluate.attack_success(setup, executor, after)
             if clients_due:
                 clients = evaluate.client_scores(setup, executor, after)
     if updates and evaluate.is_due(e.decompose_every, ctx):
@@ -131,6 +134,8 @@ def run_round(
     measured = evaluate.columns(scores or {}, clients)
     if setup.config.attack.name is not None:
         measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
+    if setup.triggered is not None:
+        measured["attack_success_rate"] = success
     log.add(round_row(ctx, participation, updates, found, measured))
     log.incidents(executor.incidents())
     return after

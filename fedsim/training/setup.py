@@ -26,6 +26,7 @@ from fedsim.core.types import (
     ModelSpec,
     Partition,
     RoundContext,
+    Triggered,
     Vector,
     Vectors,
 )
@@ -71,6 +72,7 @@ class Setup:
         provenance: the user's code, and the data, as digests.
         malicious: the clients that section ``attack`` makes malicious, ascending.
         attack: what they do with the updates of a round, None where they do nothing with them.
+        triggered: the test samples by whose predictions the attack's success is measured.
     """
 
     config: RunConfig
@@ -90,6 +92,7 @@ class Setup:
     provenance: Provenance = field(default_factory=Provenance)
     malicious: tuple[int, ...] = ()
     attack: Omniscient | None = None
+    triggered: Triggered | None = None
 
     @property
     def personalised(self) -> bool:
@@ -214,7 +217,7 @@ def assemble(
     algorithms.check_fit(
         config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
     )
-    attack = attack_of(config.attack, config.data, partition, dataset.num_classes, algorithm)
+    attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
     algorithm = attack.algorithm
     size = cohort_size(len(partition.participants), config.train.sample_rate)
     blocks = stacking.stacking_of(
@@ -249,6 +252,7 @@ def assemble(
         provenance=Provenance(code_of(config), digests),
         malicious=attack.clients,
         attack=attack.omniscient,
+        triggered=attack.triggered,
     )
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:

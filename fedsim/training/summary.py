@@ -26,7 +26,7 @@ METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "auc")
 """Of the test part; each has a final, a best and a last-10 column."""
 LATER_METRICS = ("ece",)
 """Those whose columns stand at the end."""
-UNDER_ATTACK = ("benign_test_accuracy",)
+UNDER_ATTACK = ("benign_test_accuracy", "attack_success_rate")
 """Columns of rounds.csv of runs with an attack; each has a final and a last-10 column."""
 GINI = "client_accuracy_gini"
 CLIENT_COLUMNS = ("client_accuracy_std", "client_accuracy_p10", "client_accuracy_worst")

@@ -9,9 +9,9 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from fedsim.client.attacks import Gaussian, LabelFlip, SignFlip
+from fedsim.client.attacks import Backdoor, Boosted, Gaussian, LabelFlip, SignFlip
 from fedsim.core.malicious import Malicious, draw_malicious
-from fedsim.core.types import ClientTask, Layout, RoundContext, Slot
+from fedsim.core.types import ClientTask, Layout, RoundContext, Slot, Triggered
 
 CTX = RoundContext(round=2, num_rounds=5, num_clients=6, lr=0.1, seed=3)
 LAYOUT = Layout(
@@ -58,13 +58,51 @@ def test_gaussian_noise_has_its_standard_deviation():
 
 
 def test_label_flip_by_hand():
-    y = torch.tensor([0, 3, 9, -1])
+    x, y = torch.zeros(4, 1), torch.tensor([0, 3, 9, -1])
     flip = LabelFlip(BAD, 10)
-    assert flip(y, task()).tolist() == [9, 6, 0, -1]
-    assert LabelFlip(BAD, 10, source=3, target=8)(y, task()).tolist() == [0, 8, 9, -1]
-    assert LabelFlip(BAD, 10, source=0, target=0)(y, task()).tolist() == [0, 3, 9, -1]
-    assert flip(y, task(client=2)) is y
-    assert flip(y, task(round=1)) is y
+
+    def flipped(flip, who):
+        same, labels = flip(x, y, who)
+        assert same is x
+        return labels
+
+    assert flipped(flip, task()).tolist() == [9, 6, 0, -1]
+    assert flipped(LabelFlip(BAD, 10, source=3, target=8), task()).tolist() == [0, 8, 9, -1]
+    assert flipped(LabelFlip(BAD, 10, source=0, target=0), task()).tolist() == [0, 3, 9, -1]
+    assert flipped(flip, task(client=2)) is y
+    assert flipped(flip, task(round=1)) is y
+
+
+def test_backdoor_by_hand():
+    x = torch.arange(6 * 2 * 3 * 3, dtype=torch.uint8).view(6, 2, 3, 3)
+    y = torch.tensor([0, 1, 2, 1, 0, 2])
+    given = x.clone(), y.clone()
+    door = Backdoor(BAD, Triggered(target=0, pixels=2), share=0.5)
+    sent, labels = door(x, y, task())
+    changed = (sent != x).flatten(1).any(dim=1)
+    assert changed.sum() == 2  # of the four of another class
+    assert (y[changed] != 0).all()
+    assert torch.equal(labels, torch.where(changed, 0, y))
+    assert (sent[changed][:, :, 1:, 1:] == 255).all()
+    assert torch.equal(sent[changed][:, :, 0], x[changed][:, :, 0])
+    assert torch.equal(sent[changed][:, :, :, 0], x[changed][:, :, :, 0])
+    later = door(x, y, task(round=4))
+    assert torch.equal(sent, later[0])
+    assert torch.equal(labels, later[1])
+    all_of_one = Backdoor(BAD, Triggered(target=0, source=2, pixels=1), share=1.0)
+    assert all_of_one(x, y, task())[1].tolist() == [0, 1, 0, 1, 0, 0]
+    for honest in (task(client=2), task(round=1)):
+        same = door(x, y, honest)
+        assert same[0] is x
+        assert same[1] is y
+    assert torch.equal(x, given[0])
+    assert torch.equal(y, given[1])
+
+
+def test_a_boosted_update_by_hand():
+    boosted = Boosted(BAD, scale=4.0)
+    np.testing.assert_array_equal(boosted(DELTA, {}, task(), LAYOUT).delta, [4, -8, 2, 7])
+    np.testing.assert_array_equal(boosted(DELTA, {}, task(client=0), LAYOUT).delta, DELTA)
 
 
 def test_who_is_malicious():

@@ -80,7 +80,8 @@ def test_every_metric_of_a_part_is_a_column():
 def test_columns_that_came_later():
     rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
     rounds += ",simulated_seconds,downlink_bytes,uplink_bytes"
-    rounds += ",val_balanced_accuracy,val_macro_f1,val_auc,test_ece,val_ece,benign_test_accuracy"
+    rounds += ",val_balanced_accuracy,val_macro_f1,val_auc,test_ece,val_ece"
+    rounds += ",benign_test_accuracy,attack_success_rate"
     assert ",".join(TABLES["rounds"].columns()) == f"{PUBLISHED['rounds']},{rounds}"
     spreads = "shift_spread,aggregation_spread"
     assert ",".join(TABLES["decomposition"].columns()) == f"{PUBLISHED['decomposition']},{spreads}"

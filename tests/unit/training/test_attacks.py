@@ -7,18 +7,30 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import fedsim
 from fedsim.config.attack import AttackConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
+from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, difference, results, rounds, small
 from fedsim.training.setup import prepare
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 
-NAMES = ("sign_flip", "gaussian", "label_flip", "alie", "ipm", "mimic", "min_max", "min_sum")
+NAMES = (
+    "sign_flip",
+    "gaussian",
+    "label_flip",
+    "backdoor",
+    "alie",
+    "ipm",
+    "mimic",
+    "min_max",
+    "min_sum",
+)
 THIRD = {"fraction": 0.4}
 
 
@@ -47,6 +59,9 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "ipm", "source": 1, "target": 2}, "source", "attack ipm has none; only label"),
         ({"name": "label_flip", "source": 1}, "source", "give attack.target too"),
         ({"name": "label_flip", "target": 0}, "target", "give attack.source too"),
+        ({"name": "backdoor", "source": 0}, "source", "0 given; it is attack.target"),
+        ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
+        ({"name": "ipm", "pixels": 2}, "pixels", "2 given; attack ipm has none; only backdoor"),
         ({"name": "ipm", "start_round": 0}, "start_round", "greater than or equal to 1"),
     ],
 )
@@ -70,6 +85,7 @@ def test_clients_are_a_text_or_a_list(clients):
         ({"clients": "2,8"}, r"^attack\.clients: 8 given; it is no client that trains"),
         ({"fraction": 0.1}, r"^attack\.fraction: 0\.1 given; of 8 clients that is none$"),
         ({"name": "label_flip", "source": 1, "target": 10}, r"^attack\.target: 10 .* 0 to 9$"),
+        ({"name": "backdoor", "pixels": 9}, r"^attack\.pixels: 9 given; the images have 8 x 8"),
     ],
 )
 def test_attackers_and_classes_that_do_not_exist(attack, reason):
@@ -160,7 +176,7 @@ def reversed_(updates):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["gaussian", "label_flip", "alie", "min_sum"])
+@pytest.mark.parametrize("name", ["gaussian", "backdoor", "alie", "min_sum"])
 def test_an_attacked_run_resumes_to_the_same_bytes(tmp_path, name):
     sections = {
         "train": {"rounds": 4, "sample_rate": 0.5},
@@ -263,3 +279,54 @@ def test_the_accuracy_of_benign_clients(tmp_path, method, split, sections):
     assert found[1] == pytest.approx(wanted, abs=1e-12)
     assert store.summary["final_benign_test_accuracy"] == found[1]
     assert store.summary["last10_benign_test_accuracy"] == found[1]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("method", ["fedavg", "fedpac"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        {"name": "backdoor", "target": 3, "scale": 2.0},
+        {"name": "label_flip", "source": 1, "target": 7},
+    ],
+)
+def test_the_success_of_an_attack(method, attack):
+    """By hand: the share of the triggered test images that are given the target class."""
+    settings = small(method, attack={**attack, "clients": "1,6"})
+    setup = prepare(settings)
+    last = rounds(settings)[-1]
+    test = setup.dataset.test[:60]
+    y = setup.dataset.y[test]
+    x = setup.dataset.x[test][y != 3 if attack["name"] == "backdoor" else y == 1].copy()
+    if attack["name"] == "backdoor":
+        x[:, :, -3:, -3:] = 255
+    benign = [c for c in range(8) if c not in (1, 6)] if setup.personalised else [None]
+    states = [last.after.clients.get(c) or {} for c in benign]
+    worker = Worker(setup.spec, torch.device("cpu"))
+    rates = []
+    for state in states:
+        worker._load(torch.from_numpy(last.after.params), state)
+        worker.flat.mode(train=False)
+        logits = worker.flat.model(worker.transforms.test(torch.from_numpy(x)))
+        rates.append((logits.argmax(1) == attack["target"]).double().mean().item())
+    assert last.row["attack_success_rate"] == pytest.approx(np.mean(rates), abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.integration
+def test_a_backdoor_is_learnt(tmp_path):
+    """Half of the clients poison: the model keeps its accuracy and sees the trigger."""
+    sections = {
+        "data": {"num_clients": 4, "test_fraction": 0.2, "alpha": 100.0},
+        "train": {"rounds": 8, "sample_rate": 1.0, "lr": 0.1, "local_epochs": 2},
+    }
+    attack = {"name": "backdoor", "clients": "1,2", "target": 4}
+    summary = ran(tmp_path, attack=attack, **sections).summary
+    assert summary["final_attack_success_rate"] > 0.7
+    assert summary["final_test_accuracy"] > 0.8
+
+
+def test_a_backdoor_needs_images():
+    attack = {"name": "backdoor", "fraction": 0.5}
+    with pytest.raises(ConfigError, match=r"^attack\.name backdoor: .* has features; label_flip"):
+        prepare(config("fedavg", "logistic", data={"name": "synthetic"}, attack=attack))
