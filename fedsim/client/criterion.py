@@ -127,10 +127,7 @@ class MarginControl:
 
         Logits (B, T, C) with labels (B, T) are as many samples as there are labels >= 0.
         """
-        if labels.ndim == 2:
-            counted = labels >= 0
-            logits, labels = logits[counted], labels[counted]
-        logits = upcast(logits)
+        logits, labels = _counted(logits, labels)
         ce = F.cross_entropy(logits, labels)
         return self._objective(logits, labels, ce, Tensor.mean, Tensor.sum), ce
 
@@ -170,3 +167,16 @@ class MarginControl:
         if self.form == "softmax_frob":
             return ce + self.weight * torch.log1p(total(logits.softmax(dim=1).square()))
         return ce + self.weight * mean(PENALTIES[self.form](logits, threshold))
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """The cross-entropy of each label (n,), those of tokens that do not count left out."""
+    return F.cross_entropy(*_counted(logits, labels), reduction="none")
+
+
+def _counted(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (n, C) in float32 at least and labels (n,); of tokens those with labels >= 0."""
+    if labels.ndim == 2:
+        counted = labels >= 0
+        logits, labels = logits[counted], labels[counted]
+    return upcast(logits), labels

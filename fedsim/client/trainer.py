@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
+from fedsim.client.criterion import cross_entropies
 from fedsim.client.optimizer import Optimizer
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, Vectors
@@ -100,7 +101,7 @@ class LocalRule:
 
 
 class MeanLoss(LocalRule):
-    """No training: the mean loss of the received model on the client's training samples."""
+    """No training: the loss of the received model on the client's training samples."""
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
@@ -108,13 +109,19 @@ class MeanLoss(LocalRule):
 
     @torch.no_grad()
     def finish(self, env: LocalEnv, s: Any) -> Uplink:
-        """``loss`` (1,), in evaluation mode and without augmentation."""
-        size, total = env.training.batch_size, 0.0
+        """``loss`` (1,), the mean, and ``squared_loss`` (1,), the mean square of the cross-entropy.
+
+        In evaluation mode and without augmentation.
+        """
+        size, total, squares = env.training.batch_size, 0.0, 0.0
         env.flat.mode(train=False)
         for x, y in zip(env.x.split(size), env.y.split(size), strict=True):
             with env.precision():
-                total += float(env.criterion(env.model(env.test(x)), y)) * labels(y)
-        return Uplink({"loss": np.array([total / labels(env.y)])})
+                logits = env.model(env.test(x))
+                total += float(env.criterion(logits, y)) * labels(y)
+                squares += float(cross_entropies(logits, y).double().square().sum())
+        n = labels(env.y)
+        return Uplink({"loss": np.array([total / n]), "squared_loss": np.array([squares / n])})
 
 
 class Batch(NamedTuple):

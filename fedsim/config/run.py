@@ -205,13 +205,20 @@ class RunConfig(RunSettings):
                 )
 
     def _check_selection(self) -> None:
-        """A selection only in synchronous rounds of fedsim's own, candidates only where asked."""
+        """A selection only in synchronous rounds of fedsim's own, and its keys only with it."""
         t = self.train
         if t.candidates is not None and t.selection != "power_of_choice":
             raise InvalidSetting(
                 "train.candidates",
                 f"{t.candidates} given; only train.selection=power_of_choice asks candidates",
             )
+        if (t.selection == "fixed") != (t.clients is not None):
+            key, reason = (
+                ("clients", f"{t.clients} given; only train.selection=fixed has a list of clients")
+                if t.clients is not None
+                else ("selection", "fixed given; give train.clients too, ids or a CSV file")
+            )
+            raise InvalidSetting(f"train.{key}", reason)
         other = "clock.mode=async" if self.clock.mode == "async" else f"train.schedule={t.schedule}"
         if t.selection != "uniform" and other != "train.schedule=synchronous":
             raise InvalidSetting(

@@ -193,9 +193,15 @@ class TrainConfig(Section):
     schedule: str = "synchronous"
     """Who works in a round, on which version of the model: synchronous (a cohort drawn uniformly,
     on the newest), or module:function, which returns a schedule."""
-    selection: Literal["uniform", "size", "power_of_choice", "round_robin"] = "uniform"
+    selection: Literal["uniform", "size", "power_of_choice", "oort", "round_robin", "fixed"] = (
+        "uniform"
+    )
     """The clients of a synchronous round: drawn uniformly or by training samples (size), those with
-    the highest losses of some candidates (power_of_choice), or in turn (round_robin)."""
+    the highest losses of some candidates (power_of_choice), drawn by losses and speed (oort), in
+    turn (round_robin), or those of train.clients (fixed)."""
+    clients: str | None = None
+    """Clients of train.selection=fixed: ids, as in 0,3,7, for every round, or a CSV file with the
+    columns round (from 1) and client_id; their number is the cohort's size."""
     candidates: int | None = Field(default=None, ge=1, le=10**7)
     """Candidates d of train.selection=power_of_choice, asked for their losses; unset: 2 m."""
     lr_schedule: Literal["constant", "cosine", "warmup_round"] = "constant"
@@ -211,6 +217,17 @@ class TrainConfig(Section):
     """Train with BatchNorm in evaluation mode, as the released FedLD code does."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Maximum norm of a step's gradient; unset: no clipping."""
+
+    @field_validator("clients", mode="plain")
+    @classmethod
+    def _ids_or_file(cls, value: object) -> str | None:
+        if value is None or str(value).endswith(".csv"):
+            return None if value is None else str(value)
+        given = value if isinstance(value, list | tuple) else str(value).split(",")
+        texts = [str(client).strip() for client in given]
+        if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+            raise ValueError("must be ids of clients, as in 0,3,7, or a file FILE.csv")
+        return ",".join(map(str, sorted(set(map(int, texts)))))
 
 
 class EvaluationConfig(Section):

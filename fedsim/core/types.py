@@ -80,7 +80,7 @@ class RoundContext:
 
 Kind = Literal["train", "probe", "finetune", "loss"]
 """A kind of client work: local training, the pass before it that some methods need, fine-tuning of
-the final model, or the mean loss of the received model on the training samples."""
+the final model, or the loss of the received model on the training samples."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,15 +102,17 @@ def _plans(schedule: Schedule, clock: Clock) -> Iterator[tuple[Roster, RoundCont
 
 
 def _losses(tasks: Sequence[ClientTask]) -> list[ClientUpdate]:
-    """The answers to a pass: a loss that depends on client and round."""
+    """The answers to a pass: losses that depend on client and round."""
+    each = sorted(tasks, key=lambda task: task.client)
+    losses = [np.array([np.sin(7.0 * task.client + task.ctx.round)]) for task in each]
     return [
         ClientUpdate(
             client_id=task.client,
             num_samples=1,
             num_steps=0,
-            extras={"loss": np.array([np.sin(7.0 * task.client + task.ctx.round)])},
+            extras={"loss": loss, "squared_loss": loss**2},
         )
-        for task in sorted(tasks, key=lambda task: task.client)
+        for task, loss in zip(each, losses, strict=True)
     ]
 
 

@@ -40,7 +40,7 @@ def _asynchronous(setup: Setup) -> bool:
 
 
 def _chooses(setup: Setup) -> bool:
-    return setup.config.train.selection == "power_of_choice"
+    return setup.config.train.selection in ("power_of_choice", "oort")
 
 
 def _transforms(setup: Setup) -> bool:
@@ -143,7 +143,7 @@ _WITH_ATTACK = tuple(
         _WITH_CHANGED, (_attacked, _attacked, _attacked_updates, _attacked_updates), strict=True
     )
 )
-_CHOOSES = "train.selection=power_of_choice"
+_CHOOSES = "train.selection=power_of_choice or oort"
 _WITH_CHOICE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
     ("pooled training (centralized)", "has no clients with a loss", lambda s: s.algorithm.pools),
 )

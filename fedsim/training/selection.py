@@ -1,15 +1,17 @@
 """Selection: which clients take part in a synchronous round (``train.selection``).
 
-uniform is :class:`~fedsim.training.schedule.Synchronous`.
+uniform is :class:`~fedsim.training.schedule.Synchronous`, oort is in :mod:`fedsim.training.oort`.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import read_table, whole_number
 from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.systems.clock import FLOAT_BYTES
@@ -47,6 +49,63 @@ class RoundRobin:
         clients, m = roster.participants, roster.cohort_size
         chosen = [clients[(ctx.round * m + i) % len(clients)] for i in range(m)]
         return roster.plan(chosen, ctx)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A list of clients for each round, or one for all of them.
+
+    Args:
+        rounds: the clients of round t are ``rounds[t]``; of a single list those of every round.
+    """
+
+    rounds: tuple[tuple[int, ...], ...]
+    asynchronous: ClassVar[bool] = False
+
+    def plan(self, roster: Roster, _: Vectors, ctx: RoundContext, _run: Pass, /) -> RoundPlan:
+        """The listed clients."""
+        return roster.plan(self.rounds[ctx.round if len(self.rounds) > 1 else 0], ctx)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The least and the most clients of a round."""
+        counts = [len(clients) for clients in self.rounds]
+        return min(counts), max(counts)
+
+
+def fixed(clients: str, rounds: int, participants: Sequence[int]) -> Fixed:
+    """The lists that ``train.clients`` names: ids, or a CSV file with rounds (from 1).
+
+    Raises:
+        ConfigError: a client that does not train.
+        DataError: a file that cannot be used; names file and row.
+    """
+    if not clients.endswith(".csv"):
+        ids = tuple(map(int, clients.split(",")))
+        if unknown := sorted(set(ids) - set(participants)):
+            raise ConfigError(
+                f"train.clients: {unknown[0]} given; it is no client that trains: there are "
+                f"{len(participants)}, the last is {participants[-1]}"
+            )
+        return Fixed((ids,))
+    path = Path(clients)
+    if not path.is_file():
+        raise DataError(f"train.clients {path}: there is no such file")
+    listed: dict[int, set[int]] = {}
+    for row in read_table(path, ("round", "client_id")):
+        round, client = (
+            whole_number(row.values[key], f"{row.where}: {key}") for key in ("round", "client_id")
+        )
+        own = listed.setdefault(round, set())
+        if client not in participants or client in own:
+            why = "is listed twice for its round" if client in own else "is no client that trains"
+            raise DataError(f"{row.where}: client_id {client} {why}")
+        own.add(client)
+    if missing := sorted(set(range(1, rounds + 1)) - listed.keys()):
+        raise DataError(
+            f"train.clients {path}: no clients for round {missing[0]} of train.rounds={rounds}"
+        )
+    return Fixed(tuple(tuple(sorted(listed[round])) for round in range(1, rounds + 1)))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A configuration made concrete: data, partition, model, method and executor."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,9 +50,10 @@ from fedsim.training.asynchronous import Buffered
 from fedsim.training.attacks import attack_of
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
+from fedsim.training.oort import Oort
 from fedsim.training.provenance import Data, Provenance, code_of, data_of
 from fedsim.training.schedule import Roster, Schedule, Synchronous, lr_at, schedule_of
-from fedsim.training.selection import BySize, PowerOfChoice, RoundRobin
+from fedsim.training.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +221,10 @@ def assemble(
     )
     attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
     algorithm = attack.algorithm
-    size = cohort_size(len(partition.participants), config.train.sample_rate)
+    schedule = _schedule_of(config, partition.participants)
+    least = size = cohort_size(len(partition.participants), config.train.sample_rate)
+    if isinstance(schedule, Fixed):
+        least, size = schedule.sizes
     blocks = stacking.stacking_of(
         config,
         model=model,
@@ -245,7 +250,7 @@ def assemble(
         cohort_size=size,
         alpha=config.data.alpha if "alpha" in partitions.options(kind) else None,
         clock=clock,
-        schedule=_schedule_of(config),
+        schedule=schedule,
         stacking=blocks,
         start=built.start,
         frozen=flat.frozen,
@@ -261,13 +266,13 @@ def assemble(
     if isinstance(setup.schedule, Buffered):
         algorithm.server.check(setup.schedule.sizes(setup.roster)[0])
     elif not setup.schedule.asynchronous:
-        algorithm.server.check(size)
+        algorithm.server.check(least)
     if isinstance(setup.schedule, PowerOfChoice):
         setup.schedule.size(setup.roster)
     return setup
 
 
-def _schedule_of(config: RunConfig) -> Schedule:
+def _schedule_of(config: RunConfig, participants: Sequence[int]) -> Schedule:
     """The schedule that clock.mode, train.selection and train.schedule ask for."""
     if config.clock.mode == "async":
         return Buffered(config.asynchrony.buffer, config.asynchrony.concurrency)
@@ -278,6 +283,10 @@ def _schedule_of(config: RunConfig) -> Schedule:
             return RoundRobin()
         case "power_of_choice":
             return PowerOfChoice(config.train.candidates)
+        case "oort":
+            return Oort()
+        case "fixed":
+            return fixed(config.train.clients or "", config.train.rounds, participants)
     return schedule_of(config)
 
 

@@ -159,6 +159,8 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         values.pop("clock.mode", None)
     if config.train.selection == "uniform":
         del values["train.selection"], values["train.candidates"]
+    if config.train.clients is None:
+        del values["train.clients"]
     return row | {key: value for key, value in values.items() if key not in ELSEWHERE}
 
 

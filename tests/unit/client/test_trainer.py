@@ -476,6 +476,8 @@ def test_the_mean_loss_by_hand():
     # 2, 2 and 1 samples a batch: a mean of the batches' means would be another number
     assert update.extras["loss"].shape == (1,)
     assert update.extras["loss"][0] == pytest.approx(sum(losses) / 5, rel=1e-6)
+    squares = sum(loss**2 for loss in losses) / 5
+    assert update.extras["squared_loss"] == pytest.approx([squares], rel=1e-6)
     assert (update.num_samples, update.num_steps, update.state) == (5, 0, {})
     np.testing.assert_array_equal(env.flat.vector(), before)
     assert model.modes == [False] * 3

@@ -8,14 +8,14 @@ import pytest
 import fedsim
 from fedsim.algorithms.base import one_each
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import ClientUpdate, RoundContext
 from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import constant
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
 from fedsim.training.schedule import Roster
-from fedsim.training.selection import BySize, PowerOfChoice, RoundRobin
+from fedsim.training.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
 from fedsim.training.setup import prepare
 
 
@@ -126,6 +126,54 @@ def test_it_keeps_the_contract_of_schedules(build):
     check_schedule(build)
 
 
+def test_a_list_of_clients_for_all_rounds_or_for_each(tmp_path):
+    own = fixed("1,4", 9, range(6))
+    assert [clients(own.plan(roster(), {}, context(t), pytest.fail)) for t in (0, 5)] == [
+        [1, 4]
+    ] * 2
+    table = tmp_path / "cohorts.csv"
+    table.write_text("round,client_id\n2,5\n1,3\n1,0\n3,2\n")
+    each = fixed(str(table), 2, range(6))
+    assert each == Fixed(((0, 3), (5,)))
+    assert each.sizes == (1, 2)
+    assert clients(each.plan(roster(), {}, context(1), pytest.fail)) == [5]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("1,0\n", "cohorts.csv: no clients for round 2 of train.rounds=2"),
+        ("1,0\n2,6\n", "row 3: client_id 6 is no client that trains"),
+        ("1,0\n2,1\n1,0\n", "row 4: client_id 0 is listed twice"),
+        ("1,a\n", "row 2: client_id 'a' is not a whole number"),
+    ],
+)
+def test_a_bad_list_names_file_and_row(tmp_path, rows, said):
+    table = tmp_path / "cohorts.csv"
+    table.write_text(f"round,client_id\n{rows}")
+    with pytest.raises(DataError, match=said):
+        fixed(str(table), 2, range(6))
+
+
+def test_a_listed_client_trains():
+    with pytest.raises(ConfigError, match=r"train.clients: 9 given; .* 6, the last is 5"):
+        fixed("1,9", 2, range(6))
+    with pytest.raises(DataError, match="there is no such file"):
+        fixed("nothing.csv", 2, range(6))
+
+
+@pytest.mark.integration
+def test_the_lists_are_the_cohorts_of_a_run(tmp_path):
+    table = tmp_path / "cohorts.csv"
+    table.write_text("round,client_id\n1,0\n1,6\n2,3\n3,7\n3,1\n3,2\n")
+    run = fedsim.run(with_selection("fixed", clients=str(table)), tmp_path / "run", progress=False)
+    assert run.read("clients").client_id.tolist() == [0, 6, 3, 1, 2, 7]
+    assert run.read("rounds").cohort_size.tolist() == [2, 1, 3]
+    same = fedsim.run(with_selection("fixed", clients="4,2"), tmp_path / "same", progress=False)
+    assert same.read("clients").client_id.tolist() == [2, 4] * 3
+    assert same.summary["train.clients"] == "2,4"
+
+
 def with_selection(name, **train):
     clock = {"samples_per_second": 100, "download_mb_s": 1}
     return config("fedavg", "mlp", train={"selection": name, **train}, clock=clock)
@@ -153,6 +201,9 @@ def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
     ("sections", "said"),
     [
         ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
+        ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
+        ({"train": {"clients": "0,3"}}, "train.clients: 0,3 given; only train.selection=fixed"),
+        ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
         ({"train": {"candidates": 4}}, "train.candidates: 4 given; only train.selection=power"),
         (
             {"train": {"selection": "size"}, "clock": {"mode": "async", "upload_mb_s": 1}},
@@ -175,6 +226,7 @@ def test_candidates_are_at_least_the_cohort_and_at_most_all(candidates):
         prepare(with_selection("power_of_choice", candidates=candidates))
 
 
-def test_pooled_training_has_no_losses_of_clients():
-    with pytest.raises(ConfigError, match="power_of_choice cannot be combined with pooled"):
-        prepare(config("centralized", "mlp", train={"selection": "power_of_choice"}))
+@pytest.mark.parametrize("selection", ["power_of_choice", "oort"])
+def test_pooled_training_has_no_losses_of_clients(selection):
+    with pytest.raises(ConfigError, match="power_of_choice or oort cannot be combined with pooled"):
+        prepare(config("centralized", "mlp", train={"selection": selection}))
