@@ -53,6 +53,16 @@ class AttackConfig(Section):
     """Side in stored pixels of the white square in the lower right corner that is the trigger of
     backdoor (unset: 3)."""
 
+    knowledge: Literal["benign", "own"] | None = None
+    """What alie, ipm, min_max and min_sum are computed from: the benign updates of the round
+    (unset), or the malicious clients' own ones, as they trained them."""
+    perturbation: Literal["unit_vec", "std", "sign"] | None = None
+    """Direction of min_max and min_sum away from the mean: the mean itself (unset), the standard
+    deviation of each coordinate, or the sign of the mean."""
+    bound: Literal["min", "max"] | None = None
+    """Of the sums of squared distances of a known update from the others, the one that bounds that
+    of min_sum: the smallest, as in the authors' code (unset), or the largest, as in the paper."""
+
     @field_validator("clients", mode="plain")
     @classmethod
     def _ids(cls, value: object) -> str | None:
@@ -82,6 +92,9 @@ class AttackConfig(Section):
         used: dict[str, tuple[str, ...]] = {
             **dict.fromkeys(("source", "target"), ("label_flip", "backdoor")),
             **dict.fromkeys(("poisoned", "pixels"), ("backdoor",)),
+            "knowledge": ("alie", "ipm", "min_max", "min_sum"),
+            "perturbation": ("min_max", "min_sum"),
+            "bound": ("min_sum",),
             "scale": ("sign_flip", "gaussian", "alie", "ipm", "backdoor"),
         }
         for key in used:

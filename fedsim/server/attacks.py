@@ -1,15 +1,17 @@
-"""Attacks by malicious clients that know the benign updates of the round (omniscient).
+"""Attacks by malicious clients that know updates of the round, and work together.
 
-Each replaces the parameters of every malicious update by one vector, computed from the h benign
-updates x_i of the cohort, mu their mean. All but :class:`Alie` lie in the span of the updates: they
+Each replaces the parameters of every malicious update by one vector, computed from the h known
+updates x_i of the cohort, mu their mean: the benign ones (omniscient), or what the malicious
+clients trained themselves. All but those :class:`ByCoordinate` lie in the span of the updates: they
 need their Gram matrix alone, and are applied where the updates are. Running statistics stay those
 of training. A cohort without benign or without malicious updates stays as it is.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +29,15 @@ BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class Omniscient(ABC):
-    """Changes the updates of a cohort as malicious clients send them, before the server's rule."""
+    """Changes the updates of a cohort as malicious clients send them, before the server's rule.
+
+    Args:
+        malicious: who they are.
+        knows: the benign updates of the round, or their own ones as they trained them.
+    """
 
     malicious: Malicious
+    knows: Literal["benign", "own"] = field(default="benign", kw_only=True)
     name: ClassVar[str] = "attack"
     needs_own_clients: ClassVar[bool] = False
     in_span: ClassVar[bool] = True
@@ -43,24 +51,29 @@ class Omniscient(ABC):
                 cohort = self.attacked(cohort, bad)
         return Received(cohort=cohort)
 
+    def known(self, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(m,) whose updates the malicious clients know; ``bad`` (m,) says who these are."""
+        return bad if self.knows == "own" else ~bad
+
     @abstractmethod
     def attacked(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Cohort:
         """The cohort with other malicious updates; ``bad`` (m,) says which, some and not all."""
 
 
 class InSpan(Omniscient):
-    """An attack ``sum_i c_i x_i`` over the benign updates."""
+    """An attack ``sum_i c_i x_i`` over the known updates."""
 
     def attacked(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Cohort:
         """See :meth:`Omniscient.attacked`."""
         mix = np.diag(np.where(bad, 0.0, 1.0))
-        mix[np.ix_(bad, ~bad)] = self.coefficients(cohort, ~bad)
+        known = self.known(bad)
+        mix[np.ix_(bad, known)] = self.coefficients(cohort, known)
         columns = MixedColumns(cohort.columns, mix, cohort.layout.num_params)
         return replace(cohort, columns=columns, _grams={})
 
     @abstractmethod
-    def coefficients(self, cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
-        """(h,) the coefficients of the benign updates."""
+    def coefficients(self, cohort: Cohort, known: NDArray[np.bool_]) -> F64:
+        """(h,) the coefficients of the known updates."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +82,9 @@ class Ipm(InSpan):
 
     scale: float = 0.5
 
-    def coefficients(self, cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
+    def coefficients(self, cohort: Cohort, known: NDArray[np.bool_]) -> F64:
         """See :meth:`InSpan.coefficients`."""
-        h = int(benign.sum())
+        h = int(known.sum())
         return np.full(h, -self.scale / h)
 
 
@@ -82,82 +95,145 @@ class Mimic(InSpan):
     The authors' code finds the client to be copied by a power iteration over the first rounds.
     """
 
-    def coefficients(self, cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
+    def coefficients(self, cohort: Cohort, known: NDArray[np.bool_]) -> F64:
         """See :meth:`InSpan.coefficients`; updates are sorted by client id."""
-        return np.eye(int(benign.sum()))[0]
+        return np.eye(int(known.sum()))[0]
 
 
-@dataclass(frozen=True)
-class MinMax(InSpan):
-    """``mu - gamma mu / |mu|``, no farther from a benign update than two of these are apart.
+class Farthest(InSpan):
+    """``mu - gamma p``, as far as a bound on its distances from the known updates x_i allows.
 
-    The largest gamma with ``max_i |x - x_i|^2 <= max_ij |x_i - x_j|^2`` (Shejwalkar and Houmansadr,
-    NDSS 2021, perturbation ``unit_vec``), in closed form: with ``u_i = mu - x_i`` and
-    ``b_i = <mu, u_i> / |mu|`` it is ``min_i b_i + sqrt(b_i^2 + max_ij |x_i - x_j|^2 - |u_i|^2)``.
+    Of Shejwalkar and Houmansadr (NDSS 2021). Here ``p = mu / |mu|`` (``unit_vec``); for others see
+    :class:`Perturbed`. ``|mu - gamma p - x_i|^2 = u_i - 2 gamma b_i + gamma^2 c`` with
+    ``u_i = |mu - x_i|^2``, ``b_i = <mu - x_i, p>`` and ``c = |p|^2`` gives the largest gamma in
+    closed form; the authors find it by bisection, below twice a start value.
     """
 
-    def coefficients(self, cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
+    def coefficients(self, cohort: Cohort, known: NDArray[np.bool_]) -> F64:
         """See :meth:`InSpan.coefficients`."""
-        gram = _gram(cohort, benign)
-        h, squares = len(gram), gram.diagonal()
-        inner = gram.mean(axis=1)  # <mu, x_i>
+        gram = _gram(cohort, known)
+        h, inner = len(gram), gram.mean(axis=1)  # <mu, x_i>
         norm = np.sqrt(max(inner.mean(), 0.0))
         if norm == 0.0:
             return np.full(h, 1.0 / h)
-        apart = float(np.max(squares[:, None] + squares - 2 * gram))
-        b = (norm**2 - inner) / norm
-        u = norm**2 - 2 * inner + squares
-        gamma = float(np.min(b + np.sqrt(np.maximum(b**2 + apart - u, 0.0))))
+        u = norm**2 - 2 * inner + gram.diagonal()
+        gamma = self.length(u, (norm**2 - inner) / norm, 1.0, _farthest_apart(gram))
         return np.full(h, (1 - gamma / norm) / h)
 
+    @abstractmethod
+    def length(self, u: F64, b: F64, c: float, apart: float) -> float:
+        """The largest gamma.
+
+        Args:
+            u: (h,) see the class.
+            b: (h,) see the class.
+            c: see the class; not 0.
+            apart: the largest squared distance of two known updates.
+        """
+
 
 @dataclass(frozen=True)
-class MinSum(InSpan):
-    """``mu - gamma mu / |mu|``, in sum no farther from the benign updates than one of these is.
+class MinMax(Farthest):
+    """No farther from a known update than two of these are apart.
 
-    The largest gamma with ``sum_i |x - x_i|^2 <= min_i sum_j |x_i - x_j|^2`` (Shejwalkar and
-    Houmansadr, NDSS 2021, perturbation ``unit_vec``, with the minimum of the authors' code): it is
-    ``min_i |mu - x_i|``, since the differences from the mean add up to 0.
+    ``max_i |x - x_i|^2 <= max_ij |x_i - x_j|^2``: ``gamma = min_i (b_i + sqrt(b_i^2 + c (max_ij
+    |x_i - x_j|^2 - u_i))) / c``.
     """
 
-    def coefficients(self, cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
-        """See :meth:`InSpan.coefficients`."""
-        gram = _gram(cohort, benign)
-        h, inner = len(gram), gram.mean(axis=1)
-        norm = np.sqrt(max(inner.mean(), 0.0))
-        if norm == 0.0:
-            return np.full(h, 1.0 / h)
-        nearest = float(np.min(norm**2 - 2 * inner + gram.diagonal()))
-        return np.full(h, (1 - np.sqrt(max(nearest, 0.0)) / norm) / h)
+    def length(self, u: F64, b: F64, c: float, apart: float) -> float:
+        """See :meth:`Farthest.length`."""
+        return float(np.min(b + np.sqrt(np.maximum(b**2 + c * (apart - u), 0.0)))) / c
 
 
 @dataclass(frozen=True)
-class Alie(Omniscient):
+class MinSum(Farthest):
+    """In sum no farther from the known updates than one of these is.
+
+    ``sum_i |x - x_i|^2 <= min_i sum_j |x_i - x_j|^2``, as the authors' code has it, or the maximum
+    over i, as in the paper: ``gamma = sqrt(min_i u_i / c)``, or of the maximum, since the
+    differences from the mean add up to 0.
+    """
+
+    bound: Literal["min", "max"] = "min"
+
+    def length(self, u: F64, b: F64, c: float, apart: float) -> float:
+        """See :meth:`Farthest.length`."""
+        one = np.min(u) if self.bound == "min" else np.max(u)
+        return float(np.sqrt(max(float(one) / c, 0.0)))
+
+
+class ByCoordinate(Omniscient):
+    """An attack whose vector is computed coordinate by coordinate, from whole updates."""
+
+    in_span: ClassVar[bool] = False
+
+    def replaced(
+        self, cohort: Cohort, bad: NDArray[np.bool_], sent: Callable[[F64], F64]
+    ) -> Cohort:
+        """The cohort with ``sent``, from known updates (h, width) to (width,), of all blocks."""
+        rows, params = cohort.rows, cohort.layout.num_params
+        vector: Array = np.empty(params, rows[0].dtype)
+        for where, x in self.blocks(cohort, bad):
+            vector[where] = sent(x)
+        changed = [
+            np.concatenate([vector, row[params:]]) if malicious else row
+            for row, malicious in zip(rows, bad, strict=True)
+        ]
+        return replace(cohort, columns=LocalColumns(tuple(changed)), _grams={})
+
+    def blocks(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Iterator[tuple[slice, F64]]:
+        """Blocks of parameters, each with the known updates (h, width)."""
+        params, known = cohort.layout.num_params, self.known(bad)
+        for start in range(0, params, BLOCK):
+            where = slice(start, min(start + BLOCK, params))
+            yield where, cohort.block(where)[known]
+
+
+@dataclass(frozen=True)
+class Perturbed(ByCoordinate):
+    """:class:`Farthest` along ``p``, the known updates' standard deviation or the sign of ``mu``.
+
+    The standard deviation of each coordinate has h - 1 in the denominator and is 0 for one update.
+    """
+
+    of: Farthest
+    perturbation: Literal["std", "sign"] = "std"
+
+    def attacked(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Cohort:
+        """See :meth:`Omniscient.attacked`; reads whole updates."""
+        h = int(self.known(bad).sum())
+        u, b, c = np.zeros(h), np.zeros(h), 0.0
+        for _, x in self.blocks(cohort, bad):
+            mu, p = x.mean(axis=0), self._direction(x)
+            away = mu - x
+            u += (away**2).sum(axis=1)
+            b += away @ p
+            c += float(p @ p)
+        apart = _farthest_apart(_gram(cohort, self.known(bad)))
+        gamma = self.of.length(u, b, c, apart) if c else 0.0
+        return self.replaced(cohort, bad, lambda x: x.mean(axis=0) - gamma * self._direction(x))
+
+    def _direction(self, x: F64) -> F64:
+        if self.perturbation == "sign":
+            return np.sign(x.mean(axis=0))
+        return _std(x)
+
+
+@dataclass(frozen=True)
+class Alie(ByCoordinate):
     """A little is enough: ``mu - z sigma`` in each coordinate (Baruch et al., NeurIPS 2019).
 
-    sigma is the standard deviation over the benign updates, with h - 1 in the denominator, 0 for
+    sigma is the standard deviation over the known updates, with h - 1 in the denominator, 0 for
     one; ``z`` that of :func:`alie_z` for the cohort where it is None. In the paper malicious
-    clients know no benign updates, and take both from their own honest ones.
+    clients know their own honest updates only (``of="own"``).
     """
 
     z: float | None = None
-    in_span: ClassVar[bool] = False
 
     def attacked(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Cohort:
         """See :meth:`Omniscient.attacked`; reads whole updates."""
         z = alie_z(len(bad), int(bad.sum())) if self.z is None else self.z
-        rows, params = cohort.rows, cohort.layout.num_params
-        benign = [row for row, malicious in zip(rows, bad, strict=True) if not malicious]
-        sent: Array = np.empty(params, rows[0].dtype)
-        for start in range(0, params, BLOCK):
-            x = np.array([row[start : min(start + BLOCK, params)] for row in benign], np.float64)
-            sigma = x.std(axis=0, ddof=1) if len(x) > 1 else 0.0
-            sent[start : start + BLOCK] = x.mean(axis=0) - z * sigma
-        changed = [
-            np.concatenate([sent, row[params:]]) if malicious else row
-            for row, malicious in zip(rows, bad, strict=True)
-        ]
-        return replace(cohort, columns=LocalColumns(tuple(changed)), _grams={})
+        return self.replaced(cohort, bad, lambda x: x.mean(axis=0) - z * _std(x))
 
 
 def alie_z(n: int, f: int) -> float:
@@ -174,7 +250,18 @@ def alie_z(n: int, f: int) -> float:
     return NormalDist().inv_cdf((benign - supporters) / benign) if benign > supporters else 0.0
 
 
-def _gram(cohort: Cohort, benign: NDArray[np.bool_]) -> F64:
-    """(h, h) of the parameters of the benign updates."""
+def _gram(cohort: Cohort, known: NDArray[np.bool_]) -> F64:
+    """(h, h) of the parameters of the known updates."""
     whole = cohort.gram(slice(0, cohort.layout.num_params))
-    return whole[np.ix_(benign, benign)]
+    return whole[np.ix_(known, known)]
+
+
+def _farthest_apart(gram: F64) -> float:
+    """The largest squared distance of two updates."""
+    squares = gram.diagonal()
+    return float(np.max(squares[:, None] + squares - 2 * gram))
+
+
+def _std(x: F64) -> F64:
+    """(width,) the standard deviation of the columns of (h, width)."""
+    return x.std(axis=0, ddof=1) if len(x) > 1 else np.zeros(x.shape[1])

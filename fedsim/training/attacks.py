@@ -10,17 +10,21 @@ from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious, draw_malicious
 from fedsim.core.types import Dataset, Partition, Triggered
-from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, Omniscient
+from fedsim.server.attacks import Alie, Farthest, Ipm, Mimic, MinMax, MinSum, Omniscient, Perturbed
 
-Scaled = Callable[[Malicious, AttackConfig], Omniscient]
-OMNISCIENT: dict[str, Scaled] = {
-    "alie": lambda own, a: Alie(own, a.scale),
-    "ipm": lambda own, a: Ipm(own) if a.scale is None else Ipm(own, a.scale),
+Known = Callable[[Malicious, AttackConfig], Omniscient]
+OMNISCIENT: dict[str, Known] = {
+    "alie": lambda own, a: Alie(own, a.scale, knows=a.knowledge or "benign"),
+    "ipm": lambda own, a: Ipm(
+        own, Ipm.scale if a.scale is None else a.scale, knows=a.knowledge or "benign"
+    ),
     "mimic": lambda own, _: Mimic(own),
-    "min_max": lambda own, _: MinMax(own),
-    "min_sum": lambda own, _: MinSum(own),
+    "min_max": lambda own, a: _perturbed(MinMax(own, knows=a.knowledge or "benign"), a),
+    "min_sum": lambda own, a: _perturbed(
+        MinSum(own, a.bound or "min", knows=a.knowledge or "benign"), a
+    ),
 }
-"""The attacks that know the benign updates of the round."""
+"""The attacks that know updates of the round."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +133,10 @@ def _backdoor(own: Malicious, attack: AttackConfig, dataset: Dataset) -> alone.B
         raise ConfigError(f"attack.pixels: {pixels} given; the images have {side} x {side} pixels")
     triggered = Triggered(attack.target or 0, attack.source, pixels)
     return alone.Backdoor(own, triggered, 0.5 if attack.poisoned is None else attack.poisoned)
+
+
+def _perturbed(attack: Farthest, given: AttackConfig) -> Omniscient:
+    """The attack along the direction that is asked for."""
+    if given.perturbation is None or given.perturbation == "unit_vec":
+        return attack
+    return Perturbed(attack.malicious, attack, given.perturbation, knows=attack.knows)

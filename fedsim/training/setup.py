@@ -355,7 +355,9 @@ def needs_whole_updates(setup: Setup) -> str | None:
         named = "clock.mode=async" if buffered else f"train.schedule={setup.config.train.schedule}"
         return f"{named} with BatchNorm"
     if setup.attack is not None and not setup.attack.in_span:
-        return f"attack.name={setup.config.attack.name}"
+        own = setup.config.attack
+        turned = own.perturbation is not None
+        return f"attack.perturbation={own.perturbation}" if turned else f"attack.name={own.name}"
     if setup.algorithm.server.needs_whole_updates:
         key = "server" if setup.config.server is not None else "algorithm"
         return f"{key}={getattr(setup.config, key)}"

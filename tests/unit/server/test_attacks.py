@@ -8,13 +8,14 @@ from scipy.stats import norm
 
 from fedsim.core.malicious import Malicious
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
-from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, alie_z
+from fedsim.server import attacks
+from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, Perturbed, alie_z
 from fedsim.server.cohort import Cohort
 from fedsim.server.gram import shares
 from tests.oracles import attacks as oracle
 
 CTX = RoundContext(round=2, num_rounds=5, num_clients=20, lr=0.1, seed=0)
-KINDS = (Alie, Ipm, Mimic, MinMax, MinSum)
+KINDS = (Alie, Ipm, Mimic, MinMax, MinSum, Perturbed)
 
 
 def layout(params, stats=0):
@@ -41,8 +42,11 @@ def sent(attack, rows, stats=0, ctx=CTX):
     return np.array(attack(cohort(rows, stats), {}, ctx).cohort.rows)
 
 
-def of(kind, bad, **options):
-    return kind(Malicious(frozenset(bad)), **options)
+def of(kind, bad, start=0, **options):
+    own = Malicious(frozenset(bad), start=start)
+    if kind is Perturbed:
+        options = {"of": MinMax(own), **options}
+    return kind(own, **options)
 
 
 def test_by_hand():
@@ -106,7 +110,7 @@ def test_only_malicious_parameters_change_and_only_from_the_start(kind):
     np.testing.assert_array_equal(got[:, 6:], rows[:, 6:])
     assert got.dtype == np.float32
     np.testing.assert_array_equal(got[0, :6], got[4, :6])
-    late = kind(Malicious(frozenset([0, 4]), start=3))
+    late = of(kind, [0, 4], start=3)
     np.testing.assert_array_equal(sent(late, rows), rows)
 
 
@@ -150,3 +154,56 @@ def test_in_the_span_as_on_vectors(kind):
     for parts in ([slice(0, 9)], [slice(0, 2), slice(2, 6), slice(6, 9)]):
         steps = [each.step([c] * len(parts), parts) for each in (attacked, explicit)]
         np.testing.assert_allclose(*steps, rtol=1e-9, atol=1e-12)
+
+
+def test_perturbations_by_hand():
+    # known (0, 1), (4, 3): mu (2, 2), standard deviations sqrt(8) and sqrt(2); u_i = 5 for both
+    rows = np.array([[0.0, 1.0], [9.0, 9.0], [4.0, 3.0]])
+    own = Malicious(frozenset([1]))
+    for of_, kind, expected in (
+        (MinSum(own), "sign", [2, 2] - np.sqrt(5 / 2) * np.ones(2)),
+        (MinSum(own), "std", [2, 2] - np.sqrt(5 / 10) * np.sqrt([8, 2])),
+        # b_i = <mu - x_i, p> = 3 and -3 for the sign, c = 2, apart - u = 15: -3 + sqrt(9 + 30)
+        (MinMax(own), "sign", [2, 2] - (np.sqrt(39) - 3) / 2 * np.ones(2)),
+    ):
+        attack = Perturbed(own, of_, kind)
+        np.testing.assert_allclose(sent(attack, rows)[1], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("knows", ["benign", "own"])
+def test_directions_bounds_and_knowledge_against_the_oracle(seed, knows, monkeypatch):
+    """Bisection, in plain float64; blocks of 5 coordinates."""
+    monkeypatch.setattr(attacks, "BLOCK", 5)
+    rows, bad = draw(11, 13, seed), [2, 3, 8]
+    own = Malicious(frozenset(bad))
+    x = [row.tolist() for i, row in enumerate(rows) if (i in bad) == (knows == "own")]
+    directions = {"std": oracle.std, "sign": oracle.sign}
+    wanted = {}
+    for name, p in directions.items():
+        wanted[Perturbed(own, MinMax(own), name, knows=knows)] = oracle.min_max(x, p)
+        for bound, most in (("min", min), ("max", max)):
+            of_ = MinSum(own, bound)
+            wanted[Perturbed(own, of_, name, knows=knows)] = oracle.min_sum(x, p, most)
+    wanted[MinSum(own, "max", knows=knows)] = oracle.min_sum(x, bound=max)
+    wanted[MinMax(own, knows=knows)] = oracle.min_max(x)
+    wanted[Ipm(own, 0.5, knows=knows)] = oracle.ipm(x, 0.5)
+    wanted[Alie(own, knows=knows)] = oracle.alie(x, 11, 3)
+    for attack, vector in wanted.items():
+        got = sent(attack, rows)
+        for i in bad:
+            np.testing.assert_allclose(got[i], vector, rtol=1e-9, atol=1e-9, err_msg=str(attack))
+        np.testing.assert_array_equal(np.delete(got, bad, 0), np.delete(rows, bad, 0))
+
+
+@pytest.mark.parametrize("perturbation", ["unit_vec", "std", "sign"])
+def test_no_start_value_limits_the_length(perturbation):
+    """As far as the bound allows, for updates of any size: gamma grows with them."""
+    rows = 1e4 * draw(6, 9)
+    own = Malicious(frozenset([0]))
+    attack = MinMax(own)
+    if perturbation != "unit_vec":
+        attack = Perturbed(own, attack, perturbation)
+    vector, known = sent(attack, rows)[0], rows[1:]
+    apart = ((known[:, None] - known) ** 2).sum(axis=2).max()
+    np.testing.assert_allclose(((vector - known) ** 2).sum(axis=1).max(), apart, rtol=1e-9)

@@ -16,7 +16,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, difference, results, rounds, small
-from fedsim.training.setup import prepare
+from fedsim.training.setup import needs_whole_updates, prepare
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 
@@ -62,6 +62,9 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "backdoor", "source": 0}, "source", "0 given; it is attack.target"),
         ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
         ({"name": "ipm", "pixels": 2}, "pixels", "2 given; attack ipm has none; only backdoor"),
+        ({"name": "mimic", "knowledge": "own"}, "knowledge", "attack mimic has none; only alie"),
+        ({"name": "min_max", "bound": "max"}, "bound", "attack min_max has none; only min_sum"),
+        ({"name": "ipm", "perturbation": "std"}, "perturbation", "only min_max, min_sum"),
         ({"name": "ipm", "start_round": 0}, "start_round", "greater than or equal to 1"),
     ],
 )
@@ -330,3 +333,18 @@ def test_a_backdoor_needs_images():
     attack = {"name": "backdoor", "fraction": 0.5}
     with pytest.raises(ConfigError, match=r"^attack\.name backdoor: .* has features; label_flip"):
         prepare(config("fedavg", "logistic", data={"name": "synthetic"}, attack=attack))
+
+
+@pytest.mark.parametrize(
+    ("attack", "whole"),
+    [
+        ({"name": "min_sum", "bound": "max", "knowledge": "own"}, None),
+        ({"name": "min_max", "perturbation": "unit_vec"}, None),
+        ({"name": "min_max", "perturbation": "std"}, "attack.perturbation=std"),
+        ({"name": "alie", "knowledge": "own"}, "attack.name=alie"),
+    ],
+)
+def test_what_needs_whole_updates(attack, whole):
+    setup = prepare(config("fedavg", attack={**attack, **THIRD}))
+    assert needs_whole_updates(setup) == whole
+    assert setup.attack.knows == attack.get("knowledge", "benign")
