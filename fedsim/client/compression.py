@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 
 from fedsim.client.transform import Coded
 from fedsim.core.rng import generator
-from fedsim.core.types import Array, ClientTask, Layout, RoundContext, Slot, Vector, Vectors
+from fedsim.core.types import F64, Array, ClientTask, Layout, RoundContext, Slot, Vector, Vectors
 
 Feedback = Literal["none", "ef14", "ef21"]
 FLOAT_BYTES = 4
-BIASED = frozenset({"top_k", "sign"})
+BIASED = frozenset({"top_k", "sign", "power_sgd"})
 """Compressors that need error feedback to converge in general, and have it by default."""
 
 
@@ -36,11 +36,13 @@ class Message(NamedTuple):
         vector: (d,) float32, as the server decodes it.
         floats: numbers of 4 bytes in the message.
         bits: of everything else.
+        memory: what the compressor keeps for its next message.
     """
 
     vector: Vector
     floats: int
     bits: int = 0
+    memory: Vector | None = None
 
     @property
     def bytes(self) -> int:
@@ -159,6 +161,71 @@ class ScaledSign:
         return Message(sent, len(tensors), len(x))
 
 
+@dataclass(frozen=True)
+class PowerSGD:
+    """Matrices of rank r by one power iteration (Vogels et al., NeurIPS 2019, arXiv:1905.13727).
+
+    A tensor of two dimensions or more is a matrix M (n, m), n its first dimension. With Q (m, r)
+    from the client's last message, at first standard normal (Algorithm 1, warm start):
+
+        P <- M Q;  P <- orthogonalise(P);  Q <- M^T P;  C(M) = P Q^T
+
+    so that ``C(M) = P P^T M``, a projection: ``|M - C(M)| <= |M|``. In the paper the workers share
+    Q, and the sums over workers of P and then of Q are sent, two messages a step; here each client
+    has a Q of its own, and sends both at once. A message has r (n + m) numbers for a matrix, unless
+    n m are as few: then, and for vectors, it has the tensor.
+
+    Products are summed in float64 without BLAS, so that they do not depend on threads.
+
+    Args:
+        rank: r.
+        shapes: of the tensors.
+        memory: the Q of all matrices, one after the other.
+    """
+
+    rank: int
+    shapes: Sequence[tuple[int, ...]] = ()
+    memory: Vector | None = None
+
+    def __call__(self, x: Vector, tensors: Sequence[slice], draw: np.random.Generator) -> Message:
+        """See :class:`Compressor`."""
+        sent, floats, r = x.copy(), 0, self.rank
+        kept: list[Vector] = []
+        rest = self.memory
+        for shape, where in zip(self.shapes, tensors, strict=True):
+            matrix = x[where].reshape(shape[0] if shape else 1, -1).astype(np.float64)
+            n, m = matrix.shape
+            if len(shape) < 2 or r * (n + m) >= n * m:
+                floats += where.stop - where.start
+                continue
+            fresh = draw.standard_normal((m, r))
+            q = fresh if rest is None else rest[: m * r].reshape(m, r).astype(np.float64)
+            rest = None if rest is None else rest[m * r :]
+            p = orthonormal(np.einsum("nm,mr->nr", matrix, q)).astype(np.float32)
+            q = np.einsum("nm,nr->mr", matrix, p.astype(np.float64)).astype(np.float32)
+            low = np.einsum("nr,mr->nm", p.astype(np.float64), q.astype(np.float64))
+            sent[where] = low.ravel()
+            floats += r * (n + m)
+            unused = ~p.any(axis=0)  # M has fewer directions than r
+            kept.append(np.where(unused, fresh, q).astype(np.float32).ravel())
+        return Message(sent, floats, memory=np.concatenate(kept) if kept else None)
+
+
+def orthonormal(p: F64) -> F64:
+    """Columns of p (n, r) made orthonormal by Gram and Schmidt, twice; 0 where one depends on
+    those before it."""
+    q = np.zeros_like(p)
+    for j in range(p.shape[1]):
+        column, size = p[:, j].copy(), math.sqrt(np.sum(p[:, j] ** 2))
+        for _ in range(2):
+            for i in range(j):
+                column -= np.sum(q[:, i] * column) * q[:, i]
+        norm = math.sqrt(np.sum(column**2))
+        if norm > 1e-10 * size:
+            q[:, j] = column / norm
+    return q
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compression:
     """A client transform: what a client sends is compressed.
@@ -183,7 +250,10 @@ class Compression:
     name: ClassVar[str] = "compress"
 
     def __call__(self, delta: Vector, state: Vectors, task: ClientTask, layout: Layout) -> Coded:
-        """Keeps (d,): ``residual``, e of ef14; or ``h`` of ef21. See :class:`ClientTransform`."""
+        """Keeps (d,): ``residual``, e of ef14; or ``h`` of ef21; and ``memory``, Q of PowerSGD.
+
+        See :class:`ClientTransform`.
+        """
         shared = [slot for slot in layout.slots if not self.personal(slot)]
         slots = [slot for slot in shared if slot.role == "param"]
         statistics = sum(slot.stop - slot.start for slot in shared if slot.role == "stat")
@@ -191,17 +261,23 @@ class Compression:
         x = np.concatenate([delta[slot.where] for slot in slots])
         draw = generator(task.ctx.seed, self.name, task.key, task.client)
         kept: dict[str, Array] = {}
+        compressor = self.compressor
+        if isinstance(compressor, PowerSGD):
+            shapes = [slot.shape for slot in slots]
+            compressor = replace(compressor, shapes=shapes, memory=state.get("memory"))
         if self.feedback == "ef21":
             h = state.get("h", np.zeros_like(x))
-            message = self.compressor(x - h, where, draw)
+            message = compressor(x - h, where, draw)
             decoded = kept["h"] = h + message.vector
         else:
             if self.feedback == "ef14":
                 x += state.get("residual", np.float32(0))
-            message = self.compressor(x, where, draw)
+            message = compressor(x, where, draw)
             decoded = message.vector
             if self.feedback == "ef14":
                 kept["residual"] = x - decoded
+        if message.memory is not None:
+            kept["memory"] = message.memory
         sent: Array = delta.copy()
         for slot, part in zip(slots, where, strict=True):
             sent[slot.where] = decoded[part]
@@ -221,6 +297,7 @@ def compression(
     fraction: float,
     k: int | None,
     levels: int,
+    rank: int,
     error_feedback: Feedback | None,
 ) -> Compression:
     """What section ``compress`` asks for; without ``error_feedback`` where C is biased."""
@@ -230,6 +307,7 @@ def compression(
         "random_k": RandomK(fraction, k, unbiased=feedback == "none"),
         "qsgd": QSGD(levels),
         "sign": ScaledSign(),
+        "power_sgd": PowerSGD(rank),
     }
     return Compression(compressor=compressors[name], feedback=feedback, personal=personal)
 

@@ -14,26 +14,30 @@ class CompressConfig(Section):
     """Section ``compress``: how clients compress the update that they send."""
 
     prefix = "compress."
-    name: Literal["none", "top_k", "random_k", "qsgd", "sign"] = "none"
+    name: Literal["none", "top_k", "random_k", "qsgd", "sign", "power_sgd"] = "none"
     """Compressor: none, the largest entries (top_k), entries drawn uniformly (random_k), stochastic
-    rounding (qsgd), or signs times the mean magnitude of a tensor's entries (sign)."""
+    rounding (qsgd), signs times the mean magnitude of a tensor's entries (sign), or matrices of low
+    rank (power_sgd)."""
     fraction: float = Field(default=0.1, gt=0, le=1)
     """Share of the parameters that top_k and random_k send, at least one."""
     k: int | None = Field(default=None, ge=1, le=MOST)
     """Number of parameters that top_k and random_k send; unset: by compress.fraction."""
     levels: int = Field(default=127, ge=1, le=2**15 - 1)
     """Levels s of qsgd above zero; each parameter has ceil(log2(2 s + 1)) bits."""
+    rank: int = Field(default=2, ge=1, le=2**15)
+    """Rank of the matrices that power_sgd sends in place of a tensor."""
     error_feedback: Literal["none", "ef14", "ef21"] | None = None
     """What becomes of what is not sent: none; a client adds it to its next update (ef14); or
-    differences from what the server has are compressed (ef21); unset: ef14 for top_k and sign, none
-    for random_k, which then sends its entries times d/k, and qsgd, which has none."""
+    differences from what the server has are compressed (ef21); unset: ef14 for top_k, sign and
+    power_sgd, none for random_k, which then sends its entries times d/k, and qsgd, which has
+    none."""
 
     @model_validator(mode="after")
     def _without_effect(self) -> CompressConfig:
         sparse = ("fraction", "k", "error_feedback")
         used = {
             "none": (), "top_k": sparse, "random_k": sparse, "qsgd": ("levels",),
-            "sign": ("error_feedback",),
+            "sign": ("error_feedback",), "power_sgd": ("rank", "error_feedback"),
         }[self.name]  # fmt: skip
         if self.k is not None and self.fraction != CompressConfig.model_fields["fraction"].default:
             raise InvalidSetting("compress.fraction", f"{self.fraction:g} given beside compress.k")

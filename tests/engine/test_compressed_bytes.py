@@ -18,6 +18,7 @@ TRAIN = {"rounds": 3, "sample_rate": 0.5}
         {"name": "top_k", "error_feedback": "ef21"},
         {"name": "random_k", "error_feedback": "ef14"},
         {"name": "qsgd"},
+        {"name": "power_sgd"},
     ],
     ids=lambda compress: compress["name"],
 )

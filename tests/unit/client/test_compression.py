@@ -12,11 +12,13 @@ import fedsim
 from fedsim.client.compression import (
     QSGD,
     Compression,
+    PowerSGD,
     RandomK,
     ScaledSign,
     TopK,
     compression,
     entries,
+    orthonormal,
 )
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
@@ -62,7 +64,7 @@ def task(client=0, round=0):
 
 
 def transform(name, personal=lambda slot: False, **given):
-    settings = {"fraction": 0.25, "k": None, "levels": 3, "error_feedback": None}
+    settings = {"fraction": 0.25, "k": None, "levels": 3, "rank": 1, "error_feedback": None}
     return compression(personal, name=name, **settings | given)
 
 
@@ -241,6 +243,96 @@ def test_signs_contract(i):
     assert ((x.astype(np.float64) - sent) ** 2).sum() == pytest.approx(error, rel=1e-5)
 
 
+def low_rank(matrix, rank, memory=None, seed=0):
+    compressor = PowerSGD(rank, [matrix.shape], memory)
+    flat = np.ascontiguousarray(matrix, np.float32).ravel()
+    message = compressor(flat, [slice(0, flat.size)], draw(seed))
+    return message.vector.reshape(matrix.shape), message
+
+
+def floats(shape, rank):
+    """The numbers in a message of one tensor."""
+    n, size = (shape[0] if shape else 1), int(np.prod(shape))
+    return min(size, rank * (n + size // n)) if len(shape) > 1 else size
+
+
+def test_a_matrix_of_low_rank_by_hand():
+    """M = 2 e1 e1^T + e2 e2^T, Q = e1: P = e1, Q = 2 e1, C(M) = 2 e1 e1^T; 3 + 4 numbers."""
+    matrix = np.zeros((3, 4))
+    matrix[0, 0], matrix[1, 1] = 2, 1
+    sent, message = low_rank(matrix, 1, np.array([1, 0, 0, 0], np.float32))
+    assert sent.tolist() == np.diag([2.0, 0, 0, 0])[:3].tolist()
+    assert message.bytes == 4 * (3 + 4)
+    assert message.memory.tolist() == [2, 0, 0, 0]
+
+
+def test_columns_are_orthonormal_and_dependent_ones_zero():
+    p = np.random.default_rng(0).normal(size=(40, 5))
+    p[:, 3] = 2 * p[:, 0] - p[:, 1]
+    p[:, 4] = p[:, 0] + 1e-7 * p[:, 4]  # nearly the same
+    q = orthonormal(p)
+    np.testing.assert_allclose(q.T @ q, np.diag([1, 1, 1, 0, 1]), atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1, 1e15])
+@pytest.mark.parametrize("rank", [1, 2, 5])
+def test_low_rank_against_float64(rank, scale):
+    """P P^T M with P from a QR decomposition, over three messages with a warm start."""
+    matrix = (scale * np.random.default_rng(rank).normal(size=(20, 30))).astype(np.float32)
+    exact, memory = matrix.astype(np.float64), None
+    q = draw().standard_normal((30, rank))
+    for i in range(3):
+        p, _ = np.linalg.qr(exact @ q)
+        q = exact.T @ p
+        sent, message = low_rank(matrix, rank, memory, i)
+        memory = message.memory
+        np.testing.assert_allclose(sent, p @ q.T, atol=3e-6 * scale)
+        assert np.linalg.norm(exact - sent) <= np.linalg.norm(exact) * (1 + 1e-6)
+
+
+def test_orthogonalisation_against_qr():
+    """In float64 alone, to 1e-12: the same projection."""
+    p = np.random.default_rng(1).normal(size=(50, 6))
+    q, _ = np.linalg.qr(p)
+    ours = orthonormal(p)
+    np.testing.assert_allclose(ours @ ours.T, q @ q.T, atol=1e-12)
+
+
+def test_a_matrix_of_that_rank_is_sent_whole_and_a_warm_start_comes_to_the_best_one():
+    rng = np.random.default_rng(2)
+    matrix = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 30))
+    np.testing.assert_allclose(low_rank(matrix, 2)[0], matrix, atol=1e-5)
+    u, s, v = np.linalg.svd(rng.normal(size=(20, 30)))
+    matrix, memory = (u * np.append([9, 8], s[2:] / 10)) @ v[:20], None
+    for i in range(12):
+        sent, message = low_rank(matrix, 2, memory, i)
+        memory = message.memory
+    np.testing.assert_allclose(sent, (u[:, :2] * [9, 8]) @ v[:2], atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 3), (4, 1), ()])
+def test_vectors_and_small_matrices_are_sent_as_they_are(shape):
+    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    sent, message = low_rank(values, 2)
+    assert sent.tobytes() == values.tobytes()
+    assert (message.bytes, message.memory) == (4 * values.size, None)
+
+
+def test_directions_that_an_update_lacks_are_drawn_anew():
+    """After an update of 0 the next one still has rank 2."""
+    nothing, message = low_rank(np.zeros((20, 30)), 2)
+    assert not nothing.any()
+    matrix = np.random.default_rng(3).normal(size=(20, 30))
+    assert np.linalg.matrix_rank(low_rank(matrix, 2, message.memory, 1)[0]) == 2
+
+
+def test_kernels_are_matrices_of_their_first_dimension():
+    kernel = np.random.default_rng(4).normal(size=(8, 3, 3, 3))
+    sent, message = low_rank(kernel, 1)
+    assert np.linalg.matrix_rank(sent.reshape(8, 27)) == 1
+    assert message.bytes == 4 * (8 + 27)
+
+
 def test_error_feedback_by_hand():
     """k = 1 of 2: (3, 2) sends 3 and keeps 2; (1, 1) is (1, 3) with that, and sends 3."""
     layout = Layout((slot("a", 0, 2),))
@@ -333,6 +425,7 @@ def test_ef21_comes_to_an_update_that_stays(name):
         ("random_k", {"error_feedback": "ef14"}, "ef14"),
         ("top_k", {"error_feedback": "ef21"}, "ef21"),
         ("sign", {}, "ef14"),
+        ("power_sgd", {}, "ef14"),
         ("qsgd", {}, "none"),
     ],
 )
@@ -469,7 +562,12 @@ def test_qsgd_may_be_told_that_it_has_no_error_feedback():
 @pytest.mark.integration
 @pytest.mark.parametrize(
     "compress",
-    [{"name": "qsgd"}, {"name": "sign"}, {"name": "top_k", "error_feedback": "ef21"}],
+    [
+        {"name": "qsgd"},
+        {"name": "sign"},
+        {"name": "top_k", "error_feedback": "ef21"},
+        {"name": "power_sgd", "rank": 3},
+    ],
     ids=str,
 )
 def test_a_round_with_every_compressor(compress):
@@ -482,11 +580,27 @@ def test_a_round_with_every_compressor(compress):
         "qsgd": 4 * tensors + d,
         "sign": 4 * tensors + -(-d // 8),
         "top_k": 4 * k + -(-k * (d - 1).bit_length() // 8),
+        "power_sgd": 4 * sum(floats(s.shape, 3) for s in setup.layout.slots if s.role == "param"),
     }[compress["name"]]
     for one in run_rounds(given):
         assert one.row["uplink_bytes"] == 4 * (sent + statistics)
         assert setup.roster.update_bytes == sent + statistics, "is known before"
         assert np.isfinite(one.after.params).all()
+
+
+@pytest.mark.integration
+def test_a_warm_start_is_part_of_the_checkpoint(tmp_path):
+    given = config(
+        "fedavg",
+        "mlp",
+        train={"rounds": 4, "sample_rate": 1.0},
+        engine={"checkpoint_every": 1},
+        compress={"name": "power_sgd", "rank": 1, "error_feedback": "ef21"},
+    )
+    whole = fedsim.run(given, tmp_path / "whole", progress=False)
+    with pytest.raises(Stop):
+        fedsim.run(given, tmp_path / "cut", [Stopper(2)], progress=False)
+    assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
 
 
 @pytest.mark.integration
