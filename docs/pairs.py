@@ -30,6 +30,7 @@ Part = tuple[str, str]
 """A kind and a name."""
 LATE = {"samples_per_second": "lognormal(100, 1)"}
 WITH: dict[Part, Settings] = {
+    ("selection", "fixed"): {"train": {"clients": "0,1,2,3"}},
     ("privacy", "user"): {"dp": {"clip": 1.0}},
     ("privacy", "example"): {"dp": {"clip": 1.0}},
     ("asynchronous mode", "async"): {"clock": LATE},
