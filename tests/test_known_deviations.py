@@ -6,6 +6,7 @@ fails where fedsim computes that form, too.
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from statistics import NormalDist
@@ -18,6 +19,7 @@ from fedsim.client.compression import QSGD
 from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious
 from fedsim.core.types import ClientUpdate, RoundContext
+from fedsim.privacy.accounting import Release, epsilons
 from fedsim.server import Average, Cohort, Server
 from fedsim.server.attacks import MinMax, alie_z
 from fedsim.server.base import RuleState
@@ -362,3 +364,39 @@ def test_qsgd_max_norm():
         assert np.isnan(np.zeros(3) / np.zeros(3).max()).all()
     nothing = QSGD(1)(np.zeros(3, np.float32), [slice(0, 3)], np.random.default_rng(1))
     assert not nothing.vector.any()
+
+
+def test_epsilon_of_another_sampling():
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    population, cohort, rounds, delta, q = 50, 5, 100, 1e-5, 0.1
+    theirs = min(
+        rounds
+        / (a - 1)
+        * math.log(
+            sum(
+                math.comb(a, k) * (1 - q) ** (a - k) * q**k * math.exp(k * (k - 1) / 2)
+                for k in range(a + 1)
+            )
+        )
+        + math.log(1 / delta) / (a - 1)
+        for a in range(2, 20)
+    )
+    assert theirs == pytest.approx(8.93, abs=0.01)
+    poisson = epsilons(Release(1.0, population, cohort, "poisson"), [rounds], delta)[0]
+    fixed = epsilons(Release(1.0, population, cohort, "fixed"), [rounds], delta)[0]
+    assert poisson == pytest.approx(7.05, abs=0.05)
+    assert poisson < theirs
+    assert fixed == pytest.approx(34.2, abs=0.2)
+
+
+def test_epsilon_of_one_round():
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    epsilon, delta, rounds = 1.0, 1e-5, 100
+    z = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    release = Release(z, 1, 1, "full")
+    assert epsilons(release, [1], delta)[0] < epsilon
+    found = epsilons(release, [rounds], delta)[0]
+    assert found == pytest.approx(10.39, abs=0.01)
+    mu = math.sqrt(rounds) / z  # of Gaussian differential privacy
+    tail = NORMAL.cdf(mu / 2 - found / mu) - math.exp(found) * NORMAL.cdf(-mu / 2 - found / mu)
+    assert tail == pytest.approx(delta, rel=1e-3)
