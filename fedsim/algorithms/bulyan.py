@@ -3,8 +3,7 @@
     S: theta = m - 2f updates, taken one by one by Krum among those that are left
     w_j <- w_j + mean of the theta - 2f values of S that are nearest to their median,   m >= 4f + 3
 
-Krum among r updates counts r - f - 2 neighbours, at least one. Whole updates are needed in one
-place (arXiv:1802.07927).
+Krum among r updates counts r - f - 2 neighbours, at least one (arXiv:1802.07927).
 
 :client: plain SGD
 :server: mean around the median, by coordinate, of updates chosen by Krum; statistics too
@@ -46,4 +45,4 @@ def build(f: NonNegative = 0.1) -> Algorithm:
         f: faulty clients: their number, or below 1 their share of the cohort, rounded down.
     """
     rule = ByCoordinate(around_median, Faulty("bulyan", f, 4, 3), selected)
-    return Algorithm(server=Server(rule, needs_whole_updates=True))
+    return Algorithm(server=Server(rule))

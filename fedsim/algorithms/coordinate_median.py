@@ -2,7 +2,7 @@
 
     w_j <- w_j + median of g_1j..g_mj,   the mean of the two in the middle for even m
 
-The step is no combination of the updates, so that whole updates are needed in one place.
+The step is no combination of the updates; it is computed from columns of them, where they are.
 
 :client: plain SGD
 :server: median coordinate by coordinate, statistics included
@@ -26,4 +26,4 @@ def median(x: F64, f: int) -> F64:
 
 def build() -> Algorithm:
     """Coordinate-wise median."""
-    return Algorithm(server=Server(ByCoordinate(median), needs_whole_updates=True))
+    return Algorithm(server=Server(ByCoordinate(median)))

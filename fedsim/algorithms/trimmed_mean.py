@@ -2,7 +2,7 @@
 
     w_j <- w_j + mean of g_1j..g_mj without the f smallest and the f largest,   m >= 2f + 1
 
-The step is no combination of the updates, so that whole updates are needed in one place.
+The step is no combination of the updates; it is computed from columns of them, where they are.
 
 :client: plain SGD
 :server: trimmed mean coordinate by coordinate, statistics included
@@ -31,4 +31,4 @@ def build(f: NonNegative = 0.2) -> Algorithm:
         f: faulty clients: their number, or below 1 their share of the cohort, rounded down.
     """
     rule = ByCoordinate(trimmed, Faulty("trimmed_mean", f))
-    return Algorithm(server=Server(rule, needs_whole_updates=True))
+    return Algorithm(server=Server(rule))

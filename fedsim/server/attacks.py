@@ -183,10 +183,11 @@ class ByCoordinate(Omniscient):
 
     def blocks(self, cohort: Cohort, bad: NDArray[np.bool_]) -> Iterator[tuple[slice, F64]]:
         """Blocks of parameters, each with the known updates (h, width)."""
-        params, known = cohort.layout.num_params, self.known(bad)
+        params = cohort.layout.num_params
+        known = [row for row, knows in zip(cohort.rows, self.known(bad), strict=True) if knows]
         for start in range(0, params, BLOCK):
             where = slice(start, min(start + BLOCK, params))
-            yield where, cohort.block(where)[known]
+            yield where, np.stack([row[where] for row in known], dtype=np.float64)
 
 
 @dataclass(frozen=True)

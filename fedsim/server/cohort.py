@@ -22,6 +22,7 @@ from fedsim.server.columns import (
     mirrored,
     symmetric,
 )
+from fedsim.server.linalg import ByColumn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +107,11 @@ class Cohort:
         """From how many clients the updates are."""
         return len(self.updates) if self.mixed_from is None else self.mixed_from
 
-    def block(self, where: slice) -> F64:
-        """(m, width) the columns ``where`` of all updates, in float64.
-
-        Raises:
-            ContractError: the updates are distributed over nodes.
-        """
-        return self.columns.block(where)
+    def map(self, rule: ByColumn) -> Array:
+        """(D,) what a rule makes of each column (m,), where the updates are; in their precision."""
+        out = np.empty(self.layout.size, self.columns.dtype)
+        self.columns.map(rule, slice(0, self.layout.size), out)
+        return out
 
     def weighted(self, num_samples: F64) -> Cohort:
         """The cohort with other numbers of samples, from which rules compute client weights."""

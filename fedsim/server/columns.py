@@ -7,7 +7,15 @@ from typing import Protocol
 import numpy as np
 
 from fedsim.core.types import F64, Array
-from fedsim.server.linalg import combine_pieces, cut, partial_products, partial_squares, summed
+from fedsim.server.linalg import (
+    ByColumn,
+    combine_pieces,
+    cut,
+    map_pieces,
+    partial_products,
+    partial_squares,
+    summed,
+)
 from fedsim.server.threads import single_threaded_blas
 
 
@@ -26,13 +34,6 @@ class Columns(Protocol):
             ContractError: they are distributed over nodes.
         """
 
-    def block(self, where: slice) -> F64:
-        """(m, width) the columns ``where`` of all updates, in float64.
-
-        Raises:
-            ContractError: as ``rows``.
-        """
-
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """For each range (m, m + 1): inner products of the updates, and with ``vector`` (D,).
 
@@ -48,6 +49,12 @@ class Columns(Protocol):
         The ranges are disjoint.
         """
 
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        """Writes what a rule makes of each column of ``where`` into ``out`` (D,).
+
+        The columns (m, width) are float64, and come in blocks that depend on nothing but m and D.
+        """
+
 
 @dataclass(frozen=True)
 class LocalColumns:
@@ -60,9 +67,9 @@ class LocalColumns:
         """Precision of the updates."""
         return self.rows[0].dtype
 
-    def block(self, where: slice) -> F64:
-        """See :meth:`Columns.block`."""
-        return np.stack([row[where] for row in self.rows], dtype=np.float64)
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        """See :meth:`Columns.map`."""
+        map_pieces(self.rows, cut([where]), rule, out)
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """See :meth:`Columns.products`."""
@@ -97,9 +104,10 @@ class ScaledColumns:
         pairs = zip(self.factors.tolist(), self.columns.rows, strict=True)
         return tuple(factor * row for factor, row in pairs)
 
-    def block(self, where: slice) -> F64:
-        """See :meth:`Columns.block`."""
-        return self.factors[:, None] * self.columns.block(where)
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        """See :meth:`Columns.map`."""
+        factors = self.factors[:, None]
+        self.columns.map(lambda x: rule(factors * x), where, out)
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """See :meth:`Columns.products`."""
@@ -141,11 +149,12 @@ class MixedColumns:
             for i, c in enumerate(self.mix)
         )
 
-    def block(self, where: slice) -> F64:
-        """See :meth:`Columns.block`."""
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        """See :meth:`Columns.map`."""
+        mix = self.mix
         mixed, rest = self._parts(where)
-        block = self.mix @ self.columns.block(mixed)
-        return block if rest.start == rest.stop else np.hstack([block, self.columns.block(rest)])
+        self.columns.map(lambda x: rule(mix @ x), mixed, out)
+        self.columns.map(rule, rest, out)
 
     def _row(self, coefficients: F64, row: Array) -> Array:
         mixed = row.copy()

@@ -22,7 +22,12 @@ BLOCK, NARROW = 1 << 18, 1 << 13
 TILE, SPAN = 25, 512
 """Most rows and columns of a factor: OpenBLAS multiplies small matrices without repacking."""
 
+ENTRIES = 1 << 19
+"""Values at a time (4 MiB) that a rule by column sees."""
+
 T = TypeVar("T")
+ByColumn = Callable[[F64], F64]
+"""(width,) from columns (m, width) of all updates; each value from its own column alone."""
 
 
 class Piece(NamedTuple):
@@ -106,6 +111,16 @@ def combine_pieces(
             out[start:stop] = weights[piece.of] @ buffer[:-1, : stop - start]
 
     _each(work, pieces, len(rows))
+
+
+def map_pieces(rows: Sequence[Array], pieces: Sequence[Piece], rule: ByColumn, out: Array) -> None:
+    """Writes ``rule(x)`` into ``out`` over each piece, x (m, width) some columns of the rows."""
+    width = max(1, ENTRIES // len(rows))
+    with single_threaded_blas():
+        for piece in pieces:
+            for start in range(piece.start, piece.stop, width):
+                stop = min(start + width, piece.stop)
+                out[start:stop] = rule(np.stack([r[start:stop] for r in rows], dtype=np.float64))
 
 
 def _blocks(rows: Sequence[Array], piece: Piece, buffer: F64) -> Iterator[tuple[int, int]]:

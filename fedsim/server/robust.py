@@ -20,8 +20,6 @@ from fedsim.core.types import F64, RoundContext, Vectors
 from fedsim.server.base import Reduced
 from fedsim.server.cohort import Cohort
 
-ENTRIES = 1 << 19
-"""Values at a time (4 MiB): columns of all clients."""
 SpanRule = Callable[[F64, int, F64], F64]
 """Coefficients (m,) from the Gram matrix (m, m), the number of faulty clients and that of samples
 (m,) of each client."""
@@ -137,15 +135,11 @@ class ByCoordinate:
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Reduced:
         """Keeps no state."""
-        m, size = len(cohort.updates), cohort.layout.size
+        m = len(cohort.updates)
         f = self.faulty.count(m, cohort.num_clients)
         chosen = list(range(m))
         if self.select is not None:
             gram = cohort.gram(slice(0, cohort.layout.num_params))
             chosen = self.select(squared_distances(gram), f)
-        step = np.empty(size, cohort.columns.dtype)
-        width = max(1, ENTRIES // m)
-        for start in range(0, size, width):
-            where = slice(start, min(start + width, size))
-            step[where] = self.rule(cohort.block(where)[chosen], f)
-        return Reduced(step)
+        rule = self.rule
+        return Reduced(cohort.map(lambda x: rule(x[chosen], f)))

@@ -8,7 +8,8 @@ import pytest
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, ContractError
-from fedsim.server.robust import ENTRIES, Faulty, squared_distances_to
+from fedsim.server.linalg import ENTRIES
+from fedsim.server.robust import Faulty, squared_distances_to
 from fedsim.testing.rounds import rounds, small
 from fedsim.training.setup import prepare
 from tests.oracles import byzantine as oracle

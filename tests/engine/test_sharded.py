@@ -133,13 +133,19 @@ METHODS = {
     "geometric_median": {},
     "nnm": {},
     "bucketing": {},
+    "trimmed_mean": {},
+    "coordinate_median": {},
+    "bulyan": {},
+    "trimmed_mean after nnm": {},
+    "trimmed_mean clipped": {},
+    "coordinate_median attacked": {},
 }
 
 
 def test_the_bits_of_the_driver_on_one_node(shared_ray):
     check_bits(
         [node["NodeID"] for node in ray.nodes()] * 2,
-        {"fedld": {}, "fedavg clipped": {}, "fedavg attacked": {}},
+        {"fedld": {}, "fedavg clipped": {}, "trimmed_mean attacked": {}},
     )
 
 
@@ -164,6 +170,8 @@ def check_bits(nodes, methods):
                 server = algorithms.load(name.split()[0], options).server
                 if name.endswith("clipped"):  # the norms are about 1800
                     server = replace(server, receive=(ClipNorms(1500.0),))
+                if name.endswith("nnm"):
+                    server = replace(server, receive=algorithms.load("nnm", {}).server.receive)
                 if name.endswith("attacked"):
                     server = replace(server, receive=(MinMax(Malicious(frozenset([3, 9]))),))
                 spread = Sharded(aggregators=aggregators, held=held, again=no_other, max_retries=0)

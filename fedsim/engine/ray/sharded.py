@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import ray
+from ray import cloudpickle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -23,9 +24,11 @@ from fedsim.engine.blocks import Block
 from fedsim.engine.ray.faults import failure, fault_of
 from fedsim.server.linalg import (
     SHARD,
+    ByColumn,
     Piece,
     combine_pieces,
     cut,
+    map_pieces,
     partial_products,
     partial_squares,
     summed,
@@ -105,6 +108,15 @@ class Aggregator:
         updates = _rows(rows, parts)
         out = np.zeros_like(updates[0])
         combine_pieces(updates, pieces, weights, out)
+        return out
+
+    def map(
+        self, pieces: Sequence[Piece], rule: bytes, rows: Sequence[int], *parts: Array
+    ) -> Array:
+        """What a pickled rule makes of the columns of its pieces; 0 elsewhere in its range."""
+        updates = _rows(rows, parts)
+        out = np.zeros_like(updates[0])
+        map_pieces(updates, pieces, cloudpickle.loads(rule), out)
         return out
 
     def fetch(self, part: Array) -> None:
@@ -221,10 +233,6 @@ class Sharded:
             "use --set engine.aggregation_shards=1"
         )
 
-    def block(self, where: slice) -> F64:
-        """Never here, as ``rows``."""
-        return np.stack([row[where] for row in self.rows])
-
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:
         """See :meth:`fedsim.server.columns.Columns.products`."""
         partials = self._partials("products", ranges, vector)
@@ -236,12 +244,20 @@ class Sharded:
 
     def combine(self, weights: Sequence[F64], ranges: Sequence[slice], out: Array) -> None:
         """See :meth:`fedsim.server.columns.Columns.combine`."""
+        self._write("combine", weights, ranges, out)
+
+    def map(self, rule: ByColumn, where: slice, out: Array) -> None:
+        """See :meth:`fedsim.server.columns.Columns.map`; the rule travels by value."""
+        self._write("map", cloudpickle.dumps(rule), [where], out)
+
+    def _write(self, method: str, given: Any, ranges: Sequence[slice], out: Array) -> None:
+        """Writes the aggregators' columns of the ranges into ``out``."""
         cuts = self.aggregators.ranges
-        args = [(_pieces(ranges, own), weights) for own in cuts]
-        for own, sums in zip(cuts, self._ask("combine", args), strict=True):
+        args = [(_pieces(ranges, own), given) for own in cuts]
+        for own, columns in zip(cuts, self._ask(method, args), strict=True):
             for piece in _within(ranges, own):
                 at = slice(piece.start - own.start, piece.stop - own.start)
-                out[piece.start : piece.stop] = sums[at]
+                out[piece.start : piece.stop] = columns[at]
 
     def _partials(
         self, method: str, ranges: Sequence[slice], vector: Array | None = None
