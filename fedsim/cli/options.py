@@ -152,6 +152,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
     "Clients": (
         Flag("data.num_clients", ("--clients",), "K"),
         Flag("train.sample_rate", ("--sample-rate",), "RATE"),
+        Flag("train.secure_aggregation", ("--secure-aggregation/--no-secure-aggregation",)),
         Flag("data.partition", ("--partition",)),
         Flag("data.alpha", ("--alpha",), "A"),
         Flag("data.group", ("--group",), "none|patient"),

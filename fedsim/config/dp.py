@@ -82,6 +82,9 @@ class DpConfig(Section):
         if self.population and self.noise_cohort and self.noise_cohort > self.population:
             reason = f"{self.noise_cohort} given, more than dp.population={self.population}"
             raise InvalidSetting("dp.noise_cohort", reason)
+        if self.max_samples is not None and self.noise_cohort is not None:
+            reason = f"{self.noise_cohort} given; not possible with dp.max_samples"
+            raise InvalidSetting("dp.noise_cohort", reason)
         if self.level is not None and self.clip is None and self.quantile is None:
             what = "updates (or dp.quantile, to adapt it)" if self.level == "user" else "gradients"
             raise InvalidSetting("dp.clip", f"is missing; give the norm to clip {what} to")

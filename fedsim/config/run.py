@@ -224,6 +224,12 @@ class RunConfig(RunSettings):
             raise InvalidSetting(
                 "train.selection", f"{t.selection} given, but {other} selects the clients"
             )
+        if t.selection != "uniform":
+            other = f"train.selection={t.selection}"
+        if t.cohort != "fixed" and other != "train.schedule=synchronous":
+            raise InvalidSetting(
+                "train.cohort", f"{t.cohort} given, but {other} selects the clients"
+            )
 
     @property
     def methods(self) -> tuple[str, ...]:

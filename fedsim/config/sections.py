@@ -179,6 +179,12 @@ class TrainConfig(Section):
     train.rounds."""
     sample_rate: float = Field(default=0.1, gt=0, le=1)
     """Share of the clients drawn in each round: m = max(1, floor(rate * K))."""
+    cohort: Literal["fixed", "poisson"] = "fixed"
+    """Size of the cohort: m clients (fixed), or each client by itself with probability m / K
+    (poisson), so that m are expected and there may be none."""
+    secure_aggregation: bool = False
+    """Refuse what secure aggregation excludes: server rules that need more than the sum of the
+    clients' messages; the sum is the same, so that no result changes."""
     local_epochs: int = Field(default=1, ge=1, le=MOST)
     """Passes over a client's data in each round."""
     batch_size: int = Field(default=50, ge=1, le=MOST)

@@ -76,6 +76,11 @@ class Cohort:
             columns = LocalColumns(tuple(u.delta for u in ordered))
         return cls(updates=ordered, layout=layout, columns=columns, params=params)
 
+    @classmethod
+    def empty(cls, layout: Layout, params: Array) -> Cohort:
+        """No update, as where no client was drawn."""
+        return cls(updates=(), layout=layout, columns=LocalColumns(()), params=params)
+
     def scaled(self, factors: F64) -> Cohort:
         """The cohort with update i multiplied by ``factors[i]``; nothing is copied."""
         return replace(self, columns=ScaledColumns(self.columns, factors), _grams={})

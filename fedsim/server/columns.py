@@ -64,8 +64,8 @@ class LocalColumns:
 
     @property
     def dtype(self) -> np.dtype[np.floating]:
-        """Precision of the updates."""
-        return self.rows[0].dtype
+        """Precision of the updates; that of models where there are none."""
+        return self.rows[0].dtype if self.rows else np.dtype(np.float32)
 
     def map(self, rule: ByColumn, where: slice, out: Array) -> None:
         """See :meth:`Columns.map`."""

@@ -136,7 +136,7 @@ def _blocks(rows: Sequence[Array], piece: Piece, buffer: F64) -> Iterator[tuple[
 def _each(work: Callable[[Piece, F64], T], pieces: Sequence[Piece], m: int) -> list[T]:
     """The results of ``work`` for all pieces, in order; each thread has a buffer of m + 1 rows."""
     longest = max((piece.stop - piece.start for piece in pieces), default=0)
-    width = min(max(NARROW, BLOCK // m), longest + SPAN - 1) // SPAN * SPAN
+    width = min(max(NARROW, BLOCK // max(m, 1)), longest + SPAN - 1) // SPAN * SPAN
     waiting = iter(list(enumerate(pieces)))
     results: dict[int, T] = {}
 

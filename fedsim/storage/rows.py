@@ -168,6 +168,16 @@ class RoundRow(RowOfRound, table="rounds"):
         "class of flipped labels, that are given the target class",
         OPTIONAL,
     ] = None
+    epsilon: Annotated[
+        float | None,
+        "of all rounds so far at dp.delta, for what the run did; runs with dp have the column",
+        OPTIONAL,
+    ] = None
+    deployment_epsilon: Annotated[
+        float | None,
+        "of a deployment with dp.population and dp.noise_cohort; the column is there with these",
+        OPTIONAL,
+    ] = None
 
 
 class ClientRow(RowOfRound, table="clients"):

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedsim.algorithms import fedcm, fednova, scaffold
 from fedsim.core.errors import ConfigError
+from fedsim.server import Average, ClipNorms
+from fedsim.server.optimizers import Adaptive, HeavyBall, Multiply
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup
@@ -83,6 +86,43 @@ def _mixes(setup: Setup) -> bool:
     return _asynchronous(setup) and setup.config.asynchrony.mixing is not None
 
 
+def _user_level(setup: Setup) -> bool:
+    return setup.config.dp.level == "user"
+
+
+def _sums(setup: Setup) -> bool:
+    return setup.config.train.secure_aggregation
+
+
+def _no_mean(setup: Setup) -> bool:
+    return type(setup.algorithm.server.reduction) is not Average
+
+
+def _weighs_by_samples(setup: Setup) -> bool:
+    reduction = setup.algorithm.server.reduction
+    by_samples = isinstance(reduction, Average) and reduction.weights == "samples"
+    return by_samples and setup.config.dp.max_samples is None
+
+
+def _statistics_travel(setup: Setup) -> bool:
+    stats = (slot for slot in setup.layout.slots if slot.role == "stat")
+    return not all(map(setup.algorithm.personal, stats))
+
+
+def _exchanges(*known: object) -> Callable[[Setup], bool]:
+    """Whether the server answers what clients send beside the update in any other way."""
+    return lambda setup: setup.algorithm.server.exchange not in (None, *known)
+
+
+def _optimizers_see_cohort(setup: Setup) -> bool:
+    blind = (Adaptive, HeavyBall, Multiply)
+    return not all(isinstance(o, blind) for o in setup.algorithm.server.optimizers)
+
+
+def _omniscient(setup: Setup) -> bool:
+    return setup.attack is not None
+
+
 _STALE = "clock.mode=async, or another asynchronous schedule"
 _WEIGHED = "weights of stale updates (async.staleness other than constant, async.mixing)"
 _CHANGED = "transforms of clients' updates"
@@ -137,6 +177,99 @@ _WITH_COMPRESSED: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
     ),
     *_WITH_WEIGHED,
 )
+_USER_LEVEL = "user-level privacy (dp.level=user)"
+_WITH_USER_LEVEL: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (_STALE, "lets clients take part in another way than the accountant knows", _asynchronous),
+    (
+        "train.selection=size, power_of_choice, oort or a list of clients",
+        "draws clients by their data, or the same ones again and again",
+        lambda s: s.config.train.selection not in ("uniform", "round_robin"),
+    ),
+    (
+        "a schedule of your own (train.schedule)",
+        "draws clients in a way that the accountant does not know",
+        lambda s: s.config.train.schedule != "synchronous",
+    ),
+    ("pooled training (centralized)", "sends no client's update", lambda s: s.algorithm.pools),
+    ("a model that stays on the clients (local)", "is not sent", _nothing_shared),
+    (
+        "a rule other than the mean (fedld, fedgh, krum; --server fedavg keeps the clients' part)",
+        "has coefficients that depend on the data, so that a client may change more than its own "
+        "clipped update",
+        _no_mean,
+    ),
+    (
+        "transforms of the cohort (fednova, nnm, bucketing, norm_clipping)",
+        "come before the clipping and may depend on other clients",
+        lambda s: bool(s.algorithm.server.receive),
+    ),
+    (
+        "what clients send beside the update (fedcm, fedpac, pfedla; not scaffold)",
+        "is neither clipped nor noised",
+        _exchanges(scaffold.server_control),
+    ),
+    (
+        "a pass before training (fediir)",
+        "is neither clipped nor noised",
+        lambda s: s.algorithm.probe is not None,
+    ),
+    (
+        "server optimisers that see the cohort (feddyn)",
+        "read more than the noised step",
+        _optimizers_see_cohort,
+    ),
+    (
+        "weights by samples (give --server fedavg --set fedavg.weights=uniform, or dp.max_samples)",
+        "are bounded by nothing",
+        _weighs_by_samples,
+    ),
+    (
+        "running statistics of BatchNorm that are sent",
+        "are not clipped; model.norm=group has none, and fedbn keeps them on the clients",
+        _statistics_travel,
+    ),
+    (
+        "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
+        "make a client's update of those of others",
+        _omniscient,
+    ),
+)
+_SECURE = "secure aggregation (train.secure_aggregation)"
+_WITH_SECURE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (
+        "a rule other than the mean (fedld, fedgh, krum)",
+        "needs single updates, or their inner products",
+        _no_mean,
+    ),
+    (
+        "transforms of the cohort (nnm, bucketing; not norm_clipping and fednova, whose clients "
+        "can scale their updates)",
+        "need single updates, or their inner products",
+        lambda s: (
+            not all(
+                isinstance(t, ClipNorms | fednova.NormalisedUpdates)
+                for t in s.algorithm.server.receive
+            )
+        ),
+    ),
+    (
+        "a server that answers single clients (fedpac, pfedla)",
+        "needs what single clients send",
+        _exchanges(scaffold.server_control, fedcm.direction),
+    ),
+    (
+        "train.selection=power_of_choice or oort",
+        "needs the losses of single clients",
+        _chooses,
+    ),
+    (_COMPRESSED, "sends messages that cannot be summed under masks", _compresses),
+    (_STALE, "has no common cohort whose masks cancel", _asynchronous),
+    (
+        "attacks that know the benign updates (alie, ipm, mimic, min_max, min_sum)",
+        "sees what secure aggregation hides",
+        _omniscient,
+    ),
+)
 _WITH_ATTACK = tuple(
     Refusal("malicious clients (attack.name)", other, why, attacked, has)
     for (other, why, has), attacked in zip(
@@ -155,6 +288,8 @@ REFUSED = (
     *(Refusal(_CHOOSES, other, why, _chooses, has) for other, why, has in _WITH_CHOICE),
     *(Refusal(_COMPRESSED, other, why, _compresses, has) for other, why, has in _WITH_COMPRESSED),
     *(Refusal(_CHANGED, other, why, _transforms, has) for other, why, has in _WITH_CHANGED),
+    *(Refusal(_USER_LEVEL, other, why, _user_level, has) for other, why, has in _WITH_USER_LEVEL),
+    *(Refusal(_SECURE, other, why, _sums, has) for other, why, has in _WITH_SECURE),
 )
 """All refused combinations, in the order of the documentation."""
 

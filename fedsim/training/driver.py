@@ -383,6 +383,8 @@ def _notes(setup: Setup) -> tuple[str, ...]:
             f"images of {pipeline.size} x {pipeline.size} pixels, mean {mean}, standard deviation "
             f"{std} (data.normalization; 'dataset' has those of {setup.dataset.name})"
         )
+    if setup.budget is not None:
+        notes += setup.budget.lines(setup.config.train.rounds)
     if setup.partition.held_out:
         notes.append(f"held out from training: {named(setup.partition.held_out)}")
     if setup.frozen:

@@ -93,9 +93,13 @@ def run_round(
         updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
         columns = executor.columns(updates, models, state.clients)
         costs = partial(costs_of, setup, plan, participation, models, updates, state.downlink)
-        if updates:
-            gathered = Cohort.of(updates, setup.layout, columns, state.params)
-            if setup.attack is not None:
+        if updates or setup.budget is not None:  # the noise is released in any case
+            gathered = (
+                Cohort.of(updates, setup.layout, columns, state.params)
+                if updates
+                else Cohort.empty(setup.layout, state.params)
+            )
+            if setup.attack is not None and updates:
                 gathered = setup.attack(gathered, {}, ctx).cohort
             found = aggregate(setup, state, gathered, updates, costs, ctx)
         else:
@@ -136,6 +140,8 @@ def run_round(
         measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
     if setup.triggered is not None:
         measured["attack_success_rate"] = success
+    if setup.budget is not None:
+        measured |= setup.budget.columns(log.round)
     log.add(round_row(ctx, participation, updates, found, measured))
     log.incidents(executor.incidents())
     return after
@@ -287,13 +293,13 @@ def aggregate(
     costs: Callable[[Mapping[int, Vectors]], Costs],
     ctx: RoundContext,
 ) -> Aggregated:
-    """Norms and Gram matrix of at least one update, the server's step, and the state after it.
+    """Norms and Gram matrix of the updates, the server's step, and the state after it.
 
     ``cohort`` has the updates as the server sees them, ``updates`` as the executor gave them;
     ``costs`` are those of the round, by what the server sends to single clients.
     """
     params = slice(0, setup.layout.num_params)
-    conflicts = evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
+    conflicts = updates and evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
     k, axes, diversity = cohort.gram(params) if conflicts else None, None, None
     step = setup.algorithm.server.step(state.server, cohort, ctx)
     if k is not None:

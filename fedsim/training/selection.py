@@ -28,6 +28,20 @@ def draw_by_size(roster: Roster, ctx: RoundContext, size: int, purpose: str) -> 
 
 
 @dataclass(frozen=True)
+class Poisson:
+    """Each client by itself with probability m / N of N clients (Poisson sampling)."""
+
+    asynchronous: ClassVar[bool] = False
+
+    def plan(self, roster: Roster, _: Vectors, ctx: RoundContext, _run: Pass, /) -> RoundPlan:
+        """Those drawn, perhaps nobody."""
+        clients = roster.participants
+        drawn = generator(ctx.seed, "cohort", ctx.round).random(len(clients))
+        rate = roster.cohort_size / len(clients)
+        return roster.plan([c for c, u in zip(clients, drawn, strict=True) if u < rate], ctx)
+
+
+@dataclass(frozen=True)
 class BySize:
     """A cohort drawn with probability by training samples."""
 

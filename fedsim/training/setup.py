@@ -51,9 +51,10 @@ from fedsim.training.attacks import attack_of
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
 from fedsim.training.oort import Oort
+from fedsim.training.privacy import Budget, private
 from fedsim.training.provenance import Data, Provenance, code_of, data_of
 from fedsim.training.schedule import Roster, Schedule, Synchronous, lr_at, schedule_of
-from fedsim.training.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
+from fedsim.training.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +76,7 @@ class Setup:
         malicious: the clients that section ``attack`` makes malicious, ascending.
         attack: what they do with the updates of a round, None where they do nothing with them.
         triggered: the test samples by whose predictions the attack's success is measured.
+        budget: the epsilon of the rounds, None without user-level differential privacy.
     """
 
     config: RunConfig
@@ -95,6 +97,7 @@ class Setup:
     malicious: tuple[int, ...] = ()
     attack: Omniscient | None = None
     triggered: Triggered | None = None
+    budget: Budget | None = None
 
     @property
     def personalised(self) -> bool:
@@ -269,13 +272,35 @@ def assemble(
         algorithm.server.check(least)
     if isinstance(setup.schedule, PowerOfChoice):
         setup.schedule.size(setup.roster)
+    if isinstance(setup.schedule, Poisson):
+        _check_sizes(algorithm, len(partition.participants))
+    if config.dp.level == "user":
+        sizes = [len(partition.train[client]) for client in partition.participants]
+        algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
+        setup = replace(setup, algorithm=algorithm, budget=budget)
     return setup
+
+
+def _check_sizes(algorithm: Algorithm, clients: int) -> None:
+    """Refuses a server that cannot work with cohorts of every size.
+
+    Raises:
+        ConfigError: it cannot; says with which.
+    """
+    for m in range(1, clients + 1):
+        try:
+            algorithm.server.check(m)
+        except ConfigError as error:
+            message = f"train.cohort: poisson given, so that a round may have {m} clients; {error}"
+            raise ConfigError(message) from error
 
 
 def _schedule_of(config: RunConfig, participants: Sequence[int]) -> Schedule:
     """The schedule that clock.mode, train.selection and train.schedule ask for."""
     if config.clock.mode == "async":
         return Buffered(config.asynchrony.buffer, config.asynchrony.concurrency)
+    if config.train.cohort == "poisson":
+        return Poisson()
     match config.train.selection:
         case "size":
             return BySize()
@@ -307,8 +332,8 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     if config.compress.name != "none":
         compressed = compression(algorithm.personal, **config.compress.model_dump())
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
-    if config.dp.level is not None:
-        raise ConfigError(f"dp.level={config.dp.level} is not possible yet")
+    if config.dp.level == "example":
+        raise ConfigError("dp.level=example is not possible yet")
     if config.clock.mode == "sync":
         return algorithm
     a, server = config.asynchrony, algorithm.server

@@ -38,6 +38,8 @@ FINAL_CLIENTS = {
     "heldout_finetuned_accuracy": (1, "finetuned_accuracy"),
 }
 """What is summed up of final_clients.csv: by name the value of ``held_out``, and the column."""
+EPSILONS = ("epsilon", "deployment_epsilon")
+"""Columns of rounds.csv of runs with differential privacy."""
 TARGET = ("target_accuracy", "rounds_to_target", "seconds_to_target", "simulated_seconds_to_target")
 """When the target accuracy was reached."""
 TOTALS = ("simulated_seconds", "downlink_bytes", "uplink_bytes")
@@ -114,6 +116,7 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         if column in tested:  # a run that an earlier version began has none
             values = _scores(tested[column], best, len(rounds))
             row |= {metric_column("test", metric, when): v for when, v in values.items()}
+    row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
     for metric in UNDER_ATTACK:
         if metric in rounds:
@@ -157,6 +160,10 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
         values |= {f"{name}.{key}": value for key, value in options.items()}
     if config.clock.mode == "sync":
         values.pop("clock.mode", None)
+    if config.train.cohort == "fixed":
+        del values["train.cohort"]
+    if not config.train.secure_aggregation:
+        del values["train.secure_aggregation"]
     if config.train.selection == "uniform":
         del values["train.selection"], values["train.candidates"]
     if config.train.clients is None:

@@ -1,0 +1,202 @@
+"""User-level differential privacy of a run: its server, and the epsilon of its rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from fedsim.algorithms.base import Algorithm
+from fedsim.config.run import RunConfig
+from fedsim.config.sections import DpConfig
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Layout
+from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
+from fedsim.server import Average, Exchange
+from fedsim.server.privacy import (
+    AdaptiveClip,
+    GaussianNoise,
+    PrivateMean,
+    PrivateSum,
+    noise_beside_count,
+)
+
+LITTLE_NOISE = 0.3
+"""Standard deviation of the noise over the sensitivity below which epsilon is computed by RDP: it
+is in the tens after one round, and privacy loss distributions take seconds."""
+OF_COHORT = 1 / 20
+"""Standard deviation of the noise on the count in adaptive clipping, by the expected cohort."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The epsilon of a run's rounds.
+
+    Args:
+        release: of a round in which a client may take part.
+        delta: for which epsilon is computed.
+        accountant: how.
+        share: of the rounds in which a client may take part: less than 1 where they take turns.
+        deployment: a round of the larger deployment, None without one.
+    """
+
+    release: Release
+    delta: float
+    accountant: Accountant
+    share: Fraction = Fraction(1)
+    deployment: Release | None = None
+
+    def columns(self, rounds: int) -> dict[str, float | None]:
+        """Of rounds.csv after so many rounds; None where it is infinite."""
+        columns = {"epsilon": self._epsilon(self.release, math.ceil(rounds * self.share))}
+        if self.deployment is not None:
+            columns["deployment_epsilon"] = self._epsilon(self.deployment, rounds)
+        return columns
+
+    def _epsilon(self, release: Release, rounds: int) -> float | None:
+        (epsilon,) = epsilons(release, [rounds], self.delta, self._accountant(release))
+        return epsilon if math.isfinite(epsilon) else None
+
+    def _accountant(self, release: Release) -> Accountant:
+        return "rdp" if release.effective_noise < LITTLE_NOISE else self.accountant
+
+    def _statement(self, release: Release) -> str:
+        return statement(release, self.delta, self._accountant(release))
+
+    def lines(self, rounds: int) -> list[str]:
+        """What the epsilons after so many rounds are and mean, for people."""
+        columns = self.columns(rounds)
+        what = self._statement(self.release)
+        if self.share < 1:
+            taken = math.ceil(rounds * self.share)
+            what = what.replace("full participation", f"a client takes part {taken} times")
+        lines = [
+            f"differential privacy of clients: epsilon {_shown(columns['epsilon'])} after "
+            f"{rounds} rounds ({what})"
+        ]
+        if self.deployment is not None:
+            what = self._statement(self.deployment)
+            lines.append(
+                f"a deployment of {self.deployment.population} clients would have epsilon "
+                f"{_shown(columns['deployment_epsilon'])} ({what})"
+            )
+        return lines
+
+
+def _shown(epsilon: float | None) -> str:
+    return "infinity" if epsilon is None else f"{epsilon:.4g}"
+
+
+def private(
+    config: RunConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
+) -> tuple[Algorithm, Budget]:
+    """The method with a private server, and the epsilons of its rounds.
+
+    Args:
+        config: of the run, with ``dp.level=user``.
+        algorithm: the method, which :mod:`fedsim.training.combinations` allows.
+        layout: of the model's vector.
+        sizes: training samples of each client that may train.
+        cohort_size: m.
+
+    Raises:
+        ConfigError: a setting does not fit the method or the cohort, or dp-accounting is missing.
+    """
+    dp, server, clients = config.dp, algorithm.server, len(sizes)
+    if dp.mechanism == "banded":
+        raise ConfigError("dp.mechanism=banded is not possible yet")
+    if dp.max_samples is not None and server.reduction == Average("uniform"):
+        raise ConfigError(
+            f"dp.max_samples: {dp.max_samples} given; the server weighs all clients the same"
+        )
+    if (server.exchange is None) != (dp.clip_control is None):
+        raise ConfigError(
+            "dp.clip_control: is missing; give the norm to clip changes of control variates to"
+            if dp.clip_control is None
+            else f"dp.clip_control: {dp.clip_control:g} given; only clients of scaffold send "
+            "control variates"
+        )
+    budget = _budget(config, clients, cohort_size)
+    library()
+    relative = cohort_size / (dp.noise_cohort or cohort_size)  # of the noise, to that given
+    mean = _mean(dp, algorithm, layout, sizes, cohort_size)
+    exchange: Exchange | None = server.exchange
+    noise = mean.noise_multiplier * relative
+    if exchange is not None and dp.clip_control is not None:
+        # two Gaussian mechanisms of z sqrt(2) are one of z
+        noise *= math.sqrt(2)
+        exchange = PrivateSum(exchange, "c", dp.clip_control, noise)
+    if mean.adaptive is not None:
+        count = mean.adaptive.count_noise * relative
+        mean = replace(mean, adaptive=replace(mean.adaptive, count_noise=count))
+    mean = replace(mean, noise_multiplier=noise)
+    return replace(algorithm, server=replace(server, reduction=mean, exchange=exchange)), budget
+
+
+def _mean(
+    dp: DpConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
+) -> PrivateMean:
+    """The server's mean, with the noise that is given for the expected cohort.
+
+    Raises:
+        ConfigError: adaptive clipping needs a larger cohort.
+    """
+    noise, adaptive = dp.noise_multiplier, None
+    if dp.quantile is not None:
+        size = dp.noise_cohort or cohort_size
+        count = size * OF_COHORT if dp.count_noise is None else dp.count_noise
+        beside = noise_beside_count(noise, count)
+        if beside is None:
+            given = f"{count:g}, a twentieth of {size} clients,"
+            raise ConfigError(
+                f"dp.count_noise: {given if dp.count_noise is None else f'{count:g}'} is too "
+                f"little for adaptive clipping: with dp.noise_multiplier={noise:g} it must be "
+                f"above {noise / 2:g}, so that the count alone does not use up the noise; unset, "
+                f"it is for more than {10 * noise:g} clients a round"
+            )
+        count = 0.0 if noise == 0 and dp.count_noise is None else count
+        adaptive, noise = AdaptiveClip(dp.quantile, dp.clip_lr, count, cohort_size), beside
+    expected = float(cohort_size)
+    if dp.max_samples is not None:
+        expected *= sum(min(n / dp.max_samples, 1.0) for n in sizes) / len(sizes)
+    params = (slot for slot in layout.slots if slot.role == "param")
+    return PrivateMean(
+        clip=dp.clip_norm,
+        noise_multiplier=noise,
+        expected=expected,
+        max_samples=dp.max_samples,
+        noise=GaussianNoise(tuple(s.where for s in params if not algorithm.personal(s))),
+        adaptive=adaptive,
+    )
+
+
+def _budget(config: RunConfig, clients: int, cohort_size: int) -> Budget:
+    """The epsilons of rounds with cohorts of the expected size out of so many clients."""
+    dp, train = config.dp, config.train
+    z = dp.noise_multiplier * cohort_size / (dp.noise_cohort or cohort_size)
+    taking_turns = train.selection == "round_robin"
+    sampling: Sampling = "poisson" if train.cohort == "poisson" else "fixed"
+    deployment = None
+    if dp.population is not None and dp.noise_cohort is not None:
+        if taking_turns:
+            raise ConfigError(
+                f"dp.population: {dp.population} given; with train.selection=round_robin clients "
+                "take turns, which a deployment's clients do not"
+            )
+        deployment = _release(dp.noise_multiplier, dp.population, dp.noise_cohort, sampling)
+    release, share = _release(z, clients, cohort_size, sampling), Fraction(1)
+    if taking_turns:
+        release = _release(z, cohort_size, cohort_size, sampling)
+        share = Fraction(cohort_size, clients)
+    return Budget(
+        release=release,
+        delta=dp.delta,
+        accountant=dp.accountant,
+        share=share,
+        deployment=deployment,
+    )
+
+
+def _release(z: float, population: int, cohort: int, sampling: Sampling) -> Release:
+    return Release(z, population, cohort, "full" if cohort == population else sampling)
