@@ -1,1 +1,1 @@
-"""Differential privacy: accounting."""
+"""Differential privacy: accounting, banded matrix factorisation."""
