@@ -28,18 +28,23 @@ from fedsim.training.setup import assemble
 Settings = Mapping[str, Any]
 Part = tuple[str, str]
 """A kind and a name."""
+NO_STATISTICS = {"model": {"norm": "group"}}
 LATE = {"samples_per_second": "lognormal(100, 1)"}
 WITH: dict[Part, Settings] = {
     ("selection", "fixed"): {"train": {"clients": "0,1,2,3"}},
-    ("privacy", "user"): {"dp": {"clip": 1.0}},
-    ("privacy", "example"): {"dp": {"clip": 1.0}},
+    ("privacy", "user"): {"dp": {"clip": 1.0, "max_samples": 100}, **NO_STATISTICS},
+    ("privacy", "example"): {"dp": {"clip": 1.0}, **NO_STATISTICS},
     ("asynchronous mode", "async"): {"clock": LATE},
 }
 """What a part needs beside its name."""
 VARIANTS: dict[Part, Settings] = {
-    ("privacy", "user, adaptive"): {"dp": {"level": "user", "quantile": 0.5, "count_noise": 2.0}},
+    ("privacy", "user, adaptive"): {
+        "dp": {"level": "user", "quantile": 0.5, "count_noise": 2.0, "max_samples": 100},
+        **NO_STATISTICS,
+    },
     ("privacy", "user, banded"): {
-        "dp": {"level": "user", "clip": 1.0, "mechanism": "banded"},
+        "dp": {"level": "user", "clip": 1.0, "mechanism": "banded", "max_samples": 100},
+        **NO_STATISTICS,
         "train": {"selection": "round_robin"},
     },
     ("asynchronous mode", "async, mixing"): {
@@ -125,8 +130,10 @@ def configuration(chosen: Iterable[Part]) -> RunConfig:
     """
     made = merged(parts()[kind][name] for kind, name in sorted(chosen, key=order))
     name, server = made.pop("algorithm", "fedavg"), made.pop("server", None)
+    model = made.pop("model", {})
     config = small(name, **{"async_" if k == "async" else k: v for k, v in made.items()})
-    return RunConfig(**{**config.model_dump(by_alias=True), "server": server})
+    dumped = config.model_dump(by_alias=True)
+    return RunConfig(**{**dumped, "server": server, "model": {**dumped["model"], **model}})
 
 
 def order(part: Part) -> int:
