@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -23,6 +24,7 @@ from fedsim.privacy.accounting import Release, epsilons
 from fedsim.server import Average, Cohort, Server
 from fedsim.server.attacks import MinMax, alie_z
 from fedsim.server.base import RuleState
+from fedsim.server.privacy import AdaptiveClip, GaussianNoise, PrivateMean
 from fedsim.server.staleness import StalenessWeights
 from tests.algorithms.serving import cohort, single, vector_layout
 
@@ -400,3 +402,50 @@ def test_epsilon_of_one_round():
     mu = math.sqrt(rounds) / z  # of Gaussian differential privacy
     tail = NORMAL.cdf(mu / 2 - found / mu) - math.exp(found) * NORMAL.cdf(-mu / 2 - found / mu)
     assert tail == pytest.approx(delta, rel=1e-3)
+
+
+def run_of_clips(start, adapt):
+    """The clipping norm after 200 rounds with 50 clients, whose norms have the median 1."""
+    rng, clip = np.random.default_rng(0), start
+    for t in range(200):
+        clip = adapt(clip, np.exp(rng.normal(0, 0.5, 50)), replace(CTX, round=t))
+    return clip
+
+
+def test_adaptive_clipping_runs_away():
+    def theirs(clip, norms, ctx):
+        return clip * math.exp(-0.2 * (float(np.mean(norms > clip)) - 0.5))
+
+    adapt = AdaptiveClip(quantile=0.5, lr=0.2, count_noise=0.0, expected=50.0)
+    assert run_of_clips(0.1, theirs) < 1e-9
+    assert run_of_clips(3.0, theirs) > 1e8
+    for start in (0.1, 1.0, 3.0):
+        assert run_of_clips(start, adapt) == pytest.approx(1, abs=0.15)
+
+
+def private_step(updates, samples, noise, seed=0):
+    """The step of a private mean with C = 1."""
+    mean = PrivateMean(
+        clip=1.0,
+        noise_multiplier=noise,
+        expected=float(len(updates)),
+        noise=GaussianNoise((slice(0, len(updates[0])),)),
+    )
+    return mean(cohort(updates, samples), {}, replace(CTX, seed=seed)).step
+
+
+def test_noise_beside_weights_by_samples():
+    samples = [91, *[1] * 9]
+    updates = np.zeros((10, 1))
+    without = np.average(updates[:, 0], weights=samples)
+    updates[0] = 1.0
+    theirs = abs(np.average(updates[:, 0], weights=samples) - without)
+    assert theirs == pytest.approx(0.91), "nine times C / m, to which the noise z C / m belongs"
+    assert private_step(updates, samples, 0.0)[0] == pytest.approx(0.1)
+
+
+def test_noise_in_place_of_the_model():
+    updates = np.full((10, 1000), 1 / math.sqrt(1000))
+    noise = 1.0 * np.random.default_rng(0).standard_normal(1000) / 10
+    assert abs(noise @ updates[0]) < 0.5, "the model is gone"
+    assert private_step(updates, [1] * 10, 1.0) @ updates[0] == pytest.approx(1, abs=0.5)
