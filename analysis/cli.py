@@ -92,9 +92,15 @@ def main() -> None:
     "--smooth", type=click.IntRange(1, 10**6), default=1, show_default=True, metavar="N",
     help="Moving mean over the last N evaluated rounds.",
 )  # fmt: skip
+@click.option(
+    "--x", type=click.Choice(["round", "seconds"]), default="round", show_default=True,
+    metavar="round|seconds",
+    help="Horizontal axis: communication rounds, or simulated seconds since the start, by which "
+    "synchronous and asynchronous runs compare.",
+)  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
-    unit: ExperimentalUnit, smooth: int,
+    unit: ExperimentalUnit, smooth: int, x: curves.X,
 ) -> None:  # fmt: skip
     """Learning curves per method: mean and 95 % interval over seeds or partitions.
 
@@ -108,7 +114,7 @@ def curves_command(
     runs, _ = _summaries(dirs)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
-    style.save(curves.figure(groups, columns, smooth, settings_by(by, groups)), out)
+    style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
     echo(f"wrote {out}")
 
 

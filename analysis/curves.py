@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -16,6 +18,8 @@ from .series import per_unit
 from .stats import over_units
 from .units import ExperimentalUnit
 from .words import say
+
+X = Literal["round", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,52 @@ def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
     return values
 
 
+POINTS = 200
+"""Points in time at which runs that end rounds at different times are averaged."""
+
+
+def by_seconds(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
+    """A metric by simulated seconds since the start and run: the newest value at that time.
+
+    The times are :data:`POINTS` equal steps, from when all runs of the group have a value to the
+    end of the first that ends. Otherwise as :func:`by_round`.
+    """
+    rounds = by_round(group, metric, smooth)
+    paths = group.runs.set_index(list(units.COLUMNS[group.unit]))["path"]
+    runs = {}
+    for run, path in paths.items():
+        file = Path(path) / "rounds.csv"
+        seconds = read_table(file, numbers=("round", "simulated_seconds")).set_index("round")
+        if seconds["simulated_seconds"].isna().any():
+            raise AnalysisError(
+                f"{file}: simulated_seconds is empty; a clock that takes time has it"
+            )
+        values = rounds[run]
+        runs[run] = values.set_axis(seconds["simulated_seconds"].cumsum()[values.index])
+    start = max(values.index[0] for values in runs.values())
+    end = min(values.index[-1] for values in runs.values())
+    if not start < end:
+        raise AnalysisError(f"{group.label}: no simulated second has {metric} in all its runs")
+    times = np.linspace(start, end, POINTS)
+    newest = {
+        run: values.to_numpy()[np.searchsorted(values.index, times, side="right") - 1]
+        for run, values in runs.items()
+    }
+    return pd.DataFrame(newest, index=pd.Index(times, name="round")).rename_axis(
+        columns=list(units.COLUMNS[group.unit])
+    )
+
+
 def figure(
     groups: Sequence[Group],
     metrics: Sequence[str] = ("test_accuracy", "test_loss"),
     smooth: int = 1,
     settings: Sequence[str] = (),
+    x: X = "round",
 ) -> Figure:
     """Curves of all groups, one panel per metric, a key of :data:`METRICS`.
+
+    ``x`` is the horizontal axis, rounds or simulated seconds.
 
     If the groups differ in ``settings``, columns of summary.csv, there is a row of panels for each
     metric, one panel per value of the settings with a line per method. A line is the mean over
@@ -95,12 +138,14 @@ def figure(
     shown = []
     for metric in metrics:
         for title, inside in split.items():
-            values = {one.label: by_round(one, metric, smooth) for one in inside}
+            of = by_round if x == "round" else by_seconds
+            values = {one.label: of(one, metric, smooth) for one in inside}
             estimates = {
                 label: over_units(per_unit(pd.DataFrame({metric: frame.T.stack()})), ["round"])
                 for label, frame in values.items()
             }
-            shown.append(_panel(metric, estimates, groups[0].unit, title))
+            made = _panel(metric, estimates, groups[0].unit, title)
+            shown.append(made if x == "round" else replace(made, x="Simulated seconds"))
     note = panels.panel_note(shown)
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
