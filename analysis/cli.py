@@ -151,7 +151,8 @@ main.add_command(heatmap_command, "partition")
     "groups: accuracy by group of test images; clients: accuracy over the clients (mean, "
     "10th percentile, minimum, standard deviation); sites: accuracy of every site or client by "
     "name, and whether a method helps it (difference from -a local); decomposition: terms of the "
-    "loss. final, best and last10 are accuracy at that round.",
+    "loss; participation: how often clients took part. final, best and last10 are accuracy at that "
+    "round.",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), default=tuple(TAKES),

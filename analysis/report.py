@@ -25,6 +25,7 @@ from . import (
     losses,
     overview,
     pairs,
+    participation,
     partition,
     phases,
     plain,
@@ -231,6 +232,7 @@ def _drawings(
     yield "accuracy", clients.by_group(split)
     yield "terms", losses.by_round(split)
     yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
+    yield "updates", participation.draw(split)
     yield "updates", updates.agreement(rounds, groups[0].unit)
     yield "updates", updates.cosines(split)
     for drawn in partition.drawings(groups):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import AnalysisError, clients, pairs, scores, series, sites
+from . import AnalysisError, clients, pairs, participation, scores, series, sites
 from .captions import comparisons, incomplete, signs, unit_words
 from .labels import LABEL, text
 from .layout import (
@@ -35,9 +35,20 @@ TERMS: Mapping[str, str] = {
     "global_loss": "Global",
 }  # fmt: skip
 """Columns of decomposition.csv; the first three add up to the last."""
-NAMES = (*SCORES, "scores", "clients", "sites", "pairs", "target", "groups", "decomposition")
+NAMES = (
+    *SCORES,
+    "scores",
+    "clients",
+    "sites",
+    "pairs",
+    "target",
+    "groups",
+    "decomposition",
+    "participation",
+)
 """The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
-the clients' accuracies spread, ``sites`` each client by name."""
+the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
+took part."""
 ALIASES = tuple(TAKES)
 """Earlier names of the tables of accuracies."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
@@ -98,6 +109,8 @@ def make(
     elif name == "groups":
         made = with_variances(image_groups(groups, baseline, test), PERCENT)
         missing = "evaluations.csv has rows of groups; data sets with groups write them"
+    elif name == "participation":
+        return [participation.table(groups)]
     elif name == "clients":
         return with_variances(clients.spreads(groups, baseline, test), PERCENT)
     elif name == "sites":
