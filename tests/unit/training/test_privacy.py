@@ -10,6 +10,7 @@ import pytest
 from dp_accounting import pld, rdp
 
 import fedsim
+from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.testing.rounds import config, difference, results, rounds
 from fedsim.training.selection import Poisson
@@ -22,7 +23,8 @@ USER = {"level": "user", "clip": 0.5}
 POISSON = {"rounds": 3, "sample_rate": 0.5, "cohort": "poisson"}
 
 
-def user(method="fedavg", model="mlp", **sections):
+def user(method="fedavg", **sections):
+    model = sections.pop("model", "mlp")
     given = UNIFORM if method == "fedavg" else {}
     dp = USER | sections.pop("dp", {})
     return config(method, model, **{**given, "dp": dp, **sections})
@@ -172,3 +174,49 @@ def test_a_private_run_resumes_to_the_same_bytes(tmp_path, method, sections):
     assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
     assert np.diff(whole.rounds.epsilon).min() > 0
     assert whole.summary["epsilon"] == whole.rounds.epsilon.iloc[-1]
+
+
+@pytest.mark.parametrize(
+    ("method", "sections", "reason"),
+    [
+        ("fedld", {}, "a rule other than the mean"),
+        ("krum", {}, "a rule other than the mean"),
+        ("fednova", {}, "transforms of the cohort"),
+        ("fedcm", {}, "what clients send beside the update"),
+        ("feddyn", {}, "server optimisers that see the cohort"),
+        ("centralized", {}, "pooled training"),
+        ("fedavg", {"fedavg": {"weights": "samples"}}, "weights by samples .*dp.max_samples"),
+        ("fedavg", {"model": "cnn"}, "running statistics of BatchNorm .*model.norm=group"),
+        ("fedavg", {"train": {"selection": "size"}}, "train.selection=size"),
+        ("fedavg", {"attack": {"name": "alie"}}, "attacks that know the benign updates"),
+        ("fedavg", {"dp": {"clip_control": 1.0}}, "^dp.clip_control: 1 given; only clients of sca"),
+        ("fedavg", {"dp": {"max_samples": 5}}, "^dp.max_samples: 5 given; .* the same$"),
+        ("fedavg", {"dp": {"quantile": 0.5}}, "^dp.count_noise: 0.1, .* must be above 0.5"),
+        ("scaffold", {}, "^dp.clip_control: is missing"),
+    ],
+)
+def test_what_user_level_privacy_cannot_go_with(method, sections, reason):
+    with pytest.raises(ConfigError, match=reason):
+        prepare(user(method, **sections))
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [("fedld", "needs single updates"), ("nnm", "need single updates"), ("scaffold", None)],
+)
+def test_what_secure_aggregation_excludes(method, reason):
+    settings = config(method, "mlp", train={"secure_aggregation": True})
+    if reason is None:
+        prepare(settings)
+        return
+    with pytest.raises(ConfigError, match=f"^secure aggregation .*{reason}"):
+        prepare(settings)
+
+
+@pytest.mark.integration
+def test_in_blocks_as_alone():
+    """Trained together as one model, clients send the same up to rounding."""
+    train = {**POISSON, "momentum": 0.0}
+    one, two = (rounds(user(train=train, engine={"client_batch": n})) for n in (1, 3))
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_allclose(a.after.params, b.after.params, rtol=0, atol=2e-5)
