@@ -13,7 +13,9 @@ from fedsim.config.sections import DpConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Layout
 from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
+from fedsim.privacy.banded import coefficients
 from fedsim.server import Average, Exchange
+from fedsim.server.banded import BandedNoise
 from fedsim.server.privacy import (
     AdaptiveClip,
     GaussianNoise,
@@ -104,8 +106,6 @@ def private(
         ConfigError: a setting does not fit the method or the cohort, or dp-accounting is missing.
     """
     dp, server, clients = config.dp, algorithm.server, len(sizes)
-    if dp.mechanism == "banded":
-        raise ConfigError("dp.mechanism=banded is not possible yet")
     if dp.max_samples is not None and server.reduction == Average("uniform"):
         raise ConfigError(
             f"dp.max_samples: {dp.max_samples} given; the server weighs all clients the same"
@@ -131,7 +131,39 @@ def private(
         count = mean.adaptive.count_noise * relative
         mean = replace(mean, adaptive=replace(mean.adaptive, count_noise=count))
     mean = replace(mean, noise_multiplier=noise)
+    if dp.mechanism == "banded":
+        mean = replace(mean, noise=_banded(config, _sent(algorithm, layout), clients, cohort_size))
     return replace(algorithm, server=replace(server, reduction=mean, exchange=exchange)), budget
+
+
+def _sent(algorithm: Algorithm, layout: Layout) -> tuple[slice, ...]:
+    """The coordinates of the parameters that clients send."""
+    params = (slot for slot in layout.slots if slot.role == "param")
+    return tuple(slot.where for slot in params if not algorithm.personal(slot))
+
+
+def _banded(
+    config: RunConfig, sent: tuple[slice, ...], clients: int, cohort_size: int
+) -> BandedNoise:
+    """Noise of banded matrix factorisation, where clients take turns.
+
+    Raises:
+        ConfigError: they do not, or not rarely enough for so many bands.
+    """
+    dp, selection = config.dp, config.train.selection
+    if selection != "round_robin":
+        raise ConfigError(
+            f"dp.mechanism: banded needs train.selection=round_robin, not {selection}: a client "
+            "must not take part again before some rounds have passed"
+        )
+    separation = clients // cohort_size
+    bands = separation if dp.bands is None else dp.bands
+    if bands > separation:
+        raise ConfigError(
+            f"dp.bands: {bands} given; a client may take part again after {separation} rounds "
+            f"({cohort_size} of {clients} a round), so at most {separation} are possible"
+        )
+    return BandedNoise(sent, tuple(coefficients(bands, config.train.rounds).tolist()))
 
 
 def _mean(
@@ -160,13 +192,12 @@ def _mean(
     expected = float(cohort_size)
     if dp.max_samples is not None:
         expected *= sum(min(n / dp.max_samples, 1.0) for n in sizes) / len(sizes)
-    params = (slot for slot in layout.slots if slot.role == "param")
     return PrivateMean(
         clip=dp.clip_norm,
         noise_multiplier=noise,
         expected=expected,
         max_samples=dp.max_samples,
-        noise=GaussianNoise(tuple(s.where for s in params if not algorithm.personal(s))),
+        noise=GaussianNoise(_sent(algorithm, layout)),
         adaptive=adaptive,
     )
 

@@ -220,3 +220,34 @@ def test_in_blocks_as_alone():
     one, two = (rounds(user(train=train, engine={"client_batch": n})) for n in (1, 3))
     for a, b in zip(one, two, strict=True):
         np.testing.assert_allclose(a.after.params, b.after.params, rtol=0, atol=2e-5)
+
+
+TURNS = {"rounds": 3, "sample_rate": 0.5, "selection": "round_robin"}
+
+
+@pytest.mark.integration
+def test_banded_noise_has_the_epsilon_of_independent_noise_and_other_models():
+    independent, banded = (
+        user(train=TURNS, dp={"mechanism": mechanism, "noise_multiplier": 1.5})
+        for mechanism in ("gaussian", "banded")
+    )
+    assert epsilons(independent) == epsilons(banded)
+    ends = [rounds(settings)[-1].after.params for settings in (independent, banded)]
+    assert not np.array_equal(*ends)
+    one = user(train=TURNS, dp={"mechanism": "banded", "bands": 1, "noise_multiplier": 1.5})
+    assert all(
+        a.after.params.tobytes() == b.after.params.tobytes()
+        for a, b in zip(rounds(independent), rounds(one), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "dp", "message"),
+    [
+        ({}, {}, "dp.mechanism: banded needs train.selection=round_robin"),
+        (TURNS, {"bands": 3}, "dp.bands: 3 given; a client may take part again after 2 rounds"),
+    ],
+)
+def test_banded_noise_needs_turns(train, dp, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(user(train=train, dp={"mechanism": "banded", **dp}))
