@@ -39,6 +39,7 @@ class RegularisedObjective(LocalRule):
     plain_sgd: ClassVar[bool] = True
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
+    gradients_only: ClassVar[bool] = True
 
     def client_weight(self, env: LocalEnv) -> float | Tensor:
         """alpha_i, the weight of this client's regulariser; (A,) in a block."""

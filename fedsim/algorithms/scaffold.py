@@ -44,6 +44,11 @@ class CorrectedGradient(LocalRule):
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
 
+    @property
+    def gradients_only(self) -> bool:  # type: ignore[override]
+        """Option I also takes a gradient over all samples, without noise."""
+        return self.option == "II"
+
     def begin(self, env: LocalEnv) -> tuple[list[Tensor], Tensor | None]:
         """The correction, and the new control variate where it is known before training."""
         fresh = env.gradient() if self.option == "I" else None

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
 from fedsim.client.criterion import cross_entropies
 from fedsim.client.optimizer import Optimizer
+from fedsim.client.private import STEPS, PrivateGradients, poisson_batches
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, Vectors
 
@@ -55,6 +56,9 @@ class LocalRule:
     - ``begin`` and ``finish`` see one client alone, as always, and may change its model;
       ``begin`` returns tensors of equal shapes for all clients, in lists, tuples or dicts.
     """
+    gradients_only: ClassVar[bool] = True
+    """Whether all that the rule makes of the client's data are the gradients of the plain loss, so
+    that DP-SGD (``dp.level=example``) protects the samples; a subclass says it for itself."""
     needs_features: ClassVar[bool] = False
     """Whether the model must have ``features`` and ``head``."""
     plain_sgd: ClassVar[bool] = False
@@ -64,8 +68,9 @@ class LocalRule:
     ``train.optimizer=adamw`` and ``train.lr_head`` are refused."""
 
     def __init_subclass__(cls) -> None:
-        """Stackability is never inherited: another hook may not have it."""
+        """What another hook may not have is never inherited."""
         cls.stackable = vars(cls).get("stackable", UNDECLARED)
+        cls.gradients_only = vars(cls).get("gradients_only", False)
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """The phases of local training, by default the configured epochs on all parameters."""
@@ -158,9 +163,14 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
     except a single sample after other batches where BatchNorm trains. With one sample per
     batch in all, BatchNorm uses its running statistics.
+
+    With ``env.training.private`` batches are drawn and gradients made as in
+    :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
     """
     order = torch_generator(env.ctx.seed, "shuffle", env.key, env.client_id)
     clip = env.training.clip_norm
+    private = env.training.private
+    gradients = None if private is None else PrivateGradients(env, private)
     losses: list[Tensor] = []
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
@@ -168,11 +178,15 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     for phase in rule.phases(env):
         enter(env, phase)
         optimizer = Optimizer(env.training, env.slots(), phase.lr)
-        for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
-            x, y = env.train(env.x.index_select(0, batch)), env.y.index_select(0, batch)
-            with env.precision():
-                objective, ce = rule.loss(env, s, x, y)
-            objective.backward()
+        batches = _batches if private is None else poisson_batches
+        for batch in islice(batches(env, phase.epochs, order), env.steps_left):
+            x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
+            if gradients is None:
+                with env.precision():
+                    objective, ce = rule.loss(env, s, env.train(x), y)
+                objective.backward()
+            else:
+                ce = gradients(x, y) / max(len(x), 1)
             with torch.no_grad():
                 rule.adjust_grads(env, s)
                 if clip is not None:
@@ -183,15 +197,23 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
             env.steps += 1
             losses.append(ce.detach())
             sizes.append(labels(y))
+    if private is not None and env.steps and not any(sizes):  # no step drew a sample
+        with torch.no_grad(), env.precision():
+            _, ce = env.criterion.with_cross_entropy(env.model(env.train(env.x)), env.y)
+        losses, sizes = [ce], [len(env.x)]
     enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
+    state = uplink.state
+    if private is not None:
+        before = env.state.get(STEPS, np.zeros(1, np.int64))
+        state = {**state, STEPS: before + env.steps}
     return ClientUpdate(
         client_id=env.client_id,
         num_samples=len(env.x),
         num_steps=env.steps,
         train_loss=_mean(losses, sizes),
         extras=uplink.extras,
-        state=uplink.state,
+        state=state,
         version=env.ctx.round,
     )
 

@@ -36,7 +36,7 @@ from fedsim.config.validation import (
 from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.settings import InvalidSetting, with_folder
-from fedsim.core.types import ModelSpec, Training
+from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
 from fedsim.models import trainable
 
@@ -248,8 +248,12 @@ class RunConfig(RunSettings):
 
     @property
     def training(self) -> Training:
-        """What workers are told of section ``train``."""
-        return Training(**self.train.model_dump(include=set(Training.__dataclass_fields__)))
+        """What workers are told of section ``train``, and of ``dp`` where samples are protected."""
+        dp, private = self.dp, None
+        if dp.level == "example":
+            private = PrivateSteps(dp.clip_norm, dp.noise_multiplier)
+        own = self.train.model_dump(include=set(Training.__dataclass_fields__))
+        return Training(**own, private=private)
 
     @property
     def named_partition(self) -> str | None:

@@ -389,12 +389,20 @@ class ModelSpec:
         return replace(self, pretrained=False, weights=None)
 
 
+@dataclass(frozen=True)
+class PrivateSteps:
+    """Differential privacy of a client's samples: norm C of a sample's gradient, and z."""
+
+    clip: float
+    noise_multiplier: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """The hyperparameters of local training that all methods share.
 
     ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
-    head's tensors; None: the same.
+    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones.
     """
 
     local_epochs: int = 1
@@ -406,6 +414,7 @@ class Training:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: float = 1.0
     lr_head: float | None = None
+    private: PrivateSteps | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,6 +203,12 @@ class ClientRow(RowOfRound, table="clients"):
     attacker: Annotated[
         int | None, "1 where it is malicious, else 0; the column is there with an attack", OPTIONAL
     ] = None
+    epsilon: Annotated[
+        float | None,
+        "of its samples, over its steps in all rounds so far, at dp.delta; empty where infinite or "
+        "dropped; the column is there with dp.level=example",
+        OPTIONAL,
+    ] = None
 
 
 class ClassRow(RowOfRound, table="classes"):

@@ -90,6 +90,15 @@ def _user_level(setup: Setup) -> bool:
     return setup.config.dp.level == "user"
 
 
+def _example_level(setup: Setup) -> bool:
+    return setup.config.dp.level == "example"
+
+
+def _couples_samples(setup: Setup) -> bool:
+    kept = setup.config.train.frozen_bn
+    return any(not kept if s.batchnorm else s.role == "stat" for s in setup.layout.slots)
+
+
 def _sums(setup: Setup) -> bool:
     return setup.config.train.secure_aggregation
 
@@ -234,6 +243,46 @@ _WITH_USER_LEVEL: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
         _omniscient,
     ),
 )
+_EXAMPLE_LEVEL = "privacy of samples (dp.level=example)"
+_WITH_EXAMPLE_LEVEL: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (
+        "pooled training (centralized)",
+        "has no clients whose samples are protected",
+        lambda s: s.algorithm.pools,
+    ),
+    (
+        "clients that see more of their samples than gradients of the plain loss (moon, fedsam, "
+        "fedpac, feddecorr, scaffold with option I)",
+        "use them without clipping and noise",
+        lambda s: not s.algorithm.local.gradients_only,
+    ),
+    (
+        "a pass before training (fediir)",
+        "is neither clipped nor noised",
+        lambda s: s.algorithm.probe is not None,
+    ),
+    (
+        "margin=softmax_frob",
+        "is no mean over samples",
+        lambda s: s.algorithm.criterion.form == "softmax_frob",
+    ),
+    (
+        "BatchNorm that trains, or other running statistics",
+        "lets samples change each other's gradients; model.norm=group has none",
+        _couples_samples,
+    ),
+    ("text", "has models without gradients by sample", lambda s: bool(s.dataset.vocabulary)),
+    (
+        "train.selection=power_of_choice or oort",
+        "reads the clients' losses, which have no noise",
+        _chooses,
+    ),
+    (
+        "evaluation.finetune_epochs",
+        "trains on after what epsilon counts",
+        lambda s: s.config.evaluation.finetune_epochs > 0,
+    ),
+)
 _SECURE = "secure aggregation (train.secure_aggregation)"
 _WITH_SECURE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
     (
@@ -289,6 +338,10 @@ REFUSED = (
     *(Refusal(_COMPRESSED, other, why, _compresses, has) for other, why, has in _WITH_COMPRESSED),
     *(Refusal(_CHANGED, other, why, _transforms, has) for other, why, has in _WITH_CHANGED),
     *(Refusal(_USER_LEVEL, other, why, _user_level, has) for other, why, has in _WITH_USER_LEVEL),
+    *(
+        Refusal(_EXAMPLE_LEVEL, other, why, _example_level, has)
+        for other, why, has in _WITH_EXAMPLE_LEVEL
+    ),
     *(Refusal(_SECURE, other, why, _sums, has) for other, why, has in _WITH_SECURE),
 )
 """All refused combinations, in the order of the documentation."""

@@ -44,6 +44,7 @@ from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
+from fedsim.training.privacy import line_of_samples
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import run_round
 from fedsim.training.schedule import lr_at
@@ -385,6 +386,8 @@ def _notes(setup: Setup) -> tuple[str, ...]:
         )
     if setup.budget is not None:
         notes += setup.budget.lines(setup.config.train.rounds)
+    if setup.config.dp.level == "example":
+        notes.append(line_of_samples(setup.config))
     if setup.partition.held_out:
         notes.append(f"held out from training: {named(setup.partition.held_out)}")
     if setup.frozen:

@@ -90,6 +90,27 @@ def _shown(epsilon: float | None) -> str:
     return "infinity" if epsilon is None else f"{epsilon:.4g}"
 
 
+def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | None:
+    """Epsilon of a client with so many samples after so many steps of DP-SGD; None: infinite."""
+    dp, batch = config.dp, min(config.train.batch_size, samples)
+    accountant = "rdp" if dp.noise_multiplier < LITTLE_NOISE else dp.accountant
+    release = Release(dp.noise_multiplier, samples, batch, "poisson")
+    (epsilon,) = epsilons(release, [steps], dp.delta, accountant)
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def line_of_samples(config: RunConfig) -> str:
+    """What the epsilons of clients' samples mean, for people."""
+    dp = config.dp
+    accountant = "rdp" if dp.noise_multiplier < LITTLE_NOISE else dp.accountant
+    return (
+        "differential privacy of samples: the epsilon of each client stands in clients.csv "
+        "(neighbours add or remove one sample of it, Poisson batches with "
+        f"q=min(1, {config.train.batch_size} / its samples), delta={dp.delta:g}, {accountant} "
+        "accountant)"
+    )
+
+
 def private(
     config: RunConfig, algorithm: Algorithm, layout: Layout, sizes: Sequence[int], cohort_size: int
 ) -> tuple[Algorithm, Budget]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.client.private import STEPS
 from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.types import (
     F64,
@@ -33,6 +34,7 @@ from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
+from fedsim.training.privacy import epsilon_of_samples
 from fedsim.training.schedule import RoundPlan, check_plan
 from fedsim.training.setup import Setup
 
@@ -414,6 +416,7 @@ def add_rows(
     by_client = {u.client_id: u for u in updates}
     position = {client: i for i, client in enumerate(found.clients)}
     for client in participation:
+        samples = len(setup.partition.train[client])
         counted: dict[str, Any] = {"status": "dropped"}
         if client in by_client and found.norms is not None:
             i, update = position[client], by_client[client]
@@ -425,9 +428,11 @@ def add_rows(
                 "simulated_seconds": found.costs.seconds.get(client),
             }
         counted |= stale.get(client, {})
+        if setup.config.dp.level == "example" and client in by_client:
+            steps = int(by_client[client].state[STEPS][0])
+            counted["epsilon"] = epsilon_of_samples(setup.config, samples, steps)
         if setup.config.attack.name is not None:
             counted["attacker"] = int(client in setup.malicious)
-        samples = len(setup.partition.train[client])
         log.add(ClientRow(round=log.round, client_id=client, num_samples=samples, **counted))
     for name, value in (found.metrics or {}).items():
         log.add(ServerRow(round=log.round, name=name, value=value))

@@ -39,6 +39,7 @@ from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
 from fedsim.models.weights import Loaded
+from fedsim.privacy.accounting import library
 from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
@@ -274,6 +275,8 @@ def assemble(
         setup.schedule.size(setup.roster)
     if isinstance(setup.schedule, Poisson):
         _check_sizes(algorithm, len(partition.participants))
+    if config.dp.level == "example":
+        library()
     if config.dp.level == "user":
         sizes = [len(partition.train[client]) for client in partition.participants]
         algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
@@ -332,8 +335,6 @@ def algorithm_of(config: RunConfig) -> Algorithm:
     if config.compress.name != "none":
         compressed = compression(algorithm.personal, **config.compress.model_dump())
         algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
-    if config.dp.level == "example":
-        raise ConfigError("dp.level=example is not possible yet")
     if config.clock.mode == "sync":
         return algorithm
     a, server = config.asynchrony, algorithm.server

@@ -10,7 +10,6 @@ from fedsim import models
 from fedsim.algorithms.base import Algorithm
 from fedsim.client.block import obstacle
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import TrainConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import FlatModel
 from fedsim.core.machine import BLOCK_COPIES
@@ -48,7 +47,7 @@ def stacking_of(
         return None
     largest = max(len(partition.train[client]) for client in partition.participants)
     width = min(config.train.batch_size, largest)
-    why = _of_training(config.train) or obstacle(
+    why = _of_training(config) or obstacle(
         flat.model, algorithm.local, algorithm.criterion, examples(model)
     )
     if asked == "auto":
@@ -62,8 +61,11 @@ def stacking_of(
     return None if clients == 1 else Stacking(clients, width, batchnorm)
 
 
-def _of_training(train: TrainConfig) -> str | None:
+def _of_training(config: RunConfig) -> str | None:
     """What blocks of clients cannot do in training."""
+    train = config.train
+    if config.dp.level == "example":
+        return "dp.level=example; blocks have no gradients of samples"
     if train.optimizer != "sgd":
         return f"train.optimizer={train.optimizer}; blocks train by SGD"
     return None if train.lr_head is None else "train.lr_head; blocks have one learning rate"
@@ -93,7 +95,7 @@ def check(config: RunConfig, algorithm: Algorithm, origin: str) -> None:
             per_token=entry.per_token,
         )
         model = models.build(spec.without_weights, config.seed, algorithm.adapt)
-    why = _of_training(config.train) or obstacle(model, algorithm.local, algorithm.criterion)
+    why = _of_training(config) or obstacle(model, algorithm.local, algorithm.criterion)
     if why is not None:
         raise refusal(origin, config, name, why)
 
