@@ -78,7 +78,8 @@ class Algorithm:
         assign: the clients of a round -> whose samples each task sees, by default its client's own.
             The samples of several clients are pooled, and the update is that of each of them.
         transforms: of a client's update before it is sent, in order.
-        poison: changes the samples that clients train on; None: they are those of the data.
+        poison: changes the samples that clients train on, and those of the passes before training;
+            None: they are those of the data.
         adapt: changes the model before anything is trained, or refuses one that does not fit by a
             ConfigError; draws from torch's global generator, which is seeded.
     """
@@ -120,7 +121,10 @@ class Algorithm:
         }
         if self.probe is not None:
             works["probe"] = Work(
-                rule=self.probe.local, training=training, criterion=self.criterion
+                rule=self.probe.local,
+                training=training,
+                criterion=self.criterion,
+                poison=self.poison,
             )
         if finetune_epochs:
             longer = replace(training, local_epochs=finetune_epochs)

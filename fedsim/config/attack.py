@@ -104,6 +104,9 @@ class AttackConfig(Section):
         if self.name == "label_flip" and (self.source is None) != (self.target is None):
             key, other = ("source", "target") if self.target is None else ("target", "source")
             raise InvalidSetting(f"attack.{key}", f"{given[key]} given; give attack.{other} too")
+        if self.name == "label_flip" and self.source is not None and self.source == self.target:
+            reason = f"{self.source} given; it is attack.target, so that no label changes"
+            raise InvalidSetting("attack.source", reason)
         if self.name == "backdoor" and self.source == (self.target or 0):
             reason = f"{self.source} given; it is attack.target, which needs no trigger"
             raise InvalidSetting("attack.source", reason)

@@ -231,7 +231,8 @@ class TrainConfig(Section):
             return None if value is None else str(value)
         given = value if isinstance(value, list | tuple) else str(value).split(",")
         texts = [str(client).strip() for client in given]
-        if not all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts):
+        known = all(text.isascii() and text.isdigit() and len(text) < 10 for text in texts)
+        if not (texts and known):
             raise ValueError("must be ids of clients, as in 0,3,7, or a file FILE.csv")
         return ",".join(map(str, sorted(set(map(int, texts)))))
 

@@ -36,6 +36,8 @@ def describe(setup: Setup) -> dict[str, object]:
         known["frozen_sha256"] = _frozen_sha256(setup)
     if setup.config.clock.trace is not None:
         known["trace_sha256"] = files.sha256(Path(setup.config.clock.trace))
+    if (listed := _listed(setup.config)) is not None:
+        known["clients_sha256"] = files.sha256(listed)
     return known
 
 
@@ -49,23 +51,32 @@ def check_begun(
 
     Raises:
         ConfigError: a user's code has changed, and that is not accepted; or env.json is damaged.
-        DataError: data, trace or frozen weights have changed.
+        DataError: data, trace, listed clients or frozen weights have changed.
     """
     run, now, before = store.path, setup.provenance, store.read_environment()
     began = Provenance.read(run)
     changed = check_code(run, began, now.code, accept=accept_changed_code)
     check_data(run, began, now.data, "put the data back, or begin another run")
-    _check_trace(setup.config, store, before)
+    trace = setup.config.clock.trace
+    _check_file("clock.trace", None if trace is None else Path(trace), "trace_sha256", run, before)
+    _check_file("train.clients", _listed(setup.config), "clients_sha256", run, before)
     _check_frozen(setup, store, before)
     return accepted(now.code) if changed else {}
 
 
-def _check_trace(config: RunConfig, store: RunStore, before: Mapping[str, Any]) -> None:
-    """Refuses a ``clock.trace`` that is another one than the run began with."""
-    trace, began = config.clock.trace, before.get("trace_sha256")
-    if trace is not None and began not in (None, files.sha256(Path(trace))):
+def _listed(config: RunConfig) -> Path | None:
+    """The file of ``train.clients``, where it names one."""
+    clients = config.train.clients
+    return Path(clients) if clients is not None and clients.endswith(".csv") else None
+
+
+def _check_file(
+    key: str, file: Path | None, digest: str, run: Path, before: Mapping[str, Any]
+) -> None:
+    """Refuses the file of a key that is another one than the run began with."""
+    if file is not None and before.get(digest) not in (None, files.sha256(file)):
         raise DataError(
-            f"clock.trace {trace}: it has changed since the run in {store.path} began, which "
+            f"{key} {file}: it has changed since the run in {run} began, which "
             "cannot be resumed with it"
         )
 

@@ -175,7 +175,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 PATHS = (
     *("data.dir", "data.partition_file", "model.weights"),
-    *("engine.working_dir", "clock.trace"),
+    *("engine.working_dir", "clock.trace", "train.clients"),
 )
 """Keys whose values may be paths, which are relative to where the run was started."""
 
@@ -247,8 +247,8 @@ def check_paths(written: Settings, keys: Sequence[str], advice: str) -> None:
         path = Path(given.value) if given is not None and isinstance(given.value, str) else None
         if path is None or path.is_absolute() or path.exists():
             continue
-        # a partition_file may also be the name of a split in the data's folder
-        if key == "data.partition_file" and path.suffix.lower() != ".csv":
+        # a partition_file may also be the name of a split in the data's folder, clients be ids
+        if key in ("data.partition_file", "train.clients") and path.suffix.lower() != ".csv":
             continue
         raise ConfigError(
             f"{given.origin if given else key}: {str(path)!r} is not here; relative paths start "

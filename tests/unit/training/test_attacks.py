@@ -60,6 +60,7 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "ipm", "source": 1, "target": 2}, "source", "attack ipm has none; only label"),
         ({"name": "label_flip", "source": 1}, "source", "give attack.target too"),
         ({"name": "label_flip", "target": 0}, "target", "give attack.source too"),
+        ({"name": "label_flip", "source": 1, "target": 1}, "source", "so that no label changes"),
         ({"name": "backdoor", "source": 0}, "source", "0 given; it is attack.target"),
         ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
         ({"name": "ipm", "pixels": 2}, "pixels", "2 given; attack ipm has none; only backdoor"),
@@ -165,6 +166,17 @@ def test_without_attackers_and_before_the_start_nothing_changes(name):
 def without_columns(content):
     """The cells without the columns that only attacked runs have."""
     return {k: v for k, v in content.items() if not k.endswith(("attacker", *UNDER_ATTACK))}
+
+
+@pytest.mark.integration
+def test_the_pass_before_training_sees_the_flipped_labels():
+    """All clients flip 2 to 7, and pass over their data once: nobody has seen a 2."""
+    flip = {"name": "label_flip", "source": 2, "target": 7, "fraction": 1.0}
+    (round,) = rounds(small("fediir", attack=flip, train={"rounds": 1, "sample_rate": 1.0}))
+    gradient = round.after.server.probe["gm"]
+    assert (gradient[2] >= 0).all()  # (softmax - 0) times features of a ReLU
+    (honest,) = rounds(small("fediir", train={"rounds": 1, "sample_rate": 1.0}))
+    assert (honest.after.server.probe["gm"][2] < 0).any()
 
 
 @pytest.mark.integration

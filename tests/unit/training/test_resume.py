@@ -661,6 +661,29 @@ def test_another_trace_is_refused(tmp_path):
     assert len(driver.resume(run).read("rounds")) == 2
 
 
+def test_other_listed_clients_are_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    listed = tmp_path / "clients.csv"
+    listed.write_text("round,client_id\n1,0\n1,1\n2,2\n")
+    wanted = config(rounds=2)
+    train = {**wanted.train.model_dump(), "selection": "fixed", "clients": "clients.csv"}
+    wanted = RunConfig(**{**wanted.model_dump(), "train": train})
+    with pytest.raises(Stop):
+        fedsim.run(wanted, "run", [Stopper(1)])
+    kept, before = listed.read_text(), contents(tmp_path / "run")
+    listed.write_text(kept.replace("2,2", "2,3"))
+    with pytest.raises(DataError, match=r"train\.clients clients\.csv: it has changed since"):
+        driver.resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+    listed.write_text(kept)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="resume the run from the directory of its first start"):
+        driver.resume(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert driver.resume(tmp_path / "run").clients.client_id.tolist() == [0, 1, 2]
+
+
 def test_what_is_no_run_is_refused(tmp_path):
     for name in ("absent", "."):
         with pytest.raises(ConfigError, match=r"holds no run \(no config\.yaml\)$"):

@@ -203,6 +203,7 @@ def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
         ({"train": {"selection": "best"}}, "train.selection: 'best' given"),
         ({"train": {"selection": "fixed"}}, "train.selection: fixed given; give train.clients"),
         ({"train": {"clients": "0,3"}}, "train.clients: 0,3 given; only train.selection=fixed"),
+        ({"train": {"clients": []}}, "train.clients: must be ids of clients"),
         ({"train": {"clients": "0,a"}}, "train.clients: '0,a' given; must be ids of clients"),
         ({"train": {"candidates": 4}}, "train.candidates: 4 given; only train.selection=power"),
         (
