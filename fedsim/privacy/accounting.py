@@ -44,12 +44,10 @@ from fedsim.version import DISTRIBUTION
 Accountant = Literal["pld", "rdp"]
 Sampling = Literal["poisson", "fixed", "full"]
 
-COARSE, FINE = 1e-3, 1e-4
-"""Intervals at which privacy losses are discretised (dp-accounting's own is 1e-4). Rounding is
-upwards. With little noise losses are large, where the coarse one changes epsilon by less than
-0.2 % and costs a tenth."""
-MUCH_NOISE = 2.0
-"""Noise multiplier from which the fine interval is taken."""
+POINTS, FINEST = 4000, 1e-5
+"""Privacy losses are discretised at the largest power of ten with so many intervals up to the
+largest loss of a round, but not below the finest (dp-accounting's own is 1e-4). Rounding is
+upwards; an epsilon above 0.1 changes by less than 0.5 %."""
 TAIL = 10.0
 """Standard deviations of the noise beyond which losses count as infinite (mass 1e-23)."""
 
@@ -109,8 +107,7 @@ def epsilons(
 ) -> list[float]:
     """Epsilon of the first T rounds together, for each T of ``rounds``.
 
-    A round more costs up to 0.1 s with ``pld``, and nothing with ``rdp``; what a single round costs
-    is computed once in a process.
+    A T costs some tenths of a second with ``pld``, and nothing with ``rdp``.
 
     Args:
         release: what each round releases, the same in all.
@@ -210,7 +207,7 @@ def _quiet() -> Iterator[None]:
 @functools.lru_cache(maxsize=64)
 def _pld(release: Release) -> Any:
     """The privacy loss distribution of one round, with q < 1."""
-    interval = FINE if release.noise_multiplier >= MUCH_NOISE else COARSE
+    interval = _interval(release.rate, release.effective_noise)
     if release.sampling == "fixed":
         return _fixed(release.rate, release.effective_noise, interval)
     return library().pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -218,6 +215,16 @@ def _pld(release: Release) -> Any:
         sampling_prob=release.rate,
         value_discretization_interval=interval,
     )
+
+
+def _largest(rate: float, noise: float) -> float:
+    """Privacy loss of one round, beyond which it counts as infinite."""
+    return math.log1p(rate * math.expm1(min(0.5 / noise**2 + TAIL / noise, 700.0)))
+
+
+def _interval(rate: float, noise: float) -> float:
+    """At which the privacy losses of one round are discretised."""
+    return max(10.0 ** math.floor(math.log10(_largest(rate, noise) / POINTS)), FINEST)
 
 
 def _fixed(rate: float, noise: float, interval: float) -> Any:
@@ -238,8 +245,7 @@ def _fixed(rate: float, noise: float, interval: float) -> Any:
         noise: standard deviation over the sensitivity.
         interval: of the grid.
     """
-    largest = 0.5 / noise**2 + TAIL / noise
-    last = math.ceil(math.log1p(rate * math.expm1(min(largest, 700.0))) / interval)
+    last = math.ceil(_largest(rate, noise) / interval)
     grid = interval * np.arange(1, last + 1)
     upper = rate * _gaussian_profile(np.log1p(np.expm1(grid) / rate), noise)
     lower = -np.expm1(-grid) + np.exp(-grid) * upper

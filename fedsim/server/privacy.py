@@ -23,6 +23,8 @@ from fedsim.server.cohort import Cohort
 
 BLOCK = 1 << 20
 """Normal numbers drawn at a time (8 MiB)."""
+LARGEST = 10.0
+"""Exponent by which adaptive clipping changes the norm in a round at most, far from any of use."""
 
 
 class Noise(Protocol):
@@ -65,7 +67,7 @@ class AdaptiveClip:
     """The clipping norm follows a quantile of the updates' norms (arXiv:1905.03871).
 
         b = 1/2 + (sum_S (b_i - 1/2) + N(0, sigma_b^2)) / qN,   b_i = 1 if ||Delta_i|| <= C else 0
-        C <- C exp(-eta (b - gamma))
+        C <- C exp(-eta (b - gamma)), by e^10 at most
 
     For a full cohort b is the paper's mean of the b_i. Centred at 0 each of them moves the sum by
     1/2, so that sum and count together have the noise multiplier z where that of the sum alone is
@@ -88,7 +90,8 @@ class AdaptiveClip:
         noise = self.count_noise * generator(ctx.seed, "dp_count", ctx.round).standard_normal()
         centred = float(np.sum((norms <= clip) - 0.5)) + noise
         share = 0.5 + centred / self.expected
-        return clip * math.exp(-self.lr * (share - self.quantile))
+        exponent = -self.lr * (share - self.quantile)
+        return clip * math.exp(min(max(exponent, -LARGEST), LARGEST))
 
 
 @dataclass(frozen=True, kw_only=True)

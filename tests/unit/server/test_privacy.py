@@ -132,6 +132,13 @@ def test_adaptive_clipping_by_hand():
     assert fewer(1.0, np.empty(0), context()) == 1.0
 
 
+@pytest.mark.parametrize(("lr", "count_noise"), [(1e6, 0.0), (0.2, 1e9)])
+def test_adaptive_clipping_does_not_overflow(lr, count_noise):
+    adaptive = AdaptiveClip(quantile=0.5, lr=lr, count_noise=count_noise, expected=3)
+    grown = adaptive(1.0, np.array([2.0, 3.0]), context())
+    assert abs(math.log(grown)) == pytest.approx(10)
+
+
 @pytest.mark.parametrize("start", [0.01, 1.0, 100.0])
 @pytest.mark.parametrize("quantile", [0.3, 0.8])
 def test_adaptive_clipping_converges_to_the_quantile(start, quantile):
