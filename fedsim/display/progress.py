@@ -34,6 +34,8 @@ METRICS = {
     "final balanced accuracy": "final_test_balanced_accuracy",
     "final macro-F1": "final_test_macro_f1",
     "final AUC": "final_test_auc",
+    "epsilon": "epsilon",
+    "epsilon of the deployment": "deployment_epsilon",
 }
 """Further lines of the final table, where summary.csv has a value."""
 

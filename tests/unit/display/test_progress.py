@@ -73,12 +73,13 @@ def test_the_result_shows_the_other_metrics_and_a_collapse(
 ) -> None:
     metrics = {"balanced_accuracy": 0.5, "macro_f1": 0.25, "auc": 0.875}
     summary = SUMMARY | {f"final_test_{name}": value for name, value in metrics.items()}
-    progress.show_result(tmp_path, summary)
+    progress.show_result(tmp_path, summary | {"epsilon": 7.5})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines[4:7]] == [
+    assert [line.split() for line in lines[4:8]] == [
         ["final", "balanced", "accuracy", "0.5000"],
         ["final", "macro-F1", "0.2500"],
         ["final", "AUC", "0.8750"],
+        ["epsilon", "7.5000"],
     ]
     assert lines[-1].startswith("files"), "nothing is said of a collapse"
     classes = "round,label,support,recall,precision\n1,0,30,1.0,0.75\n1,1,10,0.0,0.0\n"
