@@ -68,8 +68,16 @@ GROUPS = {
         "steps that a number of faulty clients, or attackers, cannot move far; "
         "see [robust rules](how-to/robust.md)",
         (
-            *("bucketing", "bulyan", "centered_clipping", "coordinate_median", "geometric_median"),
-            *("krum", "mda", "multikrum", "nnm", "norm_clipping", "trimmed_mean"),
+            *("bucketing", "bulyan", "centered_clipping", "coordinate_median", "fltrust"),
+            *(
+                "geometric_median",
+                "krum",
+                "mda",
+                "multikrum",
+                "nnm",
+                "norm_clipping",
+                "trimmed_mean",
+            ),
         ),
     ),
     "A model for each client": (

@@ -21,7 +21,7 @@ from fedsim.config.sections import ClockConfig, TrainConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Dataset, Partition
 from fedsim.server import Average
-from fedsim.testing.rounds import small
+from fedsim.testing.rounds import VALIDATION, small
 from fedsim.training.loading import deal, with_normalization
 from fedsim.training.setup import assemble
 
@@ -144,7 +144,7 @@ def order(part: Part) -> int:
 @cache
 def data() -> tuple[Dataset, Partition, str]:
     """What all runs share."""
-    return deal(with_normalization(small("fedavg")))
+    return deal(with_normalization(small("fedavg", data=VALIDATION)))
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -225,6 +226,7 @@ def aggregate(
     sizes: Sequence[int] | None = None,
     num_steps: ArrayLike | None = None,
     history: ArrayLike | None = None,
+    reference: ArrayLike | None = None,
     seed: int = 0,
     round: int = 0,
     pre: Sequence[str] = (),
@@ -239,6 +241,7 @@ def aggregate(
         sizes: lengths of the tensors that make up d, for rules per tensor; default one tensor.
         num_steps: (m,) local steps of plain SGD, for rules that use them (``fednova``).
         history: (d,) for ``fedgh_released`` after its first round, and ``fedld_released``.
+        reference: (d,) the server's own update, for ``fltrust``.
         seed: of the rules that draw (``fedgh``).
         round: from 0; rules that draw, draw anew each round.
         pre: pre-aggregations that come first, such as ``["nnm"]``.
@@ -278,6 +281,8 @@ def aggregate(
     state = RuleState()
     if isinstance(server.reduction, HistoryGram):
         state = _history(algorithm, history, len(rows[0]), round)
+    if server.root_samples:
+        cohort = replace(cohort, reference=_reference(algorithm, reference, rows[0]))
     return server.step(state, cohort, ctx).step
 
 
@@ -394,6 +399,20 @@ def _layout(size: int, sizes: Sequence[int] | None) -> Layout:
             for i, (n, stop) in enumerate(zip(lengths, stops, strict=True))
         )
     )
+
+
+def _reference(algorithm: str, given: ArrayLike | None, like: Array) -> Array:
+    """The server's own update (d,), finite."""
+    if given is None:
+        raise ContractError(
+            f"{algorithm} compares with the server's own update: give reference (d,)"
+        )
+    own = np.asarray(given, dtype=like.dtype)
+    if own.shape != like.shape or not np.isfinite(own).all():
+        raise ContractError(
+            f"reference must have {like.size} finite entries as the updates have, got {own.shape}"
+        )
+    return own
 
 
 def _history(algorithm: str, history: ArrayLike | None, size: int, round: int) -> RuleState:

@@ -126,6 +126,8 @@ class Algorithm:
                 criterion=self.criterion,
                 poison=self.poison,
             )
+        if self.server.root_samples:
+            works["root"] = Work(rule=LocalRule(), training=training, trains=True)
         if finetune_epochs:
             longer = replace(training, local_epochs=finetune_epochs)
             works["finetune"] = Work(rule=LocalRule(), training=longer, trains=True)

@@ -129,6 +129,7 @@ def chained(name: str, own: Server, servers: Mapping[str, Server]) -> Server:
         receive=(*received[:mixing], *own.receive, *received[mixing:]),
         needs_same_start=own.needs_same_start or reducing.needs_same_start,
         needs_whole_updates=reducing.needs_whole_updates,
+        root_samples=reducing.root_samples,
     )
 
 

@@ -78,9 +78,10 @@ class RoundContext:
     num_held_out: int = 0
 
 
-Kind = Literal["train", "probe", "finetune", "loss"]
+Kind = Literal["train", "probe", "finetune", "loss", "root"]
 """A kind of client work: local training, the pass before it that some methods need, fine-tuning of
-the final model, or the loss of the received model on the training samples."""
+the final model, the loss of the received model on the training samples, or the server's own
+training on validation samples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +122,10 @@ class ClientTask:
     @property
     def title(self) -> str:
         """When it is done, in messages: ``round 3``, counted from 1, or ``fine-tuning``."""
-        return "fine-tuning" if self.work == "finetune" else f"round {self.ctx.round + 1}"
+        if self.work == "finetune":
+            return "fine-tuning"
+        own = ", the server's own training" if self.work == "root" else ""
+        return f"round {self.ctx.round + 1}{own}"
 
 
 Sent = tuple[Vector, Vectors]

@@ -66,12 +66,12 @@ def rows(dataset: Dataset, partition: Partition) -> Rows:
 
 
 def columns(
-    dataset: Dataset, partition: Partition, malicious: Sequence[int] = ()
+    dataset: Dataset, partition: Partition, malicious: Sequence[int] = (), root: Sequence[int] = ()
 ) -> dict[str, Array]:
     """The columns of split.csv, (n,) each, in the order of :func:`rows`.
 
     At the end ``name`` is there where the clients' names do not follow from their sites, and
-    ``malicious`` where any client is.
+    ``malicious`` where any client is, and ``root`` where the server trains on samples of its own.
     """
     sample, part, client = rows(dataset, partition)
     label = np.full(len(sample), -1) if dataset.per_token else dataset.y[sample]
@@ -95,6 +95,8 @@ def columns(
         table["name"] = np.where(nobody, "", names[client])
     if malicious:
         table["malicious"] = _texts(np.isin(client, malicious).astype(np.int64), nobody)
+    if root:
+        table["root"] = np.isin(sample, root).astype(np.int64)
     return table
 
 

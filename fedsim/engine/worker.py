@@ -100,6 +100,7 @@ class WorkerSpec:
         frozen: by name the tensors of the model that do not train; once per node.
         cut: the frozen module, by name, whose outputs the samples of ``dataset`` are, so that
             workers leave it out; None where the samples are the model's input.
+        root: (n,) indices into ``dataset.x`` of the samples that the server itself trains on.
     """
 
     dataset: Dataset
@@ -116,6 +117,7 @@ class WorkerSpec:
     stacking: Stacking | None = None
     frozen: Vectors = field(default_factory=dict)
     cut: str | None = None
+    root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def frozen_bytes(self) -> int:
@@ -228,7 +230,8 @@ class Worker:
                 rows = deltas[len(updates) : len(updates) + len(block)]
                 version = block[0].version
                 given = work, starts[version], models[version][1], states
-                with self._named(f"{block[0].title}, {named(clients_of(block))}", block):
+                who = "" if block[0].work == "root" else f", {named(clients_of(block))}"
+                with self._named(f"{block[0].title}{who}", block):
                     if stack is not None:
                         updates += self._train_stacked(stack, block, *given, rows)
                         continue
@@ -243,6 +246,8 @@ class Worker:
 
     def _samples(self, task: ClientTask) -> I64:
         """The training samples that a task sees."""
+        if task.work == "root":
+            return self.spec.root
         own = [self.spec.partition.train[client] for client in task.clients]
         return own[0] if len(own) == 1 else np.concatenate(own)
 

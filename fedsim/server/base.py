@@ -280,6 +280,8 @@ class Server:
         needs_same_start: it takes all clients of a cohort to start from the newest model: it mixes
             their models, or answers single clients.
         needs_whole_updates: the reduction reads whole vectors, so that none may stay on the nodes.
+        root_samples: validation samples on which the server itself trains in each round, for a
+            reduction that reads ``Cohort.reference``; 0: it does not.
     """
 
     reduction: Reduction
@@ -290,6 +292,7 @@ class Server:
     incompatible_reason: str = ""
     needs_same_start: bool = False
     needs_whole_updates: bool = False
+    root_samples: int = 0
 
     @property
     def needs_own_clients(self) -> bool:

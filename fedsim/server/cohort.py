@@ -29,14 +29,16 @@ from fedsim.server.linalg import ByColumn
 class Cohort:
     """The updates of a round sorted by client id; build it with :meth:`of`.
 
-    ``params`` (D,) is the newest global vector, None where it is unknown. Where the updates are
-    combinations of those of clients, ``mixed_from`` is the number of these.
+    ``params`` (D,) is the newest global vector, None where it is unknown, ``reference`` (D,) the
+    server's own update, where it trains itself. Where the updates are combinations of those of
+    clients, ``mixed_from`` is the number of these.
     """
 
     updates: tuple[ClientUpdate, ...]
     layout: Layout
     columns: Columns
     params: Array | None = None
+    reference: Array | None = None
     mixed_from: int | None = None
     _grams: dict[tuple[int, int], F64] = field(default_factory=dict, repr=False, compare=False)
 

@@ -304,7 +304,7 @@ class TimingRow(RowOfRound, table="timings"):
     """A row per round and phase; the only table beside errors.csv that differs between machines."""
 
     phase: Annotated[
-        str, "probe, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
+        str, "probe, root, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
     ]
     seconds: Annotated[float, "wall-clock time"]
     bytes: Annotated[int, "moved or written, 0 where that says nothing"]

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+from fedsim import algorithms
 from fedsim.config.run import RunConfig
-from fedsim.core.types import ClientUpdate, RoundContext
+from fedsim.core.types import ClientTask, ClientUpdate, RoundContext
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.log import RoundLog
@@ -28,6 +29,8 @@ FILES = (
     "model.safetensors",
 )
 OPTIONAL = ("evaluations.csv", "server.csv", "clients.safetensors")
+VALIDATION = {"test_fraction": 0.7, "val_fraction": 0.25}
+"""Some samples for validation, a quarter of those that are not for testing."""
 Content = dict[str, Any]
 """What is compared of a round: cells of tables, and bytes of arrays, by a name."""
 
@@ -58,13 +61,18 @@ class Round:
 
 
 def config(name: str, model: str = "cnn", **sections: Any) -> RunConfig:
-    """Three rounds of a method; 2 of 8 clients each, evaluated at the end."""
+    """Three rounds of a method; 2 of 8 clients each, evaluated at the end.
+
+    Where the server trains on validation samples, there are some.
+    """
     settings: dict[str, Any] = {
         "data": {"num_clients": NUM_CLIENTS, "test_fraction": 0.9},
         "train": {"rounds": ROUNDS, "sample_rate": 0.25, "batch_size": 20, "lr": 0.02},
         "evaluation": {"every": ROUNDS},
         "engine": {"kind": "serial", "checkpoint_every": 0},
     }
+    if algorithms.load(name, sections.get(name)).server.root_samples:
+        settings["data"] |= VALIDATION
     for section, values in sections.items():
         settings[section] = {**settings.get(section, {}), **values}
     return RunConfig(algorithm=name, model={"name": model}, **settings)
@@ -97,7 +105,12 @@ def rounds(
     executor = make_executor(setup)
     run = executor.run
     if arrival is not None:
-        executor.run = lambda *given: arrival(run(*given))  # type: ignore[method-assign]
+
+        def arrived(tasks: Sequence[ClientTask], *given: Any) -> list[ClientUpdate]:
+            updates = run(tasks, *given)
+            return updates if tasks and tasks[0].work == "root" else arrival(updates)
+
+        executor.run = arrived  # type: ignore[method-assign, assignment]
     state = ServerState(params=setup.initial) if start is None else start
     made = []
     try:

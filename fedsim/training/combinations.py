@@ -99,6 +99,10 @@ def _couples_samples(setup: Setup) -> bool:
     return any(not kept if s.batchnorm else s.role == "stat" for s in setup.layout.slots)
 
 
+def _has_root(setup: Setup) -> bool:
+    return setup.algorithm.server.root_samples > 0
+
+
 def _sums(setup: Setup) -> bool:
     return setup.config.train.secure_aggregation
 
@@ -325,6 +329,21 @@ _WITH_ATTACK = tuple(
         _WITH_CHANGED, (_attacked, _attacked, _attacked_updates, _attacked_updates), strict=True
     )
 )
+_ROOT = "a server that trains on validation samples (fltrust)"
+_WITH_ROOT: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (_STALE, "has clients that start from older models than the server", _asynchronous),
+    ("pooled training (centralized)", "sends no client's update", lambda s: s.algorithm.pools),
+    (
+        "slots that stay on the clients (fedbn, fedpac, pfedla, local)",
+        "have no values on the server",
+        lambda s: any(map(s.algorithm.personal, s.layout.slots)),
+    ),
+    (
+        "fednova",
+        "multiplies the step by the clients' steps, where it has the server's own length",
+        lambda s: any(isinstance(t, fednova.NormalisedUpdates) for t in s.algorithm.server.receive),
+    ),
+)
 _CHOOSES = "train.selection=power_of_choice or oort"
 _WITH_CHOICE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
     ("pooled training (centralized)", "has no clients with a loss", lambda s: s.algorithm.pools),
@@ -334,6 +353,7 @@ REFUSED = (
     *(Refusal(_WEIGHED, other, why, _weighs_stale, has) for other, why, has in _WITH_WEIGHED),
     *(Refusal("async.mixing", other, why, _mixes, has) for other, why, has in _WITH_MIXED),
     *_WITH_ATTACK,
+    *(Refusal(_ROOT, other, why, _has_root, has) for other, why, has in _WITH_ROOT),
     *(Refusal(_CHOOSES, other, why, _chooses, has) for other, why, has in _WITH_CHOICE),
     *(Refusal(_COMPRESSED, other, why, _compresses, has) for other, why, has in _WITH_COMPRESSED),
     *(Refusal(_CHANGED, other, why, _transforms, has) for other, why, has in _WITH_CHANGED),

@@ -244,7 +244,7 @@ class TrainingLoop:
         if dataset.vocabulary and self.before is not None:
             tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
         self.store.write_partition(*tables)
-        self.store.write_split(splits.columns(dataset, partition, bad))
+        self.store.write_split(splits.columns(dataset, partition, bad, self.setup.root.tolist()))
         self.store.write_vocabulary(dataset.words)
 
     def _seconds(self) -> float:

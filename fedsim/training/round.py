@@ -32,7 +32,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
-from fedsim.training import evaluate
+from fedsim.training import evaluate, root
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import epsilon_of_samples
 from fedsim.training.schedule import RoundPlan, check_plan
@@ -80,7 +80,10 @@ def run_round(
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
             state, participation = run_probe(setup, executor, state, plan, ctx, log)
-    models = models_of(plan, state, ctx)
+    models, own = models_of(plan, state, ctx), None
+    if setup.algorithm.server.root_samples and plan.tasks:
+        with log.timed("root"):
+            own = root.reference(setup, executor, models, ctx)
     with log.timed("broadcast") as size:
         executor.broadcast(models)
         size["bytes"] = state.params.nbytes
@@ -103,6 +106,7 @@ def run_round(
             )
             if setup.attack is not None and updates:
                 gathered = setup.attack(gathered, {}, ctx).cohort
+            gathered = replace(gathered, reference=own)
             found = aggregate(setup, state, gathered, updates, costs, ctx)
         else:
             found = Aggregated(state=state, costs=costs({}))

@@ -22,6 +22,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel
 from fedsim.core.types import (
+    I64,
     Dataset,
     Layout,
     ModelSpec,
@@ -54,6 +55,7 @@ from fedsim.training.loading import deal, read_images, with_normalization, with_
 from fedsim.training.oort import Oort
 from fedsim.training.privacy import Budget, private
 from fedsim.training.provenance import Data, Provenance, code_of, data_of
+from fedsim.training.root import draw_root
 from fedsim.training.schedule import Roster, Schedule, Synchronous, lr_at, schedule_of
 from fedsim.training.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
 
@@ -78,6 +80,7 @@ class Setup:
         attack: what they do with the updates of a round, None where they do nothing with them.
         triggered: the test samples by whose predictions the attack's success is measured.
         budget: the epsilon of the rounds, None without user-level differential privacy.
+        root: (n,) indices of the validation samples that the server itself trains on.
     """
 
     config: RunConfig
@@ -99,6 +102,7 @@ class Setup:
     attack: Omniscient | None = None
     triggered: Triggered | None = None
     budget: Budget | None = None
+    root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def personalised(self) -> bool:
@@ -162,6 +166,7 @@ class Setup:
             finetune_epochs=c.evaluation.finetune_epochs,
             stacking=self.stacking,
             frozen=self.frozen,
+            root=self.root,
         )
 
     def _local_images(self) -> LocalImages | None:
@@ -262,6 +267,7 @@ def assemble(
         malicious=attack.clients,
         attack=attack.omniscient,
         triggered=attack.triggered,
+        root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
     )
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:

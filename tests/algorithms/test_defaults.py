@@ -27,6 +27,7 @@ DEFAULTS = {
         "deterministic": False, "weights": "uniform",
     },
     "fedyogi": {**SERVER, "beta1": 0.9, "beta2": 0.99},
+    "fltrust": {"samples": 100},
     "geometric_median": {"iterations": 1000, "nu": 1e-5, "weights": "uniform"},
     "krum": {"f": 0.2, "neighbours": "paper"},
     "matched_mean": {"weights": "samples"},

@@ -60,6 +60,7 @@ def test_the_range_of_a_number(key, kind):
         ("bucketing.size", 1),
         ("geometric_median.iterations", 1),
         ("centered_clipping.iterations", 1),
+        ("fltrust.samples", 1),
     ],
 )
 def test_the_least_count(key, least):

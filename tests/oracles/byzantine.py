@@ -58,6 +58,20 @@ def centered_clipping(rounds, tau, iterations=1):
     return steps
 
 
+def fltrust(g, own):
+    """The mean of updates of the server's length, by their cosine with its update."""
+    total, step = 0.0, np.zeros(len(own))
+    for x in g:
+        lengths = math.hypot(*x), math.hypot(*own)
+        trust = (
+            max(0.0, math.fsum((x * own).tolist()) / math.prod(lengths)) if all(lengths) else 0.0
+        )
+        total += trust
+        if trust:
+            step += trust * lengths[1] / lengths[0] * x
+    return step / total if total else step
+
+
 def coordinate_median(g):
     return np.array([statistics.median(column) for column in g.T.tolist()])
 
