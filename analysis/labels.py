@@ -20,7 +20,7 @@ def with_labels(table: pd.DataFrame) -> pd.DataFrame:
     """
     given = table.get(LABEL, pd.Series(index=table.index, dtype=object))
     own = given.astype(object).where(given.notna(), computed(table))
-    return table.drop(columns=LABEL, errors="ignore").assign(**{LABEL: own})
+    return pd.concat([table.drop(columns=LABEL, errors="ignore"), own.rename(LABEL)], axis=1)
 
 
 def computed(table: pd.DataFrame) -> pd.Series[str]:

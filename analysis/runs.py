@@ -119,8 +119,7 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
             uses = _uses(table, str(column).partition(".")[0])
             lacking = table[column].isna() & table[_WITNESS].notna() & uses
             table[column] = table[column].mask(lacking, _EARLIER["missing"][column])
-    whole = table.astype({column: float for column in RESULTS}).copy()  # else pandas warns
-    return with_labels(whole)
+    return with_labels(table.astype({column: float for column in RESULTS}))
 
 
 def _uses(table: pd.DataFrame, section: str) -> pd.Series[bool]:
