@@ -13,7 +13,6 @@ from fedsim.config.sections import DpConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Layout
 from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
-from fedsim.privacy.banded import coefficients
 from fedsim.server import Average, Exchange
 from fedsim.server.banded import BandedNoise
 from fedsim.server.privacy import (
@@ -184,6 +183,8 @@ def _banded(
             f"dp.bands: {bands} given; a client may take part again after {separation} rounds "
             f"({cohort_size} of {clients} a round), so at most {separation} are possible"
         )
+    from fedsim.privacy.banded import coefficients  # its scipy takes a second
+
     return BandedNoise(sent, tuple(coefficients(bands, config.train.rounds).tolist()))
 
 
