@@ -53,6 +53,9 @@ class AttackConfig(Section):
     """Side in stored pixels of the white square in the lower right corner that is the trigger of
     backdoor (unset: 3)."""
 
+    warmup: int | None = Field(default=None, ge=1, le=MOST)
+    """Rounds in which mimic looks for the direction in which benign updates differ most, and for
+    the client to copy (unset: it copies the one with the lowest id)."""
     knowledge: Literal["benign", "own"] | None = None
     """What alie, ipm, min_max and min_sum are computed from: the benign updates of the round
     (unset), or the malicious clients' own ones, as they trained them."""
@@ -92,6 +95,7 @@ class AttackConfig(Section):
         used: dict[str, tuple[str, ...]] = {
             **dict.fromkeys(("source", "target"), ("label_flip", "backdoor")),
             **dict.fromkeys(("poisoned", "pixels"), ("backdoor",)),
+            "warmup": ("mimic",),
             "knowledge": ("alie", "ipm", "min_max", "min_sum"),
             "perturbation": ("min_max", "min_sum"),
             "bound": ("min_sum",),

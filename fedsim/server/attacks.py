@@ -7,6 +7,8 @@ need their Gram matrix alone, and are applied where the updates are. Running sta
 of training. A cohort without benign or without malicious updates stays as it is.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.core.malicious import Malicious
+from fedsim.core.rng import generator
 from fedsim.core.types import F64, Array, RoundContext, Vectors
 from fedsim.server.base import Received
 from fedsim.server.cohort import Cohort
@@ -43,13 +46,20 @@ class Omniscient(ABC):
     in_span: ClassVar[bool] = True
 
     def __call__(self, cohort: Cohort, state: Vectors, ctx: RoundContext) -> Received:
-        """Keeps no state."""
+        """Keeps what :meth:`prepared` keeps."""
         active = (self.malicious.active(u.client_id, ctx.round) for u in cohort.updates)
         bad = np.fromiter(active, np.bool_, len(cohort.updates))
         if bad.any() and not bad.all():
             with single_threaded_blas():
-                cohort = self.attacked(cohort, bad)
-        return Received(cohort=cohort)
+                attack, state = self.prepared(cohort, self.known(bad), state, ctx)
+                cohort = attack.attacked(cohort, bad)
+        return Received(cohort=cohort, state=state)
+
+    def prepared(
+        self, cohort: Cohort, known: NDArray[np.bool_], state: Vectors, ctx: RoundContext
+    ) -> tuple[Omniscient, Vectors]:
+        """The attack on this round, and the state for the next one; by default itself and {}."""
+        return self, {}
 
     def known(self, bad: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """(m,) whose updates the malicious clients know; ``bad`` (m,) says who these are."""
@@ -90,14 +100,75 @@ class Ipm(InSpan):
 
 @dataclass(frozen=True)
 class Mimic(InSpan):
-    """A copy of the benign update with the lowest client id (Karimireddy et al., ICLR 2022).
+    """A copy of a benign update (Karimireddy et al., ICLR 2022).
 
-    The authors' code finds the client to be copied by a power iteration over the first rounds.
+    Without ``warmup`` it is that of the lowest client id. Else, as in the authors' code, a power
+    iteration over the first rounds with an attack finds the direction z in which benign updates
+    differ most. In round t = 0, 1, ... of the warm-up, from a random z,
+
+        mu <- (t mu + 1/h sum_i x_i) / (t + 1)
+        s  =  sum_i <x_i - mu, z> (x_i - mu)
+        z  <- (t z + s / |s|) / (t + 1), normalised
+
+    and the update with the largest ``<x_i, z>`` is copied; after it that of the client copied last
+    or, where a cohort is without this client, again the one with the largest ``<x_i, z>``.
+
+    Args:
+        warmup: rounds of the power iteration.
+        copied: position of the client among those known, in this round.
     """
+
+    warmup: int = 0
+    copied: int = 0
+
+    def prepared(
+        self, cohort: Cohort, known: NDArray[np.bool_], state: Vectors, ctx: RoundContext
+    ) -> tuple[Omniscient, Vectors]:
+        """Keeps z, mu (P,) and (2,) the rounds of the warm-up that are over and whom it copied."""
+        if not self.warmup:
+            return self, {}
+        done, target = state.get("counts", np.array([0, -1])).tolist()
+        ids = [u.client_id for u, own in zip(cohort.updates, known, strict=True) if own]
+        if done < self.warmup:
+            state = self._iterated(cohort, known, state, done, ctx)
+        elif target in ids:
+            return replace(self, copied=ids.index(target)), state
+        chosen = int(np.argmax(_along(cohort, state["z"])[known]))
+        if done < self.warmup:
+            state = {**state, "counts": np.array([done + 1, ids[chosen]])}
+        return replace(self, copied=chosen), state
+
+    def _iterated(
+        self, cohort: Cohort, known: NDArray[np.bool_], state: Vectors, t: int, ctx: RoundContext
+    ) -> dict[str, Array]:
+        """mu and z after this round of the warm-up."""
+        size, h = cohort.layout.num_params, int(known.sum())
+        drawn = generator(ctx.seed, "mimic", ctx.round).standard_normal(size) if t == 0 else None
+        z: F64 = state["z"] if drawn is None else drawn
+        mu: F64 = (t * state.get("mu", np.zeros(size)) + _combined(cohort, known / h)) / (t + 1)
+        w = np.where(known, _along(cohort, z) - mu @ z, 0.0)
+        s = _combined(cohort, w) - w.sum() * mu
+        length = float(np.linalg.norm(s))
+        turned = np.asarray(t * z + (s / length if length else 0.0))
+        norm = float(np.linalg.norm(turned))
+        return {"mu": mu, "z": turned / norm if norm else z}
 
     def coefficients(self, cohort: Cohort, known: NDArray[np.bool_]) -> F64:
         """See :meth:`InSpan.coefficients`; updates are sorted by client id."""
-        return np.eye(int(known.sum()))[0]
+        return np.eye(int(known.sum()))[self.copied]
+
+
+def _along(cohort: Cohort, z: Array) -> F64:
+    """(m,) inner products of the parameters with z (P,)."""
+    params, whole = slice(0, len(z)), np.zeros(cohort.layout.size, cohort.columns.dtype)
+    whole[params] = z
+    return cohort.grams_with(whole, [params])[0][1]
+
+
+def _combined(cohort: Cohort, coefficients: F64) -> F64:
+    """(P,) ``sum_i c_i x_i`` of the parameters."""
+    step = cohort.step([coefficients], [slice(0, cohort.layout.size)])
+    return step[: cohort.layout.num_params].astype(np.float64)
 
 
 class Farthest(InSpan):

@@ -18,7 +18,7 @@ OMNISCIENT: dict[str, Known] = {
     "ipm": lambda own, a: Ipm(
         own, Ipm.scale if a.scale is None else a.scale, knows=a.knowledge or "benign"
     ),
-    "mimic": lambda own, _: Mimic(own),
+    "mimic": lambda own, a: Mimic(own, a.warmup or 0),
     "min_max": lambda own, a: _perturbed(MinMax(own, knows=a.knowledge or "benign"), a),
     "min_sum": lambda own, a: _perturbed(
         MinSum(own, a.bound or "min", knows=a.knowledge or "benign"), a

@@ -23,7 +23,7 @@ from fedsim.core.types import (
     Vectors,
 )
 from fedsim.engine.base import Executor, Models
-from fedsim.server.base import ServerStep
+from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
@@ -104,10 +104,17 @@ def run_round(
                 if updates
                 else Cohort.empty(setup.layout, state.params)
             )
+            attack = Received(cohort=gathered)
             if setup.attack is not None and updates:
-                gathered = setup.attack(gathered, {}, ctx).cohort
-            gathered = replace(gathered, reference=own)
+                earlier = state.server.receive.get(setup.attack.name, {})
+                attack = setup.attack(gathered, earlier, ctx)
+            gathered = replace(attack.cohort, reference=own)
             found = aggregate(setup, state, gathered, updates, costs, ctx)
+            if setup.attack is not None and attack.state:
+                server = found.state.server
+                receive = {**server.receive, setup.attack.name: attack.state}
+                server = replace(server, receive=receive)
+                found = replace(found, state=replace(found.state, server=server))
         else:
             found = Aggregated(state=state, costs=costs({}))
     versions = {v: models[v] for v in sorted(plan.needed)}

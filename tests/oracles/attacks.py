@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from scipy.stats import norm
 
 
@@ -69,3 +70,18 @@ def _farthest(x, direction, allowed):
 
 def _moved(mu, p, gamma):
     return [m - gamma * q for m, q in zip(mu, p, strict=True)]
+
+
+def mimic(rounds, z, warmup):
+    """Clients copied in each round, of rounds (n, d), by a power iteration from z (d,)."""
+    chosen, mu = [], 0.0
+    for t, x in enumerate(rounds):
+        if t < warmup:
+            mu = t / (t + 1) * mu + np.asarray(mean(x)) / (t + 1)
+            s = sum(((g - mu) @ z) * (g - mu) for g in x)
+            z = s / np.linalg.norm(s) if t == 0 else (t * z + s / np.linalg.norm(s)) / (t + 1)
+            z = z / np.linalg.norm(z)
+            chosen.append(max(range(len(x)), key=lambda i: x[i] @ z))
+        else:
+            chosen.append(chosen[-1])
+    return chosen, z

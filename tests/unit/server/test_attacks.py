@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from fedsim.core.malicious import Malicious
+from fedsim.core.rng import generator
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server import attacks
 from fedsim.server.attacks import Alie, Ipm, Mimic, MinMax, MinSum, Perturbed, alie_z
@@ -207,3 +208,46 @@ def test_no_start_value_limits_the_length(perturbation):
     vector, known = sent(attack, rows)[0], rows[1:]
     apart = ((known[:, None] - known) ** 2).sum(axis=2).max()
     np.testing.assert_allclose(((vector - known) ** 2).sum(axis=1).max(), apart, rtol=1e-9)
+
+
+def over_rounds(attack, rounds):
+    """Which row the first, malicious client copies in each round, and the last state."""
+    state, copied = {}, []
+    for number, rows in enumerate(rounds):
+        ctx = RoundContext(round=number, num_rounds=9, num_clients=20, lr=0.1, seed=0)
+        received = attack(cohort(rows), state, ctx)
+        state = received.state
+        same = [i for i in range(1, len(rows)) if (received.cohort.rows[0] == rows[i]).all()]
+        copied += same
+    assert len(copied) == len(rounds)
+    return copied, state
+
+
+def test_mimic_copies_along_the_direction_of_largest_variance():
+    # the benign updates differ along the first axis alone, so that z is its unit vector or minus it
+    rows = [[9.0, 9.0], [1.0, 5.0], [2.0, 5.0], [4.0, 5.0]]
+    copied, state = over_rounds(Mimic(Malicious(frozenset([0])), 2), [rows] * 4)
+    np.testing.assert_allclose(np.abs(state["z"]), [1, 0], atol=1e-12)
+    assert copied == ([3] * 4 if state["z"][0] > 0 else [1] * 4)
+    assert state["counts"].tolist() == [2, copied[-1]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_warm_up_of_mimic_against_the_oracle(seed):
+    rounds = [draw(6, 5, seed=10 * seed + t) for t in range(6)]
+    copied, state = over_rounds(Mimic(Malicious(frozenset([0])), 4), rounds)
+    z = generator(0, "mimic", 0).standard_normal(5)
+    expected, direction = oracle.mimic([x[1:] for x in rounds], z, 4)
+    assert copied == [i + 1 for i in expected]
+    np.testing.assert_allclose(state["z"], direction, rtol=1e-9, atol=1e-12)
+
+
+def test_mimic_without_its_client_copies_along_z():
+    rows = np.array([[9.0, 9.0], [1.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
+    attack = Mimic(Malicious(frozenset([0])), 1)
+    state = {"z": np.array([1.0, 0.0]), "mu": np.zeros(2), "counts": np.array([1, 7])}
+    received = attack(cohort(rows), state, CTX)
+    np.testing.assert_array_equal(received.cohort.rows[0], rows[3])
+    assert received.state is state
+    unattacked = Mimic(Malicious(frozenset([0]), start=5), 1)(cohort(rows), state, CTX)
+    assert unattacked.state is state

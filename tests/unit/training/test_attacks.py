@@ -65,6 +65,7 @@ def ran(tmp_path, method="fedavg", **sections):
         ({"name": "backdoor", "pixels": 0}, "pixels", "greater than or equal to 1"),
         ({"name": "ipm", "pixels": 2}, "pixels", "2 given; attack ipm has none; only backdoor"),
         ({"name": "mimic", "knowledge": "own"}, "knowledge", "attack mimic has none; only alie"),
+        ({"name": "ipm", "warmup": 2}, "warmup", "attack ipm has none; only mimic"),
         ({"name": "min_max", "bound": "max"}, "bound", "attack min_max has none; only min_sum"),
         ({"name": "ipm", "perturbation": "std"}, "perturbation", "only min_max, min_sum"),
         ({"name": "ipm", "start_round": 0}, "start_round", "greater than or equal to 1"),
@@ -192,11 +193,12 @@ def reversed_(updates):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("name", ["gaussian", "backdoor", "alie", "min_sum"])
+@pytest.mark.parametrize("name", ["gaussian", "backdoor", "alie", "mimic", "min_sum"])
 def test_an_attacked_run_resumes_to_the_same_bytes(tmp_path, name):
+    own = {"warmup": 2} if name == "mimic" else {}
     sections = {
         "train": {"rounds": 4, "sample_rate": 0.5},
-        "attack": {"name": name, **THIRD, "start_round": 2},
+        "attack": {"name": name, **THIRD, "start_round": 2, **own},
         "engine": {"checkpoint_every": 1},
     }
     whole = ran(tmp_path / "whole", **sections)
