@@ -240,7 +240,8 @@ def of(runs: pd.DataFrame, axis: str, row: str, score: str) -> pd.Series[float]:
 
 def points(found: Estimate, sign: str = "") -> str:
     """``93.1 +- 0.4`` of shares."""
-    return f"{100 * found.mean:{sign}.1f} \N{PLUS-MINUS SIGN} {100 * found.half:.1f}"
+    mean, half = 100 * found.mean, 100 * found.half
+    return f"{mean:{sign}.1f}\N{NO-BREAK SPACE}\N{PLUS-MINUS SIGN}\N{NO-BREAK SPACE}{half:.1f}"
 
 
 def robust(runs: pd.DataFrame, score: str) -> list[list[str]]:

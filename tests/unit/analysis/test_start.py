@@ -96,4 +96,4 @@ def test_the_name_is_not_that_of_the_other_project() -> None:
     assert project["scripts"] == {"fedsim": "fedsim_analysis.start:main"}
     extras = project["optional-dependencies"]
     own = [text for texts in extras.values() for text in texts if text.startswith("fedsim")]
-    assert own == [f"{DISTRIBUTION}[datasets,models,track,tune]"]
+    assert own == [f"{DISTRIBUTION}[datasets,models,privacy,track,tune]"]

@@ -81,7 +81,7 @@ def test_columns_that_came_later():
     rounds = "gradient_diversity,top_axis_share,client_test_accuracy"
     rounds += ",simulated_seconds,downlink_bytes,uplink_bytes"
     rounds += ",val_balanced_accuracy,val_macro_f1,val_auc,test_ece,val_ece"
-    rounds += ",benign_test_accuracy,attack_success_rate"
+    rounds += ",benign_test_accuracy,attack_success_rate,epsilon,deployment_epsilon"
     assert ",".join(TABLES["rounds"].columns()) == f"{PUBLISHED['rounds']},{rounds}"
     spreads = "shift_spread,aggregation_spread"
     assert ",".join(TABLES["decomposition"].columns()) == f"{PUBLISHED['decomposition']},{spreads}"
