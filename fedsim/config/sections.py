@@ -394,7 +394,10 @@ class EngineConfig(Section):
     checkpoint_every: int = Field(default=1, ge=0, le=MOST)
     """Rounds from one checkpoint to the next; 0: only when the run is interrupted or fails."""
     keep_checkpoints: int = Field(default=2, ge=1, le=MOST)
-    """Number of checkpoints kept."""
+    """Number of the newest checkpoints that are kept."""
+    keep_every: int = Field(default=0, ge=0, le=MOST)
+    """Keep a checkpoint of every so many rounds beside the newest, from which `fedsim verify` and
+    `fedsim replay` start; 0: the newest alone."""
     state_memory: float = Field(default=1.0, ge=0, le=MOST)
     """GiB of client states that the driver keeps in memory; the rest is on disk."""
     aggregation_shards: Literal["auto"] | int = 1

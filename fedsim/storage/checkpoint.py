@@ -33,14 +33,12 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.types import Layout, Sent, Vector, Vectors
 from fedsim.server.base import RuleState
-from fedsim.storage import digests, tensors
+from fedsim.storage import tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment, num_bytes
 from fedsim.storage.digests import Prefix
-from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
 from fedsim.version import __version__
 
 FORMAT = 1
@@ -145,7 +143,8 @@ def _sha256(value: object) -> str:
     return hashlib.sha256(_canonical(value)).hexdigest()
 
 
-def _files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
+def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:
+    """The names of all files of a checkpoint."""
     versions = content.get("versions", {})
     return frozenset({record, *content["arrays"], *content["segments"], *versions})
 
@@ -159,7 +158,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         run: the run directory.
         fingerprint: goes into every checkpoint.
         client_states: of the run; its files are written here too.
-        keep: how many checkpoints stay.
+        keep: how many of the newest checkpoints stay.
+        every: beside these the one of every so many rounds stays, where it is not 0.
         kept: those that are there already, oldest first: rounds and files.
         versions: SHA-256 of the models of earlier rounds that are written, by file name.
     """
@@ -171,11 +171,13 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         *,
         client_states: ClientStateStore,
         keep: int,
+        every: int = 0,
         kept: Iterable[tuple[int, frozenset[str]]] = (),
         versions: Mapping[str, str] | None = None,
     ) -> None:
         self.run, self.folder = run, run / FOLDER
-        self.fingerprint, self.client_states, self.keep = fingerprint, client_states, keep
+        self.fingerprint, self.client_states = fingerprint, client_states
+        self.keep, self.every = keep, every
         self._kept = list(kept)
         self._versions = dict(versions or {})
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
@@ -282,7 +284,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         }
         record = f"round-{position.rounds:06d}.json"
         files.write(self.folder / record, encode_record(content))
-        self._kept.append((position.rounds, _files_of(record, content)))
+        self._kept.append((position.rounds, files_of(record, content)))
         self._prune(segments)
         now = time.monotonic()
         self._rested = now + (now - begun) * (1 / SHARE - 1)
@@ -304,7 +306,9 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def _prune(self, segments: Iterable[Segment]) -> None:
         """Deletes what neither the newest checkpoints nor the run's client states need."""
-        self._kept = self._kept[-self.keep :]
+        older, newest = self._kept[: -self.keep], self._kept[-self.keep :]
+        milestones = [each for each in older if self.every and each[0] % self.every == 0]
+        self._kept = [*milestones, *newest]
         needed = {segment.path.name for segment in segments}
         needed = needed.union(*(names for _, names in self._kept))
         with files.writing(self.folder):
@@ -319,176 +323,16 @@ def records(run: Path) -> list[Path]:
     with files.reading(run / FOLDER) as folder:
         there = list(folder.iterdir()) if folder.is_dir() else []
     written = [path for path in there if FILE_NAME.fullmatch(path.name) and path.suffix == ".json"]
-    return sorted(written, key=_round, reverse=True)
+    return sorted(written, key=round_of, reverse=True)
 
 
-def restore(
-    run: Path, fingerprint: Fingerprint, *, budget: float, keep: int
-) -> tuple[Checkpoints, Position | None]:
-    """Reads the newest checkpoint that is intact.
-
-    A warning names each damaged checkpoint that is skipped.
-
-    Args:
-        run: the run directory.
-        fingerprint: what the checkpoint must agree with.
-        budget: bytes of client states that may stay in memory.
-        keep: how many checkpoints stay.
-
-    Returns:
-        Where the next checkpoints go, and the position; None where there is no checkpoint.
-
-    Raises:
-        ConfigError: the newest intact one is of another format, model or configuration.
-        DataError: a table is not what was written before it; names file and line.
-        StoreError: there are checkpoints, and none of them is intact.
-    """
-    written = records(run)
-    damaged: dict[Path, Exception] = {}
-    for number, record in enumerate(written):
-        store = ClientStateStore(run / FOLDER, budget)
-        try:
-            content = _read_record(record)
-            _check(record, content, fingerprint, run)
-            position = _load(run, content, store)
-        except (ValueError, StoreError) as error:
-            damaged[record] = error
-            continue
-        for path, reason in damaged.items():
-            logger.warning("%s cannot be used: %s", path, reason)
-        digests.check(run, run / FOLDER, content.get("digests", {}))  # none: of an older version
-        if content["fedsim"] != __version__:
-            logger.warning(
-                "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
-            )
-        kept = [*_kept(written[number + 1 :]), (position.rounds, _files_of(record.name, content))]
-        checkpoints = Checkpoints(
-            run,
-            fingerprint,
-            client_states=store,
-            keep=keep,
-            kept=kept,
-            versions=content.get("versions"),
-        )
-        return checkpoints, position
-    if damaged:
-        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
-        raise StoreError(
-            f"none of {len(damaged)} checkpoints of {run} can be used: {reasons}; "
-            f"remove {run / FOLDER} to start again from round 1"
-        )
-    store = ClientStateStore(run / FOLDER, budget)
-    return Checkpoints(run, fingerprint, client_states=store, keep=keep), None
-
-
-def _read_record(record: Path) -> dict[str, Any]:
+def read_record(record: Path) -> dict[str, Any]:
+    """The content of a record's file; a ValueError where it is damaged."""
     with files.reading(record):
         return decode_record(read_bytes(record))
 
 
-def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, run: Path) -> None:
-    """Refuses an intact checkpoint that belongs to another run by a ConfigError.
-
-    The names and shapes of the server's and the clients' arrays follow from the layout and the
-    settings, and are not compared on their own.
-    """
-    if content.get("format") != FORMAT:
-        raise ConfigError(
-            f"{record}: format {content.get('format')}, written by fedsim {content.get('fedsim')}; "
-            f"this one reads format {FORMAT}"
-        )
-    began, now = content["settings"], fingerprint.settings
-    if began.keys() != now.keys():
-        try:
-            began = fingerprint.upgrade(began)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{record}: fedsim {__version__} cannot go on with a run that fedsim "
-                f"{content['fedsim']} began: {error}"
-            ) from error
-    for key in sorted(began.keys() | now.keys()):
-        if began.get(key) != now.get(key):
-            raise ConfigError(
-                f"{run / 'config.yaml'} ({key}): {now.get(key)!r} given, but the run began with "
-                f"{began.get(key)!r}; put that back, or start another run"
-            )
-    if content["layout"] != fingerprint.layout:
-        raise ConfigError(
-            f"{record}: the model has other tensors than those that the run began with; its code "
-            "or that of fedsim has changed"
-        )
-
-
-def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
-    """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
-    for table in content.get("digests", {}):
-        if table not in GROWING:
-            raise ValueError(f"it names {table!r}, which is no table of a run")
-    for table, length in content["tables"].items():
-        name, _, suffix = table.partition(".")
-        if name not in GROWING or suffix != "csv":
-            raise ValueError(f"it names {table!r}, which is no table of a run")
-        with files.reading(run / table) as path:
-            if name not in DIAGNOSTIC and path.stat().st_size < length:
-                raise ValueError(f"{table} is shorter than it was then")
-    ((name, digest),) = content["arrays"].items()
-    arrays = tensors.load(_checked(run, name, digest))
-    params = arrays.pop("params")
-    parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}, "schedule": {}}
-    for key, array in arrays.items():
-        part, _, rest = key.partition("/")
-        parts[part][rest] = array
-    versions = {}
-    for name, digest in content.get("versions", {}).items():
-        read = tensors.load(_checked(run, name, digest))
-        start = read.pop("params")
-        downlink = {key.removeprefix("downlink/"): array for key, array in read.items()}
-        versions[_round(Path(name))] = start, downlink
-    segments = []
-    for name, entry in sorted(content["segments"].items(), key=lambda item: _round(Path(item[0]))):
-        with files.reading(_checked(run, name, entry["sha256"])) as path:
-            segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
-        segments.append((segment, entry["clients"]))
-    store.load(segments)
-    return Position(
-        rounds=content["round"],
-        state=ServerState(
-            params=params,
-            server=RuleState.unflatten(parts["server"]),
-            downlink=parts["downlink"],
-            clients=ClientStates(store),
-            schedule=parts["schedule"],
-            versions=versions,
-            unchanged=tuple(content.get("unchanged", ())),
-        ),
-        seconds=content["seconds"],
-        tables=content["tables"],
-        device=content["device"],
-    )
-
-
-def _checked(run: Path, name: str, digest: str) -> Path:
-    """The path of a checkpoint's file, once its content has been compared."""
-    if not FILE_NAME.fullmatch(name):
-        raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
-    with files.reading(run / FOLDER / name) as path:
-        if files.sha256(path) != digest:
-            raise ValueError(f"{name} is damaged")
-        return path
-
-
-def _kept(older: list[Path]) -> list[tuple[int, frozenset[str]]]:
-    """Round and files of the older checkpoints whose records can be read, oldest first."""
-    kept = []
-    for record in reversed(older):
-        try:
-            kept.append((_round(record), _files_of(record.name, _read_record(record))))
-        except (ValueError, StoreError):
-            continue  # goes with the next checkpoint
-    return kept
-
-
-def _round(file: Path) -> int:
+def round_of(file: Path) -> int:
     """The number in the name of a record, a segment or a version."""
     return int(file.stem.partition("-")[2])
 

@@ -300,6 +300,12 @@ class ServerRow(RowOfRound, table="server"):
     value: Annotated[float, "the number"]
 
 
+class ModelRow(RowOfRound, table="models"):
+    """A row per round: by it `fedsim verify` knows the model after each."""
+
+    sha256: Annotated[str, "of the global vector after the round, float32 (little-endian)"]
+
+
 class TimingRow(RowOfRound, table="timings"):
     """A row per round and phase; the only table beside errors.csv that differs between machines."""
 

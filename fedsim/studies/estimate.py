@@ -252,7 +252,8 @@ PHASES = ("total", "train", "evaluate", "decompose")
 def _files(config: RunConfig) -> float:
     """Bytes of a run's models: the final one, and the checkpoints that are kept."""
     vector, frozen = model_bytes(config)
-    kept = min(config.engine.keep_checkpoints, config.train.rounds)
+    e, rounds = config.engine, config.train.rounds
+    kept = min(e.keep_checkpoints + (rounds // e.keep_every if e.keep_every else 0), rounds)
     return (1 + kept) * vector + frozen
 
 

@@ -17,7 +17,6 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.normalization import OF_DATASET
-from fedsim.core.types import RoundContext
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
@@ -28,8 +27,8 @@ from fedsim.storage.checkpoint import (
     Position,
     ServerState,
     layout_hash,
-    restore,
 )
+from fedsim.storage.restore import restore
 from fedsim.storage.rows import TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
@@ -46,8 +45,7 @@ from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples
 from fedsim.training.resume import configuration, decisive, upgraded
-from fedsim.training.round import run_round
-from fedsim.training.schedule import lr_at
+from fedsim.training.round import context, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
@@ -170,15 +168,7 @@ class TrainingLoop:
 
     def _round(self, position: Position, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
-        config, partition = self.setup.config, self.setup.partition
-        ctx = RoundContext(
-            round=position.rounds,
-            num_rounds=config.train.rounds,
-            num_clients=len(partition.participants),
-            num_held_out=len(partition.held_out),
-            lr=lr_at(config, position.rounds),
-            seed=config.seed,
-        )
+        ctx = context(self.setup, position.rounds)
         try:
             with users_code(f"round {log.round}", FedsimError):
                 return run_round(self.setup, self.executor, position.state, ctx, log)
@@ -214,10 +204,15 @@ class TrainingLoop:
                 error.add_note(f"no checkpoint of round {position.rounds}: {another}")
 
     def _is_due(self, rounds: int) -> bool:
-        """Whether a checkpoint follows the round: not before the one before is written."""
-        every = self.setup.config.engine.checkpoint_every
-        waited = rounds - self.checkpoints.newest >= every and not self.checkpoints.busy
-        return every > 0 and (waited or rounds == self.setup.config.train.rounds)
+        """Whether a checkpoint follows the round: not before the one before is written, unless it
+        is one that stays."""
+        e = self.setup.config.engine
+        if e.keep_every and rounds % e.keep_every == 0:
+            return True
+        waited = (
+            rounds - self.checkpoints.newest >= e.checkpoint_every and not self.checkpoints.busy
+        )
+        return e.checkpoint_every > 0 and (waited or rounds == self.setup.config.train.rounds)
 
     def _device(self, before: str) -> str:
         """The device of the clients, known after the first round that this process does; refuses
@@ -361,14 +356,20 @@ def resume(
             return loop.run()
 
 
+def fingerprint(setup: Setup) -> Fingerprint:
+    """What the checkpoints of a run must agree with."""
+    return Fingerprint(layout_hash(setup.layout), decisive(setup.config), upgraded)
+
+
 def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:
     """The run's checkpoints, and the newest that is whole."""
     engine = setup.config.engine
     return restore(
         store.path,
-        Fingerprint(layout_hash(setup.layout), decisive(setup.config), upgraded),
+        fingerprint(setup),
         budget=engine.state_memory * 2**30,
         keep=engine.keep_checkpoints,
+        every=engine.keep_every,
     )
 
 

@@ -1,5 +1,6 @@
 """One round: :func:`run_round` names its steps in their order; what a step does stands below it."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,13 +30,20 @@ from fedsim.server.columns import LocalColumns
 from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
 from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
+from fedsim.storage.rows import (
+    ClientRow,
+    CosineRow,
+    ModelRow,
+    RoundRow,
+    ServerRow,
+    SpectrumRow,
+)
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate, root
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import epsilon_of_samples
-from fedsim.training.schedule import RoundPlan, check_plan
+from fedsim.training.schedule import RoundPlan, check_plan, lr_at
 from fedsim.training.setup import Setup
 
 
@@ -156,8 +164,27 @@ def run_round(
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
     log.add(round_row(ctx, participation, updates, found, measured))
+    log.add(ModelRow(round=log.round, sha256=sha256(after.params)))
     log.incidents(executor.incidents())
     return after
+
+
+def sha256(params: Vector) -> str:
+    """That of a vector (D,), as models.csv has it."""
+    return hashlib.sha256(np.ascontiguousarray(params, dtype="<f4").data).hexdigest()
+
+
+def context(setup: Setup, rounds: int) -> RoundContext:
+    """The context of the round that follows so many complete ones."""
+    config, partition = setup.config, setup.partition
+    return RoundContext(
+        round=rounds,
+        num_rounds=config.train.rounds,
+        num_clients=len(partition.participants),
+        num_held_out=len(partition.held_out),
+        lr=lr_at(config, rounds),
+        seed=config.seed,
+    )
 
 
 def planned(

@@ -33,9 +33,9 @@ from fedsim.storage.checkpoint import (
     decode_record,
     encode_record,
     layout_hash,
-    restore,
 )
 from fedsim.storage.client_states import ClientStates, ClientStateStore
+from fedsim.storage.restore import restore
 from tests.commands import clean_environment
 
 ARRAYS = {
@@ -329,6 +329,15 @@ def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
         c: int(own["w"][0]) for c, own in newest.items()
     }
     found.__exit__()
+
+
+def test_milestones_stay_beside_the_newest(tmp_path):
+    store = ClientStateStore(tmp_path / "checkpoints", 1e9)
+    with Checkpoints(tmp_path, FINGERPRINT, client_states=store, keep=2, every=4) as target:
+        for rounds in range(1, 12):
+            advance(target, rounds)
+    numbers = [int(p.stem.partition("-")[2]) for p in checkpoint.records(tmp_path)]
+    assert numbers == [11, 10, 8, 4]
 
 
 def test_without_checkpoints_the_files_of_states_stay_as_small(tmp_path):

@@ -56,6 +56,7 @@ PUBLISHED = {
     "cosines": "round,client_a,client_b,cosine",
     "spectrum": "round,axis,share",
     "server": "round,name,value",
+    "models": "round,sha256",
     "timings": "round,phase,seconds,bytes",
     "errors": "round,client_id,attempt,node,error",
     "final_clients": "client_id,held_out,split,num_samples,loss,accuracy,finetuned_loss,"

@@ -39,7 +39,7 @@ from tests.tasks import run
 
 pytestmark = pytest.mark.integration
 
-TABLES = ("rounds", "clients", "classes", "confusion", "partition", "split")
+TABLES = ("rounds", "clients", "classes", "confusion", "models", "partition", "split")
 
 
 def tiny(folder, val_fraction=0.0):

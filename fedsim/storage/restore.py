@@ -1,0 +1,208 @@
+"""Reads checkpoints: the newest to resume from, or any one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, StoreError
+from fedsim.server.base import RuleState
+from fedsim.storage import digests, tensors
+from fedsim.storage.checkpoint import (
+    FILE_NAME,
+    FOLDER,
+    FORMAT,
+    Checkpoints,
+    Fingerprint,
+    Position,
+    ServerState,
+    files_of,
+    read_record,
+    records,
+    round_of,
+)
+from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment
+from fedsim.storage.run_dir import DIAGNOSTIC, GROWING
+from fedsim.version import __version__
+
+logger = logging.getLogger("fedsim")
+
+
+def read(
+    run: Path, record: Path, fingerprint: Fingerprint, store: ClientStateStore
+) -> tuple[Position, dict[str, Any]]:
+    """A checkpoint and its record; the states of its clients go to the store.
+
+    Raises:
+        ConfigError: it is of another format, model or configuration.
+        ValueError, StoreError: it is damaged.
+    """
+    content = read_record(record)
+    _check(record, content, fingerprint, run)
+    return _load(run, content, store), content
+
+
+def restore(
+    run: Path, fingerprint: Fingerprint, *, budget: float, keep: int, every: int = 0
+) -> tuple[Checkpoints, Position | None]:
+    """Reads the newest checkpoint that is intact.
+
+    A warning names each damaged checkpoint that is skipped.
+
+    Args:
+        run: the run directory.
+        fingerprint: what the checkpoint must agree with.
+        budget: bytes of client states that may stay in memory.
+        keep: how many of the newest checkpoints stay.
+        every: beside these the one of every so many rounds stays, where it is not 0.
+
+    Returns:
+        Where the next checkpoints go, and the position; None where there is no checkpoint.
+
+    Raises:
+        ConfigError: the newest intact one is of another format, model or configuration.
+        DataError: a table is not what was written before it; names file and line.
+        StoreError: there are checkpoints, and none of them is intact.
+    """
+    written = records(run)
+    damaged: dict[Path, Exception] = {}
+    for number, record in enumerate(written):
+        store = ClientStateStore(run / FOLDER, budget)
+        try:
+            position, content = read(run, record, fingerprint, store)
+        except (ValueError, StoreError) as error:
+            damaged[record] = error
+            continue
+        for path, reason in damaged.items():
+            logger.warning("%s cannot be used: %s", path, reason)
+        digests.check(run, run / FOLDER, content.get("digests", {}))  # none: of an older version
+        if content["fedsim"] != __version__:
+            logger.warning(
+                "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
+            )
+        kept = [*_kept(written[number + 1 :]), (position.rounds, files_of(record.name, content))]
+        checkpoints = Checkpoints(
+            run,
+            fingerprint,
+            client_states=store,
+            keep=keep,
+            every=every,
+            kept=kept,
+            versions=content.get("versions"),
+        )
+        return checkpoints, position
+    if damaged:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged.items())
+        raise StoreError(
+            f"none of {len(damaged)} checkpoints of {run} can be used: {reasons}; "
+            f"remove {run / FOLDER} to start again from round 1"
+        )
+    store = ClientStateStore(run / FOLDER, budget)
+    return Checkpoints(run, fingerprint, client_states=store, keep=keep, every=every), None
+
+
+def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, run: Path) -> None:
+    """Refuses an intact checkpoint that belongs to another run by a ConfigError.
+
+    The names and shapes of the server's and the clients' arrays follow from the layout and the
+    settings, and are not compared on their own.
+    """
+    if content.get("format") != FORMAT:
+        raise ConfigError(
+            f"{record}: format {content.get('format')}, written by fedsim {content.get('fedsim')}; "
+            f"this one reads format {FORMAT}"
+        )
+    began, now = content["settings"], fingerprint.settings
+    if began.keys() != now.keys():
+        try:
+            began = fingerprint.upgrade(began)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{record}: fedsim {__version__} cannot go on with a run that fedsim "
+                f"{content['fedsim']} began: {error}"
+            ) from error
+    for key in sorted(began.keys() | now.keys()):
+        if began.get(key) != now.get(key):
+            raise ConfigError(
+                f"{run / 'config.yaml'} ({key}): {now.get(key)!r} given, but the run began with "
+                f"{began.get(key)!r}; put that back, or start another run"
+            )
+    if content["layout"] != fingerprint.layout:
+        raise ConfigError(
+            f"{record}: the model has other tensors than those that the run began with; its code "
+            "or that of fedsim has changed"
+        )
+
+
+def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
+    """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
+    for table in content.get("digests", {}):
+        if table not in GROWING:
+            raise ValueError(f"it names {table!r}, which is no table of a run")
+    for table, length in content["tables"].items():
+        name, _, suffix = table.partition(".")
+        if name not in GROWING or suffix != "csv":
+            raise ValueError(f"it names {table!r}, which is no table of a run")
+        with files.reading(run / table) as path:
+            if name not in DIAGNOSTIC and path.stat().st_size < length:
+                raise ValueError(f"{table} is shorter than it was then")
+    ((name, digest),) = content["arrays"].items()
+    arrays = tensors.load(_checked(run, name, digest))
+    params = arrays.pop("params")
+    parts: dict[str, dict[str, Any]] = {"server": {}, "downlink": {}, "schedule": {}}
+    for key, array in arrays.items():
+        part, _, rest = key.partition("/")
+        parts[part][rest] = array
+    versions = {}
+    for name, digest in content.get("versions", {}).items():
+        read = tensors.load(_checked(run, name, digest))
+        start = read.pop("params")
+        downlink = {key.removeprefix("downlink/"): array for key, array in read.items()}
+        versions[round_of(Path(name))] = start, downlink
+    segments = []
+    for name, entry in sorted(
+        content["segments"].items(), key=lambda item: round_of(Path(item[0]))
+    ):
+        with files.reading(_checked(run, name, entry["sha256"])) as path:
+            segment = Segment(path, size=path.stat().st_size, sha256=entry["sha256"])
+        segments.append((segment, entry["clients"]))
+    store.load(segments)
+    return Position(
+        rounds=content["round"],
+        state=ServerState(
+            params=params,
+            server=RuleState.unflatten(parts["server"]),
+            downlink=parts["downlink"],
+            clients=ClientStates(store),
+            schedule=parts["schedule"],
+            versions=versions,
+            unchanged=tuple(content.get("unchanged", ())),
+        ),
+        seconds=content["seconds"],
+        tables=content["tables"],
+        device=content["device"],
+    )
+
+
+def _checked(run: Path, name: str, digest: str) -> Path:
+    """The path of a checkpoint's file, once its content has been compared."""
+    if not FILE_NAME.fullmatch(name):
+        raise ValueError(f"it names {name!r}, which is no file of a checkpoint")
+    with files.reading(run / FOLDER / name) as path:
+        if files.sha256(path) != digest:
+            raise ValueError(f"{name} is damaged")
+        return path
+
+
+def _kept(older: list[Path]) -> list[tuple[int, frozenset[str]]]:
+    """Round and files of the older checkpoints whose records can be read, oldest first."""
+    kept = []
+    for record in reversed(older):
+        try:
+            kept.append((round_of(record), files_of(record.name, read_record(record))))
+        except (ValueError, StoreError):
+            continue  # goes with the next checkpoint
+    return kept

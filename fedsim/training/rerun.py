@@ -1,0 +1,129 @@
+"""Rounds of a run done again, from its checkpoints; its directory stays as it is.
+
+What a round does follows from the settings, the data and the state before it alone, so that the
+same rows and the same model come again, byte for byte, on the same kind of processor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import FedsimError, StoreError
+from fedsim.core.imports import users_code
+from fedsim.engine.base import Executor
+from fedsim.storage import status
+from fedsim.storage.checkpoint import FOLDER, Position, ServerState, records, round_of
+from fedsim.storage.client_states import ClientStateStore
+from fedsim.storage.restore import read
+from fedsim.storage.run_dir import RunStore
+from fedsim.training.driver import fingerprint
+from fedsim.training.environment import check_begun
+from fedsim.training.log import RoundLog
+from fedsim.training.resume import configuration
+from fedsim.training.round import context, run_round
+from fedsim.training.setup import Setup, make_executor, prepare, start_of
+
+SERIAL = {"engine.kind": "serial"}
+"""The engine of rounds that are done again, unless another one is asked for."""
+
+logger = logging.getLogger("fedsim")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """The rounds of a run, to be done again.
+
+    Args:
+        setup: of the run.
+        executor: that does the work.
+        store: the run, which is only read.
+        rounds: how many are complete.
+        start: the state before the first one.
+    """
+
+    setup: Setup
+    executor: Executor
+    store: RunStore
+    rounds: int
+    start: ServerState
+
+    def checkpoints(self) -> dict[int, Path]:
+        """The records of the run's checkpoints by the number of rounds, fewest first."""
+        found = {round_of(path): path for path in records(self.store.path)}
+        return {rounds: found[rounds] for rounds in sorted(found) if 0 < rounds <= self.rounds}
+
+    def nearest(self, rounds: int) -> Position:
+        """The newest intact checkpoint of at most so many rounds, else the start.
+
+        Raises:
+            ConfigError: a checkpoint is that of another configuration or model.
+        """
+        for number, record in reversed(self.checkpoints().items()):
+            if number > rounds:
+                continue
+            budget = self.setup.config.engine.state_memory * 2**30
+            states = ClientStateStore(self.store.path / FOLDER, budget)
+            try:
+                return read(self.store.path, record, fingerprint(self.setup), states)[0]
+            except (ValueError, StoreError) as error:
+                logger.warning("%s cannot be used: %s", record, error)
+        return Position(rounds=0, state=self.start)
+
+    def state(self, rounds: int) -> ServerState:
+        """The state after so many rounds: that of the nearest checkpoint, and what follows."""
+        position = self.nearest(rounds)
+        state = position.state
+        for number in range(position.rounds + 1, rounds + 1):
+            state, _ = self.step(state, number)
+        return state
+
+    def step(self, state: ServerState, number: int) -> tuple[ServerState, RoundLog]:
+        """Round ``number``, from 1, done again: the state after it, and its rows.
+
+        Raises:
+            DivergedError: a client diverged and the policy is ``raise``.
+            WorkerError: a client's work failed.
+        """
+        log = RoundLog(number)
+        ctx = context(self.setup, number - 1)
+        with users_code(f"round {number}", FedsimError):
+            return run_round(self.setup, self.executor, state, ctx, log), log
+
+
+@contextmanager
+def opened(
+    run: Path,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    accept_changed_code: bool = False,
+) -> Iterator[Rerun]:
+    """The rounds of a run, finished or not; ends its processes at the end.
+
+    Args:
+        run: its directory.
+        overrides: settings of where the work is done, by dotted key; serial unless said.
+        accept_changed_code: go on where the user's code is not that of the run.
+
+    Raises:
+        ConfigError, DataError: code or data are not those of the run, or are not here.
+        StoreError: the directory cannot be read.
+    """
+    config = configuration(run, SERIAL | dict(overrides or {}))
+    with prepared(run, config, accept_changed_code=accept_changed_code) as rerun:
+        yield rerun
+
+
+@contextmanager
+def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False) -> Iterator[Rerun]:
+    """As :func:`opened`, with the configuration that the rounds are to have."""
+    store = RunStore(run)
+    done = len(status.rounds(run))
+    setup, start = start_of(prepare(config))
+    check_begun(setup, store, accept_changed_code=accept_changed_code)
+    with closing(make_executor(setup)) as executor:
+        yield Rerun(setup=setup, executor=executor, store=store, rounds=done, start=start)

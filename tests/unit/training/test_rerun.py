@@ -1,0 +1,56 @@
+"""Rounds of a run done again: the same rows and the same model, whichever checkpoint is nearest."""
+
+import csv
+
+import pytest
+
+import fedsim
+from fedsim.training.rerun import opened
+from tests.unit.training.test_resume import config
+
+ROUNDS = 7
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    out = tmp_path_factory.mktemp("rerun") / "run"
+    made = config("scaffold", ROUNDS, keep_every=3, checkpoint_every=1)
+    return fedsim.run(made, out).path
+
+
+def models(run):
+    with (run / "models.csv").open(newline="") as file:
+        return [row["sha256"] for row in csv.DictReader(file)]
+
+
+def test_every_round_comes_again(run):
+    before = {p.name: p.stat().st_mtime_ns for p in run.iterdir()}
+    with opened(run) as again:
+        state = again.start
+        for number in range(1, ROUNDS + 1):
+            state, log = again.step(state, number)
+            assert log.tables["models"][0].sha256 == models(run)[number - 1]
+    assert {p.name: p.stat().st_mtime_ns for p in run.iterdir()} == before
+
+
+def test_it_starts_from_the_nearest_checkpoint(run):
+    with opened(run) as again:
+        assert {3, 6, ROUNDS} <= again.checkpoints().keys()
+        assert [again.nearest(rounds).rounds for rounds in (0, 2, 3, 5)] == [0, 0, 3, 3]
+        for rounds in (2, 5):
+            _, log = again.step(again.state(rounds), rounds + 1)
+            assert log.tables["models"][0].sha256 == models(run)[rounds]
+
+
+def test_a_damaged_checkpoint_is_passed_over(run, caplog):
+    path = run / "checkpoints" / "round-000003.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    try:
+        with opened(run) as again:
+            assert again.nearest(5).rounds == 0
+    finally:
+        path.write_bytes(whole)
+    assert "round-000003.json cannot be used" in caplog.text
