@@ -1,0 +1,260 @@
+"""Verdicts on published results: equivalence with a number, the order of two methods.
+
+A published number c and the mean m of our k values, with the margin D fixed beforehand and the
+standard error e of m - c on f degrees of freedom:
+
+- confirmed: the 90 % interval of m - c lies inside (-D, D), which is the two one-sided t tests at
+  level 0.05 (Schuirmann, J. Pharmacokinet. Biopharm. 15, 1987);
+- contradicted: its 95 % interval lies outside [-D, D];
+- not decidable: neither; with the number of values at which one of both would be found with
+  probability 0.8, if difference and standard deviation are the observed ones.
+
+What e and f are depends on what is known of the published number, see :func:`standard_error`.
+
+That method A is above B is confirmed where a paired t test over common seeds or partitions finds
+it, contradicted where it finds the opposite, at level 0.05 with Holm's correction over all orders
+of a table.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from scipy import stats as distributions
+
+from . import stats, units
+from .stats import SIGNIFICANT
+
+K = TypeVar("K")
+CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"
+CONTRADICTED, UNDECIDED = "contradicted", "not decidable"
+UNTESTABLE = "not testable here"
+WORDS = (EXACTLY, CONFIRMED, CONTRADICTED, UNDECIDED, UNTESTABLE)
+"""All verdicts."""
+EQUAL = 1e-9
+"""Values closer than this are equal."""
+MOST = 10_000
+"""Larger numbers of values are not looked for."""
+FAR = 30.0
+"""From this noncentrality on the normal distribution stands for the noncentral t."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What our values say about a published result.
+
+    Args:
+        word: one of :data:`WORDS`.
+        reason: what else is to be known, or why there is no verdict.
+        ours: the mean of our values, of an order the mean of the method that is claimed above.
+        n: number of our seeds or partitions.
+        unit: what they are, ``seed`` or ``partition``.
+        difference: our mean minus the published number, or the first method minus the second.
+        half90: half-width of the 90 % t interval of the difference.
+        half95: of its 95 % interval.
+        p: of an order, with Holm's correction.
+        needed: of an undecided one the number of seeds or partitions that would decide it with
+            probability 0.8; None where none up to :data:`MOST` would, or where it is not known.
+
+    Numbers that do not exist are NaN.
+    """
+
+    word: str
+    reason: str = ""
+    ours: float = math.nan
+    n: int = 0
+    unit: str = "seed"
+    difference: float = math.nan
+    half90: float = math.nan
+    half95: float = math.nan
+    p: float = math.nan
+    needed: int | None = None
+
+
+def standard_error(std: float, k: int, sd: float, n: int | None) -> tuple[float, float]:
+    """Standard error and degrees of freedom of our mean minus a published number.
+
+    - Its ``sd`` over ``n`` runs is known: Welch, sqrt(std^2 / k + sd^2 / n), with his degrees of
+      freedom.
+    - ``n`` alone is known: its runs are taken to vary as ours do, std sqrt(1 / k + 1 / n) on k - 1
+      degrees of freedom.
+    - Nothing is known: it is taken as exact, std / sqrt(k) on k - 1 degrees of freedom.
+
+    Args:
+        std: standard deviation (ddof 1) of our values.
+        k: number of our values, at least 2.
+        sd: standard deviation (ddof 1) of the published runs; NaN: not known.
+        n: number of the published runs, with an sd at least 2; None: not known.
+    """
+    if n is None:
+        return std / math.sqrt(k), k - 1.0
+    if math.isnan(sd):
+        return std * math.sqrt(1 / k + 1 / n), k - 1.0
+    ours, theirs = std**2 / k, sd**2 / n
+    spread = ours**2 / (k - 1) + theirs**2 / (n - 1)
+    freedom = (ours + theirs) ** 2 / spread if spread > 0 else float(k + n - 2)
+    return math.sqrt(ours + theirs), freedom
+
+
+def number(
+    values: pd.Series[float],
+    published: float,
+    margin: float,
+    *,
+    sd: float = math.nan,
+    n: int | None = None,
+    widest: float = math.inf,
+) -> Verdict:
+    """The verdict on a published number.
+
+    Args:
+        values: ours, one per run, indexed as in :data:`analysis.units.COLUMNS`; NaN where a run
+            has failed, which leaves the number undecided.
+        published: the number.
+        margin: of equivalence, above 0.
+        sd: of the published runs, NaN where it is not known.
+        n: number of the published runs, None where it is not known.
+        widest: a 95 % interval that is wider than this tests nothing.
+    """
+    lacking, there = _lacking(values), units.means(units.finite(values).dropna())
+    each = there.to_numpy(float)
+    k, unit = len(each), units.unit_of(values.index)
+    if lacking or k < 2:
+        mean = float(each.mean()) if k else math.nan
+        reason = lacking or f"one {unit} alone: how values vary is not known"
+        return Verdict(word=UNDECIDED, reason=reason, ours=mean, n=k, unit=unit)
+    std, difference = float(each.std(ddof=1)), float(each.mean()) - published
+    error, freedom = standard_error(std, k, sd, n)
+    half90, half95 = (float(distributions.t.ppf(q, freedom)) * error for q in (0.95, 0.975))
+    reason, needed = "", None
+    if 2 * half95 > widest:
+        word, reason = UNTESTABLE, f"too wide: the 95 % interval is wider than {widest:g}"
+    elif abs(difference) + half90 < margin:
+        word = CONFIRMED
+    elif abs(difference) - half95 > margin:
+        word = CONTRADICTED
+    else:
+        word = UNDECIDED
+        needed = fewest(lambda count: power(difference, std, count, margin, sd, n))
+    return Verdict(
+        word=word, reason=reason, ours=float(each.mean()), n=k, unit=unit, difference=difference,
+        half90=half90, half95=half95, needed=needed,
+    )  # fmt: skip
+
+
+def seeds(
+    values: pd.Series[float],
+    published: Mapping[int, float],
+    margin: float,
+    *,
+    widest: float = math.inf,
+) -> Verdict:
+    """The verdict on a number that is published seed by seed; ``values`` are indexed by seed.
+
+    It is confirmed exactly where every seed's value is ours to :data:`EQUAL`; otherwise the verdict
+    is that of :func:`number` on mean and standard deviation of the published values.
+    """
+    ours = {int(str(seed)): float(value) for seed, value in values.items()}
+    equal = sum(
+        seed in ours and abs(ours[seed] - value) <= EQUAL for seed, value in published.items()
+    )
+    theirs = np.array(list(published.values()))
+    sd = float(theirs.std(ddof=1)) if len(theirs) > 1 else math.nan
+    found = number(values, float(theirs.mean()), margin, sd=sd, n=len(theirs), widest=widest)
+    reason = f"{equal} of {len(published)} values equal to {EQUAL:g}"
+    if equal == len(published) == len(ours):
+        return replace(found, word=EXACTLY, reason=reason, needed=None)
+    return replace(found, reason="; ".join(filter(None, (found.reason, reason))))
+
+
+def orders(
+    pairs: Mapping[K, tuple[pd.Series[float], pd.Series[float]]], margin: float = math.nan
+) -> dict[K, Verdict]:
+    """The verdicts on orders, corrected over all of them.
+
+    Args:
+        pairs: the values of the method that is claimed above, and those of the other one, indexed
+            by run; a pair that lacks a run's value is undecided.
+        margin: of equivalence, about which the reason tells; NaN: none.
+    """
+    compared = {key: stats.paired(above, below) for key, (above, below) in pairs.items()}
+    lacking = {key: _lacking(above, below) for key, (above, below) in pairs.items()}
+    p = [math.nan if lacking[key] else one.p for key, one in compared.items()]
+    adjusted = dict(zip(compared, stats.holm(p), strict=True))
+    level = SIGNIFICANT / max(1, sum(not math.isnan(each) for each in p))
+    made = {}
+    for key, one in compared.items():
+        found, half90 = one.difference, math.nan
+        if found.n > 1:
+            half90 = float(distributions.t.ppf(0.95, found.n - 1)) * found.std / math.sqrt(found.n)
+        word, reason, needed = UNDECIDED, lacking[key] or one.reason, None
+        if adjusted[key] < SIGNIFICANT:
+            word = CONFIRMED if one.sign > 0 else CONTRADICTED
+        elif not reason:
+            effect = abs(found.mean) / found.std
+            needed = fewest(partial(units.power, effect, level=level))
+        if abs(found.mean) + half90 < margin and not lacking[key]:
+            reason = "; ".join(filter(None, (reason, f"practically equal, within +-{margin:g}")))
+        made[key] = Verdict(
+            word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()), n=found.n,
+            unit=found.unit, difference=found.mean, half90=half90, half95=found.half,
+            p=adjusted[key], needed=needed,
+        )  # fmt: skip
+    return made
+
+
+def power(difference: float, std: float, k: int, margin: float, sd: float, n: int | None) -> float:
+    """Probability that k values of ours decide about a published number.
+
+    It is that of confirming it where the true ``difference`` is inside the margin, by the bound of
+    Bonferroni P(A and B) >= P(A) + P(B) - 1 on the two tests, and that of contradicting it outside.
+    """
+    error, freedom = standard_error(std, k, sd, n)
+    if error == 0:
+        return float(abs(difference) != margin)
+    distance = abs(difference)
+    if distance < margin:
+        limit = float(distributions.t.ppf(0.95, freedom))
+        below = _exceeds(limit, freedom, (margin - distance) / error)
+        above = _exceeds(limit, freedom, (margin + distance) / error)
+        return max(0.0, below + above - 1)
+    limit = float(distributions.t.ppf(0.975, freedom))
+    return _exceeds(limit, freedom, (distance - margin) / error)
+
+
+def fewest(chance: Callable[[int], float]) -> int | None:
+    """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None where there is none.
+
+    The chance rises with the number.
+    """
+    low, high = 1, 2
+    while chance(high) < units.POWER:
+        if high == MOST:
+            return None
+        low, high = high, min(2 * high, MOST)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if chance(middle) >= units.POWER else (middle, high)
+    return high
+
+
+def _exceeds(limit: float, freedom: float, shift: float) -> float:
+    """P(T > limit) of the noncentral t distribution."""
+    if shift > FAR:  # scipy's noncentral t loses its digits there
+        return float(distributions.norm.sf(limit - shift))
+    return float(distributions.nct.sf(limit, freedom, shift))
+
+
+def _lacking(*values: pd.Series[float]) -> str:
+    """Why there is no verdict: how many runs have no value; empty where all have one."""
+    runs = pd.concat([units.finite(own) for own in values], axis=1)
+    missing = int(runs.isna().any(axis=1).sum())
+    if len(runs) == 0:
+        return "no run has a value"
+    return f"{missing} of {len(runs)} runs have no value" if missing else ""
