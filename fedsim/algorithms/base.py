@@ -127,7 +127,8 @@ class Algorithm:
                 poison=self.poison,
             )
         if self.server.root_samples:
-            works["root"] = Work(rule=LocalRule(), training=training, trains=True)
+            open_training = replace(training, private=None)  # its samples are no client's
+            works["root"] = Work(rule=LocalRule(), training=open_training, trains=True)
         if finetune_epochs:
             longer = replace(training, local_epochs=finetune_epochs)
             works["finetune"] = Work(rule=LocalRule(), training=longer, trains=True)

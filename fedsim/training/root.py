@@ -1,8 +1,9 @@
 """The server's own training on a part of the validation samples, the root set (FLTrust).
 
 It starts from the model that the round's clients get, and trains by section ``train`` as they do:
-on plain cross-entropy, without transforms and state, with random numbers of its own. It takes
-neither simulated time nor bytes.
+on plain cross-entropy, without transforms and state, with random numbers of its own. With
+dp.level=example it is trained without clipping and noise: what is protected are the samples of
+clients. It takes neither simulated time nor bytes.
 """
 
 from __future__ import annotations

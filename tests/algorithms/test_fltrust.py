@@ -231,6 +231,18 @@ def test_clients_in_blocks_do_not_change_the_servers_own_training(monkeypatch):
     np.testing.assert_allclose(made[1].after.params, made[0].after.params, atol=1e-5)
 
 
+@pytest.mark.integration
+def test_privacy_of_samples_adds_no_noise_to_the_servers_own_training():
+    given = {"train": {"rounds": 1, "lr": 0.1}}
+    dp = {"level": "example", "clip": 0.1, "noise_multiplier": 5.0, "accountant": "rdp"}
+    own = []
+    for config in (small("fltrust", "mlp", **given), small("fltrust", "mlp", **given, dp=dp)):
+        setup = prepare(config)
+        with closing(make_executor(setup)) as executor:
+            own.append(root.reference(setup, executor, {0: (setup.initial, {})}, CTX))
+    assert own[0].tobytes() == own[1].tobytes()
+
+
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("name", ["scaffold", "fedavg"])
