@@ -146,6 +146,7 @@ main.add_command(heatmap_command, "partition")
     type=click.Choice((*tables.NAMES, *tables.ALIASES)), show_default=True,
     help="What the table shows. Repeatable. A score of the test part: accuracy, "
     "balanced_accuracy, macro_f1, auc, loss or ece; scores: all of them after the last round; "
+    "attack_success_rate, benign_test_accuracy, epsilon or deployment_epsilon of rounds.csv; "
     "pairs: methods with and without another server rule; target: rounds and time to the target "
     "accuracy; "
     "groups: accuracy by group of test images; clients: accuracy over the clients (mean, "

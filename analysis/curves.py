@@ -51,6 +51,10 @@ METRICS: Mapping[str, Metric] = {
     "update_norm": Metric("Norm of the server step"),
     "test_ece": Metric("Test calibration error, ECE (%)", 100),
     "val_ece": Metric("Validation calibration error, ECE (%)", 100),
+    "attack_success_rate": Metric("Attack success rate (%)", 100),
+    "benign_test_accuracy": Metric("Test accuracy of benign clients (%)", 100),
+    "epsilon": Metric("Privacy budget \N{GREEK SMALL LETTER EPSILON}"),
+    "deployment_epsilon": Metric("\N{GREEK SMALL LETTER EPSILON} of the deployment"),
 }
 
 

@@ -15,7 +15,7 @@ from .captions import power_words
 from .layout import COLLAPSE, Table, Unit
 from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
-from .scores import COLLAPSED, SCORES, TAKES, by_run, counts
+from .scores import COLLAPSED, SCORES, by_run, counts, heading
 from .stats import SIGNIFICANT, TESTS, Estimate, estimate
 from .words import listed, say, sentences
 
@@ -46,7 +46,7 @@ def findings(facets: Facets, score: str, baseline: str | None, compared: Table) 
 def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     """The best method under one setting, and which others it differs from."""
     shown = SCORES[score]
-    title = TAKES["final"].format(shown.title)
+    title = heading(score, "final")
     texts = {"title": title[0].lower() + title[1:], "where": f"{setting}: " * bool(setting)}
     values = by_run(groups, score, "final")
     order = stats.ranking(values, lowest=shown.lowest)
@@ -184,7 +184,7 @@ def draw(facets: Facets, score: str) -> Drawing:
     lines = facet_lines(facets)
     lacking = "; ".join(_lacking(facets, score))
     guesses = {setting: _guess(groups, score) for setting, groups in facets.items()}
-    title = TAKES["final"].format(shown.title)
+    title = heading(score, "final")
     grey: dict[str, Any] = {"color": "#444444", "linestyle": ""}
     handles = [
         Line2D([], [], **grey | {"linestyle": "-"}, marker="o"), Line2D([], [], **grey, marker="|")

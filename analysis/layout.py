@@ -77,6 +77,8 @@ class Unit:
 
 PERCENT = Unit(factor=100, digits=2, name="%", of_differences="points", largest=0.5)
 PLAIN = Unit()
+BUDGET = Unit(digits=2)
+"""Of epsilon."""
 NATS = Unit(name="nats", of_differences="nats", largest=math.log(1000))
 
 

@@ -1,4 +1,4 @@
-"""Scores of the test part by run: final, best and last ten, and whether the final model collapsed.
+"""Scores by run: final, best and last ten, and whether the final model collapsed.
 
 Accuracies are in summary.csv in every version. What older versions left out of it is computed from
 rounds.csv and classes.csv, as the present version does.
@@ -15,13 +15,13 @@ import pandas as pd
 
 from . import units
 from .files import read_table
-from .layout import NATS, PERCENT, Unit
+from .layout import BUDGET, NATS, PERCENT, Unit
 from .runs import Group
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score of the test part.
+    """A score.
 
     Args:
         title: in a heading, such as ``balanced accuracy``.
@@ -42,11 +42,19 @@ SCORES: Mapping[str, Score] = {
     "loss": Score("loss", NATS, lowest=True),
     "ece": Score("calibration error (ECE)", lowest=True),
 }
-"""By name; the columns of rounds.csv are ``test_<name>`` and ``val_<name>``."""
+"""Of the test part, by name; the columns of rounds.csv are ``test_<name>`` and ``val_<name>``."""
+OTHERS: Mapping[str, Score] = {
+    "attack_success_rate": Score("attack success rate", lowest=True),
+    "benign_test_accuracy": Score("test accuracy of benign clients"),
+    "epsilon": Score("epsilon", BUDGET, lowest=True),
+    "deployment_epsilon": Score("epsilon of the deployment", BUDGET, lowest=True),
+}
+"""Of runs with an attack or with privacy, by their column of rounds.csv."""
+ALL = {**SCORES, **OTHERS}
 TAKES: Mapping[str, str] = {
-    "final": "Final test {}", "best": "Best test {}", "last10": "Test {} of the last 10 rounds",
+    "final": "final {}", "best": "best {}", "last10": "{} of the last 10 rounds",
 }  # fmt: skip
-"""The rounds that a score is taken from, and the title of its table."""
+"""The rounds that a score is taken from, and the title of its table, see :func:`heading`."""
 COLLAPSED = "collapsed"
 """Column of summary.csv: whether the final model predicts one class only, or its balanced accuracy
 is at most that of chance."""
@@ -54,9 +62,21 @@ TOLERANCE = 1e-9
 """A balanced accuracy above chance by less than this differs by rounding alone."""
 
 
+def of_rounds(score: str) -> str:
+    """The column of rounds.csv: ``test_auc``, ``epsilon``."""
+    return f"test_{score}" if score in SCORES else score
+
+
 def column(score: str, take: str) -> str:
     """The column of summary.csv (and of :func:`completed`): ``final_test_auc``."""
-    return f"{take}_test_{score}"
+    return f"{take}_{of_rounds(score)}"
+
+
+def heading(score: str, take: str) -> str:
+    """``Final test accuracy``, ``Epsilon at the best round``."""
+    at = "{} at the best round" if take == "best" and score in OTHERS else TAKES[take]
+    words = at.format("test " * (score in SCORES) + ALL[score].title)
+    return words[0].upper() + words[1:]
 
 
 def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
@@ -64,7 +84,7 @@ def completed(runs: pd.DataFrame, names: Collection[str]) -> pd.DataFrame:
 
     Args:
         runs: from :func:`analysis.runs.summaries`.
-        names: keys of :data:`SCORES`.
+        names: keys of :data:`ALL`.
 
     Raises:
         AnalysisError: a rounds.csv or classes.csv is unreadable.
@@ -98,14 +118,14 @@ def _from_rounds(
 
     ``best`` is the best round.
     """
-    columns = [f"test_{name}" for name in ("accuracy", *names)]
+    columns = [of_rounds(name) for name in ("accuracy", *names)]
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
     known: dict[tuple[str, str], float] = {}
     for name in names:
-        if f"test_{name}" not in rounds:
+        if of_rounds(name) not in rounds:
             known |= {(name, take): math.nan for take in TAKES}
             continue
-        values = rounds[f"test_{name}"].astype(float)
+        values = rounds[of_rounds(name)].astype(float)
         tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
         final = values[tested].iloc[-1:]
         known[name, "final"] = float(final.iloc[0]) if len(final) else math.nan

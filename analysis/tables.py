@@ -24,7 +24,7 @@ from .layout import (
 )
 from .panels import facets, settings_by
 from .runs import Group, group, known, order, unit_among
-from .scores import SCORES, TAKES, by_run, completed, counts
+from .scores import ALL, SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Test, Values, cells, ranked
 from .units import COLUMNS, ExperimentalUnit
 from .variance import with_variances
@@ -36,7 +36,7 @@ TERMS: Mapping[str, str] = {
 }  # fmt: skip
 """Columns of decomposition.csv; the first three add up to the last."""
 NAMES = (
-    *SCORES,
+    *ALL,
     "scores",
     "clients",
     "sites",
@@ -78,14 +78,14 @@ def make(
             f"--baseline {baseline}: the table {name} compares each method with its own clients "
             "under their own server rule; leave it out"
         )
-    if columns is not None and name not in (*SCORES, "pairs", "target"):
+    if columns is not None and name not in (*ALL, "pairs", "target"):
         raise AnalysisError(
             f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
-            f"{', '.join((*SCORES, 'pairs', 'target'))}"
+            f"{', '.join((*ALL, 'pairs', 'target'))}"
         )
-    runs = completed(runs, [name] if name in SCORES else SCORES if name == "scores" else ())
+    runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
-    if name in SCORES:
+    if name in ALL:
         _check_there(runs, name)
         groups = [] if columns else group(runs, by, unit)
         made = [
@@ -94,7 +94,7 @@ def make(
             else scored(groups, name, take, baseline, test)
             for take in takes
         ]
-        told = SCORES[name].unit
+        told = ALL[name].unit
         made = with_variances(made, told)
         return with_differences(made, told) if columns else made
     if name == "target":
@@ -127,7 +127,7 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
     """Raises an AnalysisError if no run has the score, but for accuracy, which may be n/a."""
     columns = [scores.column(score, take) for take in TAKES]
     if score != "accuracy" and runs[columns].isna().all(axis=None):
-        raise AnalysisError(f"in no run rounds.csv has test_{score}")
+        raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
 
 
 def runs_without(
@@ -154,13 +154,13 @@ def scored(
 
     ``groups`` are of :func:`analysis.scores.completed` runs.
     """
-    shown = SCORES[score]
+    shown = ALL[score]
     statistics = _cells(
         {"": by_run(groups, score, take)}, {"": groups}, baseline, test, shown.lowest
     )
     caption = f"{_meaning(groups, score, take)} {signs(statistics, test, lowest=shown.lowest)}"
     caption += comparisons(statistics, baseline, test, shown.unit, details=True)
-    title = TAKES[take].format(shown.title)
+    title = scores.heading(score, take)
     return detailed(
         f"{score}_{take}", title, caption, statistics, shown.unit, _capital(shown.title)
     )
@@ -178,13 +178,13 @@ def crossed_score(
         value: group(runs[of == value], rows, unit) for value in sorted(of.unique(), key=order)
     }
     values = {value: by_run(groups, score, take) for value, groups in blocks.items()}
-    shown = SCORES[score]
+    shown = ALL[score]
     statistics = _cells(values, blocks, baseline, test, shown.lowest)
     everyone = [one for groups in blocks.values() for one in groups]
     caption = f"{_meaning(everyone, score, take)} {signs(statistics, test, lowest=shown.lowest)}"
     caption += comparisons(statistics, baseline, test, shown.unit)
     texts, seeds = with_seeds(statistics, shown.unit)
-    title = f"{shown.unit.head(TAKES[take].format(shown.title))} by {columns}"
+    title = f"{shown.unit.head(scores.heading(score, take))} by {columns}"
     heads = crossed_heads(statistics, {value: f"{columns}={value}" for value in blocks})
     return crossed(f"{score}_{take}_by_{columns}", title, caption + seeds, texts, heads)
 
@@ -291,8 +291,10 @@ def _meaning(groups: Sequence[Group], score: str, take: str) -> str:
     known = {"val": "validation part", "test": "test part itself"}
     parts = sorted({str(part) for one in groups for part in one.runs.get("best_by", ())})
     meaning = say(f"tables.{take}", parts=" or ".join(known.get(part, part) for part in parts))
-    unit = {"%": " in per cent", "nats": " in nats, lower is better"}[SCORES[score].unit.name]
-    return f"{_capital(SCORES[score].title)}{unit}, {meaning}."
+    shown = ALL[score]
+    unit = {"%": " in per cent", "nats": " in nats", "": ""}[shown.unit.name]
+    better = ", lower is better" * shown.lowest
+    return f"{_capital(shown.title)}{unit}{better}, {meaning}."
 
 
 def with_interval(cell: Cell) -> str:

@@ -14,12 +14,14 @@ from fedsim import data
 from fedsim.cli import names
 from fedsim.config import earlier, experiments
 from fedsim.config.sections import fields
+from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.terminal import echo
 from fedsim.display.tables import show as show_table
+from fedsim.privacy.accounting import Sampling, neighbours
 from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 from fedsim.training.provenance import Provenance
@@ -30,7 +32,11 @@ WIDTH = 60
 """A curve has at most so many characters."""
 CURVES = ("train_loss", "val_accuracy", "test_accuracy")
 """The columns of rounds.csv that are drawn."""
+RESULTS = ("val_", "test_", "client_test_", "train_loss", "benign_", "attack_success_rate")
+"""What the names of those columns of rounds.csv begin with that are results."""
 YES = {True: "yes", False: "no"}
+EPSILONS = ("epsilon", "deployment_epsilon")
+"""Columns of rounds.csv of runs with user-level privacy."""
 MOST_CLASSES = 40
 """Of more classes no table is printed."""
 DIGESTS = ("data_digest", "code.")
@@ -51,6 +57,7 @@ class Details:
         collapsed: whether the final model is no better than chance, by summary.csv; None where it
             does not say, as for unfinished runs and those of earlier versions.
         rounds: the rows of rounds.csv.
+        clients: those of clients.csv where they have epsilons, with dp.level=example.
         classes: the rows of classes.csv of the newest evaluated round.
     """
 
@@ -59,6 +66,7 @@ class Details:
     environment: Mapping[str, Any]
     collapsed: bool | None
     rounds: Sequence[Row]
+    clients: Sequence[Row]
     classes: Sequence[Row]
 
     @property
@@ -97,7 +105,7 @@ class Details:
         results = {}
         for column in self.rounds[0] if self.rounds else ():
             values = curve(self.rounds, column)
-            if values and column.startswith(("val_", "test_", "client_test_", "train_loss")):
+            if values and column.startswith(RESULTS):
                 last = curve(recent, column).values()
                 results[column] = {
                     "final": list(values.values())[-1],
@@ -105,6 +113,31 @@ class Details:
                     "last10": math.fsum(last) / len(last) if last else None,
                 }
         return results
+
+    @property
+    def privacy(self) -> dict[str, Any] | None:
+        """Level, delta, neighbours and epsilons at the end; None without privacy or rounds.
+
+        An epsilon is None where it is infinite. That of samples is the largest of all clients.
+        """
+        settings = self.settings
+        level, clients = settings["dp.level"], settings["data.num_clients"]
+        if level is None or not self.rounds:
+            return None
+        drawn: Sampling = "poisson"
+        if level == "user" and settings["train.cohort"] == "fixed":
+            m = cohort_size(clients, settings["train.sample_rate"])
+            turns = settings["train.selection"] == "round_robin"
+            drawn = "full" if turns or m == clients else "fixed"
+        said = {"level": level, "delta": settings["dp.delta"], "neighbours": neighbours(drawn)}
+        if level == "user":
+            last = self.rounds[-1]
+            known = [column for column in EPSILONS if column in last] or EPSILONS[:1]
+            return said | {column: status.number(last.get(column)) for column in known}
+        last_of = {row["client_id"]: row for row in self.clients if row["status"] == "ok"}
+        own = [status.number(row.get("epsilon")) for row in last_of.values()]
+        finite = [epsilon for epsilon in own if epsilon is not None]
+        return said | {"epsilon": max(finite, default=0.0) if len(finite) == len(own) else None}
 
     @property
     def best_round(self) -> int | None:
@@ -128,6 +161,7 @@ class Details:
             "best_round": self.best_round,
             "collapsed": self.collapsed,
             "results": self.results,
+            "privacy": self.privacy,
             "classes": [dict(row) for row in self.classes],
             "curves": {column: curve(self.rounds, column) for column in CURVES},
         }
@@ -153,6 +187,8 @@ def read(run: str | Path) -> Details:
             raise ValueError(state.problem)
         rounds = _table(path / "rounds.csv", numbers=True)
         classes = _table(path / "classes.csv")
+        private = "dp.level" in given and given["dp.level"].value == "example"
+        clients = _table(path / "clients.csv") if private else []
     except (OSError, ValueError, csv.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
     used = {given[key].value for key in ("algorithm", "data.name") if key in given}
@@ -168,6 +204,7 @@ def read(run: str | Path) -> Details:
         environment=_environment(path),
         collapsed=_collapsed(path),
         rounds=rounds,
+        clients=clients,
         classes=[row for row in classes if row["round"] == classes[-1]["round"]],
     )
 
@@ -297,10 +334,31 @@ def show(run: Details) -> None:
                 for column, values in run.results.items()
             ]
         )
+    _show_privacy(run)
     if run.collapsed:
         echo("\nthe final model collapsed: its balanced accuracy is at most that of chance")
     _show_classes(run)
     _show_curves(run)
+
+
+def _show_privacy(run: Details) -> None:
+    known = run.privacy
+    if known is None:
+        return
+    numbers = {
+        column: "infinity" if (epsilon := known[column]) is None else f"{epsilon:.4g}"
+        for column in EPSILONS
+        if column in known
+    }
+    whom = {"user": "client", "example": "sample of a client"}[known["level"]]
+    most = "at most " * (known["level"] == "example")
+    echo(
+        f"\ndifferential privacy of {whom.split()[0]}s: epsilon {most}{numbers['epsilon']} after "
+        f"{counted(run.status.rounds_done, 'round')}, delta {known['delta']:g}; neighbours "
+        f"{known['neighbours']} {whom}"
+    )
+    if "deployment_epsilon" in numbers:
+        echo(f"epsilon of the deployment: {numbers['deployment_epsilon']}")
 
 
 def _show_classes(run: Details) -> None:

@@ -42,6 +42,7 @@ from fedsim.version import DISTRIBUTION
 
 Accountant = Literal["pld", "rdp"]
 Sampling = Literal["poisson", "fixed", "full"]
+Neighbours = Literal["add or remove one", "replace one"]
 
 POINTS, FINEST = 4000, 1e-5
 """Privacy losses are discretised at the largest power of ten with so many intervals up to the
@@ -91,14 +92,19 @@ class Release:
         return self.cohort / self.population
 
     @property
-    def neighbours(self) -> Literal["add or remove one", "replace one"]:
+    def neighbours(self) -> Neighbours:
         """The data sets that epsilon tells apart."""
-        return "replace one" if self.sampling == "fixed" else "add or remove one"
+        return neighbours(self.sampling)
 
     @property
     def effective_noise(self) -> float:
         """Standard deviation of the noise over the sensitivity: z, or z / 2 (replace one)."""
         return self.noise_multiplier / (2 if self.sampling == "fixed" else 1)
+
+
+def neighbours(sampling: Sampling) -> Neighbours:
+    """The data sets that the epsilon of a sampling tells apart."""
+    return "replace one" if sampling == "fixed" else "add or remove one"
 
 
 def epsilons(

@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from analysis import layout, tables
 from analysis.cli import main
 from analysis.layout import EMPTY, PERCENT, PLAIN, p_value
-from analysis.runs import find, summaries
+from analysis.runs import Group, find, group, summaries
+from analysis.scores import completed
 from analysis.stats import cells, reference
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
@@ -33,6 +34,10 @@ def runs(tmp_path: Path) -> Path:
 
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
+
+
+def completed_groups(root: Path) -> list[Group]:
+    return group(completed(summaries(find([root])[0]), ["attack_success_rate"]), ("algorithm",))
 
 
 def test_table_against_a_baseline_by_hand(runs: Path) -> None:
@@ -241,9 +246,10 @@ def test_files(runs: Path, tmp_path: Path) -> None:
         (("--columns", "colour"), "no column colour"),
         (
             ("--columns", "alpha", "--metric", "groups"),
-            "goes with accuracy, balanced_accuracy, macro_f1, auc, loss, ece, pairs, target",
+            "goes with accuracy, balanced_accuracy, macro_f1, auc, loss, ece, attack_success_rate",
         ),
         (("--metric", "groups"), "in no run evaluations.csv has rows of groups"),
+        (("--metric", "epsilon"), "in no run rounds.csv has epsilon"),
         (("--metric", "decomposition"), "evaluation.decompose_every above 0"),
     ],
 )
@@ -252,6 +258,41 @@ def test_refusals(runs: Path, arguments: tuple[str, ...], message: str) -> None:
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def attacked(root: Path, algorithm: str, seed: int, *success: str, **settings: object) -> None:
+    run = run_of(root, algorithm, seed, [0.5] * len(success), **settings)
+    lines = (f"{t},0.5,{rate},{t}.5" for t, rate in enumerate(success, start=1))
+    rows(run, "rounds", "round,test_accuracy,attack_success_rate,epsilon", *lines)
+
+
+def test_success_of_attacks_and_epsilon(tmp_path: Path) -> None:
+    for seed, (ours, theirs) in enumerate((("0.1", "0.7"), ("0.2", "0.9"), ("0.3", "0.8"))):
+        attacked(tmp_path, "krum", seed, "0.5", ours, alpha=1)
+        attacked(tmp_path, "fedavg", seed, "0.5", theirs, alpha=1)
+    given = ("--metric", "attack_success_rate", "--at", "final")
+    shown = invoke("table", tmp_path, *given).stdout
+    # mean 0.2, s = 0.1, half = 4.302653 * 0.1 / sqrt(3) = 0.24841
+    assert "| krum | 3 | **20.00** ± 24.84 |" in shown
+    assert "### Final attack success rate" in shown
+    assert "in per cent, lower is better, after the last round" in shown
+    assert "**20.00** ± 24.84" in invoke(
+        "table", tmp_path, *given, "--columns", "alpha"
+    ).stdout
+    found = invoke("table", tmp_path, "--metric", "epsilon", "--baseline", "fedavg").stdout
+    assert "### Epsilon of the last 10 rounds" in found
+    assert found.count("| 2.50 ± 0.00 |") == 2
+    drawn = tmp_path / "success.png"
+    for metric in ("attack_success_rate", "epsilon"):
+        assert invoke("curves", tmp_path, "--metric", metric, "--out", drawn).exit_code == 0
+
+
+def test_success_of_attacks_is_that_of_the_last_evaluation(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "krum", 0, [0.5, 0.5])
+    rows(run, "rounds", "round,test_accuracy,attack_success_rate", "1,0.5,0.25", "2,,", "3,0.5,0.5")
+    made = {take: tables.scored(completed_groups(tmp_path), "attack_success_rate", take)
+            for take in tables.TAKES}  # fmt: skip
+    assert [one.data["mean"].tolist() for one in made.values()] == [[0.5], [0.25], [0.375]]
 
 
 HARD = (0.70, 0.72, 0.69, 0.71, 0.10)

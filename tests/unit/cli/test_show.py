@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ from fedsim.cli import details, main
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.files import lock
-from fedsim.storage.rows import ClassRow
+from fedsim.storage.rows import ClassRow, ClientRow, RoundRow
 from fedsim.storage.run_dir import RunWriter
 from tests.commands import clean_environment
 from tests.unit.cli.test_runs import write_run
@@ -259,3 +260,67 @@ def test_a_collapse_is_said(tmp_path):
     assert ["collapsed", "yes", "no", "-"] in lines
     assert compared(a, b, c)["collapsed"] == [True, False, None]
     assert [shown(run)["collapsed"] for run in (a, b, c)] == [True, False, None]
+
+
+def round_row(number, **more):
+    return RoundRow(
+        round=number, lr=0.1, cohort_size=1, dropped=0, train_loss=1.0, test_accuracy=0.5,
+        val_accuracy=None, **more,
+    )  # fmt: skip
+
+
+def private_run(path, epsilons, train=MappingProxyType({}), **dp):
+    """Rounds with these epsilons, at delta 1e-5."""
+    settings = {"dp": {"level": "user", "clip": 1.0} | dp, "train": train}
+    run = write_run(path, (), **settings)
+    for number, epsilon in enumerate(epsilons, 1):
+        RunWriter(run).append("rounds", [round_row(number, epsilon=epsilon)])
+    return run
+
+
+@pytest.mark.parametrize(
+    ("train", "neighbours"),
+    [
+        ({"cohort": "poisson"}, "add or remove one"),
+        ({}, "replace one"),
+        ({"sample_rate": 1.0}, "add or remove one"),
+        ({"selection": "round_robin"}, "add or remove one"),
+    ],
+)
+def test_the_epsilon_of_clients(tmp_path, train, neighbours):
+    run = private_run(tmp_path / "a", (1.25, 2.5), train)
+    said = f"epsilon 2.5 after 2 rounds, delta 1e-05; neighbours {neighbours} client"
+    assert f"\ndifferential privacy of clients: {said}\n" in call("show", run)
+    expected = {"level": "user", "delta": 1e-5, "neighbours": neighbours, "epsilon": 2.5}
+    assert shown(run)["privacy"] == expected
+
+
+def test_an_infinite_epsilon(tmp_path):
+    run = private_run(tmp_path / "a", (None,), noise_multiplier=0.0)
+    assert shown(run)["privacy"]["epsilon"] is None
+    assert "epsilon infinity after 1 round, delta" in call("show", run)
+    assert shown(write_run(tmp_path / "b"))["privacy"] is None
+    assert shown(private_run(tmp_path / "c", ()))["privacy"] is None
+
+
+def test_the_epsilon_of_samples_is_the_largest_of_the_clients(tmp_path):
+    run = private_run(tmp_path / "a", (None, None), level="example")
+    for number, own in ((1, (9.0, 1.0)), (2, (None, 2.0))):  # the first is dropped in round 2
+        rows = [
+            ClientRow(round=number, client_id=c, num_samples=9, epsilon=epsilon,
+                      status="dropped" if epsilon is None else "ok")
+            for c, epsilon in enumerate(own)
+        ]  # fmt: skip
+        RunWriter(run).append("clients", rows)
+    assert shown(run)["privacy"]["epsilon"] == 9.0
+    assert (
+        "differential privacy of samples: epsilon at most 9 after 2 rounds, delta 1e-05; "
+        "neighbours add or remove one sample of a client"
+    ) in call("show", run)
+
+
+def test_the_success_of_an_attack_is_a_result(tmp_path):
+    run = write_run(tmp_path / "a", ())
+    for number, success in ((1, 0.25), (2, 0.75)):
+        RunWriter(run).append("rounds", [round_row(number, attack_success_rate=success)])
+    assert shown(run)["results"]["attack_success_rate"]["final"] == 0.75
