@@ -14,12 +14,11 @@ from typing import Any
 
 from fedsim import algorithms
 from fedsim.config.run import RunConfig
-from fedsim.core.types import ClientTask, ClientUpdate, RoundContext
+from fedsim.core.types import ClientTask, ClientUpdate
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.log import RoundLog
-from fedsim.training.round import run_round
-from fedsim.training.schedule import draw_cohort, lr_at
+from fedsim.training.round import context, run_round
 from fedsim.training.setup import make_executor, prepare
 
 ROUNDS = 3
@@ -115,16 +114,9 @@ def rounds(
     made = []
     try:
         for t in range(first, setup.config.train.rounds):
-            ctx = RoundContext(
-                round=t,
-                num_rounds=setup.config.train.rounds,
-                num_clients=setup.partition.num_clients,
-                lr=lr_at(setup.config, t),
-                seed=setup.config.seed,
-            )
             before, log = state, RoundLog(t + 1)
-            state = run_round(setup, executor, before, ctx, log)
-            clients = draw_cohort(ctx, setup.cohort_size)
+            state = run_round(setup, executor, before, context(setup, t), log)
+            clients = [row["client_id"] for row in log.tables["clients"]]
             made.append(Round(clients=clients, before=before, after=state, log=log))
     finally:
         executor.close()
