@@ -8,14 +8,17 @@ where g_i is the gradient of sample i over all parameters that are trained. With
 the noise is left. The number of steps and the divisor do not depend on what is drawn.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedsim.client.context import LocalEnv
-from fedsim.core.rng import torch_generator
+from fedsim.client.context import LocalEnv, Precision
+from fedsim.client.criterion import MarginControl
+from fedsim.core.layout import FlatModel
+from fedsim.core.rng import torch_generator, torch_scope
 from fedsim.core.types import PrivateSteps
 
 STEPS = "private_steps"
@@ -82,19 +85,48 @@ def sample_gradients(env: LocalEnv, x: Tensor, y: Tensor) -> tuple[list[Tensor],
         y: (b,) labels.
     """
     names = [slot.name for slot in env.slots()]
+    named = dict(zip(names, env.params, strict=True))
+    return _by_sample(env.model, named, env.criterion, x, y, env.precision)
+
+
+def _by_sample(
+    model: nn.Module,
+    named: Mapping[str, Tensor],
+    criterion: MarginControl,
+    x: Tensor,
+    y: Tensor,
+    precision: Precision = nullcontext,
+) -> tuple[list[Tensor], Tensor]:
+    """See :func:`sample_gradients`; ``named`` are the parameters that train."""
 
     def loss(params: list[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        with env.precision():
-            named = dict(zip(names, params, strict=True))
-            logits = functional_call(env.model, named, (x.unsqueeze(0),))
-            return env.criterion.with_cross_entropy(logits, y.unsqueeze(0))
+        with precision():
+            own = dict(zip(named, params, strict=True))
+            logits = functional_call(model, own, (x.unsqueeze(0),))
+            return criterion.with_cross_entropy(logits, y.unsqueeze(0))
 
-    own = [p.detach() for p in env.params]
     by_sample = vmap(
         grad_and_value(loss, has_aux=True), in_dims=(None, 0, 0), randomness="different"
     )
-    gradients, (_, ce) = by_sample(own, x, y)
+    gradients, (_, ce) = by_sample([p.detach() for p in named.values()], x, y)
     return gradients, ce.detach()
+
+
+def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None:
+    """Why a model has no gradients by sample: what torch said; None where it has them.
+
+    Args:
+        flat: the model, in the mode in which it trains.
+        criterion: the classification loss.
+        x: (b, ...) model input.
+    """
+    named = {slot.name: p for slot, p in flat.params}
+    with torch_scope(0):
+        try:
+            _by_sample(flat.model, named, criterion, x, torch.zeros(len(x), dtype=torch.long))
+        except Exception as error:  # noqa: BLE001 a model may raise anything
+            return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
+    return None
 
 
 def clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:

@@ -21,7 +21,7 @@ class DpConfig(Section):
     clip: float | None = Field(default=None, gt=0)
     """Norm C to which a client's update (user) or a sample's gradient (example) is clipped; with
     dp.quantile that of the first round, unset: 0.1."""
-    noise_multiplier: float = Field(default=1.0, ge=0)
+    noise_multiplier: float = Field(default=1.0, ge=0, le=1e6)
     """Standard deviation of the noise in units of the clipping norm, z; 0: no noise, and no
     privacy."""
     delta: float = Field(default=1e-5, gt=0, lt=1)

@@ -48,6 +48,8 @@ POINTS, FINEST = 4000, 1e-5
 """Privacy losses are discretised at the largest power of ten with so many intervals up to the
 largest loss of a round, but not below the finest (dp-accounting's own is 1e-4). Rounding is
 upwards; an epsilon above 0.1 changes by less than 0.5 %."""
+LEAST = 1e-8
+"""Noise multiplier below which epsilon is said to be infinite (above it, it is 1e15 or more)."""
 TAIL = 10.0
 """Standard deviations of the noise beyond which losses count as infinite (mass 1e-23)."""
 
@@ -167,7 +169,7 @@ def _epsilon(release: Release, rounds: int, delta: float, accountant: Accountant
     """Epsilon of ``rounds`` rounds."""
     if rounds == 0:
         return 0.0
-    if release.noise_multiplier == 0:
+    if release.noise_multiplier < LEAST:
         return math.inf
     if accountant == "rdp":
         orders, divergences = _rdp(release)
@@ -175,7 +177,8 @@ def _epsilon(release: Release, rounds: int, delta: float, accountant: Accountant
         return float(epsilon)
     if release.rate == 1:  # a Gaussian mechanism, whichever the sampling is called
         sigma = release.effective_noise / math.sqrt(rounds)
-        return float(library().get_epsilon_gaussian(sigma, delta))
+        with np.errstate(divide="ignore"):  # where epsilon is 0
+            return float(library().get_epsilon_gaussian(sigma, delta))
     return float(_pld(release).self_compose(rounds).get_epsilon_for_delta(delta))
 
 

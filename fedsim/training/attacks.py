@@ -81,8 +81,8 @@ def attack_of(
     """The attack, and the method with it; both as they are where there is none.
 
     Raises:
-        ConfigError: as :func:`malicious_clients`, a class that does not exist, or a trigger that
-            the samples cannot have.
+        ConfigError: as :func:`malicious_clients`, a class that does not exist, a trigger that the
+            samples cannot have, or an attack on the benign updates without a benign client.
     """
     if attack.name is None:
         return Attack((), algorithm)
@@ -90,6 +90,12 @@ def attack_of(
     own = Malicious(frozenset(clients), attack.start_round - 1)
     scale = 1.0 if attack.scale is None else attack.scale
     if attack.name in OMNISCIENT:
+        if len(clients) == len(partition.participants):
+            key = "fraction" if attack.clients is None else "clients"
+            raise ConfigError(
+                f"attack.{key}: all {len(clients)} clients are malicious; {attack.name} changes no "
+                "update of a cohort without a benign client, so leave one"
+            )
         return Attack(tuple(clients), algorithm, OMNISCIENT[attack.name](own, attack))
     for key in ("source", "target"):
         given = getattr(attack, key)

@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from fedsim.algorithms.base import Algorithm
+from fedsim.client.private import obstacle
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import DpConfig
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import Layout
+from fedsim.core.layout import FlatModel
+from fedsim.core.types import Layout, ModelSpec
 from fedsim.privacy.accounting import Accountant, Release, Sampling, epsilons, library, statement
 from fedsim.server import Average, Exchange
 from fedsim.server.banded import BandedNoise
@@ -22,6 +24,7 @@ from fedsim.server.privacy import (
     PrivateSum,
     noise_beside_count,
 )
+from fedsim.training.stacking import examples
 
 LITTLE_NOISE = 0.3
 """Standard deviation of the noise over the sensitivity below which epsilon is computed by RDP: it
@@ -89,6 +92,14 @@ def _shown(epsilon: float | None) -> str:
     return "infinity" if epsilon is None else f"{epsilon:.4g}"
 
 
+def remedy(config: RunConfig) -> str:
+    """What to do where models or updates are not finite."""
+    dp = config.dp
+    if dp.level is None or dp.noise_multiplier == 0:
+        return "lower train.lr"
+    return f"lower dp.noise_multiplier={dp.noise_multiplier:g}, dp.clip or train.lr"
+
+
 def epsilon_of_samples(config: RunConfig, samples: int, steps: int) -> float | None:
     """Epsilon of a client with so many samples after so many steps of DP-SGD; None: infinite."""
     dp, batch = config.dp, min(config.train.batch_size, samples)
@@ -108,6 +119,24 @@ def line_of_samples(config: RunConfig) -> str:
         f"q=min(1, {config.train.batch_size} / its samples), delta={dp.delta:g}, {accountant} "
         "accountant)"
     )
+
+
+def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> None:
+    """Refuses ``dp.level=example`` where it cannot be.
+
+    Raises:
+        ConfigError: the model has no gradients by sample, or dp-accounting is missing.
+    """
+    library()
+    flat.mode(train=True)
+    for norm in flat.norms:  # only one that does not train gets here
+        norm.eval()
+    why = obstacle(flat, algorithm.criterion, examples(model)[:2])
+    if why is not None:
+        raise ConfigError(
+            f"dp.level: example given; torch.func.vmap, which computes gradients by sample, cannot "
+            f"run model.name={model.name}: {why}"
+        )
 
 
 def private(

@@ -42,7 +42,7 @@ from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate, root
 from fedsim.training.log import RoundLog
-from fedsim.training.privacy import epsilon_of_samples
+from fedsim.training.privacy import epsilon_of_samples, remedy
 from fedsim.training.schedule import RoundPlan, check_plan, lr_at
 from fedsim.training.setup import Setup
 
@@ -83,7 +83,7 @@ def run_round(
     """
     plan = planned(setup, executor, state, ctx, log)
     cohort, participation = list(plan.participation), plan.participation
-    with naming_the_round(ctx):
+    with naming_the_round(setup, ctx):
         scores = evaluate.before_training(setup, executor, state, cohort, ctx)
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
@@ -139,7 +139,7 @@ def run_round(
     clients: evaluate.ClientScores = {}
     success = math.nan
     if due or clients_due:
-        with log.timed("evaluate"), naming_the_round(ctx):
+        with log.timed("evaluate"), naming_the_round(setup, ctx):
             if due and scores is None:
                 scores = evaluate.after_round(setup, executor, state, after, cohort, updates)
             if due:
@@ -147,7 +147,7 @@ def run_round(
             if clients_due:
                 clients = evaluate.client_scores(setup, executor, after)
     if updates and evaluate.is_due(e.decompose_every, ctx):
-        with log.timed("decompose") as size, naming_the_round(ctx):
+        with log.timed("decompose") as size, naming_the_round(setup, ctx):
             size["bytes"] = evaluate.decompose(setup, executor, state, after, updates, log)
     evaluate.add_rows(scores or {}, clients, log)
     stale = {
@@ -318,7 +318,7 @@ def without_diverged(
         message = f"{title}, client {client}: {update.diverged} is NaN or infinite"
         if setup.config.engine.on_client_failure == "raise":
             raise DivergedError(
-                f"{message}; lower train.lr, or leave such clients out with "
+                f"{message}; {remedy(setup.config)}, or leave such clients out with "
                 "--set engine.on_client_failure=drop"
             )
         log.error(client, message, attempt=1)
@@ -483,11 +483,12 @@ def add_rows(
 
 
 @contextmanager
-def naming_the_round(ctx: RoundContext) -> Iterator[None]:
+def naming_the_round(setup: Setup, ctx: RoundContext) -> Iterator[None]:
     """Adds the round to the message of a model whose outputs are not finite."""
     try:
         yield
     except DivergedError as error:
         raise DivergedError(
-            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, lower train.lr"
+            f"round {ctx.round + 1}, evaluation: {error}; the model has diverged, "
+            f"{remedy(setup.config)}"
         ) from error

@@ -40,7 +40,6 @@ from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
 from fedsim.models.weights import Loaded
-from fedsim.privacy.accounting import library
 from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
@@ -53,7 +52,7 @@ from fedsim.training.attacks import attack_of
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
 from fedsim.training.oort import Oort
-from fedsim.training.privacy import Budget, private
+from fedsim.training.privacy import Budget, check_samples, private
 from fedsim.training.provenance import Data, Provenance, code_of, data_of
 from fedsim.training.root import draw_root
 from fedsim.training.schedule import Roster, Schedule, Synchronous, lr_at, schedule_of
@@ -282,7 +281,7 @@ def assemble(
     if isinstance(setup.schedule, Poisson):
         _check_sizes(algorithm, len(partition.participants))
     if config.dp.level == "example":
-        library()
+        check_samples(algorithm, model, flat)
     if config.dp.level == "user":
         sizes = [len(partition.train[client]) for client in partition.participants]
         algorithm, budget = private(config, algorithm, setup.layout, sizes, size)

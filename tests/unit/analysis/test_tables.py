@@ -276,9 +276,7 @@ def test_success_of_attacks_and_epsilon(tmp_path: Path) -> None:
     assert "| krum | 3 | **20.00** ± 24.84 |" in shown
     assert "### Final attack success rate" in shown
     assert "in per cent, lower is better, after the last round" in shown
-    assert "**20.00** ± 24.84" in invoke(
-        "table", tmp_path, *given, "--columns", "alpha"
-    ).stdout
+    assert "**20.00** ± 24.84" in invoke("table", tmp_path, *given, "--columns", "alpha").stdout
     found = invoke("table", tmp_path, "--metric", "epsilon", "--baseline", "fedavg").stdout
     assert "### Epsilon of the last 10 rounds" in found
     assert found.count("| 2.50 ± 0.00 |") == 2

@@ -31,6 +31,10 @@ def test_off_by_default() -> None:
         ({**USER, "noise_cohort": 9, "population": 8}, "dp.noise_cohort: 9 given, more than"),
         ({**USER, "delta": 1.0}, "dp.delta: 1.0 given"),
         ({**USER, "clip": 0.0}, "dp.clip: 0.0 given"),
+        (
+            {**USER, "noise_multiplier": 1e30},
+            "dp.noise_multiplier: 1e+30 given".replace("+", r"\+"),
+        ),
         ({**USER, "noise": 1.0}, "unknown key 'dp.noise'"),
     ],
 )

@@ -214,3 +214,18 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedsim-ray\[privacy\]'"):
         epsilons(Release(1.0, 5, 5), [1], 1e-5)
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize(("sampling", "cohort"), [("poisson", 5), ("fixed", 5), ("full", 50)])
+def test_the_most_noise_that_a_run_takes(sampling, cohort, accountant):
+    one, many = epsilons(Release(1e6, 50, cohort, sampling), [1, 1000], 1e-5, accountant)
+    assert 0 <= one <= many < 0.1
+
+
+@pytest.mark.parametrize("accountant", ["rdp", "pld"])
+@pytest.mark.parametrize("sampling", ["poisson", "fixed"])
+def test_next_to_no_noise_has_an_infinite_epsilon(sampling, accountant):
+    assert epsilons(Release(1e-200, 50, 5, sampling), [1], 1e-5, accountant) == [math.inf]
+    (least,) = epsilons(Release(1e-8, 50, 5, sampling), [1], 1e-5, "rdp")
+    assert 1e15 < least < math.inf

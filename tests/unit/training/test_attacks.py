@@ -90,6 +90,11 @@ def test_clients_are_a_text_or_a_list(clients):
     [
         ({"clients": "2,8"}, r"^attack\.clients: 8 given; it is no client that trains"),
         ({"fraction": 0.1}, r"^attack\.fraction: 0\.1 given; of 8 clients that is none$"),
+        ({"fraction": 1.0}, r"^attack\.fraction: all 8 clients are malicious; ipm changes no up"),
+        (
+            {"name": "alie", "clients": "0,1,2,3,4,5,6,7"},
+            r"^attack\.clients: all 8 clients are mal",
+        ),
         ({"name": "label_flip", "source": 1, "target": 10}, r"^attack\.target: 10 .* 0 to 9$"),
         ({"name": "backdoor", "pixels": 9}, r"^attack\.pixels: 9 given; the images have 8 x 8"),
     ],
@@ -136,7 +141,7 @@ def test_the_malicious_clients_are_the_same_for_every_method_and_seed():
 
 def test_held_out_clients_are_not_malicious():
     data = {"heldout_clients": 3}
-    setup = prepare(config("fedavg", data=data, attack={"name": "ipm", "fraction": 1.0}))
+    setup = prepare(config("fedavg", data=data, attack={"name": "sign_flip", "fraction": 1.0}))
     assert setup.malicious == setup.partition.participants
 
 

@@ -6,9 +6,10 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting import pld, rdp
+from torch import nn
 
 import fedsim
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.testing.rounds import config, results, rounds
 from fedsim.training.privacy import epsilon_of_samples
 from fedsim.training.setup import prepare
@@ -89,3 +90,43 @@ def test_what_cannot_be_private_is_refused_with_the_reason(method, sections, rea
 def test_methods_whose_clients_only_correct_gradients_run(method):
     sections = {"train": {"momentum": 0.0}} if method == "feddyn" else {}
     assert np.isfinite(rounds(example(method, **sections))[-1].after.params).all()
+
+
+class Counting(nn.Module):
+    """Its loss is no function of the sample alone, which vmap cannot express."""
+
+    def __init__(self, num_classes):
+        super().__init__()
+        self.head = nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.head(x.flatten(1)) * (1.0 if float(x.sum()) >= 0 else 2.0)
+
+
+def counting(num_classes, in_channels, image_size):
+    return Counting(num_classes)
+
+
+def test_a_model_without_gradients_by_sample_is_refused_before_the_first_round():
+    given = f"{__name__}:counting"
+    prepare(config("fedavg", given))
+    message = rf"dp\.level: example given; torch\.func\.vmap.* cannot run model\.name={given}: Runt"
+    with pytest.raises(ConfigError, match=message):
+        prepare(example("fedavg", given))
+
+
+def test_batchnorm_that_does_not_train_has_gradients_by_sample():
+    prepare(example("fedavg", "cnn", train={"frozen_bn": True}))
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("level", ["example", "user"])
+def test_too_much_noise_is_said(level):
+    dp = {"level": level, "noise_multiplier": 1e6, "clip": 1e30}
+    given = example(dp=dp, train={"rounds": 2}, fedavg={"weights": "uniform"})
+    with pytest.raises(DivergedError, match=r"lower dp\.noise_multiplier=1e\+06, dp\.clip or tra"):
+        rounds(given)
+    quiet = example(dp=dp | {"noise_multiplier": 0.0}, train={"lr": 1e30})
+    if level == "example":
+        with pytest.raises(DivergedError, match=r"infinite; lower train\.lr, or leave"):
+            rounds(quiet)
