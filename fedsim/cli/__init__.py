@@ -28,6 +28,7 @@ from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
 from fedsim.cli.predict import predict
 from fedsim.cli.report import COMMANDS
+from fedsim.cli.reproduce import reproduce
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.runs import runs
@@ -49,6 +50,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim sweep table3_small                    six methods, three seeds, one table
   fedsim tune FILE --trials 25                 hyperparameters by the validation part
   fedsim study FILE                            tune methods with equal budgets, compare them
+  fedsim reproduce --list                      published tables, and what confirms them here
   fedsim runs                                  runs and sweeps, and how many rounds are done
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim export DIR --out model                a run's model for use without fedsim
@@ -140,7 +142,7 @@ def main(ctx: click.Context) -> None:
 
 
 for command in (
-    *(run, resume, sweep, tune, study, grid, runs, show, compare, predict),
+    *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
     *(export, listing, partition, doctor),
     *COMMANDS,
 ):

@@ -52,7 +52,7 @@ def _datasets() -> Rows:
             "channels": info.channels or None,
             "model": info.default_model,
             "partition": info.default_partition,
-            "files": _origin(info),
+            "files": origin(info),
             "options": defaults(info.name),
             "description": info.title,
             "source": info.source,
@@ -61,7 +61,7 @@ def _datasets() -> Rows:
     ]
 
 
-def _origin(info: DatasetInfo) -> str:
+def origin(info: DatasetInfo) -> str:
     """Where the files come from, in a word; ``source`` has the details."""
     if info.needs_folder:
         return "--data-dir"
@@ -149,6 +149,17 @@ def preset_or_file(
 ) -> list[CompletionItem]:
     """Completes a preset's name, and where there is none a file."""
     return named("presets")(ctx, parameter, text) or files(ctx, parameter, text)
+
+
+def published_tables(_: click.Context, __: click.Parameter, text: str) -> list[CompletionItem]:
+    """Completes the name of a published table."""
+    from fedsim.config import published
+
+    return [
+        CompletionItem(name, help=published.load(name).title)
+        for name in published.names()
+        if name.startswith(text)
+    ]
 
 
 def value_of(key: str, annotation: Any) -> Completer | None:

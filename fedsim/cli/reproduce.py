@@ -1,0 +1,302 @@
+"""``fedsim reproduce``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from fedsim.cli.common import make_importable, repeatable, tracebacks
+from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
+from fedsim.cli.names import origin, published_tables
+from fedsim.cli.options import (
+    FLAGS,
+    OF_SEVERAL_RUNS,
+    SettingsCommand,
+    format_option,
+    out_option,
+    parallel_option,
+    set_option,
+    several_option,
+    verbose_option,
+)
+from fedsim.core.errors import ConfigError
+from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedsim.config.experiments import Settings
+    from fedsim.config.published.tables import Job, Table
+    from fedsim.studies.reproduce import Result
+
+OWN = {
+    "Data": tuple(flag for flag in FLAGS["Data"] if flag.key == "data.dir"),
+    "Model": tuple(flag for flag in FLAGS["Model"] if flag.key == "model.weights"),
+    "Engine": FLAGS["Engine"],
+}
+"""The flags that say where files are and how runs are done; all others belong to the table."""
+ALLOWED = ("data.dir", "model.weights", "evaluation.batch_size")
+"""Keys of ``--set`` beside those of section engine."""
+
+
+@click.command(cls=SettingsCommand, flags=OWN, show_defaults=False, defaults=OF_SEVERAL_RUNS)
+@click.argument("name", required=False, shell_complete=published_tables)
+@several_option("--list", "listed", is_flag=True, help="Show all tables: state and cost.")
+@several_option(
+    "--job",
+    type=click.Choice(["scaled", "full"]),
+    metavar="scaled|full",
+    help="scaled: other data or a smaller network, tests claims alone; full: the protocol of the "
+    "paper.  [default: scaled where there is one]",
+)
+@set_option(
+    group="Files and settings",
+    help="Set a key of the machine: those of section engine, data.dir, model.weights, "
+    "evaluation.batch_size. Repeatable.",
+)
+@out_option(help="Directory of the job; runs/reproduce-NAME-JOB by default.")
+@dry_run_options
+@parallel_option
+@format_option
+@verbose_option
+@click.pass_context
+def reproduce(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    listed: bool,
+    job: str | None,
+    out: str | None,
+    dry_run: bool,
+    measure: bool | None,
+    gpu_price: float | None,
+    parallel: Literal["auto"] | int,
+    form: str,
+    flags: Settings,
+) -> None:
+    """Test a published table: a verdict on each number and claim.
+
+    NAME is one of 'fedsim reproduce --list'. The job is a sweep of a preset, which the same command
+    continues; its directory then has values.csv (what each run gave) and verdicts.csv.
+
+    \b
+      fedsim reproduce --list --data-dir data/
+      fedsim reproduce fedld_fig2 --dry-run
+      fedsim reproduce fedld_fig2 --data-dir data/retinamnist
+      fedsim reproduce fedld_table1_retina --job full --data-dir data/ --gpus-per-client 0.2
+
+    A number is confirmed where the 90 % interval of the difference ours - published lies inside a
+    margin fixed beforehand (two one-sided t tests), contradicted where its 95 % interval lies
+    outside, and else not decidable, with the number of seeds that would decide. A claim that one
+    method is above another is tested by a paired t test, with Holm's correction over the claims of
+    the table. A scaled job tests claims alone.
+    """
+    from fedsim.config import published
+
+    check_dry_run(dry_run, measure, gpu_price)
+    if listed:
+        if name is not None or dry_run or job is not None:
+            given = name or ("--dry-run" if dry_run else "--job")
+            raise ConfigError(f"--list: shows all tables; leave out {given}")
+        _list(_folder_of(flags), form)
+        return
+    if form != "table":
+        raise ConfigError(
+            f"--format {form}: goes with --list; a job's verdicts are in verdicts.csv"
+        )
+    if name is None:
+        raise ConfigError("NAME is missing; 'fedsim reproduce --list' shows the tables")
+    table = published.load(name)
+    _check_allowed(flags)
+    chosen = _job(table, job)
+    if chosen is None:
+        _show_untested(table)
+        return
+    _reproduce(ctx, table, chosen, flags, out, parallel, dry_run, measure, gpu_price)
+
+
+def _reproduce(
+    ctx: click.Context,
+    table: Table,
+    job: Job,
+    flags: Settings,
+    out: str | None,
+    parallel: Literal["auto"] | int,
+    dry_run: bool,
+    measure: bool | None,
+    gpu_price: float | None,
+) -> None:
+    """Does a job, or what is left of it, and shows its verdicts; or what it will take."""
+    from fedsim.storage.directories import folder_of
+    from fedsim.studies import sweep as sweeps
+
+    folder = folder_of(out, "reproduce", f"{table.name}-{job.name}")
+    _check_data(job, _folder_of(flags))
+    echo(f"{table.title} ({table.source})")
+    echo(f"{job.name} job: {counted(job.runs, 'run')} of the preset {job.preset}")
+    with repeatable(ctx, "the runs are", folder):
+        make_importable(job.experiment.settings, flags)
+        if dry_run:
+            runs = sweeps.expand(job.experiment, flags, parallel=parallel)
+            echo("\n".join(run.name for run in runs))
+            configs = [run.config for run in runs]
+            show_estimate(configs, parallel, measure=measure is not False, gpu_price=gpu_price)
+            return
+        from fedsim.display.progress import display
+        from fedsim.studies import execute
+        from fedsim.studies import reproduce as studies
+
+        how = execute.How(verbose=tracebacks(ctx), displays=lambda: [display(final_table=False)])
+        ended = execute.sweep(job.experiment, flags, folder, parallel, how)
+        results = studies.write(table, job, ended.runs, folder)
+    show_results(table, job, results)
+    echo(f"files: {folder}/{studies.VALUES}, {folder}/{studies.VERDICTS}")
+    ended.check()
+
+
+def _job(table: Table, name: str | None) -> Job | None:
+    """The job of that name, by default the first; None where the table has none."""
+    if name is not None and table.jobs and name not in table.jobs:
+        raise ConfigError(f"--job {name}: {table.name} has the job {', '.join(table.jobs)}")
+    return table.jobs[name or next(iter(table.jobs))] if table.jobs else None
+
+
+def _check_allowed(flags: Settings) -> None:
+    """Refuses settings that would make another experiment of a job."""
+    for key, setting in flags.items():
+        if key not in ALLOWED and not key.startswith("engine."):
+            raise ConfigError(
+                f"{setting.origin}: a table is tested with its own settings; allowed are those of "
+                f"section engine, {', '.join(ALLOWED)}"
+            )
+
+
+def _folder_of(flags: Settings) -> Path | None:
+    """What --data-dir says."""
+    given = flags.get("data.dir")
+    return None if given is None or given.value is None else Path(str(given.value))
+
+
+def found(job: Job, folder: Path | None) -> bool:
+    """Whether a file of the job's data is in the folder, a folder in it, or the cache."""
+    from fedsim.core.files import cache_dir
+
+    places = [folder] if folder else [cache_dir()]
+    return any(
+        any(place.glob(depth + pattern))
+        for place in places
+        for pattern in job.find
+        for depth in ("", "*/", "*/*/")
+    )
+
+
+def downloads(job: Job) -> bool:
+    """Whether the data set of a job is downloaded where no folder is given."""
+    from fedsim import data
+
+    given = job.experiment.settings.get("data.name")
+    info = data.find(str(given.value)) if given else None
+    return info is not None and origin(info) == "download"
+
+
+def _check_data(job: Job, folder: Path | None) -> None:
+    """Refuses a job whose data are not there and cannot be downloaded."""
+    if job.find and not found(job, folder) and (folder is not None or not downloads(job)):
+        where = "no --data-dir given" if folder is None else f"--data-dir {folder}"
+        raise ConfigError(
+            f"{where}: no file {' or '.join(job.find)} there; the {job.name} job needs {job.data}"
+        )
+
+
+def _list(folder: Path | None, form: str) -> None:
+    """Prints all tables with their jobs."""
+    from fedsim.config import published
+    from fedsim.display.board import duration
+    from fedsim.display.tables import show
+    from fedsim.storage.directories import folder_of
+
+    rows = []
+    for name in published.names():
+        table = published.load(name)
+        for job in table.jobs.values():
+            numbers, claims = table.tested(job)
+            there = not job.find or found(job, folder)
+            row = {
+                "table": name,
+                "job": job.name,
+                "tests": _tests(len(numbers), len(claims)),
+                "runs": str(job.runs),
+                "time": "not measured" if job.seconds is None else duration(job.seconds),
+                "data": "yes" if there else "download" if downloads(job) else "no",
+                "state": _state(folder_of(None, "reproduce", f"{name}-{job.name}"), job),
+            }
+            rows.append(row | {"needs": job.data, "title": table.title})
+        if not table.jobs:
+            row = {"table": name, "job": "-", "tests": _tests(len(table.numbers), 0)}
+            row |= {"runs": "-", "time": "-", "data": "-", "state": "not testable here"}
+            rows.append(row | {"needs": table.missing, "title": table.title})
+    if form == "json":
+        echo(json.dumps(rows, indent=2))
+        return
+    show([{key: row[key] for key in row if key not in ("needs", "title")} for row in rows])
+    echo("time: on two cores; data: whether they are in --data-dir, without it in the cache")
+
+
+def _tests(numbers: int, claims: int) -> str:
+    """``18 numbers, 15 claims``."""
+    parts = [
+        counted(count, noun) for count, noun in ((numbers, "number"), (claims, "claim")) if count
+    ]
+    return ", ".join(parts) or "-"
+
+
+def _state(folder: Path, job: Job) -> str:
+    """What there is of a job: verdicts, runs, or nothing."""
+    import csv
+    from collections import Counter
+
+    path = folder / "verdicts.csv"
+    done = len(list(folder.glob("*/summary.csv")))
+    if done == job.runs and path.is_file():
+        with path.open(encoding="utf-8", newline="") as file:
+            words = Counter(row["verdict"] for row in csv.DictReader(file))
+        return ", ".join(f"{count} {word}" for word, count in words.most_common())
+    return f"{done} of {job.runs} runs" if done else "not run"
+
+
+def _show_untested(table: Table) -> None:
+    """Prints the numbers of a table without a job."""
+    from fedsim.display.tables import show
+
+    echo(f"{table.title} ({table.source})")
+    show(
+        [
+            {"method": n.method, "setting": n.setting, "published": f"{n.value:g}"}
+            for n in table.numbers
+        ]
+    )
+    echo(f"not testable here: {table.missing}")
+
+
+def show_results(table: Table, job: Job, results: Sequence[Result]) -> None:
+    """Prints the verdicts of a job."""
+    from fedsim.config.published.tables import Number
+    from fedsim.display.tables import show
+    from fedsim.studies.reproduce import cells, counts
+
+    tested, _ = table.tested(job)
+    others = [r for r in results if isinstance(r.result, Number) and r.result not in tested]
+    shown = [r for r in results if r not in others]
+    echo(f"unit: {table.unit}; equivalence margin {table.margin:g}; {job.data}")
+    show([cells(result) for result in shown])
+    for reason in dict.fromkeys(result.verdict.reason for result in others):
+        count = sum(result.verdict.reason == reason for result in others)
+        echo(f"not testable here: {counted(count, 'number')} ({reason})")
+    if job.about:
+        echo(f"{job.name} job: {job.about}")
+    said = counts(result.verdict.word for result in shown)
+    echo("; ".join(f"{count} {word}" for word, count in said.items()))

@@ -1,0 +1,154 @@
+"""``fedsim reproduce``: the list, what is refused, and a whole job on tiny runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+from fedsim.cli import main
+from fedsim.config import published
+
+TINY = """\
+title: "Two networks on digits"
+source: {paper: "Somebody, 2024", place: Table 1}
+provenance: Planted.
+metric: final_test_accuracy
+unit: percent
+margin: 90
+numbers:
+  IID: {E = 5: 50, E = 1: {value: 50, missing: a GPU}}
+claims:
+  - {above: IID, below: Shards, settings: [E = 5]}
+jobs:
+  full:
+    preset: mcmahan_mnist
+    seeds: [0, 1]
+    data: digits, embedded
+    about: tiny
+    seconds: 61
+    set: {data.name: digits, data.num_clients: 4, train.rounds: 1, model.name: logistic}
+    methods:
+      IID: {data.partition: iid}
+      Shards: {data.partition: shards}
+    settings: {E = 5: {train.local_epochs: 1}}
+"""
+MISSING = """\
+title: "A table of tomorrow"
+source: {paper: "Somebody, 2025", place: Table 2, page: 4}
+provenance: Planted.
+metric: final_test_accuracy
+unit: percent
+margin: 1
+numbers:
+  FedAvg: {Survival: 0.7}
+missing: survival tasks
+"""
+NEEDS = TINY.replace("data: digits, embedded", "data: all of MNIST\n    find: [train-images-idx3]")
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(main, ["reproduce", *map(str, arguments)])
+
+
+@pytest.fixture(autouse=True)
+def tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Three tables in place of those of the package, and an empty folder to be in."""
+    texts = {"tiny": TINY, "later": MISSING, "needs": NEEDS}
+    monkeypatch.setattr(published, "_texts", lambda: texts)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.mark.integration
+def test_a_job_from_start_to_verdict(tmp_path: Path) -> None:
+    done = call("tiny", "--engine", "serial", "--parallel", 1)
+    assert done.exit_code == 0, done.output
+    assert "Two networks on digits (Somebody, 2024, Table 1)\n" in done.output
+    assert "full job: 4 runs of the preset mcmahan_mnist\n" in done.output
+    folder = Path("runs/reproduce-tiny-full")
+    found = pd.read_csv(folder / "verdicts.csv")
+    assert found["method"].tolist() == ["IID", "IID", "IID > Shards"]
+    assert found["verdict"].tolist()[1] == "not testable here"
+    assert found["n"].tolist() == [2, 0, 2]
+    values = pd.read_csv(folder / "values.csv")
+    assert values["method"].tolist() == ["IID"] * 2 + ["Shards"] * 2
+    for _, row in values.iterrows():
+        part = "iid" if row["method"] == "IID" else "shards"
+        run = f"data.partition={part},train.local_epochs=1,seed={row['seed']}"
+        accuracy = pd.read_csv(folder / run / "summary.csv")["final_test_accuracy"].item()
+        assert row["value"] == pytest.approx(100 * accuracy, rel=1e-12)
+        assert row["samples"] == 1438
+    assert "not testable here: 1 number (a GPU)" in done.output
+    again = call("tiny", "--engine", "serial", "--parallel", 1)
+    assert again.output.count("finished before") == 4
+    assert pd.read_csv(folder / "verdicts.csv").equals(found)
+    listed = call("--list")
+    assert "1 not testable here" in listed.output
+    (folder / "verdicts.csv").unlink()
+    assert "4 of 4 runs" in call("--list").output
+
+
+def test_the_list() -> None:
+    done = call("--list")
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line for line in done.output.splitlines()}
+    assert "1 number, 1 claim" in rows["tiny"]
+    assert "61 s" in rows["tiny"]
+    assert "not run" in rows["tiny"]
+    assert "not testable here" in rows["later"]
+    full = json.loads(call("--list", "--format", "json").output)
+    needs = {row["table"]: (row["needs"], row["data"]) for row in full}
+    assert needs["tiny"] == ("digits, embedded", "yes")
+    assert needs["later"] == ("survival tasks", "-")
+    assert needs["needs"] == ("all of MNIST", "no")
+
+
+def test_the_list_knows_the_data_of_a_folder(tmp_path: Path) -> None:
+    place = tmp_path / "data" / "mnist"
+    place.mkdir(parents=True)
+    (place / "train-images-idx3").touch()
+    for folder in (place, place.parent):
+        rows = json.loads(call("--list", "--data-dir", folder, "--format", "json").output)
+        assert {row["table"]: row["data"] for row in rows}["needs"] == "yes"
+
+
+def test_a_table_without_a_job_says_what_is_missing() -> None:
+    done = call("later")
+    assert done.exit_code == 0
+    assert "FedAvg" in done.output
+    assert done.output.endswith("not testable here: survival tasks\n")
+
+
+def test_a_dry_run_lists_the_runs_and_writes_nothing(tmp_path: Path) -> None:
+    done = call("tiny", "--dry-run", "--no-measure")
+    assert done.exit_code == 0, done.output
+    assert done.output.count("data.partition=shards") == 2
+    assert "4 runs" in done.output
+    assert list(tmp_path.iterdir()) == []
+
+
+REFUSED = {
+    "unknown": (["tinny"], "unknown table 'tinny' (did you mean 'tiny'?)"),
+    "no name": ([], "NAME is missing; 'fedsim reproduce --list' shows the tables"),
+    "job": (["tiny", "--job", "scaled"], "--job scaled: tiny has the job full"),
+    "setting": (["tiny", "--set", "train.lr=1"], "--set train.lr: a table is tested with its own"),
+    "list and name": (["--list", "tiny"], "--list: shows all tables; leave out tiny"),
+    "format": (["tiny", "--format", "json"], "--format json: goes with --list"),
+    "data": (["needs"], "no --data-dir given: no file train-images-idx3 there; the full job needs"),
+    "other data": (["needs", "--data-dir", "."], "--data-dir .: no file train-images-idx3 there"),
+    "measure": (["tiny", "--no-measure"], "--no-measure: has no effect without --dry-run"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case: str, tmp_path: Path) -> None:
+    arguments, message = REFUSED[case]
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
