@@ -159,7 +159,8 @@ def judge(table: Table, job: Job, values: pd.DataFrame) -> list[Result]:
     numbers, claims = table.tested(job)
     if other := _other_samples(job, values):
         void = verdicts.Verdict(word=verdicts.UNTESTABLE, reason=other)
-        return [Result(result=each, verdict=void) for each in (*table.numbers, *claims)]
+        every: list[Number | Claim] = [*table.numbers, *claims]
+        return [Result(result=each, verdict=void) for each in every]
     by_cell = {cell: _series(rows) for cell, rows in values.groupby(["method", "setting"])}
     none: pd.Series[float] = _series(values.iloc[:0])
     results = []

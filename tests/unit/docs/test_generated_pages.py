@@ -30,6 +30,11 @@ def test_the_page_is_that_of_the_docstrings(name):
     assert module(name).page() == page, f"run: python docs/{name}.py"
 
 
+def test_the_page_of_published_tables_follows_from_the_stored_values():
+    page = (DOCS / "REPRODUCED.md").read_text(encoding="utf-8")
+    assert module("reproduced").page() == page, "run: python docs/reproduced.py"
+
+
 def test_the_values_that_analysis_reads_are_those_of_the_settings():
     made = module("earlier")
     assert made.text() == made.FILE.read_text(encoding="utf-8"), "run: python docs/earlier.py"
