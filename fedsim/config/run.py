@@ -148,10 +148,12 @@ class RunConfig(RunSettings):
     def _fits_together(self) -> RunConfig:
         check_name("model.name", self.model.name, models.NAMES, "model", user_defined=True)
         info = data.find(self.data.name)
-        if self.data.columns is not None and not (info and info.columns):
-            raise InvalidSetting(
-                "data.columns", f"{self.data.columns} given; only data set hf has named columns"
-            )
+        known = info.columns if info else ()
+        for what in self.data.column_names:
+            if what not in known:
+                named = ", ".join(known) or "has no named columns, data sets csv and hf have"
+                reason = f"{self.data.columns} given; {self.data.name}: {named}"
+                raise InvalidSetting("data.columns", reason)
         try:
             trainable.parse(self.model.trainable)
         except ValueError as error:

@@ -52,10 +52,10 @@ class DataConfig(Section):
 
     prefix = "data."
     name: str = "digits"
-    """Data set: a name of `fedsim list datasets`, hf:DIR for a saved Hugging Face data set in DIR,
-    or a function of your own, module:function or FILE.py:function."""
+    """Data set: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR for a saved Hugging
+    Face data set in DIR, or a function of your own, module:function or FILE.py:function."""
     dir: str | None = None
-    """Folder that holds the data set's files, or that folder's parent."""
+    """Folder that holds the data set's files, or that folder's parent; of csv the file."""
     partition: str | None = None
     """How samples are split over clients: a name of `fedsim list partitions`, module:function or
     FILE.py:function; unset: the data set's own default."""
@@ -92,9 +92,9 @@ class DataConfig(Section):
     number per channel; unset: those (and the size) that a network of timm or torchvision was
     pretrained with where model.pretrained is true, else dataset."""
     columns: str | None = None
-    """Names of the columns that hold image, text, label, site, user or patient in a saved Hugging
-    Face data set, as in label=fine_label,site=hospital; also one by one, as data.columns.label;
-    unset: the usual names."""
+    """Names of the columns that hold target, site, patient or split in a table, or image, text,
+    label, site, user or patient in a saved Hugging Face data set, as in label=fine_label,
+    site=hospital; also one by one, as data.columns.label; unset: these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
     client_val_fraction: float = Field(default=0.0, ge=0, lt=1)

@@ -51,7 +51,7 @@ def before(marks: Iterable[object], default: Any) -> Any:
     return next((mark.value for mark in marks if isinstance(mark, Before)), default)
 
 
-COLUMNS = ("image", "text", "label", "site", "user", "patient")
+COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split")
 """What a column of a data set may hold, in ``data.columns``."""
 
 
@@ -189,17 +189,18 @@ def word_or_number(value: object, words: Sequence[str]) -> str | int:
 
 
 def with_folder(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Section ``data``, in which the name ``hf:DIR`` stands for the name ``hf`` and the folder DIR.
+    """Section ``data``, in which ``hf:DIR`` or ``csv:FILE`` stands for the name and ``data.dir``.
 
     Raises:
-        InvalidSetting: there is no folder after the colon, or another one in ``data.dir``.
+        InvalidSetting: there is nothing after the colon, or something else in ``data.dir``.
     """
     name = values.get("name")
     kind, colon, folder = name.partition(":") if isinstance(name, str) else ("", "", "")
-    if kind != "hf" or not colon:
+    wanted = {"hf": "hf:DIR with a folder", "csv": "csv:FILE with a file"}
+    if kind not in wanted or not colon:
         return values
     if not folder:
-        raise InvalidSetting("data.name", "'hf:' given; must be hf:DIR with a folder")
+        raise InvalidSetting("data.name", f"'{kind}:' given; must be {wanted[kind]}")
     if values.get("dir") not in (None, folder):
         given = values["dir"]
         raise InvalidSetting(

@@ -243,6 +243,8 @@ class Dataset(LabelledSamples):
         val: indices of the validation part, may be empty.
         test: indices of the common test part.
         pipeline: normalisation and augmentation of images; None for features and tokens.
+        own_test: indices of samples that only their sites are tested on, apart from all other
+            parts; where there are none, sites own what is theirs of ``test``.
     """
 
     name: str
@@ -250,6 +252,7 @@ class Dataset(LabelledSamples):
     val: I64
     test: I64
     pipeline: Pipeline | None
+    own_test: I64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def num_classes(self) -> int:

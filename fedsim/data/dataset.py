@@ -16,9 +16,9 @@ from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
 from fedsim.data.patients import numbered
 
-TRAIN, VAL, TEST = 0, 1, 2
+TRAIN, VAL, TEST, OWN_TEST = 0, 1, 2, 3
 Parts = NDArray[np.int8]
-"""(N,): TRAIN, VAL or TEST for every sample."""
+"""(N,): TRAIN, VAL or TEST for every sample; OWN_TEST: only its site is tested on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,8 @@ class Raw(LabelledSamples):
         size: the model's image size where ``x`` is stored at another one and fitted on the
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
+        prepare: gives the samples as the model sees them, of the parts (N,), where they depend on
+            which of them are for training; None: they are ``x``.
     """
 
     source: Path | str
@@ -73,6 +75,7 @@ class Raw(LabelledSamples):
     parts: Parts | None = None
     size: int | None = None
     augment: str = "none"
+    prepare: Callable[[Parts], Array] | None = None
 
 
 Reader = Callable[..., Raw]
@@ -99,7 +102,8 @@ class DatasetInfo:
             no ``data.dir`` is given; its options are those of the draw.
         client_folders: whether ``data.partition_file`` may name a folder of client lists.
         patients: whether its files may say whose the samples are.
-        columns: whether ``data.columns`` may name its columns.
+        columns: what ``data.columns`` may name: target, site, ...; empty: it has no named columns.
+        prepared: whether its samples depend on which of them are for training (scaling).
     """
 
     name: str
@@ -115,7 +119,8 @@ class DatasetInfo:
     generated: bool = False
     client_folders: bool = False
     patients: bool = False
-    columns: bool = False
+    columns: tuple[str, ...] = ()
+    prepared: bool = False
 
 
 def parts_of(train: int, val: int, test: int) -> Parts:
@@ -158,6 +163,9 @@ def assemble(
     else:
         parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
     x = raw.x
+    if raw.prepare is not None:
+        known = parts if raw.parts is None or not whole else raw.parts
+        x = raw.prepare(known)
     if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
         x = resize(x, image_size)
     clients = raw.clients
@@ -176,6 +184,7 @@ def assemble(
         "train": np.flatnonzero(parts == TRAIN),
         "val": np.flatnonzero(parts == VAL),
         "test": np.flatnonzero(parts == TEST),
+        "own_test": np.flatnonzero(parts == OWN_TEST),
         "pipeline": pipeline if images else None,
         "clients": clients,
     }
@@ -187,7 +196,7 @@ def assemble(
 def in_one_part(dataset: Dataset) -> Dataset:
     """The data set with all of its samples as the test part."""
     none = dataset.test[:0]
-    return replace(dataset, train=none, val=none, test=np.arange(len(dataset.y)))
+    return replace(dataset, train=none, val=none, test=np.arange(len(dataset.y)), own_test=none)
 
 
 def _parts(
@@ -284,6 +293,9 @@ def _of_parts(d: Dataset, whole: bool) -> Rules:
     every = np.concatenate(parts)
     disjoint = _within(every, 0, n) and not (np.bincount(every) > 1).any()
     yield disjoint, f"train, val and test have to be disjoint indices in 0..{n - 1}"
+    apart = _within(d.own_test, 0, n) and not np.isin(d.own_test, every).any()
+    yield apart, "own_test has to be indices of samples in no other part"
+    yield d.site is not None or not len(d.own_test), "own_test needs a site for each sample"
     yield d.site is not None or not d.sites_are_users, "users need a site for each sample"
     twice = _given_twice(d.site_names)
     yield not twice, f"the site name {twice} is given twice"

@@ -249,9 +249,9 @@ def _by_site(dataset: Dataset, kind: str) -> Partition:
         )
     site = dataset.site
     present = np.unique(site[dataset.train])
+    tested = dataset.own_test if len(dataset.own_test) else dataset.test
     train, val, test = (
-        of_sites(part, site, present, some=natural)
-        for part in (dataset.train, dataset.val, dataset.test)
+        of_sites(part, site, present, some=natural) for part in (dataset.train, dataset.val, tested)
     )
     return Partition(
         train=train, names=tuple(dataset.site_names[s] for s in present), val=val, test=test

@@ -324,7 +324,7 @@ class Comparison:
         from fedsim.training import loading  # imports torch, which a sweep need not
 
         arguments = loading.read_arguments(config)
-        if info is not None:
+        if info is not None and not info.prepared:
             arguments = {key: v for key, v in arguments.items() if key not in OF_PARTS}
         key = repr((config.data.name, arguments))
         if key not in self._known:

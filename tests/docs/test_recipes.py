@@ -109,6 +109,11 @@ def test_a_hugging_face_data_set(monkeypatch):
     assert "0 3  1 5  2 8" in split
 
 
+def test_a_table(monkeypatch):
+    split, _ = follow("csv.md", monkeypatch)
+    assert "csv, by_site: 192 training samples of 2 classes on 2 clients" in split
+
+
 @pytest.mark.slow
 def test_a_study(monkeypatch):
     listed, done, table, _, _, rows = follow("study.md", monkeypatch)

@@ -84,12 +84,23 @@ def trace() -> dict[str, Content]:
     return {"data/trace.csv": text}
 
 
+def table() -> dict[str, Content]:
+    """Numbers, categories and gaps of three sites."""
+    rows = [f"{20 + i},{'abc'[i % 3]},{i / 7:.3f},{i % 2},site {i // 10}" for i in range(30)]
+    rows[4] = "?,b,1.5,1,site 0"
+    return {"data/table.csv": "age,kind,weight,target,site\n" + "\n".join(rows) + "\n"}
+
+
 SERIAL = "--engine serial --rounds 1 --out out"
 SETS: dict[str, tuple[Callable[[], dict[str, Content]], str]] = {
     "folder": (folder, "partition -d folder --data-dir data --set data.image_size=8"),
     "arrays": (arrays, "partition -d pneumoniamnist --data-dir data --clients 2"),
     "idx": (idx, "partition -d mnist --data-dir data --clients 2"),
     "users": (users, "partition -d synthetic --data-dir data"),
+    "table": (
+        table,
+        "partition -d csv:data/table.csv --set csv.categorical=kind=a --set csv.missing=mean",
+    ),
     "lists": (lists, "partition --set data.partition_file=data/split.csv"),
     "trace": (trace, f"run --clients 4 --set clock.trace=data/trace.csv {SERIAL}"),
 }

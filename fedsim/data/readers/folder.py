@@ -10,6 +10,7 @@ ones there are.
 import os
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -67,11 +68,11 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
             "--strict-labels"
         )
     files = _files(root, rows)
-    sites, site = _coded(rows, "site")
-    patients, patient = _coded(rows, "patient")
+    sites, site = coded(rows, "site")
+    patients, patient = coded(rows, "patient")
     parts = _parts(rows)
     if parts is not None and patient is not None:
-        _check_patients(rows, parts)
+        check_patients(rows, parts)
     size = request.image_size or DEFAULT_SIZE
     return Raw(
         source=root,
@@ -246,7 +247,7 @@ def _index(row: TableRow, names: tuple[str, ...]) -> int:
     return label
 
 
-def _coded(rows: list[TableRow], column: str) -> tuple[tuple[str, ...], I64 | None]:
+def coded(rows: Sequence[TableRow], column: str) -> tuple[tuple[str, ...], I64 | None]:
     """The sorted values of an optional column and each row's index into them."""
     if column not in rows[0].values:
         return (), None
@@ -268,14 +269,21 @@ def _parts(rows: list[TableRow]) -> Parts | None:
     return np.array([_PARTS[row.values["split"]] for row in rows], dtype=np.int8)
 
 
-def _check_patients(rows: list[TableRow], parts: Parts) -> None:
+def check_patients(
+    rows: Sequence[TableRow], parts: Parts, named: Mapping[str, str] | None = None
+) -> None:
+    """Refuses a patient, known by site and name, in two parts.
+
+    ``named`` are the columns of site, patient and split where they are not called so.
+    """
+    site, patient, split = ((named or {}).get(w, w) for w in ("site", "patient", "split"))
     first: dict[tuple[str, str], int] = {}
     for i, row in enumerate(rows):
-        j = first.setdefault((row.values.get("site", ""), row.values["patient"]), i)
+        j = first.setdefault((row.values.get(site, ""), row.values[patient]), i)
         if parts[i] != parts[j]:
             raise DataError(
-                f"{row.where}: patient {row.values['patient']!r} is in part "
-                f"{row.values['split']}, and in part {rows[j].values['split']} in {rows[j].where}"
+                f"{row.where}: patient {row.values[patient]!r} is in part "
+                f"{row.values[split]}, and in part {rows[j].values[split]} in {rows[j].where}"
             )
 
 

@@ -440,6 +440,6 @@ DATASETS = (
         f"pip install '{DISTRIBUTION}[datasets]'",
         needs_folder=True,
         patients=True,
-        columns=True,
+        columns=tuple(USUAL),
     ),
 )
