@@ -127,9 +127,10 @@ class Algorithm:
                 poison=self.poison,
             )
         if self.server.root_samples:
-            open_training = replace(training, private=None)  # its samples are no client's
-            works["root"] = Work(rule=LocalRule(), training=open_training, trains=True)
+            # its samples are no client's
+            own = replace(training, private=None, shuffle="fedsim")
+            works["root"] = Work(rule=LocalRule(), training=own, trains=True)
         if finetune_epochs:
-            longer = replace(training, local_epochs=finetune_epochs)
+            longer = replace(training, local_epochs=finetune_epochs, local_steps=None)
             works["finetune"] = Work(rule=LocalRule(), training=longer, trains=True)
         return works

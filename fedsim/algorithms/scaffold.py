@@ -18,7 +18,8 @@ evaluation mode, without augmentation.
     buffers as parameters; FL-bench takes one batch per epoch, so K is the number of epochs, and its
     server never stores the new c_i, which so stays 0; FedLab reads the gradients from detached
     tensors, which have none, so that the correction is never applied; alpemreacar/FedDyn scales c
-    by data size, clips at 10 and forgets the decay of lr in c_i'
+    by data size, clips at 10 and forgets the decay of lr in c_i'; FLamby, in other variables, weighs
+    models and control variates by samples (weights=samples, control=samples)
 """
 
 from dataclasses import dataclass
@@ -79,8 +80,21 @@ def server_control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchang
     return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
 
 
+def weighted_control(cohort: Cohort, state: Vectors, ctx: RoundContext) -> Exchanged:
+    """``c <- c + (|S|/N) sum_S p_i (c_i' - c_i)``, p_i by samples, kept in float64."""
+    c = np.zeros(cohort.layout.num_params) + state.get("c", 0.0)
+    total = sum(update.num_samples for update in cohort.updates)
+    for update in cohort.updates:
+        share = update.num_samples / total * len(cohort.updates) / ctx.num_clients
+        c += update.extras["c"] * share
+    return Exchanged({"c": c}, {"c": c.astype(cohort.columns.dtype)})
+
+
 def build(
-    option: Literal["II", "I"] = "II", eta_g: Positive = 1.0, weights: Weights = "uniform"
+    option: Literal["II", "I"] = "II",
+    eta_g: Positive = 1.0,
+    weights: Weights = "uniform",
+    control: Weights = "uniform",
 ) -> Algorithm:
     """SCAFFOLD.
 
@@ -89,6 +103,8 @@ def build(
         eta_g: server learning rate, > 0; this and ``weights`` have no effect with another server
             rule.
         weights: of the models, uniform (the paper) or by samples.
+        control: weights of the control variates in the server's, uniform (the paper) or by samples.
     """
-    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=server_control)
+    exchange = server_control if control == "uniform" else weighted_control
+    server = Server(Average(weights), optimizers=(Multiply(eta_g),), exchange=exchange)
     return Algorithm(local=CorrectedGradient(option), server=server)

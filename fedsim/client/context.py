@@ -1,6 +1,6 @@
 """The environment of a client's local training; lives for one task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,6 +52,8 @@ class LocalEnv:
         relative_size: its number of samples by the mean over all clients.
         max_steps: the SGD steps that the client has time for; None for all.
         stream: key of its random numbers beside the client; None: the round.
+        done: its steps in earlier rounds, where batches carry on over rounds.
+        sizes: training samples of every client.
         params: the parameters that the current phase trains.
         steps: done so far.
     """
@@ -73,6 +75,8 @@ class LocalEnv:
     relative_size: float = 1.0
     max_steps: int | None = None
     stream: int | None = None
+    done: int = 0
+    sizes: Sequence[int] = ()
     phase: Phase = field(init=False)
     """The current phase."""
     params: list[Tensor] = field(default_factory=list)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fedsim.client.context import LocalEnv
+from fedsim.client.order import order
 from fedsim.client.trainer import epoch_samples
 from fedsim.core.errors import ContractError
 from fedsim.core.rng import seed_for
@@ -16,7 +17,9 @@ from fedsim.core.types import I64, Training
 def num_steps(n: int, training: Training, batchnorm: bool, max_steps: int | None = None) -> int:
     """The SGD steps of a client with n samples, of a model with or without trained BatchNorm."""
     samples = epoch_samples(n, training.batch_size, batchnorm)
-    steps = training.local_epochs * -(-samples // training.batch_size)
+    steps = training.local_steps
+    if steps is None:
+        steps = training.local_epochs * -(-samples // training.batch_size)
     return steps if max_steps is None else min(steps, max_steps)
 
 
@@ -48,18 +51,27 @@ class BatchPlan:
             raise ContractError(f"a block of clients with {self.steps} steps is not sorted by them")
         samples = np.array([epoch_samples(k, size, batchnorm) for k in n])
         batches = np.maximum(-(-samples // size), 1)
+        carried = training.local_steps is not None
+        begun = np.array([env.done for env in envs]) if carried else np.zeros_like(batches)
+        passes, begun = begun // batches, begun % batches
         t = np.arange(self.steps[0])
-        self.counts: I64 = np.clip(samples[:, None] - t % batches[:, None] * size, 0, size)
+        batch = (begun[:, None] + t) % batches[:, None]
+        self.counts: I64 = np.clip(samples[:, None] - batch * size, 0, size)
         self.counts[t >= np.array(self.steps)[:, None]] = 0
         numbers = np.empty((len(envs), len(t), width), np.int64)
-        order, first = torch.Generator(), 0
+        generator, first = torch.Generator(), 0
         for i, env in enumerate(envs):
             numbers[i] = first
             first += n[i]
-            order.manual_seed(seed_for(env.ctx.seed, "shuffle", env.key, env.client_id))
-            for begin in range(0, self.steps[i], int(batches[i])):
-                epoch = numbers[i, begin : begin + batches[i]].reshape(-1)[: samples[i]]
-                epoch += torch.randperm(n[i], generator=order).numpy()[: len(epoch)]
+            generator.manual_seed(seed_for(env.ctx.seed, "shuffle", env.key, env.client_id))
+            starts = range(-int(begun[i]), self.steps[i], int(batches[i]))
+            for number, begin in enumerate(starts, int(passes[i])):
+                shuffled = (
+                    order(env, number) if carried else torch.randperm(n[i], generator=generator)
+                )
+                left = shuffled.numpy()[max(-begin, 0) * size : samples[i]]
+                epoch = numbers[i, max(begin, 0) : begin + batches[i]].reshape(-1)[: len(left)]
+                epoch += left[: len(epoch)]
         counted = np.arange(width) < self.counts[..., None]
         weights = counted / np.maximum(self.counts, 1)[..., None]
         self.numbers = torch.from_numpy(numbers).to(start.device)

@@ -19,6 +19,7 @@ from torch import Tensor
 from fedsim.client.context import PARTS, LocalEnv, Phase, labels
 from fedsim.client.criterion import cross_entropies
 from fedsim.client.optimizer import Optimizer
+from fedsim.client.order import carried_batches
 from fedsim.client.private import STEPS, PrivateGradients, poisson_batches
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, Vectors
@@ -162,7 +163,8 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
 
     The optimiser starts fresh, data are reshuffled every epoch and the last short batch is kept,
     except a single sample after other batches where BatchNorm trains. With one sample per
-    batch in all, BatchNorm uses its running statistics.
+    batch in all, BatchNorm uses its running statistics. With ``env.training.local_steps`` there
+    are so many steps, and batches carry on from round to round (:mod:`fedsim.client.order`).
 
     With ``env.training.private`` batches are drawn and gradients made as in
     :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
@@ -178,8 +180,13 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     for phase in rule.phases(env):
         enter(env, phase)
         optimizer = Optimizer(env.training, env.slots(), phase.lr)
-        batches = _batches if private is None else poisson_batches
-        for batch in islice(batches(env, phase.epochs, order), env.steps_left):
+        if private is not None:
+            batches = poisson_batches(env, phase.epochs, order)
+        elif env.training.local_steps is not None:
+            batches = islice(carried_batches(env, _used(env)), env.training.local_steps)
+        else:
+            batches = _batches(env, phase.epochs, order)
+        for batch in islice(batches, env.steps_left):
             x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
             if gradients is None:
                 with env.precision():
@@ -244,12 +251,17 @@ def enter(env: LocalEnv, phase: Phase) -> None:
 
 def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
     """Indices of the batches of all epochs, on the client's device."""
-    n, size = len(env.x), env.training.batch_size
-    samples = epoch_samples(n, size, any(norm.training for norm in env.flat.norms))
+    n, size, samples = len(env.x), env.training.batch_size, _used(env)
     for _ in range(epochs):
         shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
         for start in range(0, samples, size):
             yield shuffled[start : start + size]
+
+
+def _used(env: LocalEnv) -> int:
+    """How many of the client's samples a pass over them uses."""
+    trained = any(norm.training for norm in env.flat.norms)
+    return epoch_samples(len(env.x), env.training.batch_size, trained)
 
 
 def epoch_samples(n: int, batch_size: int, batchnorm: bool) -> int:

@@ -166,6 +166,7 @@ class RunConfig(RunSettings):
         )
         self._check_asynchrony()
         self._check_selection()
+        self._check_local_steps()
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds
 
@@ -205,6 +206,26 @@ class RunConfig(RunSettings):
                 raise InvalidSetting(
                     f"async.{key}", "has no effect with clock.mode=sync; set clock.mode=async too"
                 )
+
+    def _check_local_steps(self) -> None:
+        """Steps in place of epochs, and orders of batches that only they have."""
+        t = self.train
+        if t.local_steps is not None and t.local_epochs != 1:
+            raise InvalidSetting(
+                "train.local_steps",
+                f"{t.local_steps} given with train.local_epochs={t.local_epochs}; give one of them",
+            )
+        if t.local_steps is not None and t.lr_schedule == "warmup_round":
+            raise InvalidSetting(
+                "train.lr_schedule",
+                "warmup_round given, which counts train.local_epochs, and train.local_steps, too",
+            )
+        if t.shuffle == "dataloader" and (t.local_steps is None or t.sample_rate != 1):
+            raise InvalidSetting(
+                "train.shuffle",
+                "dataloader given; it needs train.local_steps and train.sample_rate=1: the order "
+                "depends on what all clients do in all rounds",
+            )
 
     def _check_selection(self) -> None:
         """A selection only in synchronous rounds of fedsim's own, and its keys only with it."""

@@ -153,6 +153,9 @@ class ModelConfig(Section):
     FILE.py:function; unset: the data set's default."""
     norm: Literal["batch", "group"] = "batch"
     """Normalisation layers."""
+    init: Literal["fedsim", "torch"] = "fedsim"
+    """How the seed draws random start weights: from a stream of its own, or (torch) as
+    torch.manual_seed(seed) before the network is built."""
     pretrained: bool = False
     """Start from published weights (ImageNet's, or those of timm and torchvision); an error if they
     cannot be had."""
@@ -187,6 +190,12 @@ class TrainConfig(Section):
     clients' messages; the sum is the same, so that no result changes."""
     local_epochs: int = Field(default=1, ge=1, le=MOST)
     """Passes over a client's data in each round."""
+    local_steps: int | None = Field(default=None, ge=1, le=MOST)
+    """Steps of each client in each round, in place of local_epochs; batches carry on over rounds,
+    and a client's data are shuffled again when they are used up."""
+    shuffle: Literal["fedsim", "dataloader"] = "fedsim"
+    """Order of the batches with local_steps: from a stream for each client, or (dataloader) that of
+    PyTorch's DataLoaders in one process that trains all clients in turn."""
     batch_size: int = Field(default=50, ge=1, le=MOST)
     """Samples per training step."""
     optimizer: Literal["sgd", "adamw"] = "sgd"

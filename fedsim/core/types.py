@@ -376,6 +376,8 @@ class ModelSpec:
         projection: width of a projection head (linear, ReLU, linear) between features and
             classifier, 0 for none.
         trainable: which tensors train, see :mod:`fedsim.models.trainable`.
+        init: the run's seed draws random weights by its stream "model", or (torch) as
+            ``torch.manual_seed`` before the network is built.
     """
 
     name: str
@@ -389,6 +391,7 @@ class ModelSpec:
     per_token: bool = False
     projection: int = 0
     trainable: str = "all"
+    init: Literal["fedsim", "torch"] = "fedsim"
 
     @property
     def without_weights(self) -> "ModelSpec":
@@ -409,10 +412,14 @@ class Training:
     """The hyperparameters of local training that all methods share.
 
     ``lr`` is the learning rate before its schedule, of which ``lr_head`` is the counterpart for the
-    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones.
+    head's tensors; None: the same. ``private``: steps of DP-SGD; None: plain ones. ``local_steps``
+    are those of a round, with batches that carry on from round to round; None: epochs, from the
+    start in every round.
     """
 
     local_epochs: int = 1
+    local_steps: int | None = None
+    shuffle: Literal["fedsim", "dataloader"] = "fedsim"
     batch_size: int = 50
     momentum: float = 0.5
     weight_decay: float = 5e-4

@@ -21,6 +21,7 @@ from fedsim.algorithms.base import Algorithm, Work
 from fedsim.client import LocalEnv
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, num_steps, train_block
+from fedsim.client.order import steps_before, with_steps
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core.errors import ContractError, DataError, FedsimError, WorkerError
@@ -199,6 +200,7 @@ class Worker:
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
         train = spec.partition.train
         self.mean_size = fmean(len(train[client]) for client in spec.partition.participants)
+        self.sizes = [len(own) for own in train]
         self.progress: tuple[Block, float] | None = None
 
     def run(
@@ -329,7 +331,7 @@ class Worker:
             delta: (D,), which the transforms change.
         """
         layout = self.flat.layout
-        update = _judged(update, delta, layout)
+        update = _judged(with_steps(update, task, work.training, kept), delta, layout)
         if update.diverged is not None or not work.transforms:
             return update
         state, wire_bytes = dict(update.state), update.wire_bytes
@@ -373,6 +375,8 @@ class Worker:
             relative_size=len(x) / self.mean_size,
             max_steps=task.max_steps,
             stream=task.stream,
+            done=steps_before(task, work.training, state),
+            sizes=self.sizes,
         )
 
     def evaluate(

@@ -34,6 +34,11 @@ _TOKENS: tuple[Inputs, ...] = ("tokens",)
 
 CATALOGUE: Mapping[str, ModelInfo] = {
     "logistic": ModelInfo("vision", "logistic regression on pixels or features", inputs=_VECTORS),
+    "logistic_reference": ModelInfo(
+        "vision",
+        "the same with class 0 as reference: for two classes one output and a sigmoid",
+        inputs=_VECTORS,
+    ),
     "mlp": ModelInfo("vision", "one hidden layer of 64 ReLU units", inputs=_VECTORS),
     "cnn": ModelInfo(
         "vision", "three 3x3 convolutions (16, 32, 64) with norm; trains on a CPU", min_size=4

@@ -60,7 +60,7 @@ def start(
 
     Args:
         spec: name, sizes, kind of input, norm, start weights and projection head.
-        seed: the run's seed; the stream is "model".
+        seed: the run's seed; the stream is "model", or torch's of ``spec.init``.
         adapt: a method's change of the model, after the start weights are there.
         classes: names of the data's classes, which the head of start weights must have.
 
@@ -74,7 +74,8 @@ def start(
             weights cannot be had or do not fit, there is no place for a projection head, or a
             function of your own returns no such model.
     """
-    with one_torch_thread(), torch_scope(seed_for(seed, "model")):
+    drawn = seed if spec.init == "torch" else seed_for(seed, "model")
+    with one_torch_thread(), torch_scope(drawn):
         if libraries.library_of(spec.name) is not None:
             model: nn.Module = checked(libraries.build(spec), spec)
         elif ":" in spec.name:

@@ -63,6 +63,32 @@ class MaxPool2x2(nn.MaxPool2d):
         return out.unflatten(0, (x.shape[1], -1)).transpose(0, 1)
 
 
+class ReferenceLinear(nn.Linear):
+    """A linear layer with class 0 as reference: (B, d) -> (B, C) logits, the first of them 0.
+
+    It has C - 1 outputs. For two classes the cross-entropy of its logits (0, z) is the binary one
+    of ``sigmoid(z)``.
+    """
+
+    def __init__(self, in_features: int, num_classes: int) -> None:
+        super().__init__(in_features, num_classes - 1)
+        self.out_features = num_classes
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, d) -> (B, C)."""
+        return nn.functional.pad(super().forward(input), (1, 0))
+
+    def forward_clients(self, x: Tensor) -> Tensor:
+        """(A, B, d) -> (A, B, C) for the stacked weights of A clients."""
+        z = torch.baddbmm(self.bias[:, None], x, self.weight.mT)
+        return nn.functional.pad(z, (1, 0))
+
+
+def logistic_reference(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
+    """Logistic regression with class 0 as reference, for two classes one output and a sigmoid."""
+    return SplitModel(nn.Flatten(), ReferenceLinear(in_channels * image_size**2, num_classes))
+
+
 def logistic(num_classes: int, in_channels: int, image_size: int) -> SplitModel:
     """Multinomial logistic regression on pixels, or on features (B, in_channels) at size 1."""
     return SplitModel(nn.Flatten(), nn.Linear(in_channels * image_size**2, num_classes))

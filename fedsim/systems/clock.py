@@ -58,11 +58,14 @@ class LocalSchedule:
         epochs: over the client's data, of all phases together.
         batch_size: samples per step.
         skips_single: a last batch of a single sample is left out (BatchNorm cannot train on it).
+        fixed: steps in place of epochs, counted as if each round began with a new pass; None:
+            epochs.
     """
 
     epochs: int = 0
     batch_size: int = 1
     skips_single: bool = False
+    fixed: int | None = None
 
     def samples_per_epoch(self, n: int) -> int:
         """The samples that an epoch over n samples uses."""
@@ -71,6 +74,8 @@ class LocalSchedule:
 
     def steps(self, n: int) -> int:
         """The steps on n samples."""
+        if self.fixed is not None:
+            return self.fixed
         return self.epochs * math.ceil(self.samples_per_epoch(n) / self.batch_size)
 
     def samples(self, n: int, steps: int) -> int:

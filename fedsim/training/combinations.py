@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedsim.algorithms import fedcm, fednova, scaffold
+from fedsim.client import LocalRule
 from fedsim.core.errors import ConfigError
 from fedsim.server import Average, ClipNorms
 from fedsim.server.optimizers import Adaptive, HeavyBall, Multiply
@@ -101,6 +102,14 @@ def _couples_samples(setup: Setup) -> bool:
 
 def _has_root(setup: Setup) -> bool:
     return setup.algorithm.server.root_samples > 0
+
+
+def _by_steps(setup: Setup) -> bool:
+    return setup.config.train.local_steps is not None
+
+
+def _by_loaders(setup: Setup) -> bool:
+    return setup.config.train.shuffle == "dataloader"
 
 
 def _sums(setup: Setup) -> bool:
@@ -348,12 +357,38 @@ _CHOOSES = "train.selection=power_of_choice or oort"
 _WITH_CHOICE: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
     ("pooled training (centralized)", "has no clients with a loss", lambda s: s.algorithm.pools),
 )
+_STEPS = "steps in place of epochs (train.local_steps)"
+_WITH_STEPS: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (
+        "local training in phases (fedpac)",
+        "counts epochs in each",
+        lambda s: type(s.algorithm.local).phases is not LocalRule.phases,
+    ),
+    (
+        "pooled training (centralized) at a sample rate below 1",
+        "pools other samples in each round, so that no pass can carry on",
+        lambda s: s.algorithm.pools and s.cohort_size < len(s.partition.participants),
+    ),
+    (_EXAMPLE_LEVEL, "draws each batch on its own, by epochs", _example_level),
+)
+_LOADERS = "train.shuffle=dataloader"
+_WITH_LOADERS: tuple[tuple[str, str, Callable[[Setup], bool]], ...] = (
+    (_STALE, "lets clients take turns in another order", _asynchronous),
+    ("pooled training (centralized)", "has one loader", lambda s: s.algorithm.pools),
+    (
+        "data.heldout_clients",
+        "has clients whose loaders draw nothing",
+        lambda s: bool(s.partition.held_out),
+    ),
+)
 REFUSED = (
     *(Refusal(_STALE, other, why, _asynchronous, has) for other, why, has in _WITH_STALE),
     *(Refusal(_WEIGHED, other, why, _weighs_stale, has) for other, why, has in _WITH_WEIGHED),
     *(Refusal("async.mixing", other, why, _mixes, has) for other, why, has in _WITH_MIXED),
     *_WITH_ATTACK,
     *(Refusal(_ROOT, other, why, _has_root, has) for other, why, has in _WITH_ROOT),
+    *(Refusal(_STEPS, other, why, _by_steps, has) for other, why, has in _WITH_STEPS),
+    *(Refusal(_LOADERS, other, why, _by_loaders, has) for other, why, has in _WITH_LOADERS),
     *(Refusal(_CHOOSES, other, why, _chooses, has) for other, why, has in _WITH_CHOICE),
     *(Refusal(_COMPRESSED, other, why, _compresses, has) for other, why, has in _WITH_COMPRESSED),
     *(Refusal(_CHANGED, other, why, _transforms, has) for other, why, has in _WITH_CHANGED),

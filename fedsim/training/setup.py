@@ -427,6 +427,7 @@ def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: 
             epochs=_epochs(config, num_clients, algorithm),
             batch_size=config.train.batch_size,
             skips_single=not config.train.frozen_bn and any(s.batchnorm for s in layout.slots),
+            fixed=config.train.local_steps,
         ),
         vector_bytes=FLOAT_BYTES * sum(shared),
     )

@@ -40,7 +40,7 @@ DEFAULTS = {
     "pfedla": {"hn_lr": 5e-3, "width": 100, "keep_local": 0},
     "regagg": {"blocks": "tensor", "distance": "l2", "eps": 1e-5},
     "robfedavg": {"test": "iqr", "z": 1.5, "weights": "samples"},
-    "scaffold": {"option": "II", "eta_g": 1.0, "weights": "uniform"},
+    "scaffold": {"option": "II", "eta_g": 1.0, "weights": "uniform", "control": "uniform"},
     "simagg": {"blocks": "tensor", "distance": "l2", "eps": 1e-5},
     "trimmed_mean": {"f": 0.2},
     "slowmo": {"alpha": 1.0, "beta": 0.7, "weights": "samples"},

@@ -65,6 +65,35 @@ def test_c_is_the_mean_of_all_control_variates(option):
         np.testing.assert_allclose(c, own.mean(axis=0), rtol=1e-12, atol=1e-14)
 
 
+def test_control_variates_by_samples_are_flamby_in_other_variables():
+    # There each client keeps e_i = c_i - c alone: e_i += (x - y_i) / (K lr) when the next round
+    # begins at x = sum_i p_i y_i, for all clients in every round, with K steps each.
+    options = {"weights": "samples", "control": "samples"}
+    federation = Federation("scaffold", options, A, B, (3, 3, 3, 3), SAMPLES)
+    x, e, y = np.zeros(3), np.zeros((4, 3)), [np.zeros(3)] * 4
+    for t in range(5):
+        if t > 0:
+            e += (x - np.array(y)) / (3 * 0.1)
+        for i in range(4):
+            y[i] = x.copy()
+            for _ in range(3):
+                y[i] = y[i] - 0.1 * (A[i] * (y[i] - B[i]) - e[i])
+        x = np.average(y, axis=0, weights=SAMPLES)
+        np.testing.assert_allclose(federation.step(), x, rtol=1e-9, atol=1e-12)
+
+
+def test_weighted_control_variates_of_a_part_of_the_clients():
+    options = {"control": "samples"}
+    federation = Federation("scaffold", options, A, B, STEPS, SAMPLES)
+    c, before = np.zeros(3), np.zeros((4, 3))
+    for cohort in COHORTS:
+        federation.step(cohort)
+        found, own = controls(federation)
+        mean = np.average((own - before)[cohort], axis=0, weights=np.array(SAMPLES)[cohort])
+        c, before = c + len(cohort) / 4 * mean, own
+        np.testing.assert_allclose(found, c, rtol=1e-12, atol=1e-14)
+
+
 def test_the_first_round_is_fedavg_with_uniform_weights():
     first = Federation("scaffold", {}, A, B, STEPS, SAMPLES).step()
     fedavg = Federation("fedavg", {"weights": "uniform"}, A, B, STEPS, SAMPLES).step()

@@ -21,7 +21,7 @@ from fedsim.data.readers.folder import check_patients, coded
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
 PARTS = {"train": TRAIN, "val": VAL, "test": TEST, "own_test": OWN_TEST}
-MISSING = frozenset(("", "?", "na", "n/a", "nan", "null", "none"))
+MISSING = frozenset(("", "?", "na", "n/a", "nan", "null"))
 """Cells without a value, in small letters."""
 NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""

@@ -502,3 +502,37 @@ def test_parameters_that_are_no_hyperparameters(
     name = module_with(f"def build({parameters}):\n    return None\n")
     with pytest.raises(ConfigError, match=message):
         algorithms.load(f"{name}:build")
+
+
+def test_the_reference_class_of_two_is_a_sigmoid_of_one_output() -> None:
+    spec = ModelSpec(
+        name="logistic_reference", num_classes=2, in_channels=13, image_size=1, inputs="features"
+    )
+    model = build(spec, 0).double()
+    assert parameters(model) == 14
+    x, y = torch.randn(9, 13, dtype=torch.float64), torch.arange(9) % 2
+    torch.nn.functional.cross_entropy(model(x), y).backward()
+    ours = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    one = nn.Linear(13, 1).double()
+    one.load_state_dict(model.head.state_dict())
+    nn.BCELoss()(torch.sigmoid(one(x)).squeeze(1), y.double()).backward()
+    for p, gradient in zip(one.parameters(), ours, strict=True):
+        torch.testing.assert_close(p.grad, gradient, rtol=1e-9, atol=1e-12)
+    three = build(replace(spec, num_classes=3), 0)
+    assert torch.equal(three(x.float())[:, 0], torch.zeros(9))
+    assert three(x.float()).shape == (9, 3)
+
+
+@pytest.mark.parametrize("seed", [0, 42, 2**64 - 1])
+def test_a_start_drawn_as_torch_draws_it(seed: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        expected = nn.Linear(13, 1)
+    spec = ModelSpec(
+        name="logistic_reference", num_classes=2, in_channels=13, image_size=1,
+        inputs="features", init="torch",
+    )  # fmt: skip
+    drawn = build(spec, seed)
+    assert torch.equal(drawn.head.weight, expected.weight)
+    assert torch.equal(drawn.head.bias, expected.bias)
+    assert not same(drawn, build(replace(spec, init="fedsim"), seed))
