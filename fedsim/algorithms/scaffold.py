@@ -18,8 +18,8 @@ evaluation mode, without augmentation.
     buffers as parameters; FL-bench takes one batch per epoch, so K is the number of epochs, and its
     server never stores the new c_i, which so stays 0; FedLab reads the gradients from detached
     tensors, which have none, so that the correction is never applied; alpemreacar/FedDyn scales c
-    by data size, clips at 10 and forgets the decay of lr in c_i'; FLamby, in other variables, weighs
-    models and control variates by samples (weights=samples, control=samples)
+    by data size, clips at 10 and forgets the decay of lr in c_i'; FLamby, in other variables,
+    weighs models and control variates by samples (weights=samples, control=samples)
 """
 
 from dataclasses import dataclass

@@ -151,8 +151,10 @@ class RunConfig(RunSettings):
         known = info.columns if info else ()
         for what in self.data.column_names:
             if what not in known:
-                named = ", ".join(known) or "has no named columns, data sets csv and hf have"
-                reason = f"{self.data.columns} given; {self.data.name}: {named}"
+                named = f"{self.data.name} has the columns {', '.join(known)}"
+                if not known:
+                    named = "only data sets csv and hf have named columns"
+                reason = f"{self.data.columns} given; {named}"
                 raise InvalidSetting("data.columns", reason)
         try:
             trainable.parse(self.model.trainable)

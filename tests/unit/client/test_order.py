@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -40,10 +40,12 @@ def test_a_pass_uses_every_sample_once_and_the_next_one_another_order():
     for client, n in enumerate(SIZES):
         batches = -(-n // 5)
         both = taken(2 * batches, client=client)
-        one, two = (sum(part, []) for part in (both[:batches], both[batches:]))
+        one, two = ([*chain(*part)] for part in (both[:batches], both[batches:]))
         assert sorted(one) == sorted(two) == list(range(n))
         assert n == 3 or one != two
-        assert [len(batch) for batch in both[:batches]] == [5] * (batches - 1) + [n - 5 * (batches - 1)]
+        assert [len(batch) for batch in both[:batches]] == [5] * (batches - 1) + [
+            n - 5 * (batches - 1)
+        ]
 
 
 @pytest.mark.parametrize("shuffle", ["fedsim", "dataloader"])
@@ -51,7 +53,7 @@ def test_a_pass_uses_every_sample_once_and_the_next_one_another_order():
 def test_rounds_carry_on_where_the_last_one_ended(client, shuffle):
     whole = taken(24, client=client, shuffle=shuffle)
     rounds = [taken(4, client=client, done=4 * t, shuffle=shuffle) for t in range(6)]
-    assert sum(rounds, []) == whole
+    assert [*chain(*rounds)] == whole
 
 
 def test_orders_depend_on_seed_client_and_pass_alone():
@@ -116,7 +118,9 @@ def test_a_block_has_the_batches_that_its_clients_have_alone(shuffle):
         for t, batch in enumerate(taken(6, client=c, done=done, steps=6, shuffle=shuffle)):
             count = plan.counts[c, t]
             assert (plan.numbers[c, t, :count] - first[c]).tolist() == batch
-            assert plan.weights[c, t].tolist() == pytest.approx([1 / count] * count + [0] * (5 - count))
+            assert plan.weights[c, t].tolist() == pytest.approx(
+                [1 / count] * count + [0] * (5 - count)
+            )
 
 
 def test_the_place_is_kept_with_the_client():

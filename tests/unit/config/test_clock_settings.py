@@ -70,7 +70,9 @@ def test_the_epochs_of_all_phases_count_and_batch_norm_that_does_not_train_skips
 def test_steps_in_place_of_epochs_are_what_takes_time():
     fixed = clock(train={"local_steps": 7, "batch_size": 8}, samples_per_second=10.0)
     assert [fixed.schedule.steps(n) for n in (3, 100)] == [7, 7]
-    assert fixed.participation(0, 0, 20).compute == pytest.approx(4.8)  # samples 8 + 8 + 4, 8 + 8 + 4, 8
+    assert fixed.participation(0, 0, 20).compute == pytest.approx(
+        4.8
+    )  # samples 8 + 8 + 4, 8 + 8 + 4, 8
     half = clock(train={"local_steps": 7, "batch_size": 8}, samples_per_second=10.0, work=0.5)
     assert half.participation(0, 0, 20).max_steps == 4
 

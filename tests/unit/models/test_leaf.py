@@ -218,7 +218,10 @@ def test_an_lstm_in_a_flat_vector() -> None:
             r"label for every token; for them there are leaf_reddit, your own as module:function$",
         ),
         (replace(REDDIT, per_token=False), r"leaf_reddit: takes tokens with a label for every"),
-        (replace(SYNTHETIC, name="resnet18"), r"there are logistic, mlp, leaf_synthetic, leaf_"),
+        (
+            replace(SYNTHETIC, name="resnet18"),
+            r"there are logistic, logistic_reference, mlp, leaf_synthetic, leaf_",
+        ),
         (replace(SYNTHETIC, inputs="images", name="leaf_synthetic"), r"takes features with one"),
         (replace(SENT140, name="mlp"), r"mlp: takes images or features with one label each, and"),
     ],

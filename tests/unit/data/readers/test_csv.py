@@ -231,9 +231,11 @@ def test_the_name_holds_the_file_and_columns_are_its_own(tmp_path: Path):
     assert (found.name, found.dir, found.columns) == ("csv", "a:b.csv", "target=num")
     with pytest.raises(ConfigError, match="'csv:' given; must be csv:FILE with a file"):
         fedsim.RunConfig(data={"name": "csv:"})
-    with pytest.raises(ConfigError, match="label=num given; csv: target, site, patient, split"):
+    with pytest.raises(
+        ConfigError, match="label=num given; csv has the columns target, site, patient, split"
+    ):
         fedsim.RunConfig(data={"name": "csv:t.csv", "columns": {"label": "num"}})
-    with pytest.raises(ConfigError, match="data sets csv and hf have"):
+    with pytest.raises(ConfigError, match="only data sets csv and hf have named columns"):
         fedsim.RunConfig(data={"columns": {"label": "num"}})
     with pytest.raises(ConfigError, match="a folder given; data set csv is one file"):
         data.load("csv", tmp_path)
