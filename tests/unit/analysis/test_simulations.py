@@ -98,7 +98,7 @@ def test_the_corrected_interval_covers_95_percent_and_the_plain_one_fewer(
     corrected = (distance <= stats.half_width(std, count, ratio)).mean()
     assert corrected == pytest.approx(0.95, abs=noise(0.95))
     plain = (distance <= stats.half_width(std, count)).mean()
-    assert plain < 0.93
+    assert plain < 0.95 - noise(0.95)
 
 
 @pytest.mark.slow
@@ -149,12 +149,12 @@ def test_tost_at_the_margin_errs_in_5_percent(n: int, ratio: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "expected"), [(5, 1 / 32), (8, 5 / 256)])
 def test_signed_rank_equivalence_at_the_margin(n: int, expected: float) -> None:
-    """At most 0.05 + noise of 2,000 experiments, whose exact size is a multiple of 1 / 2^n.
+    """At most 0.05 + noise of 500 experiments, whose exact size is a multiple of 1 / 2^n.
 
     The rejection region is W <= w with the largest tail below 0.05, of which the size is at least
     ``expected``.
     """
-    count, test = 2_000, paired.Test("wilcoxon", 3.0)
+    count, test = 500, paired.Test("wilcoxon", 3.0)
     values = np.random.default_rng(n).normal(3.0, 1, (count, n))
     rejected = np.mean([paired.equivalence(own, 1e-12, test) < 0.05 for own in values])
     assert rejected <= 0.05 + noise(0.05, count)
@@ -171,32 +171,47 @@ def bayes(rng: np.random.Generator, count: int, n: int, true: float, rope: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [5, 10, 20])
-def test_the_bayesian_test_seldom_decides_wrongly(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the border of the rope no decision is right: "higher" or "practically equal" are rare.
+@pytest.mark.parametrize(
+    ("n", "equal", "different"), [(5, 0.127, 0.179), (10, 0.091, 0.129), (20, 0.085, 0.115)]
+)
+def test_how_often_the_bayesian_test_decides_wrongly(
+    n: int, equal: float, different: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its decisions have no level: P > 0.95 is wrong more often than in 5 % over few units.
 
-    1,000 experiments of 2,000 draws; each of the two wrong decisions in at most 0.05 + 0.0345, and
-    the opposite sign in none. 0.05 is no promise of the test: it is what P > 0.95 comes to.
+    The rates were found once by 1,500 experiments and stand in docs/how-to/statistics.md. Here
+    1,000 others of 2,000 draws; the tolerance is five standard errors of both. With the true
+    difference at the border of a rope of one standard deviation the prior's zero favours
+    ``practically equal``, and ``higher`` is as rare as 0.05; with a rope of 0.01 equal methods
+    differ, one way or the other, at the rate of a test of 0.05 on either side and more.
     """
     monkeypatch.setattr(paired, "DRAWS", 2_000)
-    rng = np.random.default_rng(n)
-    count = 1_000
+    rng, count = np.random.default_rng(100 + n), 1_000
     at_border = bayes(rng, count, n, 1.0, 1.0)
+    found = at_border.count("practically equal") / count
+    assert found == pytest.approx(equal, abs=noise(equal, 600))  # 1 / (1 / 1,000 + 1 / 1,500)
     assert at_border.count("higher") / count <= 0.05 + noise(0.05, count)
-    assert at_border.count("practically equal") / count <= 0.05 + noise(0.05, count)
     assert at_border.count("lower") == 0
-    right = bayes(rng, 200, n, 3.5, 1.0)
-    assert right.count("higher") > 0.8 * 200
-    assert right.count("lower") + right.count("practically equal") == 0
+    same = bayes(rng, count, n, 0.0, 0.01)
+    found = 1 - same.count("not decidable") / count
+    assert found == pytest.approx(different, abs=noise(different, 600))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 10, 20])
-def test_the_bayesian_test_of_equal_methods(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal methods, a rope of half a standard deviation: they differ in at most 0.05 + 0.0345."""
+def test_the_bayesian_test_decides_rightly(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far beyond the rope it finds the difference, and within a wide one it finds none.
+
+    Equal methods and a rope of half a standard deviation: they differ in at most 0.05 + 0.0345.
+    """
     monkeypatch.setattr(paired, "DRAWS", 2_000)
-    found = bayes(np.random.default_rng(n), 1_000, n, 0.0, 0.5)
-    assert (found.count("higher") + found.count("lower")) / 1_000 <= 0.05 + noise(0.05, 1_000)
+    right = bayes(np.random.default_rng(n), 200, n, 3.5, 1.0)
+    assert right.count("higher") > 0.8 * 200
+    assert right.count("lower") + right.count("practically equal") == 0
+    same = bayes(np.random.default_rng(n), 1_000, n, 0.0, 0.5)
+    assert (same.count("higher") + same.count("lower")) / 1_000 <= 0.05 + noise(0.05, 1_000)
+    wide = bayes(np.random.default_rng(n), 200, n, 0.0, 3.0)
+    assert wide.count("practically equal") > 0.95 * 200
 
 
 def simulated_ranks(rng: np.random.Generator, count: int, n: int, levels: Array) -> Array:
