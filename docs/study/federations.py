@@ -3,9 +3,11 @@
     python docs/study/federations.py grids GRIDS     the files for fedsim sweep
     python docs/study/federations.py make SWEEPS     docs/results.zip from the sweeps, then the page
     python docs/study/federations.py make            the page alone, from docs/results.zip
+    python docs/study/federations.py curves SWEEPS   the curves of its figure into docs/results.zip
 
 A grid is run by ``fedsim sweep GRIDS/NAME.yaml --out SWEEPS/NAME``. The archive has the scores of
-all runs, federations/NAME.csv, from which every number of the page is computed.
+all runs, federations/NAME.csv, from which every number of the page is computed, and the accuracy
+by simulated seconds, federations/clocks_digits_curves.csv, of which make draws FIGURE.
 """
 
 from __future__ import annotations
@@ -14,22 +16,30 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import yaml
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
 import archive  # noqa: E402
 
+from analysis import panels, style  # noqa: E402
 from analysis.stats import Estimate, estimate  # noqa: E402
 
 Settings = dict[str, Any]
 PAGE = ROOT / "docs" / "FEDERATIONS.md"
+FIGURE = ROOT / "docs" / "study" / "seconds.png"
+CURVES = "federations/clocks_digits_curves.csv"
+POINTS = 60
+"""Points in time of a curve."""
 BLOCK = re.compile(r"(<!-- table (\w+)((?: \S+=\S+)*) -->\n).*?(<!-- end -->)", re.DOTALL)
 PARTITIONS, SEEDS = list(range(5)), [0, 1]
 ENGINE: Settings = {"kind": "serial", "checkpoint_every": 0}
@@ -227,14 +237,77 @@ def make(sweeps: Path) -> None:
         archive.update({f"federations/{name}.csv": runs.to_csv(index=False, lineterminator="\n")})
 
 
+def archive_curves(sweep: Path) -> None:
+    """Archives mean and half-width of the accuracy by simulated seconds, by way of waiting.
+
+    A run has the accuracy of its newest evaluation. The times are POINTS with equal ratios, from
+    when all runs of a way have one to the end of the first that ends; units are partitions.
+    """
+    runs, made = scores(sweep).rename(columns={"data.seed": "partition"}), []
+    runs["path"] = [sweep / run for run in pd.read_csv(sweep / "summary.csv")["run"]]
+    for row, alpha in product(WAITING, GRIDS["clocks_digits"]["grid"]["data.alpha"]):
+        own = runs[(runs["waiting"] == named(row)) & (runs["data.alpha"] == str(alpha))]
+        known = [accuracies(path) for path in own["path"]]
+        first, last = max(a.index[0] for a in known), min(a.index[-1] for a in known)
+        times = np.geomspace(first, last, POINTS)
+        newest = [a.to_numpy()[a.index.searchsorted(times, side="right") - 1] for a in known]
+        by_partition = pd.DataFrame(newest).groupby(own["partition"].to_numpy()).mean()
+        for second, column in zip(times, by_partition, strict=True):
+            found = estimate(by_partition[column].tolist())
+            made.append(
+                (row, str(alpha), f"{second:.5g}", f"{found.mean:.5f}", f"{found.half:.5f}")
+            )
+    table = pd.DataFrame(made, columns=["waiting", "data.alpha", "second", "mean", "half"])
+    archive.update({CURVES: table.to_csv(index=False, lineterminator="\n")})
+
+
+def accuracies(run: Path) -> pd.Series[float]:
+    """The test accuracy of a run, by simulated seconds since its start."""
+    rounds = pd.read_csv(run / "rounds.csv")
+    rounds.index = pd.Index(rounds["simulated_seconds"].cumsum(), name="second")
+    return rounds["test_accuracy"].dropna()
+
+
+def draw() -> None:
+    """The accuracy by simulated seconds, a panel for each alpha, as FIGURE."""
+    curves = archive.table(CURVES, dtype={"data.alpha": str})
+    lines = style.lines(list(WAITING))
+    with style.look():
+        figure = Figure(figsize=(panels.WIDTH, 3.9))
+        places = figure.subplots(1, curves["data.alpha"].nunique(), sharey=True)
+        for axes, (alpha, inside) in zip(places, curves.groupby("data.alpha"), strict=True):
+            for row in WAITING:
+                own = inside[inside["waiting"] == row]
+                mean, half, look = 100 * own["mean"], 100 * own["half"], lines[row]
+                axes.plot(own["second"], mean, color=look.colour, linestyle=look.dashes)
+                low, high = mean - half, mean + half
+                axes.fill_between(own["second"], low, high, color=look.colour, lw=0, alpha=0.08)
+            axes.set_xscale("log")
+            style.logarithmic(axes.xaxis)
+            axes.set_xlabel("Simulated seconds")
+            axes.set_title(f"alpha {alpha}", loc="left")
+        places[0].set_ylabel("Test accuracy (%)")
+        handles = [
+            Line2D([], [], color=look.colour, linestyle=look.dashes) for look in lines.values()
+        ]
+        note = "Mean over five partitions of the data, band: 95 % t interval over the partitions"
+        panels.legend(figure, handles, list(lines), note)
+    style.save(figure, FIGURE)
+
+
 def over_partitions(values: pd.Series[float]) -> Estimate:
     """Mean and interval of values indexed by partition and seed, over the partitions' means."""
     return estimate(values.groupby(level="data.seed").mean().tolist())
 
 
+def named(row: str) -> str:
+    """A row of a grid as it stands in the names of runs."""
+    return re.sub(r"[^\w.+-]", "_", row)
+
+
 def of(runs: pd.DataFrame, axis: str, row: str, score: str) -> pd.Series[float]:
     """A score of the runs of a row, by partition and seed."""
-    own = runs[runs[axis] == re.sub(r"[^\w.+-]", "_", row)]
+    own = runs[runs[axis] == named(row)]
     return own.set_index(["data.seed", "seed"])[score]
 
 
@@ -358,7 +431,11 @@ if __name__ == "__main__":
     command, *folders = sys.argv[1:]
     if command == "grids":
         write_grids(Path(folders[0]))
+    elif command == "curves":
+        archive_curves(Path(folders[0]) / "clocks_digits")
+        draw()
     else:
         for folder in folders:
             make(Path(folder))
         PAGE.write_text(rendered(PAGE.read_text()))
+        draw()

@@ -35,6 +35,25 @@ def test_the_archive_has_every_run_of_a_grid_once(name):
     assert runs["seed"].nunique() == 2
 
 
+def test_the_curves_of_the_figure_are_those_of_the_runs():
+    """No run has reached 80 % before its time; the end is that of the first run that ends."""
+    runs = archive.table("federations/clocks_digits.csv", dtype={"data.alpha": str})
+    curves = archive.table(federations.CURVES, dtype={"data.alpha": str})
+    ways = list(curves.groupby(["waiting", "data.alpha"]))
+    assert len(ways) == 2 * len(federations.WAITING)
+    for (way, alpha), curve in ways:
+        own = runs[(runs["waiting"] == federations.named(way)) & (runs["data.alpha"] == alpha)]
+        assert len(own) == 10
+        assert len(curve) == federations.POINTS
+        before = curve[curve["second"] < 0.9999 * own["simulated_seconds_to_target"].min()]
+        assert (before["mean"] < 0.8).all()
+        end = curve.iloc[-1]
+        assert end["second"] == pytest.approx(own["simulated_seconds"].min(), rel=1e-4)
+        assert end["mean"] == pytest.approx(own["last10_test_accuracy"].mean(), abs=0.03)
+    assert federations.FIGURE.is_file()
+    assert f"study/{federations.FIGURE.name}" in PAGE
+
+
 @pytest.mark.parametrize("name", federations.GRIDS)
 def test_fedsim_reads_the_grid(name, tmp_path):
     federations.write_grids(tmp_path)
