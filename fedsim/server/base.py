@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from itertools import count
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -329,7 +330,7 @@ class Server:
             state=after,
             downlink=answer.downlink,
             private=answer.private,
-            metrics={**received.metrics, **reduced.metrics},
+            metrics=_beside(received.metrics, reduced.metrics),
         )
 
     def _receive(
@@ -344,7 +345,7 @@ class Server:
                 own,
                 scale=received.scale * own.scale,
                 statistics=own.statistics if received.statistics is None else received.statistics,
-                metrics={**received.metrics, **own.metrics},
+                metrics=_beside(received.metrics, own.metrics),
             )
         return received, kept
 
@@ -362,6 +363,15 @@ class Server:
         whole = step.copy()
         whole[params] = changed
         return whole, tuple(kept)
+
+
+def _beside(metrics: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of two parts; what a later one calls the same has a number: ``clipped2``."""
+    both = dict(metrics)
+    for name, value in more.items():
+        names = (f"{name}{number}" if number > 1 else name for number in count(1))
+        both[next(free for free in names if free not in both)] = value
+    return both
 
 
 def _scaled(step: Array, received: Received) -> Array:

@@ -296,7 +296,9 @@ class SpectrumRow(RowOfRound, table="spectrum"):
 class ServerRow(RowOfRound, table="server"):
     """A row per round and number that a server rule reports of its step."""
 
-    name: Annotated[str, "of the number"]
+    name: Annotated[
+        str, "of the number; where two parts of a chain have it, the second one's is `clipped2`"
+    ]
     value: Annotated[float, "the number"]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedsim import algorithms
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server import Average, ClipNorms, Received, Server
@@ -62,6 +63,19 @@ def test_by_hand():
     np.testing.assert_allclose(answer.step, [0.3, 0.4, 0.75, 0.0, 40.0, -2.0], rtol=1e-15)
     assert answer.metrics == {"clipped": 0.5}
     assert answer.state.flatten() == {}
+
+
+def test_every_part_of_a_chain_tells_how_many_it_clipped():
+    # norms 5, 1 and 0.1: the first is clipped to 2; from there 2 and 1 are farther than 0.5 from 0
+    c = cohort([[3.0, 4, 0, 0, 0, 0], [0.0, 0, 1, 0, 0, 0], [0.1, 0, 0, 0, 0, 0]])
+    last = algorithms.load("centered_clipping", {"tau": 0.5}).server.reduction
+    for receive, shares in (
+        ((ClipNorms(2.0),), (1 / 3, 2 / 3)),
+        ((ClipNorms(2.0), ClipNorms(0.05)), (1 / 3, 1.0, 0.0)),
+    ):
+        answer = Server(last, receive=receive).step(RuleState(), c, CTX)
+        names = ("clipped", "clipped2", "clipped3")
+        assert answer.metrics == dict(zip(names, shares, strict=False))
 
 
 def test_norms_up_to_the_bound_are_left_as_they_are():
