@@ -15,9 +15,9 @@ from benchmarks.pairing import Spread
 
 SPAN = (
     "krum", "multikrum", "geometric_median", "centered_clipping", "mda",
-    "nnm,krum", "nnm,geometric_median", "bucketing,krum", "norm_clipping",
+    "nnm,krum", "nnm,geometric_median", "bucketing,krum", "norm_clipping", "fltrust",
 )  # fmt: skip
-"""Rules that need the Gram matrix alone."""
+"""Rules in the span of the updates (fltrust: beside the server's own one)."""
 COORDINATES = ("coordinate_median", "trimmed_mean", "bulyan")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -158,11 +158,13 @@ def updates(m: int, d: int) -> list[Array]:
 def step(method: str, rows: Sequence[Array]) -> Array:
     """The server step of a method, or of a chain of them as in ``nnm,krum``.
 
-    The cohort is new, so that nothing is left from the step before.
+    The cohort is new, so that nothing is left from the step before. The first row is the server's
+    own update, too, where it has one (``fltrust``).
     """
     ctx = RoundContext(round=0, num_rounds=1, num_clients=len(rows), lr=0.01, seed=0)
     server = algorithms.compose("fedavg", {}, server=method).server
-    return server.step(RuleState(), _cohort(rows), ctx).step
+    cohort = replace(_cohort(rows), reference=rows[0])
+    return server.step(RuleState(), cohort, ctx).step
 
 
 def products(rows: Sequence[Array]) -> F64:
