@@ -183,9 +183,8 @@ def grid(
 ) -> Figure:
     """A figure of panels in rows of ``columns``; None is an empty place.
 
-    Few curves are labelled at their ends; else there is one legend below all panels. ``note``
-    stands below: the meaning of line and band. ``lines`` are by label; None for those of
-    :func:`analysis.style.lines`.
+    Few curves are labelled at their ends; else a legend is below, as is ``note``, what line and
+    band mean. ``lines`` are by label, by default those of :func:`analysis.style.lines`.
     """
     there = [panel for panel in panels if panel is not None]
     columns = min(columns, len(panels))
@@ -197,11 +196,13 @@ def grid(
     few = max(len(panel.curves) for panel in there) <= DIRECT
     direct = few and widest <= WORDY and not multiples
     with style.look():
-        height = 3.4 if rows == 1 else 2.5 * rows
-        width = max(WIDTH, (3.1 + 0.07 * widest * direct * (columns > 2)) * columns)
-        fig = Figure(figsize=(WIDTH if multiples else width, height + 0.7 - 0.3 * direct))
-        places = fig.subplots(rows, columns, squeeze=False).ravel()
-        below = [*panels[columns:], *[None] * columns]
+        wide = (3.1 + 0.07 * widest * direct * (columns > 2)) * columns
+        width = max(WIDTH, 0 if multiples else wide)
+        titles = [style.wrapped(panel.title, width / columns) if panel else "" for panel in panels]
+        further = 0.21 * max(title.count("\n") for title in titles)  # inches of a heading's lines
+        height = (3.4 if rows == 1 else 2.5 * rows) + rows * further + 0.7 - 0.3 * direct
+        fig = Figure(figsize=(width, height))
+        places, below = fig.subplots(rows, columns, squeeze=False).ravel(), panels[columns:]
         for index, (axes, panel) in enumerate(zip(places, panels, strict=False)):
             if panel is None:
                 axes.set_visible(False)
@@ -211,10 +212,10 @@ def grid(
             for label, curve in panel.curves.items():
                 shown = clipped(curve, panel.possible)
                 _draw(axes, shown, looks[label], style.title(label), len(panel.curves))
-            _frame(axes, panel)
+            _frame(axes, panel, titles[index])
             if direct or (multiples and len(panel.curves) > 1):
                 _label_ends(axes, panel, looks)
-            if below[index] is None:
+            if index >= len(below) or below[index] is None:
                 axes.set_xlabel(panel.x)
             if multiples and index % columns:
                 axes.set_ylabel("")
@@ -305,9 +306,9 @@ def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, count: 
         )  # fmt: skip
 
 
-def _frame(axes: Axes, panel: Panel) -> None:
+def _frame(axes: Axes, panel: Panel, title: str) -> None:
     axes.set_ylabel(panel.label)
-    axes.set_title(panel.title, loc="left")
+    axes.set_title(title, loc="left")
     if panel.log:
         ticks = sorted({x for curve in panel.curves.values() for x in curve.index})
         axes.set_xscale("log")

@@ -5,6 +5,8 @@ them differ by 15 or more in CIE Lab, also as seen with deuteranopia (Machado et
 ten methods the line style tells them apart.
 """
 
+import re
+import textwrap
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -124,6 +126,17 @@ def short(name: str, most: int = LONG) -> str:
     """A name of at most ``most`` characters, all of which can be seen."""
     name = printable(name)
     return name if len(name) <= most else name[: most - 1] + "…"
+
+
+class _Words(textwrap.TextWrapper):
+    """Breaks lines at spaces and after commas, and inside of words that are too long."""
+
+    wordsep_simple_re = re.compile(r"(\s+|(?<=,))")
+
+
+def wrapped(text: str, inches: float) -> str:
+    """A heading in as many lines as a place of this width needs, at ten characters an inch."""
+    return "\n".join(_Words(max(12, int(10 * inches) - 2), break_on_hyphens=False).wrap(text))
 
 
 def lines(labels: Sequence[str]) -> dict[str, Line]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
 
@@ -427,3 +429,34 @@ def test_absent_tables_name_what_makes_them(tmp_path: Path, draw, flag: str) -> 
     found = draw({"": groups_of(tmp_path)})
     assert isinstance(found, Absent)
     assert flag in found.reason
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
+    names = [
+        "fedavg, server=nnm,geometric_median, train.lr=0.01, attack.name=sign_flip",
+        "fedprox, fedprox.mu=0.01, train.local_epochs=5, data.alpha=0.1",
+        "deadline, late clients dropped after three simulated seconds",
+        "FedBuff, buffer 10, twice as many at a time",
+        "ein_Name_ohne_jede_Stelle_an_der_er_sich_trennen_liesse",
+    ]
+    curve = pd.DataFrame({"mean": [1.0, 2.0], "low": [0.5, 1.5], "high": [1.5, 2.5], "n": 5})
+    shown = panels.Panel(label="Loss", curves=dict.fromkeys(names[:count], curve))
+    figure = panels.grid(*panels.multiples([shown]), "note")
+    FigureCanvasAgg(figure).draw()
+    boxes = [
+        axes.get_title(loc="left") and axes._left_title.get_window_extent()
+        for axes in figure.axes
+        if axes.get_visible()
+    ]
+    assert len(boxes) == count
+    for one, two in itertools.combinations(boxes, 2):
+        assert not one.overlaps(two)
+    assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+def test_short_headings_stay_as_they_are() -> None:
+    assert style.wrapped("FedAvg, alpha=0.1", 2.9) == "FedAvg, alpha=0.1"
+    wrapped = style.wrapped("FedAvg, server=nnm,geometric_median", 2.2)
+    assert wrapped == "FedAvg, server=nnm,\ngeometric_median"
+    assert style.wrapped("", 2.2) == ""
