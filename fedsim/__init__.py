@@ -2,8 +2,9 @@
 
 ``run`` runs an experiment, ``resume`` resumes one, ``RunStore`` reads the results of one; ``sweep``
 does a grid of them, and ``study`` tunes methods before it compares them;
-``predict`` and ``load_model`` use the models of a finished one. ``aggregate`` is the server step of
-any method and ``decompose`` the loss decomposition, both on NumPy arrays.
+``predict`` and ``load_model`` use the models of a finished one; ``replay`` does rounds again with
+something changed, ``influence`` says what each client did to them. ``aggregate`` is the server step
+of any method and ``decompose`` the loss decomposition, both on NumPy arrays.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
     from fedsim.training.export import load_model
+    from fedsim.training.influence import influence
     from fedsim.training.predict import predict
+    from fedsim.training.replay import replay
 
 __all__ = [
     "AsyncConfig",
@@ -51,8 +54,10 @@ __all__ = [
     "__version__",
     "aggregate",
     "decompose",
+    "influence",
     "load_model",
     "predict",
+    "replay",
     "resume",
     "run",
     "study",
@@ -72,8 +77,10 @@ _HOME = {
     "RunStore": "fedsim.storage.run_dir",
     "StudyStore": "fedsim.studies.results",
     "SweepStore": "fedsim.studies.results",
+    "influence": "fedsim.training.influence",
     "load_model": "fedsim.training.export",
     "predict": "fedsim.training.predict",
+    "replay": "fedsim.training.replay",
     "resume": "fedsim.api",
     "run": "fedsim.api",
     "study": "fedsim.api",

@@ -24,9 +24,11 @@ from fedsim.cli.common import (
 from fedsim.cli.doctor import doctor
 from fedsim.cli.export import export
 from fedsim.cli.grid import grid
+from fedsim.cli.influence import influence
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
 from fedsim.cli.predict import predict
+from fedsim.cli.replay import replay
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.reproduce import reproduce
 from fedsim.cli.resume import resume
@@ -143,7 +145,7 @@ def main(ctx: click.Context) -> None:
 
 for command in (
     *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
-    *(export, listing, partition, doctor),
+    *(replay, influence, export, listing, partition, doctor),
     *COMMANDS,
 ):
     main.add_command(command)

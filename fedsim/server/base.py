@@ -312,8 +312,7 @@ class Server:
         """The cohort's step; ``state`` is what the round before returned."""
         answer = Exchanged()
         with single_threaded_blas():
-            received, kept = self._receive(cohort, state.receive, ctx)
-            reduced = self.reduction(received.cohort, state.reduction, ctx)
+            reduced, received, kept = self.reduced(state, cohort, ctx)
             step = _scaled(reduced.step, received)
             step, states = self._optimize(step, state.optimizers, cohort, ctx)
             if self.exchange is not None:
@@ -332,6 +331,14 @@ class Server:
             private=answer.private,
             metrics=_beside(received.metrics, reduced.metrics),
         )
+
+    def reduced(
+        self, state: RuleState, cohort: Cohort, ctx: RoundContext
+    ) -> tuple[Reduced, Received, dict[str, Vectors]]:
+        """What the reduction makes of the cohort, what the transforms made of it before, and their
+        states; the step of the parameters is yet to be multiplied by their scale."""
+        received, kept = self._receive(cohort, state.receive, ctx)
+        return self.reduction(received.cohort, state.reduction, ctx), received, kept
 
     def _receive(
         self, cohort: Cohort, states: Mapping[str, Vectors], ctx: RoundContext

@@ -162,6 +162,22 @@ def _scores(
     return _common(executor, models, parts[:-1]) | _pooled(setup, executor, models)
 
 
+def each_scores(
+    setup: Setup, executor: Executor, models: Mapping[Key, Candidate], part: str
+) -> dict[Key, Scores]:
+    """The scores of each of several global models on ``"val"`` or ``"test"``."""
+    if part == "test" and setup.tests_are_owned:
+        return {
+            key: _pooled(setup, executor, {None: model})[part].whole
+            for key, model in models.items()
+        }
+    found: dict[Key, Scores] = {}
+    for some in batches(models):
+        scores = executor.evaluate([(model, part) for model in some.values()], SCORES)
+        found |= zip(some, scores, strict=True)
+    return found
+
+
 def _common(
     executor: Executor, models: Mapping[int | None, Candidate], parts: Sequence[str]
 ) -> dict[str, Evaluated]:

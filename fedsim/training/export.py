@@ -217,7 +217,7 @@ def final_state(
     return ServerState(params=params, clients=ClientStates(ClientTensors(run, personal)))
 
 
-def client_number(run: Path, config: RunConfig, client: int | str) -> int:
+def client_number(run: Path, config: RunConfig, client: int | str, flag: str = "--client") -> int:
     """The number of a client that is given by number, or by the name of its site, user or file.
 
     Raises:
@@ -227,7 +227,7 @@ def client_number(run: Path, config: RunConfig, client: int | str) -> int:
     last = config.data.num_clients - 1
     if not isinstance(client, str):
         if not 0 <= client <= last:
-            raise ConfigError(f"--client {client}: the run has the clients 0 to {last}")
+            raise ConfigError(f"{flag} {client}: the run has the clients 0 to {last}")
         return client
     table = RunStore(run).read("partition").drop_duplicates("client_id")
     named = table.reindex(columns=["client_id", "name"]).dropna()
@@ -237,10 +237,10 @@ def client_number(run: Path, config: RunConfig, client: int | str) -> int:
         return found[0]
     if found:
         numbers = ", ".join(map(str, found))
-        raise ConfigError(f"--client {client}: the clients {numbers} have this name; give a number")
+        raise ConfigError(f"{flag} {client}: the clients {numbers} have this name; give a number")
     alike = [name for name in names if name.casefold() == client.casefold()] or names
     said = "have no names" if not names else "have other names" + nearest(client, alike)
-    raise ConfigError(f"--client {client}: the clients of the run, 0 to {last}, {said}")
+    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {said}")
 
 
 def load_model(run: Path | str, client: int | str | None = None) -> nn.Module:

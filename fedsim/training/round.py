@@ -6,15 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
-from typing import Any
 
 import numpy as np
 
-from fedsim.client.private import STEPS
 from fedsim.core.errors import ContractError, DivergedError
 from fedsim.core.types import (
-    F64,
     ClientTask,
     ClientUpdate,
     Layout,
@@ -27,49 +23,54 @@ from fedsim.engine.base import Executor, Models
 from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns
-from fedsim.server.gram import conflict_ratio, cosines, gradient_diversity, shares, spectrum
+from fedsim.server.gram import gradient_diversity, shares, spectrum
 from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import (
-    ClientRow,
-    CosineRow,
-    ModelRow,
-    RoundRow,
-    ServerRow,
-    SpectrumRow,
-)
+from fedsim.storage.rows import ModelRow
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate, root
 from fedsim.training.log import RoundLog
-from fedsim.training.privacy import epsilon_of_samples, remedy
+from fedsim.training.privacy import remedy
+from fedsim.training.round_rows import Aggregated, add_rows, round_row
 from fedsim.training.schedule import RoundPlan, check_plan, lr_at
 from fedsim.training.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aggregated:
-    """What the server made of a round's updates.
+class Trained:
+    """A round whose clients have trained.
 
     Args:
-        costs: bytes and simulated seconds.
-        clients: ids of the m clients that count; without any the rest is empty.
-        norms: (m,) 2-norms of their updates, of the parameters alone, as all that follows.
-        gram: (m, m) Gram matrix of their updates where ``evaluation.conflicts`` asks for it.
-        axes: (m,) spectrum of ``gram``.
-        update_norm: 2-norm of the step of the parameters.
-        metrics: what the server rule reports of its step.
+        state: before the round, with what the pass before training answered.
+        participation: of the plan, with what that pass sent.
+        models: by version, those that the tasks started from.
+        updates: as the executor gave them.
+        reference: (D,) the server's own update, where it trains itself.
+        scores: of the evaluation before training, where it counts.
     """
 
     state: ServerState
-    costs: Costs
-    clients: tuple[int, ...] = ()
-    norms: F64 | None = None
-    gram: F64 | None = None
-    axes: F64 | None = None
-    gradient_diversity: float | None = None
-    update_norm: float | None = None
-    metrics: Mapping[str, float] | None = None
+    plan: RoundPlan
+    participation: Mapping[int, Participation]
+    models: Mapping[int, Sent]
+    updates: Sequence[ClientUpdate]
+    reference: Vector | None
+    scores: dict[str, evaluate.Evaluated] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """What the server gets of a round.
+
+    Args:
+        updates: of the clients that did not diverge, as the executor gave them.
+        attack: the cohort as the server sees it, after what malicious clients did, and what the
+            attack keeps; None where there is nothing to aggregate.
+    """
+
+    updates: list[ClientUpdate]
+    attack: Received | None
 
 
 def run_round(
@@ -81,10 +82,22 @@ def run_round(
         DivergedError: a client diverged and the policy is ``raise``.
         WorkerError: a client's work failed.
     """
+    trained = train(setup, executor, state, ctx, log)
+    with log.timed("aggregate"):
+        gathered = gather(setup, executor, trained, ctx, log)
+        found = conclude(setup, trained, gathered, ctx)
+    record(setup, executor, trained, gathered.updates, found, ctx, log)
+    return found.state
+
+
+def train(
+    setup: Setup, executor: Executor, state: ServerState, ctx: RoundContext, log: RoundLog
+) -> Trained:
+    """The plan of the round, the pass before training, and the clients' training."""
     plan = planned(setup, executor, state, ctx, log)
-    cohort, participation = list(plan.participation), plan.participation
     with naming_the_round(setup, ctx):
-        scores = evaluate.before_training(setup, executor, state, cohort, ctx)
+        scores = evaluate.before_training(setup, executor, state, list(plan.participation), ctx)
+    participation = plan.participation
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
             state, participation = run_probe(setup, executor, state, plan, ctx, log)
@@ -99,48 +112,84 @@ def run_round(
         executor.prefetch(plan.ahead, models, state.clients)
         updates = executor.run(plan.tasks, models, state.clients)
         size["bytes"] = len(updates) * state.params.nbytes
-    with log.timed("aggregate"):
-        updates = without_diverged(setup, updates, f"round {log.round}", log)
-        mixed = setup.config.asynchrony.mixing is not None
-        updates = rebased(setup.layout, updates, models, state.params, whole=mixed)
-        updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
-        columns = executor.columns(updates, models, state.clients)
-        costs = partial(costs_of, setup, plan, participation, models, updates, state.downlink)
-        if updates or setup.budget is not None:  # the noise is released in any case
-            gathered = (
-                Cohort.of(updates, setup.layout, columns, state.params)
-                if updates
-                else Cohort.empty(setup.layout, state.params)
-            )
-            attack = Received(cohort=gathered)
-            if setup.attack is not None and updates:
-                earlier = state.server.receive.get(setup.attack.name, {})
-                attack = setup.attack(gathered, earlier, ctx)
-            gathered = replace(attack.cohort, reference=own)
-            found = aggregate(setup, state, gathered, updates, costs, ctx)
-            if setup.attack is not None and attack.state:
-                server = found.state.server
-                receive = {**server.receive, setup.attack.name: attack.state}
-                server = replace(server, receive=receive)
-                found = replace(found, state=replace(found.state, server=server))
-        else:
-            found = Aggregated(state=state, costs=costs({}))
-    versions = {v: models[v] for v in sorted(plan.needed)}
+    return Trained(
+        state=state,
+        plan=plan,
+        participation=participation,
+        models=models,
+        updates=updates,
+        reference=own,
+        scores=scores,
+    )
+
+
+def gather(
+    setup: Setup, executor: Executor, trained: Trained, ctx: RoundContext, log: RoundLog
+) -> Gathered:
+    """The updates as they reach the server."""
+    state, models = trained.state, trained.models
+    updates = without_diverged(setup, trained.updates, f"round {log.round}", log)
+    mixed = setup.config.asynchrony.mixing is not None
+    updates = rebased(setup.layout, updates, models, state.params, whole=mixed)
+    updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
+    columns = executor.columns(updates, models, state.clients)
+    if not updates and setup.budget is None:  # the noise is released in any case
+        return Gathered(updates=updates, attack=None)
+    cohort = Cohort.empty(setup.layout, state.params)
+    if updates:
+        cohort = Cohort.of(updates, setup.layout, columns, state.params)
+    attack = Received(cohort=cohort)
+    if setup.attack is not None and updates:
+        earlier = state.server.receive.get(setup.attack.name, {})
+        attack = setup.attack(cohort, earlier, ctx)
+    cohort = replace(attack.cohort, reference=trained.reference)
+    return Gathered(updates=updates, attack=replace(attack, cohort=cohort))
+
+
+def conclude(setup: Setup, trained: Trained, gathered: Gathered, ctx: RoundContext) -> Aggregated:
+    """The server's step, and the state after the round."""
+    state, plan, updates = trained.state, trained.plan, gathered.updates
+    sent = plan, trained.participation, trained.models, updates, state.downlink
+    costs = partial(costs_of, setup, *sent)
+    if gathered.attack is None:
+        found = Aggregated(state=state, costs=costs({}))
+    else:
+        found = aggregate(setup, state, gathered.attack.cohort, updates, costs, ctx)
+    server = found.state.server
+    if setup.attack is not None and gathered.attack is not None and gathered.attack.state:
+        receive = {**server.receive, setup.attack.name: gathered.attack.state}
+        server = replace(server, receive=receive)
+    versions = {v: trained.models[v] for v in sorted(plan.needed)}
     unchanged = state.unchanged if updates else (*state.unchanged, ctx.round)
     kept = replace(
         found.state,
+        server=server,
         schedule=plan.state,
         versions=versions,
         unchanged=tuple(r for r in unchanged if versions and r >= min(versions)),
     )
-    found = replace(found, state=kept)
-    after, e = found.state, setup.config.evaluation
+    return replace(found, state=kept)
+
+
+def record(
+    setup: Setup,
+    executor: Executor,
+    trained: Trained,
+    updates: list[ClientUpdate],
+    found: Aggregated,
+    ctx: RoundContext,
+    log: RoundLog,
+) -> None:
+    """Evaluates the round's model where that is due, and writes the rows of the round."""
+    state, after, e = trained.state, found.state, setup.config.evaluation
+    plan, participation, scores = trained.plan, trained.participation, trained.scores
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
     clients: evaluate.ClientScores = {}
     success = math.nan
     if due or clients_due:
         with log.timed("evaluate"), naming_the_round(setup, ctx):
             if due and scores is None:
+                cohort = list(plan.participation)
                 scores = evaluate.after_round(setup, executor, state, after, cohort, updates)
             if due:
                 success = evaluate.attack_success(setup, executor, after)
@@ -166,7 +215,6 @@ def run_round(
     log.add(round_row(ctx, participation, updates, found, measured))
     log.add(ModelRow(round=log.round, sha256=sha256(after.params)))
     log.incidents(executor.incidents())
-    return after
 
 
 def sha256(params: Vector) -> str:
@@ -406,80 +454,6 @@ def _moved(params: Vector, step: ServerStep, updates: Sequence[ClientUpdate]) ->
     alone = step.step.flags.owndata and step.step.flags.writeable
     free = alone and not any(np.may_share_memory(step.step, array) for array in kept)
     return np.add(params, step.step, out=step.step if free else None)
-
-
-def round_row(
-    ctx: RoundContext,
-    participation: Mapping[int, Participation],
-    updates: Sequence[ClientUpdate],
-    found: Aggregated,
-    scores: Mapping[str, Any],
-) -> RoundRow:
-    """The row of rounds.csv; ``scores`` are its columns of the evaluation."""
-    return RoundRow(
-        round=ctx.round + 1,
-        lr=ctx.lr,
-        cohort_size=len(participation),
-        dropped=len(participation) - len(updates),
-        train_loss=_train_loss(updates),
-        conflict_ratio=None if found.gram is None else conflict_ratio(found.gram),
-        update_norm=found.update_norm,
-        gradient_diversity=found.gradient_diversity,
-        top_axis_share=None if found.axes is None else found.axes[0],
-        **found.costs.row,
-        **scores,
-    )
-
-
-def _train_loss(updates: Sequence[ClientUpdate]) -> float | None:
-    """Mean over the clients that trained, weighted by samples."""
-    trained = sorted((u for u in updates if u.num_steps), key=lambda u: u.client_id)
-    total = sum(u.num_samples for u in trained)
-    weighted = sum(u.num_samples * u.train_loss for u in trained)
-    return weighted / total if total else None
-
-
-def add_rows(
-    setup: Setup,
-    participation: Mapping[int, Participation],
-    updates: Sequence[ClientUpdate],
-    found: Aggregated,
-    log: RoundLog,
-    stale: Mapping[int, Mapping[str, int]],
-) -> None:
-    """The rows of clients.csv, server.csv, cosines.csv and spectrum.csv.
-
-    ``stale`` has ``staleness`` and ``version`` of clients, empty in synchronous schedules.
-    """
-    by_client = {u.client_id: u for u in updates}
-    position = {client: i for i, client in enumerate(found.clients)}
-    for client in participation:
-        samples = len(setup.partition.train[client])
-        counted: dict[str, Any] = {"status": "dropped"}
-        if client in by_client and found.norms is not None:
-            i, update = position[client], by_client[client]
-            counted = {
-                "status": "ok",
-                "num_steps": update.num_steps,
-                "train_loss": update.train_loss,
-                "update_norm": float(found.norms[i]),
-                "simulated_seconds": found.costs.seconds.get(client),
-            }
-        counted |= stale.get(client, {})
-        if setup.config.dp.level == "example" and client in by_client:
-            steps = int(by_client[client].state[STEPS][0])
-            counted["epsilon"] = epsilon_of_samples(setup.config, samples, steps)
-        if setup.config.attack.name is not None:
-            counted["attacker"] = int(client in setup.malicious)
-        log.add(ClientRow(round=log.round, client_id=client, num_samples=samples, **counted))
-    for name, value in (found.metrics or {}).items():
-        log.add(ServerRow(round=log.round, name=name, value=value))
-    if setup.config.evaluation.cosines and found.gram is not None and found.axes is not None:
-        cosine = cosines(found.gram)
-        for (i, a), (j, b) in combinations(enumerate(found.clients), 2):
-            log.add(CosineRow(round=log.round, client_a=a, client_b=b, cosine=cosine[i, j]))
-        for axis, share in enumerate(found.axes, start=1):
-            log.add(SpectrumRow(round=log.round, axis=axis, share=share))
 
 
 @contextmanager

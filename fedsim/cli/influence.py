@@ -1,0 +1,197 @@
+"""``fedsim influence``."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedsim.cli.common import check_new_file, make_importable
+from fedsim.cli.names import files, folders
+from fedsim.cli.options import (
+    GroupedOption,
+    SettingsCommand,
+    accept_option,
+    files_option,
+    format_option,
+    set_option,
+    verbose_option,
+)
+from fedsim.cli.resume import CHANGEABLE
+from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsim.config.experiments import Settings
+
+SHOWN = 20
+"""Of more clients the first and the last ones are shown."""
+
+what_option = partial(click.option, cls=GroupedOption, group="What to measure")
+
+
+@click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
+@click.argument("run", metavar="RUN", shell_complete=folders)
+@what_option(
+    "--rounds",
+    default="all",
+    show_default=True,
+    metavar="LIST",
+    help="Rounds, such as 1,4,8-10. Those between them are done again too.",
+)
+@what_option(
+    "--metric",
+    default="step",
+    show_default=True,
+    metavar="NAME",
+    help="What a client's influence is on: step, the way along the round's step, which takes no "
+    "evaluation; or a score of the model after it, such as val_loss, val_accuracy or test_loss.",
+)
+@what_option(
+    "--shapley/--no-shapley",
+    default=True,
+    show_default=True,
+    help="Shapley values beside leave-one-out: exact for cohorts of at most 10 clients, from all "
+    "their coalitions; else estimated from random orders, with a standard error.",
+)
+@what_option(
+    "--permutations",
+    type=click.IntRange(2, 10**6),
+    default=64,
+    show_default=True,
+    metavar="N",
+    help="Random orders in each round, for cohorts of more than 10 clients.",
+)
+@what_option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Of the random orders.",
+)
+@files_option(
+    "--out", metavar="FILE", shell_complete=files, help="A CSV file: a row per round and client."
+)
+@files_option(
+    "--figure",
+    metavar="FILE",
+    shell_complete=files,
+    help="A figure (.png, .pdf or .svg) of who helped and who hurt, drawn from --out.",
+)
+@set_option(group="Engine", help="Another key of section engine. Repeatable.")
+@accept_option
+@format_option
+@verbose_option
+def influence(
+    run: str,
+    rounds: str,
+    metric: str,
+    shapley: bool,
+    permutations: int,
+    seed: int,
+    out: str | None,
+    figure: str | None,
+    accept_changed_code: bool,
+    form: str,
+    flags: Settings,
+) -> None:
+    """Who helped and who hurt: the influence of each client on the rounds of a run.
+
+    The rounds are done again up to the server; its rule then aggregates the same updates without
+    one client, or for every coalition of clients. Nothing is trained without anybody, and RUN stays
+    as it is. Positive is help: a longer way along the round's step, a lower loss, a higher
+    accuracy. The Shapley values of a round add up to what all its clients gained together.
+
+    \b
+      fedsim influence RUN
+      fedsim influence RUN --metric val_loss --out influence.csv --figure who.png
+      fedsim influence RUN --rounds 1-10 --no-shapley --format json
+    """
+    from fedsim.config import experiments
+
+    if figure is not None and out is None:
+        raise click.UsageError("--figure is drawn from a file: give --out FILE.csv too")
+    for flag, file in (("--out", out), ("--figure", figure)):
+        if file is not None:
+            check_new_file(Path(file), flag)
+    if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
+        raise click.UsageError(f"--figure {figure}: a figure is named .png, .pdf or .svg")
+    config = Path(run, "config.yaml")
+    make_importable(experiments.read(config).settings if config.is_file() else {}, flags)
+    from fedsim.training.influence import influence as measured
+    from fedsim.training.influence import parse_rounds, summed
+
+    frame = measured(
+        run,
+        rounds=parse_rounds(rounds),
+        metric=metric,
+        shapley=shapley,
+        permutations=permutations,
+        seed=seed,
+        overrides=flags,
+        accept_changed_code=accept_changed_code,
+    )
+    sums = summed(frame)
+    if form == "json":
+        rows = json.loads(frame.to_json(orient="records", double_precision=15))
+        clients = json.loads(sums.to_json(orient="records", double_precision=15))
+        echo(json.dumps({"metric": metric, "clients": clients, "rounds": rows}, indent=2))
+    else:
+        _show(frame, sums, metric)
+    if out is not None:
+        from fedsim.core.files import replacing
+        from fedsim.storage.run_dir import csv_text
+
+        with replacing(Path(out)) as unfinished:
+            unfinished.write_text(csv_text(frame), encoding="utf-8", newline="\n")
+        _tell(form, f"file  {out}")
+    if figure is not None and out is not None:
+        from fedsim.core.analysis import analysis
+
+        analysis("influence").draw(Path(out), Path(figure))
+        _tell(form, f"file  {figure}")
+
+
+def _tell(form: str, line: str) -> None:
+    """Says what was written, beside JSON on standard error."""
+    echo(line, err=form == "json")
+
+
+def _show(frame: pd.DataFrame, sums: pd.DataFrame, metric: str) -> None:
+    """The clients' sums, and what all gained together."""
+    from fedsim.display.tables import show
+
+    rows = [
+        {
+            "client": str(row["name"]) or str(row["client_id"]),
+            "rounds": str(row["rounds"]),
+            "leave-one-out": _number(row["leave_one_out"]),
+            "Shapley": _number(row["shapley"], row["shapley_error"]),
+        }
+        for row in sums.to_dict("records")
+    ]
+    half = SHOWN // 2
+    left_out = rows[half:-half] if len(rows) > SHOWN else []
+    if left_out:
+        dots = {key: "..." for key in rows[0]}
+        rows = [*rows[:half], dots, *rows[-half:]]
+    total = frame.groupby("round")["total"].first()
+    said = "way along the rounds' steps" if metric == "step" else f"gain in {metric}"
+    echo(f"{said}, {counted(len(total), 'round')}: {total.sum():.6g} by all clients together")
+    show(rows)
+    if left_out:
+        echo(f"{counted(len(left_out), 'client')} between them")
+
+
+def _number(value: float, error: float = 0.0) -> str:
+    """``+0.0123 +- 0.0045``; ``-`` where there is none."""
+    if math.isnan(value):
+        return "-"
+    return f"{value:+.4g}" + (f" +- {error:.2g}" if error > 0 else "")

@@ -1,0 +1,193 @@
+"""``fedsim replay``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from fedsim.cli.common import check_new_file, make_importable
+from fedsim.cli.names import files, folders
+from fedsim.cli.options import (
+    FLAGS,
+    Flag,
+    GroupedOption,
+    SettingsCommand,
+    accept_option,
+    files_option,
+    format_option,
+    number_or_name,
+    set_option,
+    verbose_option,
+)
+from fedsim.cli.resume import CHANGEABLE
+from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fedsim.config.experiments import Settings
+    from fedsim.training.replay import Replay
+
+CHANGE = "What to change"
+RULES = tuple(flag for flag in FLAGS["Experiment"] if flag.key in ("server", "margin"))
+CHANGES = {CHANGE: (*RULES, Flag("attack.name", ("--attack",), "NAME"))}
+
+
+def client(text: str) -> int | str:
+    """A client given as ``client:12``, ``client:NAME``, or without the word."""
+    return number_or_name(text.removeprefix("client:"))
+
+
+@click.command(cls=SettingsCommand, flags={**CHANGES, **CHANGEABLE}, show_defaults=False)
+@click.argument("run", metavar="RUN", shell_complete=folders)
+@click.option(
+    "--round",
+    type=click.IntRange(1, 10**9),
+    required=True,
+    cls=GroupedOption,
+    group="Rounds",
+    metavar="R",
+    help="The first round.",
+)
+@click.option(
+    "--until",
+    type=click.IntRange(1, 10**9),
+    cls=GroupedOption,
+    group="Rounds",
+    metavar="S",
+    help="The last round; unset: the first one.",
+)
+@click.option(
+    "--without",
+    type=client,
+    multiple=True,
+    cls=GroupedOption,
+    group=CHANGE,
+    metavar="client:K|NAME",
+    help="Leave a client out, given by number or by the name of its site or hospital; nobody takes "
+    "its place. Repeatable.",
+)
+@set_option(
+    group=CHANGE,
+    help="Another setting: train.lr=0.1, fedgh.order=ascending. Keys of section evaluation hold "
+    "for both sides: evaluation.decompose_every=1. Repeatable.",
+)
+@files_option(
+    "--out", metavar="FILE", shell_complete=files, help="A CSV file with all quantities, by client."
+)
+@accept_option
+@format_option
+@verbose_option
+def replay(
+    run: str,
+    round: int,
+    until: int | None,
+    without: tuple[int | str, ...],
+    out: str | None,
+    accept_changed_code: bool,
+    form: str,
+    flags: Settings,
+) -> None:
+    """Do rounds of a run again with one thing changed, beside the original.
+
+    Both sides start from the state of the run before round R; cohorts, random numbers and the
+    states of clients and server are those of the run, and what the change replaces on the server
+    starts afresh, which is said. RUN stays as it is. Without a change the rounds are compared with
+    what the run wrote, byte for byte; the exit status is then 1 where they differ.
+
+    Data, model, privacy and simulated time cannot change in the middle of a run.
+
+    \b
+      fedsim replay RUN --round 3
+      fedsim replay RUN --round 3 --without client:12
+      fedsim replay RUN --round 3 --until 10 --server fedgh --out fedgh.csv
+      fedsim replay RUN --round 3 --margin none --set evaluation.decompose_every=1
+    """
+    from fedsim.config import experiments
+
+    if out is not None:
+        check_new_file(Path(out), "--out")
+    config = Path(run, "config.yaml")
+    make_importable(experiments.read(config).settings if config.is_file() else {}, flags)
+    from fedsim.training.replay import replay as again
+    from fedsim.training.resume import FREE
+
+    made = again(
+        run,
+        round,
+        until,
+        without=without,
+        settings={key: given for key, given in flags.items() if key not in FREE},
+        overrides={key: given for key, given in flags.items() if key in FREE},
+        accept_changed_code=accept_changed_code,
+    )
+    table = made.table
+    if form == "json":
+        rows = json.loads(table.to_json(orient="records", double_precision=15))
+        said = {"changes": made.changes, "fresh": made.fresh, "unlike": made.unlike}
+        echo(json.dumps({**said, "quantities": rows}, indent=2))
+    else:
+        _show(made, table)
+    if out is not None:
+        from fedsim.core.files import replacing
+        from fedsim.storage.run_dir import csv_text
+
+        with replacing(Path(out)) as unfinished:
+            unfinished.write_text(csv_text(table), encoding="utf-8", newline="\n")
+        echo(f"file  {out}", err=form == "json")
+    if made.unlike and not made.replayed:
+        click.get_current_context().exit(1)
+
+
+def _show(made: Replay, table: pd.DataFrame) -> None:
+    """The quantities of all clients, round by round, and how many clients differ."""
+    from fedsim.display.tables import show
+
+    numbers = sorted(set(table["round"]))
+    span = f"round {numbers[0]}" + (f" to {numbers[-1]}" if len(numbers) > 1 else "")
+    if not made.replayed:
+        said = "is not what this machine computes" if made.unlike else "the same bytes again"
+        echo(f"{made.unlike or span}: {said}")
+        return
+    echo(f"{span} with {', '.join(made.changes)}")
+    for part in made.fresh:
+        echo(f"starts afresh: {part}")
+    for number in numbers:
+        own = table[table["round"] == number]
+        every = own[own["client_id"].isna()].to_dict("records")
+        show([_cells(row) for row in every if row["difference"] != 0])
+        if same := [row["quantity"] for row in every if row["difference"] == 0]:
+            echo(f"the same: {', '.join(map(str, same))}")
+        echo(_clients(own[own["client_id"].notna()].to_dict("records")))
+
+
+def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    sides = {"original": row["original"], "replay": row["replayed"]}
+    numbers = {**sides, "difference": row["difference"]}
+    texts = {name: _number(value) for name, value in numbers.items()}
+    return {"round": str(row["round"]), "quantity": str(row["quantity"]), **texts}
+
+
+def _clients(rows: Sequence[Mapping[Hashable, Any]]) -> str:
+    """How many clients did the same on both sides, and which are on one side alone."""
+    by: dict[int, list[Mapping[Hashable, Any]]] = {}
+    for row in rows:
+        by.setdefault(int(row["client_id"]), []).append(row)
+    alone = [
+        client
+        for client, own in by.items()
+        if any(all(math.isnan(row[side]) for row in own) for side in ("original", "replayed"))
+    ]
+    both = [own for client, own in by.items() if client not in alone]
+    same = sum(not any(abs(row["difference"]) > 0 for row in own) for own in both)
+    gone = f"; on one side alone: {', '.join(map(str, alone))}" if alone else ""
+    return f"clients: {same} of {len(both)} trained the same{gone}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.6g}"

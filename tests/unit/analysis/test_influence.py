@@ -1,0 +1,108 @@
+"""The figure of who helped and who hurt, from an influence.csv."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis import AnalysisError, influence
+
+
+def row(round: int, client: int, shapley: float, alone: float = 0.1, **more: Any) -> dict[str, Any]:
+    return {
+        "round": round, "client_id": client, "name": "", "metric": "val_loss", "total": 1.0,
+        "leave_one_out": alone, "shapley": shapley, "shapley_error": 0.0, **more,
+    }  # fmt: skip
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "influence.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+ROWS = [
+    row(1, 0, 0.5, shapley_error=0.3),
+    row(2, 0, -0.1, shapley_error=0.4),
+    row(1, 1, -0.2, -0.3, name="north"),
+    row(3, 2, 0.9, name="a hospital with a very long name indeed", attacker=1),
+]
+
+
+def test_sums_by_hand(tmp_path: Path) -> None:
+    # client 0: 0.5 - 0.1 = 0.4, with an error of sqrt(0.3^2 + 0.4^2) = 0.5
+    found = influence.clients(influence.read(written(tmp_path, ROWS)))
+    assert list(found.index) == [2, 0, 1]
+    np.testing.assert_allclose(found["value"], [0.9, 0.4, -0.2])
+    np.testing.assert_allclose(found["error"], [0, 0.5, 0], atol=1e-15)
+    np.testing.assert_allclose(found["leave_one_out"], [0.1, 0.2, -0.3])
+    assert list(found["label"]) == ["a hospital with a very … (attacker)", "client 0", "north"]
+
+
+def test_bars_are_the_sums_and_colours_their_signs(tmp_path: Path) -> None:
+    fig = influence.figure(influence.read(written(tmp_path, ROWS)))
+    bars, by_round, _ = fig.axes
+    widths = {round(p.get_y() + p.get_height() / 2): p.get_width() for p in bars.patches}
+    assert widths == pytest.approx({0: 0.9, 1: 0.4, 2: -0.2})
+    colours = {p.get_width() > 0: p.get_facecolor() for p in bars.patches}
+    assert colours[True] != colours[False]
+    dots = next(line for line in bars.lines if line.get_marker() == "o")
+    np.testing.assert_allclose(dots.get_xdata(), [0.1, 0.2, -0.3])
+    assert bars.get_ylim()[0] > bars.get_ylim()[1]  # who helped most stands on top
+    cells = by_round.collections[0].get_array()
+    assert cells is not None
+    expected = [[np.nan, np.nan, 0.9], [0.5, -0.1, np.nan], [-0.2, np.nan, np.nan]]
+    np.testing.assert_allclose(np.ma.filled(cells, np.nan), expected)
+    low, high = by_round.collections[0].get_clim()
+    assert low == -high  # white is 0
+
+
+def test_without_shapley_values_the_bars_are_leave_one_out(tmp_path: Path) -> None:
+    rows = [{**each, "shapley": np.nan, "shapley_error": np.nan} for each in ROWS]
+    fig = influence.figure(influence.read(written(tmp_path, rows)))
+    widths = sorted(p.get_width() for p in fig.axes[0].patches)
+    assert widths == pytest.approx([-0.3, 0.1, 0.2])
+    assert not [line for line in fig.axes[0].lines if line.get_marker() == "o"]
+
+
+def test_one_round_has_no_second_panel(tmp_path: Path) -> None:
+    path = written(tmp_path, [row(4, client, client - 1.0) for client in range(3)])
+    assert len(influence.figure(influence.read(path)).axes) == 1
+
+
+def test_of_many_clients_the_first_and_the_last_are_drawn(tmp_path: Path) -> None:
+    path = written(tmp_path, [row(1, client, 10.0 - client) for client in range(50)])
+    fig = influence.figure(influence.read(path))
+    assert len(fig.axes[0].patches) == influence.MOST
+    labels = [text.get_text() for text in fig.axes[0].get_yticklabels()]
+    assert labels[0] == "client 0"
+    assert labels[-1] == "client 49"
+    assert "10 clients" in fig.get_suptitle()
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str) -> None:
+    path = written(tmp_path, ROWS)
+    first, again = (tmp_path / f"{name}{suffix}" for name in ("first", "again"))
+    influence.draw(path, first)
+    influence.draw(path, again)
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_files_that_are_no_influence_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AnalysisError, match="no column leave_one_out"):
+        influence.read(
+            written(tmp_path, [{k: v for k, v in ROWS[0].items() if k != "leave_one_out"}])
+        )
+    with pytest.raises(AnalysisError, match=r"line 2: total is 'x', not a number"):
+        influence.read(written(tmp_path, [{**ROWS[0], "total": "x"}]))
+    with pytest.raises(AnalysisError, match="several metrics: val_loss, step"):
+        influence.read(written(tmp_path, [ROWS[0], {**ROWS[1], "metric": "step"}]))
+    path = written(tmp_path, ROWS)
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    with pytest.raises(AnalysisError, match="no rows"):
+        influence.read(path)

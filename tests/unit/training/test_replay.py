@@ -1,0 +1,321 @@
+"""Rounds done again with one thing changed: what is equal, what is changed, what starts afresh."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner
+
+import fedsim
+from fedsim import algorithms
+from fedsim.cli import main
+from fedsim.core.errors import ConfigError
+from fedsim.server.base import RuleState
+from fedsim.server.cohort import Cohort
+from fedsim.testing.rounds import VALIDATION, config
+from fedsim.training.log import RoundLog
+from fedsim.training.replay import COLUMNS, Without, equal, replay
+from fedsim.training.rerun import opened
+from fedsim.training.round import context, gather, sha256, train
+
+pytestmark = pytest.mark.integration
+
+SERIAL = {"kind": "serial", "checkpoint_every": 1}
+
+
+def small(name="fedavg", **sections):
+    """Three rounds of 6 of 8 clients with a validation part, evaluated after each."""
+    sections["data"] = {"num_clients": 8, **VALIDATION} | sections.get("data", {})
+    sections["train"] = {"sample_rate": 0.75, "lr": 0.05} | sections.get("train", {})
+    every = {"every": 1} | sections.pop("evaluation", {})
+    return config(name, "mlp", evaluation=every, engine=SERIAL, **sections)
+
+
+def made_run(tmp_path_factory, name, **sections):
+    return fedsim.run(small(name, **sections), tmp_path_factory.mktemp(name) / "run").path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return made_run(tmp_path_factory, "fedavg")
+
+
+def updates_of(run, number):
+    """The cohort of a round as the server gets it, the round's context and the server's state."""
+    with opened(run) as again:
+        state, ctx = again.state(number - 1), context(again.setup, number - 1)
+        trained = train(again.setup, again.executor, state, ctx, RoundLog(number))
+        got = gather(again.setup, again.executor, trained, ctx, RoundLog(number))
+        return got.attack.cohort, ctx, state
+
+
+def quantities(made, number=None):
+    """By quantity the row of a table, those of all clients."""
+    table = made.table[made.table["client_id"].isna()]
+    if number is not None:
+        table = table[table["round"] == number]
+    return table.set_index("quantity")
+
+
+@pytest.mark.parametrize("name", ["fedgh", "scaffold", "fedadam", "fedbn", "fediir", "fltrust"])
+def test_without_a_change_the_bytes_come_again(name, tmp_path_factory):
+    out = made_run(tmp_path_factory, name)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    made = replay(out, 2, 3)
+    assert made.unlike == ""
+    assert not made.replayed
+    assert (made.table["difference"].dropna()[made.table["original"].notna()] == 0).all()
+    digests = pd.read_csv(out / "models.csv")["sha256"]
+    assert [sha256(done.after) for done in made.original] == list(digests[1:])
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+
+
+def test_a_changed_digit_is_found(run, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    path = out / "clients.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if line.startswith("2,"))
+    lines[at] = lines[at].replace(".", ".9", 1)
+    path.write_text("".join(lines))
+    assert replay(out, 2).unlike == "round 2 of clients.csv"
+    assert replay(out, 3).unlike == ""
+    result = CliRunner().invoke(main, ["replay", str(out), "--round", "2"])
+    assert result.exit_code == 1
+    assert "round 2 of clients.csv: is not what this machine computes" in result.output
+
+
+RULES = {
+    "fedgh": {},
+    "fedld": {},
+    "simagg": {},
+    "krum": {"f": 1},
+    "trimmed_mean": {"f": 1},
+    "geometric_median": {},
+    "robfedavg": {},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_another_server_is_that_of_aggregate(run, rule):
+    settings = {f"{rule}.{key}": value for key, value in RULES[rule].items()}
+    made = replay(run, 2, server=rule, settings=settings)
+    cohort, ctx, state = updates_of(run, 2)
+    step = fedsim.aggregate(
+        cohort.rows,
+        cohort.num_samples,
+        rule,
+        sizes=[slot.stop - slot.start for slot in cohort.layout.slots],
+        seed=ctx.seed,
+        round=ctx.round,
+        **RULES[rule],
+    )
+    (done,) = made.replayed
+    np.testing.assert_allclose(done.after, state.params + step, rtol=0, atol=1e-9)
+    assert quantities(made).loc["update_norm", "replayed"] == pytest.approx(
+        np.linalg.norm(step.astype(float)), rel=1e-6
+    )
+    own = made.table[made.table["client_id"].notna()]
+    assert (own["difference"] == 0).all()  # the clients trained the same
+    assert quantities(made).loc["step_distance", "difference"] > 0
+
+
+def test_without_a_client_the_rule_sees_the_others(run):
+    cohort, ctx, state = updates_of(run, 2)
+    out = cohort.updates[2].client_id
+    made = replay(run, 2, without=[out])
+    (done,) = made.replayed
+    others = [update for update in cohort.updates if update.client_id != out]
+    with opened(run) as again:
+        server = again.setup.algorithm.server
+    step = server.step(RuleState(), Cohort.of(others, cohort.layout), ctx).step
+    np.testing.assert_array_equal(done.after, state.params + step)
+    own = made.table[made.table["client_id"].notna()].set_index("client_id")
+    assert own.loc[out, "replayed"].isna().all()
+    assert (own.drop(index=out)["difference"] == 0).all()
+    assert quantities(made).loc["cohort_size", "difference"] == -1
+    assert made.changes == [f"without client {out}"]
+
+
+def test_who_is_left_out_keeps_its_state(tmp_path_factory):
+    out = made_run(tmp_path_factory, "scaffold")
+    with opened(out) as again:
+        state = again.state(2)
+        client = min(state.clients)
+        seen = {key: array.copy() for key, array in state.clients[client].items()}
+        setup = replace(again.setup, schedule=Without(again.setup.schedule, frozenset([client])))
+        after, _ = replace(again, setup=setup).step(state, 3)
+        assert {key: array.tobytes() for key, array in after.clients[client].items()} == {
+            key: array.tobytes() for key, array in seen.items()
+        }
+
+
+def test_later_rounds_go_on_from_the_change(run):
+    made = replay(run, 1, 3, server="fedgh")
+    assert [done.number for done in made.replayed] == [1, 2, 3]
+    first, last = quantities(made, 1), quantities(made, 3)
+    for table in (first, last):
+        assert table.loc["model_distance", "difference"] > 0
+    np.testing.assert_array_equal(made.replayed[1].before, made.replayed[0].after)
+    again = pd.read_csv(run / "rounds.csv")
+    assert last.loc["test_loss", "original"] == again["test_loss"][2]
+    assert first.loc["model_distance", "difference"] == pytest.approx(
+        np.linalg.norm(made.original[0].step - made.replayed[0].step), rel=1e-6
+    )
+
+
+def test_a_rule_that_stays_keeps_its_state(tmp_path_factory):
+    adam = made_run(tmp_path_factory, "fedadam")
+    margin = replay(adam, 3, margin="marg_log")
+    assert margin.fresh == []
+    cohort, ctx, state = updates_of(adam, 3)
+    (optimizer,) = state.server.optimizers
+    assert optimizer.keys() == {"m", "v"}
+    other = replay(adam, 3, server="fedgh,fedadam")
+    assert other.fresh == []  # the optimiser is the same, at the same place
+    settings = replay(adam, 3, settings={"fedadam.eta": 0.3})
+    assert settings.fresh == ["server optimiser 1"]
+    with opened(adam) as again:
+        eta = again.setup.algorithm.server.optimizers[0]
+    changed = replace(again.setup.algorithm.server, optimizers=(replace(eta, eta=0.3),))
+    step = changed.step(RuleState(), cohort, ctx).step
+    np.testing.assert_array_equal(settings.replayed[0].after, state.params + step)
+
+
+def test_another_method_starts_with_the_model_alone(tmp_path_factory):
+    out = made_run(tmp_path_factory, "scaffold")
+    made = replay(out, 3, settings={"algorithm": "fedprox"})
+    assert made.fresh == [
+        "exchange of algorithm fedprox",
+        "states of the clients",
+        "what the server sends beside the model",
+    ]
+    kept = replay(out, 3, margin="marg_log")
+    assert kept.fresh == []
+
+
+def test_an_attack_in_a_round(run):
+    cohort, _, _ = updates_of(run, 2)
+    bad = cohort.updates[0].client_id
+    made = replay(run, 2, attack="sign_flip", settings={"attack.clients": str(bad)})
+    own = made.table[(made.table["quantity"] == "update_norm") & made.table["client_id"].notna()]
+    assert (own["difference"].abs() < 1e-9).all()  # the norms stay, a sign flips
+    rows = np.array([update.delta for update in cohort.updates], float)
+    rows[0] *= -1
+    step = fedsim.aggregate(rows, cohort.num_samples, "fedavg")
+    np.testing.assert_allclose(made.replayed[0].step, step, atol=1e-6)  # of float32 updates
+
+
+def test_what_is_measured_holds_for_both_sides(run):
+    made = replay(run, 2, server="fedgh", settings={"evaluation.decompose_every": 1})
+    table = quantities(made)
+    for side in ("original", "replayed"):
+        terms = table.loc[["local_loss", "shift_loss", "aggregation_loss"], side].sum()
+        assert terms == pytest.approx(table.loc["global_loss", side], abs=1e-9)
+    assert table.loc["local_loss", "difference"] == 0
+    assert table.loc["aggregation_loss", "difference"] != 0
+    alone = replay(run, 2, settings={"evaluation.decompose_every": 1})
+    assert not alone.replayed
+    assert "global_loss" in quantities(alone).index
+
+
+def test_parts_are_equal_by_their_settings():
+    first, again = (fedsim_parts("fediir", ema=0.9) for _ in range(2))
+    assert equal(first, again)
+    assert not equal(first, fedsim_parts("fediir", ema=0.8))
+    assert not equal(None, first)
+
+
+def fedsim_parts(name, **hyperparameters):
+    return algorithms.load(name, hyperparameters).probe
+
+
+def refused(run, *arguments, **options):
+    with pytest.raises(ConfigError) as caught:
+        replay(run, *arguments, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.alpha": 1.0}, "the clients and their samples are those of the run"),
+        ({"model.name": "cnn"}, "the state before the round is that of the run's model"),
+        ({"dp.level": "user"}, "an epsilon is a statement about all rounds"),
+        ({"clock.mode": "async"}, "who answers, and when"),
+        ({"async.buffer": 3}, "who is at work"),
+        ({"engine.kind": "ray"}, "give it as a flag of the engine"),
+        ({"algorithm": "fedsr"}, "has another model than fedavg"),
+        ({"algorithm": "local"}, "keeps other tensors on the clients"),
+        ({"train.nope": 1}, "unknown key 'train.nope'"),
+        ({"krum.f": 3, "server": "krum"}, "krum.f: 3 given"),
+    ],
+)
+def test_what_cannot_change_is_refused(run, settings, message):
+    assert message in refused(run, 2, settings=settings)
+
+
+def test_rounds_and_clients_that_are_not_there(run):
+    assert "the run has rounds 1 to 3" in refused(run, 4)
+    assert "the run has rounds 1 to 3" in refused(run, 2, 9)
+    assert "--until 1: is before --round 2" in refused(run, 2, 1)
+    assert "--without 8: the run has the clients 0 to 7" in refused(run, 2, without=[8])
+    assert "have no names" in refused(run, 2, without=["north"])
+    cohort, _, _ = updates_of(run, 2)
+    absent = min(set(range(8)) - {update.client_id for update in cohort.updates})
+    assert "in the cohort of none of these rounds" in refused(run, 2, without=[absent])
+    assert "server: given twice" in refused(run, 2, server="fedgh", settings={"server": "krum"})
+
+
+def test_compression_that_keeps_residuals_stays(tmp_path_factory):
+    out = made_run(tmp_path_factory, "fedavg", compress={"name": "top_k"})
+    assert "compress.name=top_k" in refused(out, 2, settings={"compress.fraction": 0.5})
+    assert replay(out, 2).unlike == ""
+
+
+def call(*arguments, status=0):
+    result = CliRunner().invoke(main, ["replay", *map(str, arguments)])
+    assert result.exit_code == status, result.output
+    return result.output
+
+
+def test_the_command(run, tmp_path):
+    assert call(run, "--round", 2) == "round 2: the same bytes again\n"
+    out = tmp_path / "fedgh.csv"
+    text = call(run, "--round", 2, "--until", 3, "--server", "fedgh", "--out", out)
+    assert text.startswith("round 2 to 3 with server=fedgh\n")
+    assert "6 of 6 trained the same" in text
+    written = pd.read_csv(out)
+    made = replay(run, 2, 3, server="fedgh").table
+    assert tuple(written.columns) == COLUMNS
+    np.testing.assert_allclose(written["difference"], made["difference"], rtol=1e-12)
+    assert "is already there" in call(run, "--round", 2, "--out", out, status=2)
+
+
+def test_json_of_the_command(run):
+    cohort, _, _ = updates_of(run, 3)
+    client = cohort.updates[1].client_id
+    told = call(run, "--round", 3, "--without", f"client:{client}", "--format", "json")
+    found = json.loads(told)
+    assert found["changes"] == [f"without client {client}"]
+    sizes = [row for row in found["quantities"] if row["quantity"] == "cohort_size"]
+    assert [(row["original"], row["replayed"]) for row in sizes] == [(6, 5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--round"),
+        (["--round", "2", "--server", "fedgx"], "fedgh"),
+        (["--round", "2", "--set", "data.alpha=3"], "--set data.alpha: data.alpha cannot change"),
+        (["--round", "2", "--without", "client:99"], "--without 99"),
+        (["--round", "0"], "--round"),
+    ],
+)
+def test_bad_input_is_named(run, arguments, message):
+    assert message in call(run, *arguments, status=2)
