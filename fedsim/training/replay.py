@@ -49,6 +49,8 @@ REFUSED: Mapping[str, str] = {
 """What cannot be changed in the middle of a run, by the beginning of the key, and why not."""
 MEASURED = "evaluation."
 """What these keys say holds for both sides: they change what is looked at, not what happens."""
+WHO = ("attack.clients", "attack.fraction", "attack.start_round")
+"""Options of an attack that another one in its place has too."""
 COLUMNS = ("round", "client_id", "quantity", "original", "replayed", "difference")
 
 logger = logging.getLogger("fedsim")
@@ -73,7 +75,8 @@ class Without:
         """The plan of the schedule, without the clients."""
         plan = self.schedule.plan(roster, state, ctx, run)
         present = {c: own for c, own in plan.participation.items() if c not in self.clients}
-        return replace(plan, tasks=tuple(self._others(plan.tasks)), participation=present)
+        tasks, *ahead = (tuple(self._others(each)) for each in (plan.tasks, *plan.ahead))
+        return replace(plan, tasks=tasks, participation=present, ahead=tuple(ahead))
 
     def _others(self, tasks: Sequence[ClientTask]) -> Iterator[ClientTask]:
         for task in tasks:
@@ -166,7 +169,8 @@ def replay(
         without: clients that take no part, by number or name.
         server: another server rule, as in ``fedgh,fedadam``.
         margin: another margin control, or ``none``.
-        attack: an attack, by its name.
+        attack: an attack, by its name, with the malicious clients of the run where it has any; or
+            ``none``.
         settings: other settings, by dotted key; of section ``evaluation`` they hold for both sides.
         overrides: settings of where the work is done, such as ``{"engine.kind": "ray"}``.
         accept_changed_code: go on although the user's own functions have changed.
@@ -185,6 +189,8 @@ def replay(
         key: value if isinstance(value, Setting) else Setting(value, key)
         for key, value in given.items()
     }
+    if "attack.name" in wanted and wanted["attack.name"].value == "none":
+        wanted["attack.name"] = replace(wanted["attack.name"], value=None)
     measured = {key: value for key, value in wanted.items() if key.startswith(MEASURED)}
     changed = {key: value for key, value in wanted.items() if key not in measured}
     last = round if until is None else until
@@ -292,6 +298,13 @@ def check_taken_out(clients: frozenset[int], original: Sequence[Done]) -> None:
 def configuration(run: Path, rerun: Rerun, given: Settings) -> RunConfig:
     """The configuration of the run with other settings, where it is done again now."""
     written = earlier.of_its_version(experiments.read(run / "config.yaml").settings)
+    if "attack.name" in given:  # the other options are those of the attack that it replaces
+        kept = () if given["attack.name"].value is None else WHO
+        written = {
+            key: value
+            for key, value in written.items()
+            if not key.startswith("attack.") or key in kept
+        }
     engine = rerun.setup.config.engine
     here = {f"engine.{leaf}": value for leaf, value in engine if f"engine.{leaf}" in FREE}
     places = {key: Setting(value, key) for key, value in here.items()}

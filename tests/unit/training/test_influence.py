@@ -228,6 +228,45 @@ def test_sums_by_hand():
     np.testing.assert_allclose(sums["shapley_error"], [0, 0.5])
 
 
+@pytest.fixture(scope="module")
+def named(tmp_path_factory):
+    """A round of three sites with names, all of which take part."""
+    folder = tmp_path_factory.mktemp("named")
+    names = ("north", "hospital b", "south")
+    rows = [f"{i % 3},{i},{names[i % 3]}" for i in range(178)]
+    file = folder / "clients.csv"
+    file.write_text("\n".join(["client,index,name", *rows]) + "\n", encoding="utf-8")
+    data = {"num_clients": 3, "partition_file": str(file), "test_fraction": 0.9}
+    train = {"rounds": 1, "sample_rate": 1.0}
+    made = config("fedavg", "mlp", data=data, train=train, evaluation=EVERY, engine=SERIAL)
+    return fedsim.run(made, folder / "run").path
+
+
+def test_sites_are_called_by_their_names(named):
+    frame = fedsim.influence(named, metric="test_loss")
+    assert list(frame["name"]) == ["north", "hospital b", "south"]
+    assert list(frame["num_samples"]) == [60, 59, 59]
+    assert "hospital b " in call(named)
+    made = fedsim.replay(named, 1, without=["hospital b"])
+    assert made.changes == ["without client 1"]
+
+
+def test_asynchronous_rounds(tmp_path):
+    buffered = {"buffer": 3, "concurrency": 5}
+    clock = {"mode": "async", "samples_per_second": "uniform(5, 50)"}
+    made = small("fedavg", clock=clock, **{"async": buffered})
+    out = fedsim.run(made, tmp_path / "run").path
+    frame = fedsim.influence(out)
+    written = pd.read_csv(out / "rounds.csv")["update_norm"]
+    norms = frame.groupby("round")["step_norm"].first()
+    np.testing.assert_allclose(norms, written, rtol=1e-5)
+    assert fedsim.replay(out, 2, 3).unlike == ""
+    client = int(frame[frame["round"] == 3]["client_id"].iloc[0])
+    gone = fedsim.replay(out, 3, without=[client])
+    (done,) = gone.replayed
+    assert client not in [row.client_id for row in done.log.tables["clients"]]
+
+
 def call(*arguments, status=0):
     result = CliRunner().invoke(main, ["influence", *map(str, arguments)])
     assert result.exit_code == status, result.output

@@ -211,6 +211,19 @@ def test_an_attack_in_a_round(run):
     np.testing.assert_allclose(made.replayed[0].step, step, atol=1e-6)  # of float32 updates
 
 
+def test_a_round_without_the_attack_of_the_run(tmp_path_factory):
+    attack = {"name": "sign_flip", "clients": "0,1,2", "scale": 3.0}
+    out = made_run(tmp_path_factory, "fedavg", attack=attack)
+    honest = replay(out, 1, attack="none")
+    assert honest.changes == ["attack.name=None"]
+    alone = made_run(tmp_path_factory, "fedavg")
+    assert sha256(honest.replayed[0].after) == pd.read_csv(alone / "models.csv")["sha256"][0]
+    other = replay(out, 1, attack="gaussian")  # by the same clients
+    own = other.table[other.table["quantity"] == "attacker"]
+    assert (own["difference"] == 0).all()
+    assert quantities(other).loc["step_distance", "difference"] > 0
+
+
 def test_what_is_measured_holds_for_both_sides(run):
     made = replay(run, 2, server="fedgh", settings={"evaluation.decompose_every": 1})
     table = quantities(made)
