@@ -129,7 +129,7 @@ def section(table: Table) -> Iterator[str]:
     for job in table.jobs.values():
         found = results(table, job)
         yield ""
-        cost = "" if job.seconds is None else f", {job.seconds:.0f} s on two cores"
+        cost = "" if job.seconds is None else f", {job.seconds:.0f} s on two busy cores"
         about = f" {job.about[0].upper()}{job.about[1:]}." if job.about else ""
         name = f"**{job.name.capitalize()} job**"
         yield f"{name}: preset `{job.preset}`, {job.runs} runs{cost}.{about}"

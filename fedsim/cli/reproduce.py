@@ -182,9 +182,14 @@ def _folder_of(flags: Settings) -> Path | None:
 
 
 def found(job: Job, folder: Path | None) -> bool:
-    """Whether a file of the job's data is in the folder, a folder in it, or the cache."""
+    """Whether a file of the job's data is in the folder, a folder in it, or the cache.
+
+    Of a data set that is one file the folder is this file.
+    """
     from fedsim.core.files import cache_dir
 
+    if folder is not None and folder.is_file():
+        return any(folder.match(pattern) for pattern in job.find)
     places = [folder] if folder else [cache_dir()]
     return any(
         any(place.glob(depth + pattern))
@@ -243,7 +248,7 @@ def _list(folder: Path | None, form: str) -> None:
         echo(json.dumps(rows, indent=2))
         return
     show([{key: row[key] for key in row if key not in ("needs", "title")} for row in rows])
-    echo("time: on two cores; data: whether they are in --data-dir, without it in the cache")
+    echo("time: on two busy cores; data: whether they are in --data-dir, without it in the cache")
 
 
 def _tests(numbers: int, claims: int) -> str:

@@ -120,8 +120,7 @@ def read(run: Path, metric: Metric) -> float:
     path = run / f"{metric.table}.csv"
     try:
         frame = pd.read_csv(path)
-        if metric.where is not None:
-            column, value = metric.where
+        for column, value in metric.where.items():
             frame = frame[frame[column].astype(str) == value]
         if "round" in frame.columns:
             frame = frame[frame["round"] == frame["round"].max()]
@@ -241,7 +240,8 @@ def cells(result: Result) -> dict[str, str]:
             low, high = found.difference - half, found.difference + half
             difference += f" [{low:.4g}, {high:.4g}]"
     notes = [found.reason] if found.reason else []
-    if found.word == analysis("verdicts").UNDECIDED and not math.isnan(found.half95):
+    known = found.half95 if number else found.p
+    if found.word == analysis("verdicts").UNDECIDED and not math.isnan(known):
         few = "no number of runs up to 10,000" if found.needed is None else f"{found.needed:,}"
         unit = "" if found.needed is None else f" {found.unit}s"
         notes.append(f"{few}{unit} would decide")

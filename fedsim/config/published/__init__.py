@@ -6,9 +6,9 @@
   is not known; ``provenance``, where the numbers in the file were read; ``about``, what a reader
   should know;
 - ``metric``: a column of summary.csv, or TABLE.COLUMN, which takes the last round of this table of
-  a run; ``[KEY=VALUE]`` behind it chooses rows, bars around it mean the absolute value, as in
-  ``|decomposition.shift_loss|`` and ``evaluations.accuracy[client_id=2]``. It may also be a mapping
-  from settings to such texts;
+  a run; ``[KEY=VALUE, ...]`` behind it chooses rows, bars around it mean the absolute value, as in
+  ``|decomposition.shift_loss|`` and ``evaluations.accuracy[client_id=2, split=own_test]``. It may
+  also be a mapping from settings to such texts;
 - ``unit``: one of ``UNITS`` of :mod:`fedsim.config.published.tables`; ``margin``: of equivalence,
   in this unit, fixed before the first run; ``widest``: the widest 95 % interval that is a test;
 - ``runs``: how many runs are behind each number, left out where that is not known;
@@ -20,8 +20,8 @@
   needs in words, ``find`` (files by which they are known to be there), ``methods`` and
   ``settings`` (by name the labels on axes of the preset's grid), and may have ``seeds`` (training
   seeds, for a preset without them), ``set`` (further settings), ``samples`` (training samples of
-  the published runs, without which there is no verdict), ``seconds`` (measured on two cores) and
-  ``about``. Of an axis of the grid the job has the labels that a method or a setting names;
+  the published runs, without which there is no verdict), ``seconds`` (measured on two busy cores)
+  and ``about``. Of an axis of the grid the job has the labels that a method or a setting names;
 - ``missing``: why no job can test anything of the table.
 """
 

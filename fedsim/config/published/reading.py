@@ -14,7 +14,7 @@ from fedsim.config.experiments import Axis, AxisValue, Reader
 from fedsim.config.published.tables import JOBS, SEEDS, UNITS, Claim, Job, Metric, Number, Table
 from fedsim.core.errors import ConfigError, nearest
 
-METRIC = re.compile(r"(\|?)(?:(\w+)\.)?(\w+)(?:\[(\w+)=(\w+)\])?(\|?)")
+METRIC = re.compile(r"(\|?)(?:(\w+)\.)?(\w+)(?:\[(\w+=\w+(?:, *\w+=\w+)*)\])?(\|?)")
 TOP = (
     *("title", "source", "provenance", "about", "metric", "unit", "margin", "widest", "runs"),
     *("numbers", "claims", "jobs", "missing"),
@@ -156,15 +156,16 @@ class TableReader(Reader):
         """A metric from its text."""
         text = self.words({key: node}, key)
         found = METRIC.fullmatch(text)
-        if found is None or found[1] != found[6]:
+        if found is None or found[1] != found[5]:
             raise ConfigError(
                 f"{self.origin(node, key)}: {text!r} given; must be COLUMN, TABLE.COLUMN or "
-                "TABLE.COLUMN[KEY=VALUE], with bars around it for the absolute value"
+                "TABLE.COLUMN[KEY=VALUE, ...], with bars around it for the absolute value"
             )
+        where = dict(part.strip().split("=") for part in (found[4] or "").split(",") if part)
         return Metric(
             table=found[2] or "summary",
             column=found[3],
-            where=(found[4], found[5]) if found[4] else None,
+            where=where,
             absolute=bool(found[1]),
         )
 

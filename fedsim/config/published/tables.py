@@ -27,13 +27,13 @@ class Metric:
     Args:
         table: of a run, ``summary`` or one with rounds.
         column: of the table.
-        where: column and value of the rows that count; None: all of them.
+        where: by column the value of the rows that count.
         absolute: whether its absolute value is meant.
     """
 
     table: str
     column: str
-    where: tuple[str, str] | None = None
+    where: Mapping[str, str] = field(default_factory=dict)
     absolute: bool = False
 
 
@@ -84,7 +84,7 @@ class Job:
         methods: by name the labels on axes of the grid.
         settings: the same.
         samples: number of training samples of the published runs; None: not checked.
-        seconds: that it took on two cores; None: not measured.
+        seconds: that it took on two busy cores; None: not measured.
         about: what a reader should know.
     """
 

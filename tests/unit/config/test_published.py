@@ -74,8 +74,8 @@ def test_metrics() -> None:
         "|decomposition.shift_loss|": Metric(
             table="decomposition", column="shift_loss", absolute=True
         ),
-        "evaluations.accuracy[client_id=2]": Metric(
-            table="evaluations", column="accuracy", where=("client_id", "2")
+        "evaluations.accuracy[client_id=2, split=test]": Metric(
+            table="evaluations", column="accuracy", where={"client_id": "2", "split": "test"}
         ),
     }
     for text, metric in texts.items():

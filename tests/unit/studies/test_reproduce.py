@@ -127,13 +127,15 @@ def test_what_is_read_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "summary.csv").write_text("run_id,rounds_to_target\na,\n")
     (tmp_path / "decomposition.csv").write_text("round,shift_loss\n1,-3\n2,-2.5\n")
     (tmp_path / "evaluations.csv").write_text(
-        "round,client_id,accuracy\n1,0,0.1\n2,0,0.25\n2,1,0.75\n"
+        "round,client_id,split,accuracy\n1,0,own,0.1\n2,0,own,0.25\n2,1,own,0.75\n2,1,test,0.5\n"
     )
     assert reproduce.read(tmp_path, metric) == 2.5
-    client = Metric(table="evaluations", column="accuracy", where=("client_id", "1"))
+    client = Metric(
+        table="evaluations", column="accuracy", where={"client_id": "1", "split": "own"}
+    )
     assert reproduce.read(tmp_path, client) == 0.75
     assert math.isnan(reproduce.read(tmp_path, Metric(table="summary", column="rounds_to_target")))
-    with pytest.raises(StoreError, match=r"evaluations\.csv: 2 rows for accuracy, needed is one"):
+    with pytest.raises(StoreError, match=r"evaluations\.csv: 3 rows for accuracy, needed is one"):
         reproduce.read(tmp_path, Metric(table="evaluations", column="accuracy"))
     with pytest.raises(StoreError, match=r"summary\.csv: has no column 'x'"):
         reproduce.read(tmp_path, Metric(table="summary", column="x"))
