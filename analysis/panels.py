@@ -284,13 +284,12 @@ def legend(fig: Figure, handles: Sequence[Artist], labels: Sequence[str], note: 
 
 
 def _fits(fig: Figure, labels: Sequence[str], rows: int) -> bool:
-    """Whether a legend of ``rows`` rows, filled column by column, is no wider than the figure.
+    """Whether a legend of ``rows`` rows is no wider than the figure; it fills columns evenly.
 
     Estimated with twelve characters per inch; a handle is as wide as seven.
     """
-    starts = range(0, len(labels), rows)
-    width = sum(max(map(len, labels[start : start + rows])) + 7 for start in starts)
-    return width <= 11.5 * fig.get_figwidth()
+    columns = np.array_split(list(map(len, labels)), math.ceil(len(labels) / rows))
+    return sum(int(column.max()) + 7 for column in columns) <= 11.5 * fig.get_figwidth()
 
 
 def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, count: int) -> None:

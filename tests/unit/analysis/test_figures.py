@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import PathCollection, QuadMesh
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from analysis import (
     classes,
@@ -453,6 +455,20 @@ def test_long_names_of_small_multiples_do_not_overlap(count: int) -> None:
     for one, two in itertools.combinations(boxes, 2):
         assert not one.overlaps(two)
     assert all(box.x1 <= figure.bbox.x1 and box.y1 <= figure.bbox.y1 for box in boxes)
+
+
+@pytest.mark.parametrize(
+    "lengths", [(73, 50, 43, 59, 11), (73, 11, 11), (40, 40, 40, 40), (9,) * 7]
+)
+def test_a_legend_of_long_names_is_no_wider_than_the_figure(lengths: tuple[int, ...]) -> None:
+    names = [chr(ord("a") + i) + "x" * (length - 1) for i, length in enumerate(lengths)]
+    with style.look():
+        figure = Figure(figsize=(panels.WIDTH, 4))
+        panels.legend(figure, [Line2D([], []) for _ in names], names, "note")
+    FigureCanvasAgg(figure).draw()
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert 0 <= box.x0 < box.x1 <= figure.bbox.x1
 
 
 def test_short_headings_stay_as_they_are() -> None:
