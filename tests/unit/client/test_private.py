@@ -133,3 +133,14 @@ def test_a_client_of_which_no_sample_was_drawn_has_a_loss():
         none += not any(len(b) for b in poisson_batches(env, 1, order))
         assert math.isfinite(train_local(LocalRule(), env).train_loss)
     assert none
+
+
+def test_gradients_of_few_samples_at_a_time_are_the_same(monkeypatch):
+    whole, parts = double(private=PrivateSteps(0.5, 1.0)), double(private=PrivateSteps(0.5, 1.0))
+    loss = train_local(LocalRule(), whole).train_loss
+    enter(parts, LocalRule().phases(parts)[0])
+    monkeypatch.setattr("fedsim.client.private.VALUES", 2 * sum(p.numel() for p in parts.params))
+    assert train_local(LocalRule(), parts).train_loss == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(
+        parts.flat.flat.detach(), whole.flat.flat.detach(), rtol=1e-10, atol=1e-12
+    )
