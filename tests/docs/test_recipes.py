@@ -14,7 +14,11 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+import fedsim
 from fedsim.cli import main
+from fedsim.config import presets
+from fedsim.config.experiments import Setting
+from fedsim.studies import sweep
 
 pytestmark = pytest.mark.integration
 
@@ -112,6 +116,68 @@ def test_a_hugging_face_data_set(monkeypatch):
 def test_a_table(monkeypatch):
     split, _ = follow("csv.md", monkeypatch)
     assert "csv, by_site: 192 training samples of 2 classes on 2 clients" in split
+
+
+HEART = Path(__file__).resolve().parents[3] / "shared" / "data" / "flamby"
+
+
+def hearts(real: bool) -> None:
+    """The four files of UCI's archive: the real ones, or 60 rows of random numbers each."""
+    Path("heart-disease").mkdir()
+    for seed, site in enumerate(("cleveland", "hungarian", "switzerland", "va")):
+        draw = np.random.default_rng(seed)
+        rows = [
+            f"{draw.integers(30, 80)}.0,{i % 2},{1 + i % 4},{draw.integers(90, 180)},"
+            f"{'?' if i % 9 == 8 else draw.integers(150, 400)},{i % 3 // 2},{i % 3},"
+            f"{draw.integers(90, 190)},{i % 2},{draw.integers(0, 40) / 10},?,?,?,{i * 7 % 5}"
+            for i in range(60)
+        ]
+        if real:
+            rows = (HEART / "heart-disease" / f"{site}.csv").read_text().splitlines()[1:]
+        Path("heart-disease", f"processed.{site}.data").write_text("\n".join(rows) + "\n")
+
+
+@pytest.mark.slow
+def test_fed_heart_disease_of_flamby_on_random_numbers(monkeypatch):
+    hearts(real=False)
+    split, _ = follow("flamby-heart.md", monkeypatch)
+    assert "csv, by_site: 140 training samples of 2 classes on 4 clients" in split
+    evaluated = rows_of("runs/heart/evaluations.csv")
+    assert [r["num_samples"] for r in evaluated if r["split"] == "own_test"] == ["19"] * 4
+    assert {r["num_steps"] for r in rows_of("runs/heart/clients.csv")} == {"100"}
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param((42,), marks=pytest.mark.slow),
+        pytest.param((43, 44, 45, 46), marks=pytest.mark.nightly),
+    ],
+)
+def test_the_published_accuracies_of_fed_heart_disease(seeds, monkeypatch):
+    if not HEART.is_dir():
+        pytest.skip(f"needs the four hospitals' files and FLamby's results in {HEART}")
+    hearts(real=True)
+    text = dict((t, text) for _, t, text in FENCE.findall((PAGES / "flamby-heart.md").read_text()))
+    Path("flamby_heart.py").write_text(text["flamby_heart.py"])
+    runpy.run_path("flamby_heart.py")
+    published = {
+        (r["method"], int(r["seed"]), r["scope"]): float(r["value"])
+        for r in rows_of(str(HEART / "published" / "flamby.csv"))
+        if r["dataset"] == "fed_heart_disease"
+    }
+    found = {}
+    table = {"data.dir": Setting("heart.csv", "test"), "engine.kind": Setting("serial", "test")}
+    for run in sweep.expand(presets.load("flamby_heart"), table):
+        if run.config.seed in seeds:
+            made = fedsim.run(run.config, Path("runs", run.name))
+            key = run.config.label, run.config.seed
+            own = made.read("evaluations").query("split == 'own_test'")["accuracy"]
+            found |= {(*key, f"client_{c}"): value for c, value in enumerate(own)}
+            found[*key, "pooled"] = made.rounds["test_accuracy"].iloc[-1]
+            found[*key, "mean"] = made.rounds["client_test_accuracy"].iloc[-1]
+    assert len(found) == 36 * len(seeds)
+    assert found == {key: pytest.approx(published[key], abs=1e-9) for key in found}
 
 
 @pytest.mark.slow
