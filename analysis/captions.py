@@ -11,8 +11,9 @@ import pandas as pd
 
 from . import style
 from .layout import COLLAPSE, Table, Unit, data, unit_of
+from .paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
 from .runs import conditions
-from .stats import SIGNIFICANT, TESTS, Cell, Test
+from .stats import Cell
 from .units import POWER, ExperimentalUnit
 from .words import say, sentences
 
@@ -27,16 +28,20 @@ def unit_words(unit: ExperimentalUnit) -> str:
     return say(f"units.{unit}")
 
 
-def interval_words(unit: ExperimentalUnit) -> str:
-    """A sentence: what ± is."""
-    return say("units.interval", unit=unit)
+def interval_words(unit: ExperimentalUnit, test: Test = T) -> str:
+    """A sentence: what ± is, and for which images intervals and tests over partitions hold."""
+    said = say("units.interval", unit=unit)
+    if unit == "seed":
+        return said
+    new = test.kind == "corrected"
+    return sentences(said, say(f"units.{'corrected' if new else 'partitions'}", ratio=test.ratio))
 
 
 def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
     """The caption's sentences on ±, on what is bold, and on the collapsed runs."""
     unit = unit_of(shown)
     several = any(cell.estimate.n > 1 for cell in shown)
-    said = sentences(unit_words(unit), interval_words(unit) if several else "")
+    said = sentences(unit_words(unit), interval_words(unit, test) if several else "")
     groups = Counter((cell.column, conditions(cell.row)) for cell in shown)
     if max(groups.values(), default=0) > 1:
         where = " of a column" * (len({cell.column for cell in shown}) > 1)
@@ -47,8 +52,9 @@ def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
         end = "" if several else f": a test needs two {unit}s"
         said += " " + sentences(
             say(
-                "caption.bold", best="lowest" if lowest else "highest", where=where,
-                level=SIGNIFICANT, test=TESTS[test], unit=unit,
+                "caption.bold_bayes" if test.bayes else "caption.bold",
+                best="lowest" if lowest else "highest", where=where,
+                level=SIGNIFICANT, test=test.title, unit=unit, certain=CERTAIN,
             ),
             "" if any(cell.leads for cell in shown) else say("caption.nothing_bold", end=end),
         )  # fmt: skip
@@ -122,20 +128,32 @@ def comparisons(
     over = unit_of(shown)
     holm = f"corrected over the {tests} comparisons of this table"
     holm = holm if tests > 1 else "equal to p, as there is one comparison"
-    floor = say("caption.floor", unit=over) if test == "wilcoxon" else ""
-    how = say("caption.tests", test=TESTS[test], floor=floor, holm=holm, level=SIGNIFICANT)
+    floor = say("caption.floor", unit=over) if test.kind == "wilcoxon" else ""
+    how = say("caption.tests", test=test.title, floor=floor, holm=holm, level=SIGNIFICANT)
     said = say(
         "caption.compared", kind="Difference" if details else "Compared", unit=over,
         baseline=style.title(baseline), tests=how * bool(tests),
         interval=", with its 95 % t interval" * details,
     )  # fmt: skip
-    power = power_words(data(shown), unit)
+    power = power_words(data(shown), unit, test)
     if not power and tests:
         power = say("caption.t_alone")
-    return f" {sentences(said, power, _fewer(shown), *_missing(shown))}"
+    verdicts = "" if test.rope is None else verdict_words(test, unit, over)
+    return f" {sentences(said, verdicts, power, _fewer(shown), *_missing(shown))}"
 
 
-def power_words(numbers: pd.DataFrame, unit: Unit) -> str:
+def verdict_words(test: Test, unit: Unit, over: ExperimentalUnit) -> str:
+    """Sentences on what the words of verdicts mean."""
+    named = unit.of_differences or unit.name
+    rope = f"{unit.factor * (test.rope or 0):g} {named}".strip()
+    key = "bayes" if test.bayes else "ranks" if test.kind == "wilcoxon" else "tost"
+    return say(
+        f"verdict.{key}", rope=rope, level=SIGNIFICANT, certain=CERTAIN, fewest=FEWEST_BAYES,
+        test=test.title, prior=PRIOR, draws=DRAWS, unit=over, incomplete=say("verdict.incomplete"),
+    )  # fmt: skip
+
+
+def power_words(numbers: pd.DataFrame, unit: Unit, test: Test = T) -> str:
     """A sentence on the differences that a design detects; empty if no power is available.
 
     ``numbers`` are from :func:`data`.
@@ -158,7 +176,10 @@ def power_words(numbers: pd.DataFrame, unit: Unit) -> str:
     else:
         what = f"differences of {sizes[0]} ({names[0]}) to {sizes[-1]}{of} ({names[-1]}) are"
     level = f"{SIGNIFICANT:g}" + f" / {len(every)}" * (len(every) > 1)
-    said = say("caption.power", design=_design(tested), what=what, power=100 * POWER, level=level)
+    said = say(
+        "caption.power", design=_design(tested), what=what, power=100 * POWER, level=level,
+        test=test.title,
+    )  # fmt: skip
     others = "; ".join(_named(row) for row in every[few].to_dict("records"))
     return sentences(
         said, say("caption.too_few_of", unit=every["unit"].iloc[0], names=others) if others else ""

@@ -1,20 +1,24 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import click
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fedsim.core.terminal import echo
 
 from . import (
     AnalysisError,
+    budget,
     captions,
     curves,
     layout,
     partition,
+    rank_figure,
+    ranks,
     report,
     selection,
     style,
@@ -25,11 +29,12 @@ from . import (
 from .captions import UNFINISHED
 from .files import class_names, csv_text, read_partition
 from .labels import LABEL
+from .layout import Table
 from .overview import Descriptions
+from .paired import TESTS, Kind, Test
 from .panels import settings_by
 from .runs import find, group, summaries, unit_among
-from .scores import SCORES, TAKES
-from .stats import TESTS, Test
+from .scores import ALL, SCORES, TAKES
 from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -173,12 +178,20 @@ main.add_command(heatmap_command, "partition")
 @click.option(
     "--test", type=click.Choice(list(TESTS)), default="t", show_default=True,
     metavar="|".join(TESTS),
-    help="Paired test: Student's t, or Wilcoxon's signed ranks.",
+    help="Paired test: Student's t; the same corrected for partitions that split the same samples "
+    "anew, for inference about new samples (Nadeau and Bengio); Wilcoxon's signed ranks; or "
+    "probabilities by the Bayesian signed-rank test (Benavoli et al.), which needs --rope.",
+)  # fmt: skip
+@click.option(
+    "--rope", type=float, metavar="R",
+    help="Region of practical equivalence: differences within ±R, in the unit of summary.csv (0.01 "
+    "is one point of accuracy), are practically none. Adds verdicts: higher, lower, practically "
+    "equal, or not decidable.",
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
     takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit,
-    test: Test, caption: str | None, label: str | None,
+    test: Kind, rope: float | None, caption: str | None, label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
@@ -193,7 +206,9 @@ def table_command(
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --metric sites
+      fedsim table runs/ --unit partition --baseline fedavg --test corrected --rope 0.01
     """
+    paired = Test(test, rope)
     _check(out, list(layout.FORMATS))
     for flag, value in (("--caption", caption), ("--label", label)):
         if value is not None and (out is None or out.suffix != ".tex"):
@@ -205,7 +220,7 @@ def table_command(
     runs, unfinished = _summaries(dirs)
     made = []
     for metric in metrics:
-        own = tables.make(metric, runs, by, columns, baseline, test, takes, unit)
+        own = tables.make(metric, runs, by, columns, baseline, paired, takes, unit)
         without = tables.runs_without(metric, runs, by, unit)
         _tell(without)
         made += captions.left_out(own, unfinished | without)
@@ -303,6 +318,93 @@ def select_command(
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
         out.write_text(csv_text(chosen), encoding="utf-8", newline="")
+        echo(f"wrote {out}")
+
+
+outputs_option = click.option(
+    "--out", "outs", multiple=True, type=FILE,
+    help="File to write: a figure (.png, .pdf, .svg) or the tables (.md, .csv, .tex). Repeatable.",
+)  # fmt: skip
+
+
+@main.command("ranks")
+@runs_argument
+@by_option
+@click.option(
+    "--metric", type=click.Choice(list(ALL)), default="accuracy", show_default=True,
+    metavar="NAME", help=f"Score to rank by: {', '.join(ALL)}.",
+)  # fmt: skip
+@click.option(
+    "--at", "take", type=click.Choice(list(TAKES)), default="final", show_default=True,
+    metavar="|".join(TAKES), help="Rounds that the score is from, as in 'fedsim table'.",
+)  # fmt: skip
+@unit_option
+@outputs_option
+def ranks_command(
+    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit,
+    outs: Sequence[Path],
+) -> None:  # fmt: skip
+    """Mean ranks of methods over settings or partitions, and the critical difference.
+
+    Methods are ranked within each block: a value of the settings in --by, or one partition under it
+    with '--unit partition'. Friedman's test and that of Iman and Davenport say whether the ranks
+    differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that lacks a
+    run of a block, such as one that diverged, is ranked last there and named in the caption.
+
+    \b
+      fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv
+      fedsim ranks runs/study/runs --unit partition --metric balanced_accuracy
+    """
+    _check_outs(outs)
+    runs, unfinished = _summaries(dirs)
+    found = ranks.gather(runs, by, metric, take, unit)
+    made = captions.left_out(ranks.tables(found), unfinished)
+    _write(made, lambda: rank_figure.figure(found), outs)
+
+
+@main.command("budget")
+@click.argument("places", metavar="[NAME=]DIR...", nargs=-1, required=True)
+@click.option(
+    "--metric", type=click.Choice(list(SCORES)), metavar="NAME",
+    help=f"Score of the test part: {', '.join(SCORES)}; unset: that of the validation metric.",
+)  # fmt: skip
+@unit_option
+@outputs_option
+def budget_command(
+    places: Sequence[str], metric: str | None, unit: ExperimentalUnit, outs: Sequence[Path]
+) -> None:
+    """Expected test score of the best of k candidates, by the trials of searches.
+
+    A DIR is the directory of a search by 'fedsim tune', or any folder above searches, such as that
+    of a study: then there is a curve for each method, and a panel for each partition, or with
+    '--unit partition' the mean over them. Trials that failed count as the worst.
+
+    \b
+      fedsim budget runs/study --out budget.png --out budget.csv
+      fedsim budget FedAvg=runs/tune-fedavg FedProx=runs/tune-fedprox
+    """
+    _check_outs(outs)
+    found = budget.gather(places, metric)
+    _write([budget.table(found, unit)], lambda: budget.figure(found, unit), outs)
+
+
+def _check_outs(outs: Sequence[Path]) -> None:
+    """Refuses a file that cannot be written as a figure or as tables."""
+    for out in outs:
+        if out.suffix not in (*layout.FORMATS, *style.FORMATS):
+            known = ", ".join((*style.FORMATS, *layout.FORMATS))
+            raise AnalysisError(f"{out}: a figure or table is a file named {known}")
+        style.check_output(out)
+
+
+def _write(made: Sequence[Table], draw: Callable[[], Figure], outs: Sequence[Path]) -> None:
+    """Shows tables, and writes them and their figure to files."""
+    echo(layout.markdown(made), nl=False)
+    for out in outs:
+        if out.suffix in layout.FORMATS:
+            out.write_text(layout.FORMATS[out.suffix](made), encoding="utf-8", newline="\n")
+        else:
+            style.save(draw(), out)
         echo(f"wrote {out}")
 
 

@@ -20,9 +20,10 @@ from . import AnalysisError, panels, series, style
 from .captions import comparisons, signs
 from .files import client_names
 from .layout import PERCENT, Table, crossed, crossed_heads, with_seeds
+from .paired import T, Test
 from .panels import Absent, Drawing, Facets, facet_lines, unit_of
 from .runs import Group, first_run
-from .stats import Test, Values, cells, over_units, ranked, reference
+from .stats import Values, cells, over_units, ranked, reference
 from .units import COLUMNS
 from .words import say, section, sentences
 
@@ -229,7 +230,7 @@ def _groups(axes: Axes, frame: pd.DataFrame, known: list[str], row: int, colour:
             )  # fmt: skip
 
 
-def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = "t") -> list[Table]:
+def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> list[Table]:
     """A table for each of :data:`EVALUATED`, :data:`FINAL` and :data:`HELDOUT` that any run has.
 
     Raises:

@@ -13,10 +13,11 @@ from matplotlib.lines import Line2D
 from . import panels, series, stats, style, units
 from .captions import power_words
 from .layout import COLLAPSE, Table, Unit
+from .paired import SIGNIFICANT, T
 from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
 from .scores import COLLAPSED, SCORES, by_run, counts, heading
-from .stats import SIGNIFICANT, TESTS, Estimate, estimate
+from .stats import Estimate, estimate
 from .words import listed, say, sentences
 
 MOST = 6
@@ -216,7 +217,7 @@ def draw(facets: Facets, score: str) -> Drawing:
     return panels.drawing(
         "headline", fig, title=title, over=over, unit=unit, axis=axis, told=_told(by_setting),
         lacking=f" {say('headline.lacking', names=lacking)}" if lacking else "",
-        side="Left" if shown.lowest else "Right", test=TESTS["t"], level=SIGNIFICANT,
+        side="Left" if shown.lowest else "Right", test=T.title, level=SIGNIFICANT,
     )  # fmt: skip
 
 

@@ -139,13 +139,13 @@ def detailed(
     ci = interval_head(cells)
     head = ["Method", *["Group"] * columns, *repetition_heads(cells), unit.head(what) + ci]
     head += [unit.head("Std", True)]
-    head += [unit.head("Difference", True) + ci, "p", "p (Holm)"] * compared
+    head += [unit.head("Difference", True) + ci, *_test_heads(cells)] * compared
     head += [unit.head("Detectable", True)] * power
     rows = []
     for cell in cells:
         row = [style.title(cell.row), *[cell.column] * columns, *repetitions(cell.estimate)]
         row += [spread(cell, unit), unit.number(cell.estimate.std)]
-        row += _comparison(cell, unit) * compared
+        row += _comparison(cell, unit, len(_test_heads(cells))) * compared
         rows.append([*row, *[_detectable(cell, unit)] * power])
     return Table(
         name=name, title=title, caption=caption, head=head, rows=rows, words=1 + columns,
@@ -180,11 +180,25 @@ def unit_of(cells: Sequence[Cell]) -> ExperimentalUnit:
     return cells[0].estimate.unit if cells else "seed"
 
 
-def _comparison(cell: Cell, unit: Unit) -> list[str]:
-    if cell.comparison is None:
-        return [EMPTY] * 3
-    p, adjusted = p_value(cell.comparison.p), p_value(cell.adjusted) + cell.mark
-    return [unit.spread(cell.comparison.difference, "+"), p, adjusted]
+def _test_heads(cells: Sequence[Cell]) -> list[str]:
+    """The headings of what a test says of a difference."""
+    bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
+    heads = ["P lower", "P equal", "P higher"] if bayes else ["p", "p (Holm)"]
+    return [*heads, *["Verdict"] * any(cell.verdict for cell in cells)]
+
+
+def _comparison(cell: Cell, unit: Unit, heads: int) -> list[str]:
+    """The difference, and what the test says of it, under so many headings."""
+    other = cell.comparison
+    if other is None:
+        return [EMPTY] * (1 + heads)
+    shown = [unit.spread(other.difference, "+")]
+    if other.chances is not None:
+        shown += [f"{chance:.3f}" for chance in other.chances]
+    else:
+        shown += [p_value(other.p), p_value(cell.adjusted) + cell.mark]
+    shown += [cell.verdict] * bool(cell.verdict)
+    return shown + [NONE] * (1 + heads - len(shown))
 
 
 def with_seeds(cells: Sequence[Cell], unit: Unit) -> tuple[dict[Cell, str], str]:
@@ -251,17 +265,19 @@ def _differences(table: Table, cells: Sequence[Cell], unit: Unit) -> Table:
     """Difference, interval and p value of each cell that is compared."""
     texts = {
         (cell.row, cell.column): f"{unit.spread(cell.comparison.difference, '+')} "
-        f"({p_value(cell.adjusted)}){cell.mark}"
+        f"({_told(cell)}){f', {cell.verdict}' * bool(cell.verdict)}{cell.mark}"
         for cell in cells
         if cell.comparison and cell.comparison.difference.n
     }
     columns = [*dict.fromkeys(cell.column for cell in cells)]
     labels = sorted({cell.row for cell in cells}, key=order)
-    words = "Difference" + interval_head(cells) + " (p)"
+    bayes = any(cell.comparison and cell.comparison.chances for cell in cells)
+    words = "Difference" + interval_head(cells) + (" (P)" if bayes else " (p)")
     return Table(
         name=f"{table.name}_difference", title=say("differences.title", title=table.title),
         caption=say(
-            "differences.caption", unit=f" in {unit.of_differences}" * bool(unit.of_differences)
+            f"differences.{'bayes' if bayes else 'caption'}",
+            unit=f" in {unit.of_differences}" * bool(unit.of_differences),
         ),
         head=["Method", *(f"{column}: {words}" if column else words for column in columns)],
         rows=[
@@ -272,9 +288,17 @@ def _differences(table: Table, cells: Sequence[Cell], unit: Unit) -> Table:
     )  # fmt: skip
 
 
+def _told(cell: Cell) -> str:
+    """The adjusted p value of a comparison, or its three probabilities."""
+    if cell.comparison is None or cell.comparison.chances is None:
+        return p_value(cell.adjusted)
+    return " / ".join(f"{chance:.2f}" for chance in cell.comparison.chances)
+
+
 def data(cells: Sequence[Cell]) -> pd.DataFrame:
     """All numbers of the cells, unrounded; NaN if not available."""
     nothing = Estimate(mean=math.nan, std=math.nan, n=0, half=math.nan)
+    verdicts = any(cell.verdict for cell in cells)
     rows = []
     for cell in cells:
         own = cell.estimate
@@ -292,6 +316,10 @@ def data(cells: Sequence[Cell]) -> pd.DataFrame:
             pairs = other.difference.levels
             row["pair_seeds"] = "" if pairs is None else pairs.seeds
         rows.append(row | {"missing": cell.missing})
+        if verdicts:
+            lower, equal, higher = other.chances or [math.nan] * 3
+            rows[-1] |= {"p_equal": other.equal, "p_lower": lower, "p_within": equal}
+            rows[-1] |= {"p_higher": higher, "verdict": cell.verdict}
     return pd.DataFrame(rows)
 
 
@@ -303,7 +331,7 @@ def _variances(prefix: str, estimate: Estimate) -> dict[str, float]:
     }
 
 
-EXPLANATIONS = ("Unit", "±", "Bold", "Difference", "Compared")
+EXPLANATIONS = ("Unit", "±", "Inference", "Bold", "Difference", "Compared", "P", "Verdict")
 """What sentences begin with, before a colon, that say what the signs of a table mean."""
 
 

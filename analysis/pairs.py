@@ -14,9 +14,10 @@ from . import AnalysisError, style
 from .captions import comparisons, interval_words, signs, unit_words
 from .labels import LABEL, computed, labels, text
 from .layout import EMPTY, PERCENT, Table, Unit, crossed, crossed_heads, spread, with_seeds
+from .paired import SIGNIFICANT, T, Test
 from .runs import Group, expanded, group, known, order
 from .scores import completed, counts
-from .stats import SIGNIFICANT, TESTS, Cell, Test, cells, compared, missing, ranked
+from .stats import Cell, cells, compared, missing, ranked
 from .units import ExperimentalUnit
 from .words import say
 
@@ -37,7 +38,7 @@ ONE = Unit(digits=1)
 
 def accuracies(
     table: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
-    test: Test = "t", unit: ExperimentalUnit = "seed",
+    test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
     """Final accuracies as in FedGH's Tables II, IV and V.
 
@@ -202,7 +203,7 @@ def reached(
     shown = with_count(statistics, runs)
     caption = say(
         "target.caption", unit_words=unit_words(unit), interval_words=interval_words(unit),
-        level=SIGNIFICANT, test=TESTS["t"], unit=unit,
+        level=SIGNIFICANT, test=T.title, unit=unit,
     )  # fmt: skip
     if fewer := dict.fromkeys(style.title(cell.row) for cell in statistics if cell.missing):
         caption += " " + say("target.missing", names="; ".join(fewer))

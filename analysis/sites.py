@@ -19,10 +19,11 @@ from .captions import interval_words, unit_words
 from .clients import last_accuracies
 from .files import client_names
 from .layout import COLLAPSE, EMPTY, PERCENT, Table, data, interval_head, spread, unit_of
+from .paired import SIGNIFICANT, T, Test
 from .panels import Facets
 from .runs import Group, first_run
 from .scores import counts
-from .stats import FEWEST, SIGNIFICANT, TESTS, Cell, Comparison, Test, holm, of_runs, paired
+from .stats import FEWEST, Cell, Comparison, holm, of_runs, paired
 from .words import listed, say, sentences
 
 LOCAL = "local"
@@ -73,7 +74,7 @@ def verdict(cell: Cell) -> Verdict:
     return "helps" if other.sign > 0 else "does not help" if other.sign < 0 else "cannot be told"
 
 
-def gather(groups: Sequence[Group], baseline: str | None = None, test: Test = "t") -> Sites | None:
+def gather(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> Sites | None:
     """The accuracies by client of methods under one setting; None if no run has any.
 
     ``baseline`` is the label to compare with; None for that of the runs of :data:`LOCAL`.
@@ -195,7 +196,7 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
     return names, counted[groups[0].label].groupby(level="client_id").mean()
 
 
-def gathered(facets: Facets, baseline: str | None = None, test: Test = "t") -> dict[str, Sites]:
+def gathered(facets: Facets, baseline: str | None = None, test: Test = T) -> dict[str, Sites]:
     """:func:`gather` for each setting that has accuracies by client.
 
     Raises:
@@ -205,7 +206,7 @@ def gathered(facets: Facets, baseline: str | None = None, test: Test = "t") -> d
     return {setting: of for setting, of in found.items() if of is not None}
 
 
-def made(found: Mapping[str, Sites], test: Test = "t") -> list[Table]:
+def made(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
     """Accuracy by site and approach, and differences from the local model, for each setting.
 
     Raises:
@@ -285,7 +286,7 @@ def _differences(found: Sites, end: str, where: str, test: Test) -> Table:
     reference, unit = style.title(found.reference or ""), unit_of(found.cells)
     caption = sentences(
         say(
-            "sites.difference", reference=reference, unit=unit, test=TESTS[test],
+            "sites.difference", reference=reference, unit=unit, test=test.title,
             level=SIGNIFICANT, fewest=FEWEST,
         ),
         say("sites.too_few", unit=unit, fewest=FEWEST)

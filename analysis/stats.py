@@ -8,31 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
 from . import AnalysisError, units
+from . import paired as by_test
 from .labels import METHOD
+from .paired import SIGNIFICANT, Chances, Floats, T, Test, Verdict, signed_levels
 from .runs import conditions
 from .units import ExperimentalUnit, Levels
 
 LEVEL = 0.95
 """Coverage of every interval."""
-SIGNIFICANT = 0.05
-"""Adjusted p values below this get a star."""
 FEWEST = 3
 """With fewer common units too little is known of how differences vary to say what is detected, or
 whom a method helps."""
 EQUAL = 1e-12
 """Relative tolerance: differences closer than this differ by rounding alone."""
-Test = Literal["t", "wilcoxon"]
-TESTS: dict[Test, str] = {"t": "paired t test", "wilcoxon": "Wilcoxon signed-rank test"}
-"""Names of the paired tests in text."""
-
-Floats = np.ndarray[tuple[Any, ...], np.dtype[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +37,8 @@ class Estimate:
         mean: NaN without a value.
         std: sample standard deviation (ddof 1), NaN below two values.
         n: number of values.
-        half: half-width of the 95 % t interval of the mean, NaN below two values.
+        half: half-width of the 95 % t interval of the mean, NaN below two values; in tables with
+            the corrected test by its variance.
         unit: what the values are of.
         levels: the variance between and within partitions, if they are the unit.
     """
@@ -81,12 +76,25 @@ class Comparison:
         reason: why p is not available, else empty.
         sign: 1 if the method is above the baseline, by the mean difference and by the statistic of
             the test, -1 if it is below by both, else 0.
+        equal: p value of the test that they are practically equal (:func:`paired.equivalence`);
+            NaN if not available.
+        chances: of the Bayesian test (:func:`paired.chances`).
     """
 
     difference: Estimate
     p: float
     reason: str = ""
     sign: int = 0
+    equal: float = math.nan
+    chances: Chances | None = None
+
+    @property
+    def doubt(self) -> float:
+        """By which methods are ranked: p, or one minus the probability of being the better one."""
+        if self.chances is None:
+            return self.p
+        lower, _, higher = self.chances
+        return 1 - (higher if self.sign > 0 else lower)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +114,8 @@ class Cell:
         leads: whether the mean is the best of its column, and significantly so (:func:`ranked`).
         collapsed: number of runs whose final model has collapsed (:mod:`analysis.scores`).
         missing: number of runs without a value (:func:`missing`).
+        verdict: of the comparison, of tests with a rope; ``incomplete`` where the method or the
+            baseline lacks runs.
     """
 
     row: str
@@ -118,21 +128,26 @@ class Cell:
     leads: bool = False
     collapsed: int = 0
     missing: int = 0
+    verdict: Verdict = ""
 
     @property
     def mark(self) -> str:
-        """A star if the adjusted p value is significant."""
-        return " *" if self.adjusted < SIGNIFICANT else ""
+        """A star if the adjusted p value is significant, or the Bayesian test decides so."""
+        bayes = self.comparison is not None and self.comparison.chances is not None
+        found = self.verdict in ("lower", "higher") if bayes else self.adjusted < SIGNIFICANT
+        return " *" * found
 
 
-def half_width(std: Floats, n: Floats) -> Floats:
+def half_width(std: Floats, n: Floats, ratio: float = 0.0) -> Floats:
     """Half-widths of 95 % t intervals, t(0.975, n - 1) s / sqrt(n); NaN for n below 2.
 
-    ``std`` is the sample standard deviation (ddof 1), of any shape, ``n`` of the same shape.
+    ``std`` is the sample standard deviation (ddof 1), of any shape, ``n`` of the same shape. With a
+    ``ratio`` of test to training samples they are t(0.975, n - 1) s sqrt(1 / n + ratio).
     """
     factor = np.full(n.shape, math.nan)
     for count in np.unique(n[n > 1]):
-        factor[n == count] = stats.t.ppf(0.5 + LEVEL / 2, count - 1) / math.sqrt(count)
+        root = math.sqrt(count / (1 + count * ratio))  # 1 / sqrt(1 / n + ratio)
+        factor[n == count] = stats.t.ppf(0.5 + LEVEL / 2, count - 1) / root
     return std * factor
 
 
@@ -153,74 +168,60 @@ def over_units(values: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return pd.concat(parts, axis=1).swaplevel(axis=1)[order]
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    """Mean, std and interval of the values that are finite."""
+def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
+    """Mean, std and interval (:func:`half_width`) of the values that are finite."""
     there = np.asarray([value for value in values if math.isfinite(value)])
     mean = float(there.mean()) if len(there) else math.nan
     std = float(there.std(ddof=1)) if len(there) > 1 else math.nan
-    half = half_width(np.array(std), np.array(float(len(there))))
+    half = half_width(np.array(std), np.array(float(len(there))), ratio)
     return Estimate(mean=mean, std=std, n=len(there), half=float(half))
 
 
-def of_runs(values: pd.Series[float]) -> Estimate:
+def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
     """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
     See :func:`analysis.units.means`; values that are not finite are excluded.
     """
     values = units.finite(values)
-    plain = estimate(units.means(values).tolist())
+    plain = estimate(units.means(values).tolist(), ratio)
     if units.unit_of(values.index) == "seed":
         return plain
     return replace(plain, unit="partition", levels=units.levels(values))
 
 
-def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = "t") -> Comparison:
+def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T) -> Comparison:
     """Compares two methods over their common runs; the values are indexed by run.
 
     Runs are common with the same seed, and the same partition where that is the unit; its value is
     then the mean difference of its common runs. A test needs two common units and differences that
-    vary; else p is not available. The interval of the difference is the t interval for both tests.
-    The Wilcoxon test drops differences of zero; over n units its p value cannot be below 2 / 2^n.
-    Differences that are equal up to rounding share a rank, see :func:`signed_levels`.
+    vary; else p is not available. The interval of the difference is the t interval for all tests,
+    by the variance of the corrected test for that one. The Wilcoxon test drops differences of zero;
+    over n units its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
+    share a rank, see :func:`analysis.paired.signed_levels`.
     """
     ours, theirs = (units.finite(own).dropna() for own in (values, baseline))
     ours, theirs = ours.align(theirs, join="inner")
-    difference = of_runs(ours - theirs)
-    if difference.n < 2:
-        count = "no" if difference.n == 0 else "only one"
-        return Comparison(difference, math.nan, f"{count} common {difference.unit}")
+    found = Comparison(of_runs(ours - theirs, test.ratio), math.nan)
+    n, unit = found.difference.n, found.difference.unit
+    if n < 2:
+        return replace(found, reason=f"{'no' if n == 0 else 'only one'} common {unit}")
     ours, theirs = units.means(ours), units.means(theirs)
     differences = np.asarray(ours - theirs, dtype=float)
     rounding = EQUAL * max(ours.abs().max(), theirs.abs().max())
-    if np.ptp(differences) <= rounding:
-        return Comparison(difference, math.nan, f"the same difference for every {difference.unit}")
-    sign = int(np.sign(difference.mean))
-    if test == "t":
-        return Comparison(difference, float(stats.ttest_rel(ours, theirs).pvalue), sign=sign)
+    found = replace(found, equal=by_test.equivalence(differences, rounding, test))
+    if test.bayes and test.rope is not None:
+        chances = by_test.chances(differences, rounding, test.rope)
+        sign = int(np.sign(chances[2] - chances[0]))
+        return replace(found, chances=chances, sign=sign)
     levels = signed_levels(differences, rounding)
-    if not levels.any():
-        return Comparison(difference, math.nan, f"the same difference for every {difference.unit}")
-    others = levels[levels != 0]
-    ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
-    p = float(stats.wilcoxon(levels).pvalue)
-    return Comparison(difference, p, sign=sign if sign * ranks > 0 else 0)
-
-
-def signed_levels(differences: Floats, rounding: float) -> Floats:
-    """The signed position (n,) of each difference (n,) among the distinct absolute values.
-
-    Absolute values are one where neighbours in their order are at most ``rounding`` apart; 0 is
-    the position of those next to zero. Rank tests see nothing but order and ties, and accuracies
-    such as 254/359 - 253/359 and 284/359 - 283/359 tie, though their floats differ in the last
-    bits (1e-16). ``rounding`` is 1e-12 of the largest value: above what sums of a million terms
-    round off, and far below 1e-7, the step of an accuracy over ten million samples. Grouping by
-    distance rather than rounding to a grid leaves no boundary that could part two equal values.
-    """
-    size = np.abs(differences)
-    ascending = np.sort(size)
-    levels = np.cumsum(np.diff(ascending, prepend=0.0) > rounding)
-    positions = levels[np.searchsorted(ascending, size)]
-    return np.asarray(np.sign(differences) * positions, dtype=float)
+    if np.ptp(differences) <= rounding or not levels.any():
+        return replace(found, reason=f"the same difference for every {unit}")
+    sign = int(np.sign(found.difference.mean))
+    if test.kind == "wilcoxon":
+        others = levels[levels != 0]
+        ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
+        sign = sign if sign * ranks > 0 else 0
+    return replace(found, p=by_test.p_value(differences, levels, test), sign=sign)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -242,7 +243,7 @@ Values = Mapping[str, Mapping[str, "pd.Series[float]"]]
 """By column of the table and label: one value per run, indexed by seed, or partition and seed."""
 
 
-def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list[Cell]:
+def cells(values: Values, baseline: str | None = None, test: Test = T) -> list[Cell]:
     """The statistics of a table, with p values corrected over all its comparisons.
 
     ``baseline`` is the label to compare with, see :func:`reference`; None for no comparison. The
@@ -262,7 +263,7 @@ def cells(values: Values, baseline: str | None = None, test: Test = "t") -> list
 
 
 def compared(
-    values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = "t"
+    values: Values, other: Callable[[str, Collection[str]], str | None], test: Test = T
 ) -> list[Cell]:
     """The statistics of a table whose labels are compared with other labels of their column.
 
@@ -274,32 +275,47 @@ def compared(
         for (column, _), group in rivals(values).items()
         for label, count in missing(group).items()
     }
-    made = []
+    made, incomplete = [], []
     for column, series in values.items():
         for label, own in series.items():
             theirs = other(label, series)
             comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
-            cell = Cell(row=label, column=column, estimate=of_runs(own), comparison=comparison)
+            estimate = of_runs(own, test.ratio)
+            cell = Cell(row=label, column=column, estimate=estimate, comparison=comparison)
             made.append(replace(cell, missing=lacking[column, label]))
+            incomplete.append(any(lacking[column, of] for of in (label, theirs) if of is not None))
     adjusted = holm([cell.comparison.p if cell.comparison else float("nan") for cell in made])
     level = SIGNIFICANT / max(1, sum(not math.isnan(p) for p in adjusted))
     return [
-        replace(cell, adjusted=p, level=level, detectable=_detectable(one, level, test))
+        replace(
+            cell, adjusted=p, level=level, detectable=_detectable(one, level, test),
+            verdict=_verdict(one, p, test, fewer),
+        )
         if (one := cell.comparison)
         else cell
-        for cell, p in zip(made, adjusted, strict=True)
-    ]
+        for cell, p, fewer in zip(made, adjusted, incomplete, strict=True)
+    ]  # fmt: skip
+
+
+def _verdict(one: Comparison, adjusted: float, test: Test, incomplete: bool) -> Verdict:
+    """See :attr:`Cell.verdict`."""
+    if test.rope is None:
+        return ""
+    if incomplete:
+        return "incomplete"
+    return by_test.verdict(one.difference.n, one.sign, adjusted, one.equal, one.chances)
 
 
 def _detectable(comparison: Comparison, level: float, test: Test) -> float:
     """See :attr:`Cell.detectable`.
 
-    It is that of the t test; for the Wilcoxon test there is none: its asymptotic efficiency says
+    It is that of the t tests; for the Wilcoxon test there is none: its asymptotic efficiency says
     little about few units, where its p value may be unable to reach the level at all.
     """
-    if math.isnan(comparison.p) or test != "t":
+    if math.isnan(comparison.p) or test.kind == "wilcoxon":
         return math.nan
-    return units.detectable(comparison.difference.std, comparison.difference.n, level)
+    difference = comparison.difference
+    return units.detectable(difference.std, difference.n, level, test.ratio)
 
 
 def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
@@ -324,8 +340,8 @@ class Ranking:
 
     Args:
         leader: the label with the best mean among the methods that lack no run; None if all do.
-        adjusted: by label of the others: the p value after Holm's correction over them; NaN if not
-            available.
+        adjusted: by label of the others: the p value after Holm's correction over them, or
+            :attr:`Comparison.doubt` of the Bayesian test; NaN if not available.
         signs: by label of the others: 1 where the leader is better over the common units, -1 where
             it is worse (:attr:`Comparison.sign`).
         missing: by label the number of runs that it lacks, without those that lack none.
@@ -351,7 +367,7 @@ class Ranking:
 
 
 def ranking(
-    values: Mapping[str, pd.Series[float]], test: Test = "t", *, lowest: bool = False
+    values: Mapping[str, pd.Series[float]], test: Test = T, *, lowest: bool = False
 ) -> Ranking | None:
     """Ranks methods by their mean over seeds or partitions; None without any value.
 
@@ -371,7 +387,8 @@ def ranking(
         return Ranking(None, {}, {}, lacking)
     leader = (min if lowest else max)(whole, key=lambda label: means[label])
     tests = {k: paired(values[leader], values[k], test) for k in means if k != leader}
-    adjusted = holm([one.p for one in tests.values()])
+    doubts = [one.doubt for one in tests.values()]
+    adjusted = doubts if test.bayes else holm(doubts)
     return Ranking(
         leader,
         dict(zip(tests, adjusted, strict=True)),
@@ -383,7 +400,7 @@ def ranking(
 def ranked(
     shown: Sequence[Cell],
     values: Values,
-    test: Test = "t",
+    test: Test = T,
     *,
     lowest: bool = False,
     collapsed: Mapping[tuple[str, str], int] | None = None,

@@ -212,6 +212,12 @@ def check_output(path: Path) -> None:
         raise AnalysisError(f"--out {path}: is there, and not a regular file")
 
 
+FORMATS: Mapping[str, dict[str, None]] = {
+    ".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None},
+}  # fmt: skip
+"""Figures by suffix, without the metadata that would differ from day to day."""
+
+
 class _Plain(LogFormatter):
     """Numbers such as 0.001 where Matplotlib labels a logarithmic axis."""
 
@@ -231,9 +237,8 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         AnalysisError: another suffix, or as :func:`check_output`.
     """
-    dates = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-    if path.suffix not in dates:
+    if path.suffix not in FORMATS:
         raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
     check_output(path)
     with look(), mpl.rc_context({"svg.hashsalt": "fedsim"}):
-        figure.savefig(path, dpi=200, metadata=dates[path.suffix])
+        figure.savefig(path, dpi=200, metadata=FORMATS[path.suffix])

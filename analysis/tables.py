@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from . import AnalysisError, clients, pairs, participation, scores, series, sites
+from . import AnalysisError, clients, pairs, participation, resplits, scores, series, sites
 from .captions import comparisons, incomplete, signs, unit_words
 from .labels import LABEL, text
 from .layout import (
@@ -22,10 +23,11 @@ from .layout import (
     with_differences,
     with_seeds,
 )
+from .paired import T, Test
 from .panels import facets, settings_by
 from .runs import Group, group, known, order, unit_among
 from .scores import ALL, SCORES, TAKES, by_run, completed, counts
-from .stats import Cell, Test, Values, cells, ranked
+from .stats import Cell, Values, cells, ranked
 from .units import COLUMNS, ExperimentalUnit
 from .variance import with_variances
 from .words import say
@@ -49,6 +51,10 @@ NAMES = (
 """The tables by name; ``scores`` has all scores of the final models side by side, ``clients`` how
 the clients' accuracies spread, ``sites`` each client by name, ``participation`` how often clients
 took part."""
+VERDICTS = (*ALL, "pairs", "groups")
+"""The tables that show verdicts."""
+RESPLIT = (*SCORES, "scores", "pairs")
+"""The tables of scores of the whole test part, whose size the corrected test takes."""
 ALIASES = tuple(TAKES)
 """Earlier names of the tables of accuracies."""
 FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposition"}
@@ -57,7 +63,7 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
-    baseline: str | None = None, test: Test = "t", takes: Sequence[str] = ALIASES,
+    baseline: str | None = None, test: Test = T, takes: Sequence[str] = ALIASES,
     unit: ExperimentalUnit = "seed",
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
@@ -65,7 +71,8 @@ def make(
     ``name`` is one of :data:`NAMES` or :data:`ALIASES`; ``by`` are the columns of summary.csv that
     distinguish methods, and the values of ``columns`` become columns of the table. A score has a
     table for each of the ``takes``. ``unit`` is what the runs repeat; partitions where there are
-    several, see :func:`analysis.runs.unit_among`. Tables of accuracies and scores over partitions
+    several, see :func:`analysis.runs.unit_among`. The ratio of a corrected ``test`` is read from
+    the runs. Tables of accuracies and scores over partitions
     are followed by one of the variances.
 
     Raises:
@@ -83,8 +90,11 @@ def make(
             f"--columns {columns}: the table {name} has columns of its own; --columns goes with "
             f"{', '.join((*ALL, 'pairs', 'target'))}"
         )
+    _check_test(test, name, baseline)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
+    if test.kind == "corrected":
+        test = replace(test, ratio=resplits.ratio(runs, unit))
     if name in ALL:
         _check_there(runs, name)
         groups = [] if columns else group(runs, by, unit)
@@ -123,6 +133,24 @@ def make(
     return made
 
 
+def _check_test(test: Test, name: str, baseline: str | None) -> None:
+    """Refuses a test or rope that the table has no use for."""
+    wanted = {"--rope": test.rope is not None, f"--test {test.kind}": test.bayes}
+    for flag in (flag for flag, given in wanted.items() if given and name not in VERDICTS):
+        raise AnalysisError(
+            f"{flag}: the table {name} has no verdicts; those that do are {', '.join(VERDICTS)}"
+        )
+    if test.kind == "corrected" and name not in RESPLIT:
+        raise AnalysisError(
+            f"--test corrected: takes the size of the whole test part, which the table {name} is "
+            f"not about; those that are: {', '.join(RESPLIT)}"
+        )
+    if test.rope is not None and not test.bayes and baseline is None and name != "pairs":
+        raise AnalysisError(
+            "--rope: verdicts are of comparisons; name what to compare with: --baseline METHOD"
+        )
+
+
 def _check_there(runs: pd.DataFrame, score: str) -> None:
     """Raises an AnalysisError if no run has the score, but for accuracy, which may be n/a."""
     columns = [scores.column(score, take) for take in TAKES]
@@ -148,7 +176,7 @@ def without_rows(name: str, groups: Sequence[Group]) -> dict[str, list[Path]]:
 
 
 def scored(
-    groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = "t"
+    groups: Sequence[Group], score: str, take: str, baseline: str | None = None, test: Test = T
 ) -> Table:
     """A score with one row per method: intervals and the comparison with a baseline.
 
@@ -168,7 +196,7 @@ def scored(
 
 def crossed_score(
     runs: pd.DataFrame, by: Sequence[str], columns: str, score: str, take: str,
-    baseline: str | None = None, test: Test = "t", unit: ExperimentalUnit = "seed",
+    baseline: str | None = None, test: Test = T, unit: ExperimentalUnit = "seed",
 ) -> Table:  # fmt: skip
     """A score with one column per value of a setting; comparisons are within a column."""
     known(runs, [columns])
@@ -189,7 +217,7 @@ def crossed_score(
     return crossed(f"{score}_{take}_by_{columns}", title, caption + seeds, texts, heads)
 
 
-def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = "t") -> Table:
+def all_scores(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> Table:
     """All scores of the final models but the loss, one column each; empty columns are left out.
 
     ``groups`` are of :func:`analysis.scores.completed` runs.
@@ -226,7 +254,7 @@ def _capital(words: str) -> str:
 
 
 def image_groups(
-    groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
+    groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
     """Accuracy by group of test images in the last evaluation of it; [] if no run has groups."""
     where = {"split": "test"}
@@ -242,7 +270,7 @@ def image_groups(
 
 
 def decomposition(
-    groups: Sequence[Group], baseline: str | None = None, test: Test = "t"
+    groups: Sequence[Group], baseline: str | None = None, test: Test = T
 ) -> list[Table]:
     """The terms of the loss per method, by split and scope; [] if no run was decomposed.
 

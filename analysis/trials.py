@@ -39,12 +39,18 @@ class Search:
         keys: the searched settings, columns of the table.
         by: the metric, such as ``val_accuracy``.
         logarithmic: those of the settings that were searched so.
+        sampler: how candidates were proposed; empty where it is not known.
+        planned: the number of trials of the whole search; None where it is not known.
+        seeds: training seeds of every trial; none where they are not known.
     """
 
     table: pd.DataFrame
     keys: Sequence[str]
     by: str
     logarithmic: Sequence[str] = ()
+    sampler: str = ""
+    planned: int | None = None
+    seeds: Sequence[int] = ()
 
     @property
     def score(self) -> Score:
@@ -91,14 +97,17 @@ def read_search(folder: Path) -> Search:
     try:
         study = parse_json(read_bytes(file))
         by, forms = str(study["by"]), {key: str(study["search"][key]) for key in keys}
+        planned, seeds = study.get("trials"), [int(seed) for seed in study.get("seeds", ())]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error
     if by not in METRICS:
         raise AnalysisError(f"{file}: unknown metric {by!r}; known: {', '.join(METRICS)}")
     logarithmic = [key for key, form in forms.items() if form.startswith("loguniform")]
     return Search(
-        table.sort_values("trial", kind="stable", ignore_index=True), keys, by, logarithmic
-    )
+        table.sort_values("trial", kind="stable", ignore_index=True), keys, by, logarithmic,
+        sampler=str(study.get("sampler", "")), planned=None if planned is None else int(planned),
+        seeds=seeds,
+    )  # fmt: skip
 
 
 def lead(search: Search) -> str:

@@ -147,7 +147,7 @@ def levels(values: pd.Series[float]) -> Levels:
     )  # fmt: skip
 
 
-def power(effect: float, n: int, level: float) -> float:
+def power(effect: float, n: int, level: float, ratio: float = 0.0) -> float:
     """Probability that a two-sided paired t test over n units finds a difference.
 
     A rejection with the wrong sign finds nothing; at a power of 0.8 its probability is below 1e-5.
@@ -156,21 +156,24 @@ def power(effect: float, n: int, level: float) -> float:
         effect: true mean difference over the standard deviation of the differences.
         n: number of pairs, at least 2.
         level: of the test.
+        ratio: test over training samples, for the corrected resampled t test.
     """
     limit = float(stats.t.isf(level / 2, n - 1))
-    return float(stats.nct.sf(limit, n - 1, effect * math.sqrt(n)))
+    return float(stats.nct.sf(limit, n - 1, effect * math.sqrt(n / (1 + n * ratio))))
 
 
-def detectable(std: float, n: int, level: float) -> float:
+def detectable(std: float, n: int, level: float, ratio: float = 0.0) -> float:
     """The smallest true difference that a paired t test finds with probability :data:`POWER`.
 
     The test statistic has the noncentral t distribution with n - 1 degrees of freedom and
-    noncentrality difference * sqrt(n) / std. ``std`` is the standard deviation of the differences
-    over the n units, taken as the true one. NaN below two units.
+    noncentrality difference / (std sqrt(1 / n + ratio)). ``std`` is the standard deviation of the
+    differences over the n units, taken as the true one. NaN below two units.
     """
     if n < 2 or math.isnan(std):
         return math.nan
     high = 1.0
-    while power(high, n, level) < POWER:
+    while power(high, n, level, ratio) < POWER:
         high *= 2
-    return std * float(optimize.brentq(lambda effect: power(effect, n, level) - POWER, 0, high))
+    return std * float(
+        optimize.brentq(lambda effect: power(effect, n, level, ratio) - POWER, 0, high)
+    )

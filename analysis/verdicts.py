@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from . import stats, units
-from .stats import SIGNIFICANT
+from .paired import SIGNIFICANT
 
 K = TypeVar("K")
 CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"

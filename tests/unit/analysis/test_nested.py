@@ -119,7 +119,7 @@ def test_an_estimate_is_over_the_means_of_the_partitions() -> None:
     assert got.runs == 4
 
 
-@pytest.mark.parametrize("test", ["t", "wilcoxon"])
+@pytest.mark.parametrize("test", [stats.T, stats.Test("wilcoxon")])
 def test_tests_are_paired_over_partitions(test: stats.Test) -> None:
     ours = nested({0: [1, 3], 1: [6, 7], 2: [4, 9], 3: [8, 8]})
     theirs = nested({0: [0, 1], 1: [5, 5], 2: [4, 3], 4: [1, 1]}).drop((2, 1))
@@ -128,7 +128,7 @@ def test_tests_are_paired_over_partitions(test: stats.Test) -> None:
     assert got.difference.n == 3
     assert got.difference.mean == pytest.approx((1.5 + 1.5 + 0) / 3)
     want = scipy_stats.ttest_1samp([1.5, 1.5, 0], 0)
-    p = want.pvalue if test == "t" else scipy_stats.wilcoxon([1.5, 1.5, 0]).pvalue
+    p = want.pvalue if test.kind == "t" else scipy_stats.wilcoxon([1.5, 1.5, 0]).pvalue
     assert got.p == pytest.approx(p)
 
 

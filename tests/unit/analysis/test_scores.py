@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner, Result
 
-from analysis import layout, scores, tables
+from analysis import layout, paired, scores, tables
 from analysis.cli import main
 from analysis.runs import find, summaries
 from analysis.stats import ranking
@@ -152,7 +152,9 @@ def test_bold_needs_a_significant_difference_from_every_other(tmp_path: Path) ->
     assert two.rows[1][2].startswith("**49.00**")
     assert "level 0.05 (two-sided paired t test over common seeds, Holm-corrected" in two.caption
     # the smallest p value of a signed-rank test over four seeds is 2 / 2^4
-    (ranks,) = tables.make("final", table[table["algorithm"] != "near"], test="wilcoxon")
+    (ranks,) = tables.make(
+        "final", table[table["algorithm"] != "near"], test=paired.Test("wilcoxon")
+    )
     assert not any("**" in cell for row in ranks.rows for cell in row)
     assert "two-sided Wilcoxon signed-rank test over common seeds" in ranks.caption
 

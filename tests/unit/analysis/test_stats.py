@@ -60,13 +60,13 @@ def test_paired_t_is_scipys_over_the_common_seeds() -> None:
 def test_wilcoxon_by_hand() -> None:
     # all five differences positive: the most extreme of 2^5 signs on either side, p = 2 / 32
     above = OURS + pd.Series([0.01, 0.02, 0.03, 0.04, 0.05], index=SEEDS)
-    assert stats.paired(above, OURS, "wilcoxon").p == pytest.approx(2 / 32)
+    assert stats.paired(above, OURS, stats.Test("wilcoxon")).p == pytest.approx(2 / 32)
     # a difference of zero is dropped: four are left, all positive, p = 2 / 16
     equal = above.where(above.index != SEEDS[0], OURS)
-    assert stats.paired(equal, OURS, "wilcoxon").p == pytest.approx(2 / 16)
+    assert stats.paired(equal, OURS, stats.Test("wilcoxon")).p == pytest.approx(2 / 16)
     # differences 1 5 -1 4 3 (per cent): ties and a mixed sign, as scipy has it
     want = scipy_stats.wilcoxon(OURS - THEIRS).pvalue
-    assert stats.paired(OURS, THEIRS, "wilcoxon").p == pytest.approx(want)
+    assert stats.paired(OURS, THEIRS, stats.Test("wilcoxon")).p == pytest.approx(want)
 
 
 @pytest.mark.parametrize("total", [359, 10_000, 7, 3.0e6])
@@ -75,9 +75,9 @@ def test_wilcoxon_of_accuracies_is_that_of_the_counts(total: float) -> None:
     theirs = np.array([253, 301, 283, 297, 305, 292, 267, 328])
     # differences 1 -1 1 0 2 3 1 1: five ties of size 1, one of them negative, one zero dropped;
     # the negative one has rank 3 of 28, and 2 (1 + 5) of the 2^7 signs give a sum of at most 3
-    assert stats.paired(pd.Series(ours), pd.Series(theirs), "wilcoxon").p == 0.09375
+    assert stats.paired(pd.Series(ours), pd.Series(theirs), stats.Test("wilcoxon")).p == 0.09375
     accuracies = pd.Series(ours / total), pd.Series(theirs / total)
-    assert stats.paired(*accuracies, "wilcoxon").p == 0.09375
+    assert stats.paired(*accuracies, stats.Test("wilcoxon")).p == 0.09375
 
 
 def test_levels_group_what_rounding_parts_and_keep_the_rest_apart() -> None:
@@ -89,12 +89,12 @@ def test_levels_group_what_rounding_parts_and_keep_the_rest_apart() -> None:
 def test_differences_of_rounding_alone_have_no_p() -> None:
     ours = pd.Series([1.0, 1.0 + 9e-13, 1.0 - 9e-13])
     theirs = pd.Series([1.0, 1.0, 1.0])
-    got = stats.paired(ours, theirs, "wilcoxon")
+    got = stats.paired(ours, theirs, stats.Test("wilcoxon"))
     assert math.isnan(got.p)
     assert got.reason == "the same difference for every seed"
 
 
-@pytest.mark.parametrize("test", ["t", "wilcoxon"])
+@pytest.mark.parametrize("test", [stats.T, stats.Test("wilcoxon")])
 @pytest.mark.parametrize(
     ("ours", "theirs", "n", "reason"),
     [
@@ -194,12 +194,12 @@ def test_ranks_and_mean_have_to_agree_on_who_is_above() -> None:
     baseline = by_seed(*[1.0] * 12)
     differences = [*(-0.01 * k for k in range(1, 12)), 2.0]
     ours = baseline + by_seed(*differences)
-    got = stats.paired(ours, baseline, "wilcoxon")
+    got = stats.paired(ours, baseline, stats.Test("wilcoxon"))
     assert got.difference.mean > 0
     assert got.p == pytest.approx(scipy_stats.wilcoxon(differences).pvalue)
     assert got.p < 0.05
     assert got.sign == 0
-    found = stats.ranking({"ours": ours, "baseline": baseline}, "wilcoxon")
+    found = stats.ranking({"ours": ours, "baseline": baseline}, stats.Test("wilcoxon"))
     assert found is not None
     assert (found.leader, found.leads) == ("ours", False)
     signs = [stats.paired(a, b).sign for a, b in ((OURS, THEIRS), (THEIRS, OURS), (OURS, OURS))]

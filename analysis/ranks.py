@@ -1,0 +1,317 @@
+"""Mean ranks of methods over blocks, Friedman's test, and the critical difference of Nemenyi.
+
+Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7 (2006), section 3.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from . import AnalysisError, style, units
+from .labels import LABEL
+from .layout import EMPTY, NONE, Table, Unit, p_value
+from .paired import SIGNIFICANT, Floats
+from .panels import facets, labels_in, settings_by
+from .runs import group, unit_among
+from .scores import ALL, Score, by_run, completed, heading
+from .stats import EQUAL, missing
+from .units import PARTITION, ExperimentalUnit
+from .words import say, sentences
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Methods ranked within each of N blocks; rank 1 is the best of k.
+
+    Args:
+        values: by block and label (N, k), the best mean rank first; NaN where the method lacks a
+            run of the block that another method has.
+        ranks: of the same shape; equal values share the mean of their ranks, methods without a
+            value that of the last ones.
+        score: what is ranked.
+        title: of the score and the rounds that it is from.
+        unit: partitions are blocks of their own, seeds are averaged.
+    """
+
+    values: pd.DataFrame
+    ranks: pd.DataFrame
+    score: Score
+    title: str
+    unit: ExperimentalUnit = "seed"
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, the best mean rank first."""
+        return list(self.ranks.columns)
+
+    @property
+    def means(self) -> pd.Series[float]:
+        """The mean rank by label."""
+        return self.ranks.mean()
+
+    @property
+    def lacking(self) -> dict[str, list[str]]:
+        """By label the blocks in which it is ranked last for want of a run, of those with any."""
+        blocks = {label: self.values.index[self.values[label].isna()] for label in self.labels}
+        return {label: list(of) for label, of in blocks.items() if len(of)}
+
+    @property
+    def p(self) -> float:
+        """The p value of Iman and Davenport."""
+        return iman_davenport(self.ranks.to_numpy(float))[1]
+
+    @property
+    def difference(self) -> float:
+        """The critical difference."""
+        return critical_difference(len(self.labels), len(self.ranks))
+
+    @property
+    def cliques(self) -> list[tuple[int, int]]:
+        """First and last position of each largest set of methods that do not differ.
+
+        All are one where Iman and Davenport's test finds no difference.
+        """
+        if not self.p < SIGNIFICANT:
+            return [(0, len(self.labels) - 1)]
+        return cliques(self.means.tolist(), self.difference)
+
+
+def gather(
+    runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str = "accuracy", take: str = "final",
+    unit: ExperimentalUnit = "seed",
+) -> Ranks:  # fmt: skip
+    """The ranks of methods over the settings in ``by`` and, as the unit, partitions.
+
+    A block is a value of the settings, or one partition under it; a method's value there is the
+    mean over its training seeds. Blocks in which no method has a value are left out.
+
+    Raises:
+        AnalysisError: fewer than two blocks or methods, or see :func:`analysis.runs.group`.
+    """
+    runs = completed(runs, [metric])
+    unit = unit_among(runs, by, unit)
+    groups = group(runs, by, unit)
+    settings = settings_by(by, groups)
+    split = facets(groups, settings)
+    if settings and list(split) == [""]:
+        raise AnalysisError(
+            f"--by {' --by '.join(settings)}: each setting has one method alone, and ranks compare "
+            "methods under the same settings"
+        )
+    labels, rows = labels_in(split), dict[str, dict[str, float]]()
+    for setting, inside in split.items():
+        known = by_run(inside, metric, take)
+        empty = next(iter(known.values())).iloc[:0]
+        every = {label: known.get(label, empty) for label in labels}
+        for title, values in _blocks(setting, every, unit):
+            lost = missing(values)
+            means = {label: units.finite(own).mean() for label, own in values.items()}
+            rows[title] = {label: math.nan if lost[label] else means[label] for label in labels}
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=labels, dtype=float)
+    table = table[table.notna().any(axis=1)]
+    if len(labels) < 2:
+        raise AnalysisError(f"ranks compare methods; the runs are all of {labels[0]}")
+    if len(table) < 2:
+        raise AnalysisError(
+            "ranks are means over blocks, and these runs are one; name a setting in which they "
+            "differ with --by, such as --by label --by alpha, or take partitions of the data as "
+            "blocks with --unit partition"
+        )
+    ranks = pd.DataFrame(
+        ranked(table.to_numpy(float), lowest=ALL[metric].lowest), table.index, table.columns
+    )
+    best = sorted(labels, key=lambda label: ranks[label].mean())
+    title = heading(metric, take)
+    return Ranks(
+        values=table[best], ranks=ranks[best], score=ALL[metric], unit=unit,
+        title=title[0].lower() + title[1:],
+    )  # fmt: skip
+
+
+def _blocks(
+    setting: str, values: Mapping[str, pd.Series[float]], unit: ExperimentalUnit
+) -> Iterator[tuple[str, dict[str, pd.Series[float]]]]:
+    """Title and values by label of each block of a setting."""
+    if unit == "seed":
+        yield setting, dict(values)
+        return
+    for one in sorted({part for own in values.values() for part in own.index.unique(PARTITION)}):
+        inside = {
+            label: own[own.index.get_level_values(PARTITION) == one]
+            for label, own in values.items()
+        }
+        yield f"{setting}{', ' * bool(setting)}partition {one}", inside
+
+
+def ranked(values: Floats, *, lowest: bool = False) -> Floats:
+    """The ranks (N, k) of values (N, k) within each row, 1 for the best.
+
+    Values that are equal up to rounding share the mean of their ranks; NaN share that of the last.
+    """
+    ranks = np.empty(values.shape)
+    for row, own in zip(ranks, values, strict=True):
+        there = np.isfinite(own)
+        known, levels = own[there], np.full(len(own), np.inf)
+        if len(known):
+            order = np.sort(known)
+            steps = np.cumsum(np.diff(order, prepend=order[0]) > EQUAL * np.abs(order).max())
+            position = steps[np.searchsorted(order, known)]
+            levels[there] = position if lowest else -position
+        row[:] = stats.rankdata(levels)
+    return ranks
+
+
+def friedman(ranks: Floats) -> tuple[float, float]:
+    """Friedman's chi-squared, corrected for ties, of ranks (N, k), and its p value.
+
+    With R_j the sum of the ranks of method j,
+    ``chi2 = (k - 1) sum_j (R_j - N (k + 1) / 2)^2 / (sum_ij r_ij^2 - N k (k + 1)^2 / 4)``.
+    NaN where all methods tie in every block.
+    """
+    n, k = ranks.shape
+    spread = float((ranks**2).sum()) - n * k * (k + 1) ** 2 / 4
+    if spread < 1e-9:
+        return math.nan, math.nan
+    chi2 = (k - 1) * float(((ranks.sum(axis=0) - n * (k + 1) / 2) ** 2).sum()) / spread
+    return chi2, float(stats.chi2.sf(chi2, k - 1))
+
+
+def iman_davenport(ranks: Floats) -> tuple[float, float]:
+    """Iman and Davenport's F of ranks (N, k) and its p value; less conservative than Friedman's.
+
+    ``F = (N - 1) chi2 / (N (k - 1) - chi2)`` with k - 1 and (k - 1)(N - 1) degrees of freedom.
+    """
+    n, k = ranks.shape
+    chi2, _ = friedman(ranks)
+    if math.isnan(chi2):
+        return math.nan, math.nan
+    left = n * (k - 1) - chi2
+    f = (n - 1) * chi2 / left if left > 1e-9 else math.inf
+    return f, float(stats.f.sf(f, k - 1, (k - 1) * (n - 1)))
+
+
+def critical_difference(k: int, n: int, level: float = SIGNIFICANT) -> float:
+    """Nemenyi's: mean ranks of k methods over n blocks that differ by more differ significantly.
+
+    ``q sqrt(k (k + 1) / (6 n))`` with q the studentized range's quantile for k groups and infinite
+    degrees of freedom, over sqrt(2) (Demšar, table 5).
+    """
+    q = float(stats.studentized_range.ppf(1 - level, k, np.inf)) / math.sqrt(2)
+    return q * math.sqrt(k * (k + 1) / (6 * n))
+
+
+def cliques(means: Sequence[float], difference: float) -> list[tuple[int, int]]:
+    """The largest runs of ascending means whose ends are no more than ``difference`` apart.
+
+    As first and last position; single methods are none.
+    """
+    found: list[tuple[int, int]] = []
+    for first in range(len(means)):
+        last = max(i for i, mean in enumerate(means) if mean - means[first] <= difference)
+        if last > first and (not found or last > found[-1][1]):
+            found.append((first, last))
+    return found
+
+
+def letters(ranks: Ranks) -> list[str]:
+    """By position the letters of a method: those with one in common do not differ."""
+    members = ranks.cliques
+    inside = {i for first, last in members for i in range(first, last + 1)}
+    alone = [(i, i) for i in range(len(ranks.labels)) if i not in inside]
+    every = sorted([*members, *alone])
+    names = [chr(97 + i) if i < 26 else f"({i + 1})" for i in range(len(every))]
+    return [
+        "".join(
+            name for name, (first, last) in zip(names, every, strict=True) if first <= i <= last
+        )
+        for i in range(len(ranks.labels))
+    ]
+
+
+def tables(ranks: Ranks) -> list[Table]:
+    """Mean ranks with what does not differ, and the ranks by block."""
+    return [_means(ranks), _by_block(ranks)]
+
+
+def lacking_words(ranks: Ranks) -> str:
+    """A sentence on the methods that are ranked last for want of runs; empty if none is."""
+    names = [
+        f"{style.title(label)} ({', '.join(blocks[:3])}"
+        + f" and {len(blocks) - 3} more" * (len(blocks) > 3)
+        + ")"
+        for label, blocks in ranks.lacking.items()
+    ]
+    return say("ranks.lacking", names="; ".join(names)) if names else ""
+
+
+def _means(ranks: Ranks) -> Table:
+    array = ranks.ranks.to_numpy(float)
+    n, k = array.shape
+    chi2, p_chi2 = friedman(array)
+    f, p_f = iman_davenport(array)
+    lacking, signs = ranks.lacking, letters(ranks)
+    columns = {
+        "label": ranks.labels, "method": [*map(style.title, ranks.labels)],
+        "mean_rank": ranks.means.tolist(), "blocks": n,
+        "first": ranks.ranks.eq(ranks.ranks.min(axis=1), axis=0).sum().tolist(),
+        "lacking": [len(lacking.get(label, ())) for label in ranks.labels],
+        "group": signs, "chi2": chi2, "p_chi2": p_chi2, "f": f, "p_f": p_f,
+        "critical_difference": ranks.difference,
+    }  # fmt: skip
+    data = pd.DataFrame(columns)
+    any_lacking = bool(lacking)
+    rows = [
+        [row["method"], f"{row['mean_rank']:.2f}", str(row["first"]),
+         *[str(row["lacking"])] * any_lacking, row["group"]]
+        for row in data.to_dict("records")
+    ]  # fmt: skip
+    tested = (
+        say("ranks.all_tie") if math.isnan(p_f)
+        else say(
+            "ranks.tests", f=f"{f:.2f}", p_f=_equals(p_f), chi2=f"{chi2:.2f}",
+            p_chi2=_equals(p_chi2), one=k - 1, two=(k - 1) * (n - 1),
+        )
+    )  # fmt: skip
+    found = "found" if p_f < SIGNIFICANT else "none"
+    caption = sentences(
+        say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
+        tested,
+        say(f"ranks.{found}", difference=f"{ranks.difference:.2f}", level=SIGNIFICANT),
+        lacking_words(ranks),
+    )
+    head = ["Method", "Mean rank", "First in", *["Lacking in"] * any_lacking, "Group"]
+    return Table(
+        name="ranks", title=say("ranks.title", score=ranks.title), caption=caption, head=head,
+        rows=rows, words=1, data=data,
+    )  # fmt: skip
+
+
+def _by_block(ranks: Ranks) -> Table:
+    unit: Unit = ranks.score.unit
+    rows, lines = [], []
+    values, every = ranks.values.to_numpy(float), ranks.ranks.to_numpy(float)
+    for block, scores, own in zip(ranks.values.index, values, every, strict=True):
+        cells = []
+        for label, value, rank in zip(ranks.labels, scores, own, strict=True):
+            shown = EMPTY if math.isnan(value) else unit.number(value)
+            cells.append(f"{shown} ({rank:g})")
+            lines.append({"label": label, "method": style.title(label), "block": block,
+                          "value": value, "rank": rank})  # fmt: skip
+        rows.append([str(block), *cells])
+    return Table(
+        name="ranks_by_block", title=unit.head(say("ranks.by_block", score=ranks.title)),
+        caption=say("ranks.block_caption"), head=["Block", *map(style.title, ranks.labels)],
+        rows=rows, words=1, data=pd.DataFrame(lines),
+    )  # fmt: skip
+
+
+def _equals(p: float) -> str:
+    """``= 0.0123`` or ``< 0.0001``."""
+    shown = p_value(p)
+    return f"= {shown}" if shown[0] in "0123456789" or shown == NONE else f"< {shown[1:]}"
