@@ -38,6 +38,7 @@ from fedsim.cli.show import compare, show
 from fedsim.cli.study import study
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
+from fedsim.cli.verify import pack, verify
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import check_text, echo
@@ -57,6 +58,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
   fedsim replay DIR --round 3 --without client:2   a round again with one thing changed
   fedsim influence DIR                         who helped and who hurt, client by client
+  fedsim verify DIR                            do rounds again, compare byte for byte
   fedsim export DIR --out model                a run's model for use without fedsim
   fedsim report DIR --out report               tables and figures of runs, on one page
   fedsim list presets                          the experiments of the papers
@@ -147,7 +149,7 @@ def main(ctx: click.Context) -> None:
 
 for command in (
     *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
-    *(replay, influence, export, listing, partition, doctor),
+    *(verify, pack, replay, influence, export, listing, partition, doctor),
     *COMMANDS,
 ):
     main.add_command(command)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -15,6 +16,25 @@ the buffer that the next gradient is made in."""
 
 GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """One of these is there on Linux where torch can find a GPU: of NVIDIA, below Windows, of AMD."""
+
+
+def processor() -> dict[str, str]:
+    """The kind of this machine's processor: by it the last digits of results may differ.
+
+    ``kernels`` is the instruction set that torch's kernels use.
+    """
+    import torch
+
+    told: dict[str, str] = {}
+    path = Path("/proc/cpuinfo")
+    if path.exists():
+        pairs = (line.partition(":") for line in path.read_text(encoding="utf-8").splitlines())
+        told = {key.strip(): value.strip() for key, _, value in reversed(list(pairs))}
+    return {
+        "architecture": platform.machine(),
+        "model": told.get("model name") or platform.processor() or "unknown",
+        "kernels": torch.backends.cpu.get_cpu_capability(),
+    }
 
 
 def num_gpus() -> int:

@@ -102,7 +102,7 @@ def check(run: Path, folder: Path, digests: Mapping[str, Mapping[str, Any]]) -> 
     for table, entry in digests.items():
         with files.reading(run / f"{table}.csv") as path:
             if _sha256(path, entry["size"]) != entry["sha256"]:
-                line = _first_changed(path, folder / f"{table}.lines")
+                line = first_changed(path, folder / f"{table}.lines")
                 raise DataError(
                     f"{path}{'' if line is None else f', line {line}'}: not what fedsim wrote; put "
                     "that back, since a run does not go on from changed results, or remove "
@@ -167,7 +167,7 @@ def _sha256(path: Path, size: int) -> str:
     return digest.hexdigest()
 
 
-def _first_changed(path: Path, checksums: Path) -> int | None:
+def first_changed(path: Path, checksums: Path) -> int | None:
     """The number of the first line with another checksum, None where that cannot be told."""
     if not checksums.is_file():
         return None

@@ -18,6 +18,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +31,7 @@ from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
-from fedsim.storage import status, vocabulary
+from fedsim.storage import manifest, status, vocabulary
 from fedsim.storage.digests import Prefix, TableDigest, check_form
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.version import __version__
@@ -283,9 +284,23 @@ class RunWriter(RunStore):
         """Writes final_clients.csv as a whole."""
         self.write("final_clients.csv", _csv(FinalClientRow.columns(), rows, header=True))
 
-    def write_summary(self, row: Mapping[str, Any]) -> None:
-        """Writes summary.csv, whose columns are the row's keys."""
-        self.write("summary.csv", _csv(list(row), [row], header=True))
+    def write_summary(self, row: Mapping[str, Any], made: Mapping[str, Any] | None = None) -> None:
+        """Writes summary.csv, whose columns are the row's keys; before it manifest.json, if what
+        the run was ``made`` with is given."""
+        text = _csv(list(row), [row], header=True)
+        if made is not None:
+            known = manifest.content(self.path, made, {"summary.csv": text.encode()})
+            self.write(manifest.NAME, to_json(known))
+        self.write("summary.csv", text)
+
+    def replace_environment(self, content: Mapping[str, Any]) -> None:
+        """Writes env.json of a run that may be finished."""
+        text = to_json(content)
+        self.write("env.json", text)
+        known = manifest.read(self.path)
+        if known is not None:
+            named = {"env.json": sha256(text.encode()).hexdigest()}
+            self.write(manifest.NAME, to_json(known | {"files": known["files"] | named}))
 
     def table_sizes(self) -> dict[str, int]:
         """Bytes of each table that grows with the rounds and exists, by file name.

@@ -39,7 +39,7 @@ from fedsim.storage.run_dir import (
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe, other_versions
+from fedsim.training.environment import check_begun, describe, made, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
@@ -82,7 +82,9 @@ class TrainingLoop:
     def run(self) -> RunStore:
         """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
         store, setup = self.store, self.setup
-        self._write_split()  # first, since it refuses a run whose data have changed
+        write_split(
+            setup, store, earlier=self.before is not None
+        )  # first, since it refuses a run whose data have changed
         with status.failure_written(store.path):
             self._write_environment()
             self.callbacks.start(self._info())
@@ -97,7 +99,7 @@ class TrainingLoop:
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())
-                store.write_summary(summary)
+                store.write_summary(summary, made(store.read_environment()))
         self.callbacks.end(summary)
         return RunStore(store.path)
 
@@ -231,17 +233,6 @@ class TrainingLoop:
             found = {**self.before, "resumed": [*self.before.get("resumed", []), found]}
         self.store.write("env.json", to_json(found))
 
-    def _write_split(self) -> None:
-        """Who owns what, in partition.csv and split.csv, and the words of texts."""
-        dataset, partition, bad = self.setup.dataset, self.setup.partition, self.setup.malicious
-        # text with one label per sample had the label -1 in earlier versions
-        tables = [partitions.table(dataset, partition, malicious=bad)]
-        if dataset.vocabulary and self.before is not None:
-            tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
-        self.store.write_partition(*tables)
-        self.store.write_split(splits.columns(dataset, partition, bad, self.setup.root.tolist()))
-        self.store.write_vocabulary(dataset.words)
-
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun
 
@@ -359,6 +350,27 @@ def resume(
 def fingerprint(setup: Setup) -> Fingerprint:
     """What the checkpoints of a run must agree with."""
     return Fingerprint(layout_hash(setup.layout), decisive(setup.config), upgraded)
+
+
+def write_split(setup: Setup, store: RunWriter, *, earlier: bool) -> None:
+    """Who owns what, in partition.csv and split.csv, and the words of texts.
+
+    Args:
+        setup: of the run.
+        store: of the run; files that are there must say the same.
+        earlier: whether what earlier versions wrote for the same partition counts as the same.
+
+    Raises:
+        DataError: a file that is there says something else.
+    """
+    dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
+    # text with one label per sample had the label -1 in earlier versions
+    tables = [partitions.table(dataset, partition, malicious=bad)]
+    if dataset.vocabulary and earlier:
+        tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
+    store.write_partition(*tables)
+    store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
+    store.write_vocabulary(dataset.words)
 
 
 def _restore(setup: Setup, store: RunWriter) -> tuple[Checkpoints, Position | None]:

@@ -12,6 +12,7 @@ import numpy as np
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import DataError
+from fedsim.core.machine import processor
 from fedsim.models import weights
 from fedsim.storage.run_dir import RunStore, environment
 from fedsim.training.provenance import Provenance, accepted, check_code, check_data
@@ -20,7 +21,7 @@ from fedsim.training.setup import Setup
 
 def describe(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
-    known = environment() | {"classes": list(setup.dataset.class_names)}
+    known = environment() | {"processor": processor(), "classes": list(setup.dataset.class_names)}
     known |= setup.provenance.record()
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
@@ -98,6 +99,16 @@ def _frozen_sha256(setup: Setup) -> str:
         digest.update(name.encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
+
+
+MADE = ("fedsim", "git_commit", "python", "packages", "processor", "device", "code", "data")
+"""What manifest.json says of env.json."""
+
+
+def made(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run was made with, for manifest.json; of one that was resumed its last part."""
+    last = {**environment, **(environment.get("resumed") or [{}])[-1]}
+    return {key: last[key] for key in MADE if key in last}
 
 
 NUMERICAL = ("torch", "numpy")

@@ -24,7 +24,7 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.imports import module_of
 from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
-from fedsim.storage.run_dir import RunStore, RunWriter, to_json
+from fedsim.storage.run_dir import RunStore, RunWriter
 
 ACCEPT = "--accept-changed-code"
 ACCEPTED = "accepted_code"
@@ -263,7 +263,7 @@ def accept_code(run: Path, now: Mapping[str, Code]) -> None:
         StoreError: it cannot be written.
     """
     store = RunWriter(run)
-    store.write("env.json", to_json(store.read_environment() | accepted(now)))
+    store.replace_environment(store.read_environment() | accepted(now))
     logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.engine.base import Executor
 from fedsim.storage import status
-from fedsim.storage.checkpoint import FOLDER, Position, ServerState, records, round_of
+from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
 from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.restore import read
 from fedsim.storage.run_dir import RunStore
@@ -44,6 +45,7 @@ class Rerun:
         store: the run, which is only read.
         rounds: how many are complete.
         start: the state before the first one.
+        fingerprint: what the run's checkpoints must agree with.
     """
 
     setup: Setup
@@ -51,6 +53,7 @@ class Rerun:
     store: RunStore
     rounds: int
     start: ServerState
+    fingerprint: Fingerprint
 
     def checkpoints(self) -> dict[int, Path]:
         """The records of the run's checkpoints by the number of rounds, fewest first."""
@@ -69,7 +72,7 @@ class Rerun:
             budget = self.setup.config.engine.state_memory * 2**30
             states = ClientStateStore(self.store.path / FOLDER, budget)
             try:
-                return read(self.store.path, record, fingerprint(self.setup), states)[0]
+                return read(self.store.path, record, self.fingerprint, states)[0]
             except (ValueError, StoreError) as error:
                 logger.warning("%s cannot be used: %s", record, error)
         return Position(rounds=0, state=self.start)
@@ -100,6 +103,7 @@ def opened(
     run: Path,
     overrides: Mapping[str, object] | None = None,
     *,
+    data_dir: str | None = None,
     accept_changed_code: bool = False,
 ) -> Iterator[Rerun]:
     """The rounds of a run, finished or not; ends its processes at the end.
@@ -107,13 +111,14 @@ def opened(
     Args:
         run: its directory.
         overrides: settings of where the work is done, by dotted key; serial unless said.
+        data_dir: where the run's data are now, in place of ``data.dir``.
         accept_changed_code: go on where the user's code is not that of the run.
 
     Raises:
         ConfigError, DataError: code or data are not those of the run, or are not here.
         StoreError: the directory cannot be read.
     """
-    config = configuration(run, SERIAL | dict(overrides or {}))
+    config = configuration(run, SERIAL | dict(overrides or {}), data_dir=data_dir)
     with prepared(run, config, accept_changed_code=accept_changed_code) as rerun:
         yield rerun
 
@@ -125,5 +130,15 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
     done = len(status.rounds(run))
     setup, start = start_of(prepare(config))
     check_begun(setup, store, accept_changed_code=accept_changed_code)
+    known = fingerprint(setup)
+    there = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
+    settings = {**known.settings, "data.dir": None if there is None else there.value}
     with closing(make_executor(setup)) as executor:
-        yield Rerun(setup=setup, executor=executor, store=store, rounds=done, start=start)
+        yield Rerun(
+            setup=setup,
+            executor=executor,
+            store=store,
+            rounds=done,
+            start=start,
+            fingerprint=replace(known, settings=settings),
+        )

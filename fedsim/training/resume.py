@@ -181,11 +181,16 @@ PATHS = (
 
 
 def configuration(
-    run: Path, overrides: Mapping[str, object] | None = None, *, build: bool = True
+    run: Path,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    data_dir: str | None = None,
+    build: bool = True,
 ) -> RunConfig:
     """The configuration of a run that was begun, with other settings of where the work is done.
 
-    For ``build`` see :func:`~fedsim.config.resolve.resolve`.
+    ``data_dir`` is where its data are now, if not at ``data.dir``. For ``build`` see
+    :func:`~fedsim.config.resolve.resolve`.
 
     Raises:
         ConfigError: the directory holds no run, a key may not change, a path is not there.
@@ -206,6 +211,8 @@ def configuration(
                 f"{given[key].origin}: {key} cannot change when a run is resumed"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
+    if data_dir is not None:
+        given["data.dir"] = Setting(data_dir, "--data-dir")
     check_paths({**written, **given}, PATHS, "resume the run from the directory of its first start")
     return resolve(written, given, build=build)
 

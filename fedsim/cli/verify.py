@@ -1,0 +1,220 @@
+"""``fedsim verify`` and ``fedsim pack``."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from fedsim.cli.common import check_new_file, make_importable
+from fedsim.cli.names import folders
+from fedsim.cli.options import (
+    GroupedCommand,
+    GroupedOption,
+    accept_option,
+    format_option,
+    verbose_option,
+)
+from fedsim.core.errors import ConfigError
+from fedsim.core.plurals import counted
+from fedsim.core.terminal import echo
+
+if TYPE_CHECKING:
+    from fedsim.studies.verify import Drawn
+    from fedsim.training.verify import Difference, Verification
+
+what_option = partial(click.option, cls=GroupedOption, group="What is verified")
+
+
+class RoundsType(click.ParamType[Any]):
+    """``all``, or a whole number from 1."""
+
+    name = "N|all"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Literal["all"] | int:
+        """The value; refuses anything else."""
+        if value == "all" or (isinstance(value, int) and value > 0):
+            return value
+        text = str(value)
+        if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0) or len(text) > 9:
+            self.fail(f"{value!r} given; must be all or a whole number from 1", param, ctx)
+        return int(text)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("path", metavar="RUN|SWEEP|PACK", shell_complete=folders)
+@what_option(
+    "--rounds",
+    type=RoundsType(),
+    default=3,
+    show_default=True,
+    metavar="N|all",
+    help="Number of rounds that are drawn and done again, of each run.",
+)
+@what_option(
+    "--sample",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Number of finished runs that are drawn of a sweep.",
+)
+@what_option(
+    "--seed",
+    type=click.IntRange(0, 2**63 - 1),
+    help="Seed of the draw; unset: a new one, which is printed.",
+)
+@what_option(
+    "--data-dir",
+    metavar="DIR",
+    help="Where the runs' data are on this machine, if not where they were.",
+)
+@accept_option
+@format_option
+@verbose_option
+def verify(
+    path: str,
+    rounds: int | Literal["all"],
+    sample: int,
+    seed: int | None,
+    data_dir: str | None,
+    form: str,
+    accept_changed_code: bool,
+) -> None:
+    """Verify results: do rounds of a run again, and compare everything byte for byte.
+
+    RUN is a run directory, finished or not; of a SWEEP some runs are drawn; PACK is a file of
+    'fedsim pack'. Each drawn round starts from the nearest earlier checkpoint, and all rounds on
+    the way are compared, too. On another kind of processor, or with other versions of torch and
+    NumPy, numbers are compared to a tolerance, and the output says so.
+
+    Exit status: 0 verified, 1 something differs (the first difference is named), 2 not possible.
+
+    \b
+      fedsim verify runs/digits/fedld/RUN
+      fedsim verify runs/digits/fedld/RUN --rounds all
+      fedsim verify runs/sweep-table3_small --sample 3 --seed 7
+      fedsim verify fedld.zip --data-dir ~/data/retina
+    """
+    ctx = click.get_current_context()
+    from fedsim.studies import verify as proofs
+
+    make_importable()
+    with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
+        found = []
+        given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
+        for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
+            found.append(each)
+            if form == "table":
+                _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
+        table = wanted.tables()
+        if form == "json":
+            echo(json.dumps(_values(wanted, found, table), indent=2))
+        else:
+            _show_sweep(wanted, table)
+    if table is not None or not all(each.verified for each in found):
+        ctx.exit(1)
+
+
+def _show(found: Verification, name: str) -> None:
+    """What was found of a run, in a few lines."""
+    from fedsim.training.verify import TOLERANCE
+
+    done = found.num_executed
+    echo(f"{name}: {counted(found.rounds, 'round')}")
+    if found.files is not None:
+        but = f" but {len(found.changed)}" if found.changed else ""
+        echo(f"  files      {found.files}{but} as in manifest.json")
+    else:
+        echo("  files      no manifest.json: they are not compared")
+    drawn = "all" if len(found.drawn) == found.rounds else ", ".join(map(str, found.drawn))
+    echo(f"  drawn      {drawn} (seed {found.seed})")
+    spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
+    if done:
+        models = f" and {counted(found.models, 'model')}" if found.models else ""
+        how = "within the tolerance" if found.others else "byte for byte"
+        echo(f"  done again {counted(done, 'round')} ({spans}): {found.rows} rows{models}, {how}")
+    if found.others:
+        echo(f"  compared to a tolerance of {TOLERANCE}, since here is {found.others}")
+    for difference in found.differences:
+        echo(f"  differs    {difference}")
+    if found.verified:
+        chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
+        echo("  verified" + ("" if found.coverage == 1 else chance))
+    else:
+        echo("  NOT verified")
+
+
+def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
+    """What was found of a sweep as a whole."""
+    if wanted.runs == (wanted.folder,):
+        return
+    echo(f"{len(wanted.runs)} of {wanted.finished} finished runs drawn (seed {wanted.seed})")
+    if table is not None:
+        echo(f"  differs    {table}")
+    elif (wanted.folder / "aggregate.csv").exists():
+        echo("  summary.csv and aggregate.csv are what the runs give")
+
+
+def _values(
+    wanted: Drawn, found: list[Verification], table: Difference | None
+) -> dict[str, object]:
+    """The same for programs."""
+    return {
+        "seed": wanted.seed,
+        "finished_runs": wanted.finished,
+        "verified": table is None and all(each.verified for each in found),
+        "runs": [
+            {
+                "run": str(each.run),
+                "seed": each.seed,
+                "rounds": each.rounds,
+                "drawn": list(each.drawn),
+                "executed": [list(span) for span in each.executed],
+                "rows": each.rows,
+                "models": each.models,
+                "files": each.files,
+                "others": each.others,
+                "differences": [str(difference) for difference in each.differences],
+            }
+            for each in found
+        ],
+        "tables": None if table is None else str(table),
+    }
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("folder", metavar="RUN|SWEEP", shell_complete=folders)
+@click.option("--out", metavar="FILE", help="The archive; unset: the folder's name with .zip.")
+@click.option(
+    "--no-checkpoints",
+    is_flag=True,
+    help="Leave the checkpoints out: smaller, but every verification then begins at round 1.",
+)
+@verbose_option
+def pack(folder: str, out: str | None, no_checkpoints: bool) -> None:
+    """Pack a run or sweep into one archive, which 'fedsim verify' reads.
+
+    The archive is a zip file with everything but locks and the files of trackers: tables, models,
+    manifests, checkpoints. The same files give the same bytes. The data are not in it.
+
+    \b
+      fedsim pack runs/digits/fedld/RUN --out fedld.zip
+      fedsim verify fedld.zip
+    """
+    from fedsim.storage import directories
+    from fedsim.storage import pack as archives
+
+    source = Path(folder)
+    if not source.is_dir() or next(iter(directories.find(source)), None) is None:
+        raise ConfigError(f"{folder}: holds no run or sweep")
+    target = Path(out) if out is not None else Path(f"{source.resolve().name}.zip")
+    check_new_file(target, "--out" if out is not None else "archive")
+    digest = archives.pack(source, target, checkpoints=not no_checkpoints)
+    echo(f"file    {target} ({target.stat().st_size:,} bytes)")
+    echo(f"sha256  {digest}")

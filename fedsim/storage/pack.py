@@ -1,0 +1,99 @@
+"""Archives of runs and sweeps: one zip file, the same bytes for the same files."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from fedsim.core import files
+from fedsim.core.errors import DataError
+from fedsim.storage.checkpoint import FOLDER
+
+EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The time that every entry has, the first that zip can express."""
+MOST_BYTES = 1 << 38
+"""Bytes that an archive may unpack to: 256 GiB."""
+MOST_FILES = 1_000_000
+"""Files that an archive may hold."""
+
+
+def pack(folder: Path, out: Path, *, checkpoints: bool = True) -> str:
+    """Writes the files of a run or sweep to one archive.
+
+    Lock files, unfinished files and links are left out.
+
+    Args:
+        folder: the run or sweep.
+        out: the file to write.
+        checkpoints: whether those of the runs go in; without them rounds are verified from the
+            start alone.
+
+    Returns:
+        The SHA-256 of the archive.
+
+    Raises:
+        StoreError: a file cannot be read, or the archive not be written.
+    """
+    with files.replacing(out) as unfinished, files.reading(folder):
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in _files(folder, checkpoints=checkpoints):
+                name = path.relative_to(folder).as_posix()
+                entry = zipfile.ZipInfo(name, EPOCH)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = (stat.S_IFREG | 0o644) << 16
+                with path.open("rb") as source, archive.open(entry, "w") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+        return files.sha256(unfinished)
+
+
+def _files(folder: Path, *, checkpoints: bool) -> Iterator[Path]:
+    """The files to pack, in an order that does not depend on the file system."""
+    for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).parts):
+        parts = path.relative_to(folder).parts
+        hidden = any(part.startswith(".") for part in parts)
+        left_out = not checkpoints and FOLDER in parts[:-1]
+        if path.is_file() and not path.is_symlink() and not hidden and not left_out:
+            yield path
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Writes the files of an archive below an empty folder, and nothing anywhere else.
+
+    Raises:
+        DataError: it is damaged, or an entry is no plain file with a relative path below the
+            folder, is there twice, is encrypted, or too large.
+        StoreError: a file cannot be written.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            entries = [entry for entry in opened.infolist() if not entry.is_dir()]
+            check(archive, entries)
+            for entry in entries:
+                with files.writing(folder / entry.filename) as target:
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    with opened.open(entry) as source, target.open("xb") as written:
+                        shutil.copyfileobj(source, written, 1 << 20)
+    except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
+        raise DataError(f"{archive}: damaged, or no archive of 'fedsim pack' ({error})") from error
+
+
+def check(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
+    """Refuses an archive with an entry that could do harm by a DataError."""
+    names = [entry.filename for entry in entries]
+    if len(names) > MOST_FILES or sum(entry.file_size for entry in entries) > MOST_BYTES:
+        raise DataError(f"{archive}: holds more than {MOST_FILES:,} files or {MOST_BYTES:,} bytes")
+    seen: set[str] = set()
+    for entry in entries:
+        path, mode = PurePosixPath(entry.filename), entry.external_attr >> 16
+        inside = not path.is_absolute() and ".." not in path.parts and "\\" not in entry.filename
+        plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and ":" not in entry.filename
+        if not (inside and plain) or entry.flag_bits & 1 or entry.filename.casefold() in seen:
+            raise DataError(
+                f"{archive}: the entry {entry.filename!r} is no plain file below the archive's "
+                "folder, or is there twice; nothing was unpacked"
+            )
+        seen.add(entry.filename.casefold())

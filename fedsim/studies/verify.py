@@ -1,0 +1,139 @@
+"""Verifies what a path leads to: a run, runs of a sweep, or those in an archive."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from fedsim.core.errors import ConfigError, FedsimError, one_line
+from fedsim.storage import directories, pack, status
+from fedsim.storage.status import RunStatus
+from fedsim.studies import sweep_tables
+from fedsim.studies.sweep import SEEDS, group_of
+from fedsim.training.verify import Difference, NotPossible, Verification, verify
+
+SAMPLE = 5
+"""Runs of a sweep that are drawn unless said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """What is to be verified.
+
+    Args:
+        folder: of the runs; of an archive where it was unpacked.
+        runs: directories of the runs that were drawn, in their order.
+        finished: how many finished runs there are.
+        seed: by which runs and their rounds are drawn.
+    """
+
+    folder: Path
+    runs: tuple[Path, ...]
+    finished: int
+    seed: int
+
+    def verified(
+        self,
+        *,
+        rounds: int | Literal["all"],
+        data_dir: str | None = None,
+        overrides: Mapping[str, object] | None = None,
+        accept_changed_code: bool = False,
+    ) -> Iterator[Verification]:
+        """Each run with what was found of it, see :func:`fedsim.training.verify.verify`.
+
+        Raises:
+            NotPossible: a run cannot be verified here.
+        """
+        for number, run in enumerate(self.runs):
+            yield verify(
+                run,
+                rounds=rounds,
+                seed=self.seed + number,
+                data_dir=data_dir,
+                overrides=overrides,
+                accept_changed_code=accept_changed_code,
+            )
+
+    def tables(self) -> Difference | None:
+        """The first of a sweep's own tables that is not that of its runs; None where none is.
+
+        Raises:
+            NotPossible: a table cannot be read.
+        """
+        if not (self.folder / "aggregate.csv").exists():
+            return None
+        try:
+            written = {
+                name: pd.read_csv(self.folder / name) for name in ("summary.csv", "aggregate.csv")
+            }
+            names = [str(name) for name in written["summary.csv"]["run"]]
+            summary = sweep_tables.summarise(names, self.folder)
+            rows = {str(row) for row in written["aggregate.csv"]["configuration"]}
+            groups = ({n: group_of(n, s) for n in names} for s in (SEEDS, SEEDS[:1]))
+            known = next((g for g in groups if set(g.values()) == rows), None)
+            if known is None:
+                return Difference("aggregate.csv", "its configurations are not those of the runs")
+            now = {"summary.csv": summary, "aggregate.csv": sweep_tables.aggregate(summary, known)}
+        except (FedsimError, OSError, KeyError, ValueError) as error:
+            raise NotPossible(f"{self.folder}: {one_line(error)}") from error
+        for name, frame in now.items():
+            text = frame.to_csv(index=False, lineterminator="\n")
+            recorded = (self.folder / name).read_text(encoding="utf-8")
+            if text != recorded:
+                pairs = zip(text.splitlines(), recorded.splitlines(), strict=False)
+                line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), "last")
+                return Difference(f"{name}, line {line}", "is not what the runs give")
+        return None
+
+
+@contextmanager
+def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Iterator[Drawn]:
+    """What is to be verified of a run, a sweep, or an archive, which is unpacked meanwhile.
+
+    Args:
+        path: a directory, or a file that ``fedsim pack`` wrote.
+        sample: how many finished runs of a sweep are drawn.
+        seed: of the draw; None: a new one.
+
+    Raises:
+        ConfigError: there is nothing of that kind.
+        DataError: the archive is damaged or not safe.
+        NotPossible: no run of the sweep is finished.
+    """
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    if path.is_file():
+        with tempfile.TemporaryDirectory() as folder:
+            pack.unpack(path, Path(folder))
+            yield _drawn(Path(folder), sample, seed)
+    elif path.is_dir():
+        yield _drawn(path, sample, seed)
+    else:
+        raise ConfigError(f"{path}: there is no such run, sweep or archive")
+
+
+def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
+    runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
+    if not runs:
+        raise ConfigError(f"{folder}: holds no run")
+    if [run.path for run in runs] == [folder]:
+        return Drawn(folder=folder, runs=(folder,), finished=1, seed=seed)
+    finished = [run.path for run in runs if run.state == status.FINISHED]
+    if not finished:
+        raise NotPossible(f"{folder}: none of its {len(runs)} runs is finished")
+    size = min(sample, len(finished))
+    chosen = np.random.default_rng(seed).choice(len(finished), size, replace=False)
+    return Drawn(
+        folder=folder,
+        runs=tuple(finished[number] for number in sorted(chosen.tolist())),
+        finished=len(finished),
+        seed=seed,
+    )

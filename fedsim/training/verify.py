@@ -1,0 +1,399 @@
+"""Whether a run's results are those of its settings: some of its rounds are done again.
+
+The rounds are drawn by a seed. Each starts from the nearest earlier checkpoint, and every round on
+the way is compared as well: its rows in all tables cell by cell, and the model after it by its
+SHA-256 in models.csv. Where processor or versions are not those of the run, last digits may differ;
+numbers are then compared to :data:`TOLERANCE`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import secrets
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedsim.core.errors import DataError, FedsimError
+from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
+from fedsim.core.types import Vector
+from fedsim.storage import digests, final_models, manifest, status
+from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
+from fedsim.storage.rows import Row
+from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunWriter, cell
+from fedsim.training.driver import write_split
+from fedsim.training.environment import describe
+from fedsim.training.export import export_models
+from fedsim.training.finetune import final_scores
+from fedsim.training.log import RoundLog
+from fedsim.training.rerun import Rerun, opened
+from fedsim.training.round import sha256
+from fedsim.training.summary import summarise
+
+TOLERANCE = 0.02
+"""On another kind of processor, or with other versions: the most by which a number may differ,
+relative to its size where that is above 1. docs/how-to/verify.md has what was measured."""
+COMPARED = tuple(table for table in GROWING if table not in DIAGNOSTIC)
+"""The tables whose rows are compared."""
+OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
+"""Columns of summary.csv that say where and how fast the run was done."""
+
+
+class NotPossible(FedsimError):
+    """A run that cannot be verified here; says why."""
+
+    exit_status = 2
+
+
+class Difference(Exception):
+    """A place where a run is not what its settings give.
+
+    Args:
+        place: file, and where it is a table row and column.
+        recorded: what stands there.
+        expected: what the round gives now.
+    """
+
+    def __init__(self, place: str, recorded: str, expected: str = "") -> None:
+        super().__init__(f"{place}: {recorded}" + (expected and f", not {expected}"))
+        self.place, self.recorded, self.expected = place, recorded, expected
+
+
+@dataclass(kw_only=True)
+class Verification:
+    """What was found of a run.
+
+    Args:
+        run: its directory.
+        seed: by which the rounds were drawn.
+        rounds: that are complete.
+        drawn: numbers of the rounds that were drawn.
+        executed: first and last round of each stretch that was done again.
+        files: how many the manifest names, None without one.
+        changed: those that are not what it says.
+        rows: how many rows of tables were compared.
+        models: how many models were compared by their SHA-256.
+        others: processor or versions that are not those of the run, else empty.
+        differences: what was found.
+    """
+
+    run: Path
+    seed: int
+    rounds: int
+    drawn: Sequence[int] = ()
+    executed: list[tuple[int, int]] = field(default_factory=list)
+    files: int | None = None
+    changed: Sequence[str] = ()
+    rows: int = 0
+    models: int = 0
+    others: str = ""
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def verified(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences
+
+    @property
+    def num_executed(self) -> int:
+        """How many rounds were done again."""
+        return sum(last - first + 1 for first, last in self.executed)
+
+    @property
+    def coverage(self) -> float:
+        """Probability that one wrong round, anywhere in the run, was among those drawn."""
+        return len(self.drawn) / self.rounds
+
+
+def verify(
+    run: Path | str,
+    *,
+    rounds: int | Literal["all"] = 3,
+    seed: int | None = None,
+    data_dir: str | None = None,
+    overrides: Mapping[str, object] | None = None,
+    accept_changed_code: bool = False,
+) -> Verification:
+    """Does rounds of a run again and compares all that they give with what the run says.
+
+    Args:
+        run: its directory; the run may be unfinished.
+        rounds: how many are drawn.
+        seed: of the draw; None: a new one.
+        data_dir: where the data are now, in place of ``data.dir``.
+        overrides: settings of where the work is done, by dotted key; serial unless said.
+        accept_changed_code: go on where the user's code is not that of the run.
+
+    Raises:
+        NotPossible: the run has no rounds, or code, data or models that it needs are not here.
+    """
+    path = Path(run)
+    seed = secrets.randbelow(2**31) if seed is None else seed
+    try:
+        done = len(status.rounds(path))
+        if not done:
+            raise NotPossible(f"{path}: no round is complete")
+        found = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
+        _compare_files(found)
+        with (
+            opened(
+                path, overrides, data_dir=data_dir, accept_changed_code=accept_changed_code
+            ) as again,
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            found.others = _others(again)
+            _compare_settings(again)
+            _compare_split(again, Path(folder))
+            for first, last in _stretches(again, {*found.drawn, *_changed_rounds(found)}):
+                _compare_stretch(found, again, first, last, Path(folder))
+            _compare_results(again, Path(folder))
+    except Difference as difference:
+        found.differences.append(difference)
+    except NotPossible:
+        raise
+    except (FedsimError, OSError, ValueError, csv.Error) as error:
+        raise NotPossible(str(error)) from error
+    return found
+
+
+def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
+    """Numbers of rounds, from 1, ascending."""
+    if wanted == "all" or wanted >= done:
+        return list(range(1, done + 1))
+    drawn = np.random.default_rng(seed).choice(done, wanted, replace=False)
+    return sorted((drawn + 1).tolist())
+
+
+def _compare_files(found: Verification) -> None:
+    """The files of a finished run with its manifest."""
+    known = manifest.read(found.run)
+    if known is None:
+        return
+    found.files = len(known["files"])
+    changed = dict(manifest.changed(found.run, known["files"]))
+    found.changed = tuple(changed)
+    found.differences += [Difference(name, how) for name, how in changed.items()]
+
+
+def _others(again: Rerun) -> str:
+    """Processor and versions that are not those that the run was done with."""
+    before = again.store.read_environment()
+    parts = [before, *before.get("resumed", [])]
+    now: dict[str, Any] = describe(again.setup) | dict(again.executor.environment)
+    told = []
+    for part in parts:
+        for key in ("processor", "device"):
+            if key in part and key in now and part[key] != now[key]:
+                told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
+        for name, version in part.get("packages", {}).items():
+            if name in ("torch", "numpy") and now["packages"].get(name) != version:
+                told.append(f"{name} {now['packages'].get(name)} instead of {version}")
+    return "; ".join(dict.fromkeys(told))
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+
+
+def _compare_split(again: Rerun, scratch: Path) -> None:
+    """partition.csv, split.csv and vocabulary.json with what the data give."""
+    for name in ("partition.csv", "split.csv", VOCABULARY):
+        if (again.store.path / name).is_file():
+            shutil.copyfile(again.store.path / name, scratch / name)
+    try:
+        write_split(again.setup, RunWriter(scratch), earlier=True)
+    except DataError as error:
+        name = Path(str(error).partition(":")[0]).name
+        raise Difference(name, "is not what data and settings give") from error
+
+
+def _compare_settings(again: Rerun) -> None:
+    """config.yaml with the settings that the newest checkpoint was written with."""
+    now = again.fingerprint.settings
+    for number, record in [*again.checkpoints().items()][-1:]:
+        began = read_record(record)["settings"]
+        for key in sorted(began.keys() & now.keys()):
+            if began[key] != now[key]:
+                before = f"{began[key]!r} as in the checkpoint of round {number}"
+                raise Difference(f"config.yaml, {key}", repr(now[key]), before)
+
+
+def _changed_rounds(found: Verification) -> Iterator[int]:
+    """The round of the first line that was changed in each table, where its checksum tells it."""
+    for name in found.changed:
+        table, path = name.removesuffix(".csv"), found.run / name
+        if table not in COMPARED or not path.is_file():
+            continue
+        number = digests.first_changed(path, found.run / FOLDER / f"{table}.lines")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        if number is not None and number <= len(lines):
+            first = lines[number - 1].partition(",")[0]
+            if first.isdecimal() and 1 <= int(first) <= found.rounds:
+                yield int(first)
+
+
+def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
+    """First and last round of what is to be done again, from checkpoint to drawn round."""
+    starts = sorted({0, *again.checkpoints()})
+    ends: dict[int, int] = {}
+    for number in sorted(wanted):
+        start = max(start for start in starts if start < number)
+        merged = next((first for first, last in ends.items() if first <= start <= last), start)
+        ends[merged] = number
+    yield from ((start + 1, end) for start, end in ends.items())
+
+
+def _compare_stretch(
+    found: Verification, again: Rerun, first: int, last: int, scratch: Path
+) -> None:
+    """The rounds ``first`` to ``last`` with what the run says of them."""
+    position = again.nearest(first - 1)
+    state, first = position.state, position.rounds + 1
+    tables = {table: Recorded.read(found.run, table, first - 1, last) for table in COMPARED}
+    if position.rounds and not _same_model(tables["models"], position.rounds, state.params):
+        raise Difference(f"checkpoint of round {position.rounds}", "its model is not in models.csv")
+    for number in range(first, last + 1):
+        state, log = again.step(state, number)
+        try:
+            _compare_round(found, tables, log)
+        except Difference:
+            _check_failures(found.run, number)
+            raise
+    found.executed.append((first, last))
+    if last == found.rounds and again.store.finished and not found.others:
+        _compare_models(again, state, scratch)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """Rows of a table as the run has them.
+
+    Args:
+        header: the columns; none where there is no such table.
+        rows: by round the line number and the cells of each row.
+    """
+
+    header: Sequence[str] = ()
+    rows: Mapping[int, Sequence[tuple[int, Sequence[str]]]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, run: Path, table: str, first: int, last: int) -> Recorded:
+        """The rows of rounds ``first`` to ``last``."""
+        path = run / f"{table}.csv"
+        if not path.exists():
+            return cls()
+        rows: dict[int, list[tuple[int, Sequence[str]]]] = {}
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.reader(file)
+            header = next(reader, [])
+            for cells in reader:
+                if cells and first <= int(cells[0]) <= last:
+                    rows.setdefault(int(cells[0]), []).append((reader.line_num, cells))
+        return cls(header, rows)
+
+
+def _same_model(models: Recorded, rounds: int, params: Vector) -> bool:
+    """Whether a model is the one that models.csv names after so many rounds, if it names one."""
+    return all(cells[1] == sha256(params) for _, cells in models.rows.get(rounds, ()))
+
+
+def _compare_round(found: Verification, tables: Mapping[str, Recorded], log: RoundLog) -> None:
+    """The rows of a round, cell by cell."""
+    for table, recorded in tables.items():
+        rows = log.tables.get(table, [])
+        if not recorded.header:
+            if rows and table != "models":  # which runs of earlier versions lack
+                raise Difference(f"{table}.csv", "is missing")
+            continue
+        for row, own in zip_longest(rows, recorded.rows.get(log.round, ())):
+            if own is None:
+                raise Difference(f"{table}.csv, round {log.round}", "a row is missing")
+            line, cells = own
+            place = f"{table}.csv, line {line}, round {log.round}"
+            if row is None:
+                raise Difference(place, "there is a row too many")
+            if len(cells) != len(recorded.header):
+                columns = len(recorded.header)
+                raise Difference(place, f"{len(cells)} fields, the header has {columns}")
+            if table == "models" and found.others:
+                continue
+            _compare_row(place, dict(zip(recorded.header, cells, strict=True)), row, found.others)
+            found.models += table == "models"
+            found.rows += 1
+
+
+def _compare_row(place: str, cells: Mapping[str, str], row: Row, others: str) -> None:
+    """The cells of a row by column with what the round gives."""
+    for column, text in cells.items():
+        if column not in row.columns():
+            raise Difference(place, f"fedsim writes no column {column!r}")
+        expected = cell(row[column])
+        same = text in (expected, cell(row[column], safe=False))
+        if not same and not (others and _near(text, expected)):
+            raise Difference(f"{place}, column {column}", text or "empty", expected or "empty")
+
+
+def _near(text: str, expected: str) -> bool:
+    """Whether two cells hold numbers within the tolerance."""
+    try:
+        a, b = float(text), float(expected)
+    except ValueError:
+        return False
+    return abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))
+
+
+def _check_failures(run: Path, number: int) -> None:
+    """Raises NotPossible where a round lost a client's work, which does not happen again."""
+    if not (run / "errors.csv").exists():
+        return
+    for row in status.table(run / "errors.csv"):
+        if row["round"] == str(number) and row["attempt"] not in ("", "0") and row["client_id"]:
+            raise NotPossible(
+                f"{run}: round {number} lost the work of client {row['client_id']} "
+                f"({row['error']}), which is not lost again"
+            )
+
+
+def _compare_models(again: Rerun, state: ServerState, scratch: Path) -> None:
+    """The files that a run writes after its last round, byte for byte."""
+    run, log = again.store.path, RoundLog(again.rounds)
+    shutil.copyfile(run / "rounds.csv", scratch / "rounds.csv")
+    store = RunWriter(scratch)
+    export_models(again.setup, store, state, again.rounds)
+    rows = final_scores(again.setup, again.executor, state, log)
+    if rows:
+        store.write_final_clients(rows)
+    for name in (MODEL, CLIENTS, "final_clients.csv"):
+        if _content(scratch / name) != _content(run / name):
+            raise Difference(name, "is not what the last round gives")
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+def _compare_results(again: Rerun, scratch: Path) -> None:
+    """The final model with models.csv, and summary.csv and loss_matrix.npz with the tables."""
+    store, setup = again.store, again.setup
+    if not store.finished:
+        return
+    models = Recorded.read(store.path, "models", again.rounds, again.rounds)
+    if not _same_model(models, again.rounds, final_models.load_vector(store.path, setup.layout)):
+        raise Difference(MODEL, "is not the model of the last row of models.csv")
+    (recorded,) = status.table(store.path / "summary.csv")
+    for column, value in summarise(setup, store, math.nan).items():
+        if column in recorded and column not in OF_THE_PLACE and recorded[column] != cell(value):
+            known, expected = recorded[column] or "empty", cell(value) or "empty"
+            raise Difference(f"summary.csv, line 2, column {column}", known, expected)
+    if (store.path / "loss_matrix.npz").exists():
+        shutil.copyfile(store.path / "loss_matrix.csv", scratch / "loss_matrix.csv")
+        RunWriter(scratch).save_loss_matrix()
+        if _content(scratch / "loss_matrix.npz") != _content(store.path / "loss_matrix.npz"):
+            raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
