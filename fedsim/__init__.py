@@ -2,9 +2,10 @@
 
 ``run`` runs an experiment, ``resume`` resumes one, ``RunStore`` reads the results of one; ``sweep``
 does a grid of them, and ``study`` tunes methods before it compares them;
-``predict`` and ``load_model`` use the models of a finished one; ``replay`` does rounds again with
-something changed, ``influence`` says what each client did to them. ``aggregate`` is the server step
-of any method and ``decompose`` the loss decomposition, both on NumPy arrays.
+``predict`` and ``load_model`` use the models of a finished one; ``verify`` does rounds again and
+compares, ``replay`` with something changed, ``influence`` says what each client did to them.
+``aggregate`` is the server step of any method and ``decompose`` the loss decomposition, both on
+NumPy arrays.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedsim.training.influence import influence
     from fedsim.training.predict import predict
     from fedsim.training.replay import replay
+    from fedsim.training.verify import verify
 
 __all__ = [
     "AsyncConfig",
@@ -63,6 +65,7 @@ __all__ = [
     "study",
     "sweep",
     "tracker",
+    "verify",
 ]
 
 _SECTIONS = (
@@ -86,6 +89,7 @@ _HOME = {
     "study": "fedsim.api",
     "sweep": "fedsim.api",
     "tracker": "fedsim.display.trackers",
+    "verify": "fedsim.training.verify",
 }
 
 

@@ -56,7 +56,7 @@ HELP = """Federated learning under data heterogeneity, simulated on Ray.
   fedsim reproduce --list                      published tables, and what confirms them here
   fedsim runs                                  runs and sweeps, and how many rounds are done
   fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
-  fedsim replay DIR --round 3 --without client:2   a round again with one thing changed
+  fedsim replay DIR --round 3 ...              a round again with one thing changed
   fedsim influence DIR                         who helped and who hurt, client by client
   fedsim verify DIR                            do rounds again, compare byte for byte
   fedsim export DIR --out model                a run's model for use without fedsim

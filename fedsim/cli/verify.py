@@ -140,7 +140,7 @@ def _show(found: Verification, name: str) -> None:
         how = "within the tolerance" if found.others else "byte for byte"
         echo(f"  done again {counted(done, 'round')} ({spans}): {found.rows} rows{models}, {how}")
     if found.others:
-        echo(f"  compared to a tolerance of {TOLERANCE}, since here is {found.others}")
+        echo(f"  tolerance  {TOLERANCE}, largest difference {found.largest:.2g}: {found.others}")
     for difference in found.differences:
         echo(f"  differs    {difference}")
     if found.verified:
@@ -180,6 +180,7 @@ def _values(
                 "models": each.models,
                 "files": each.files,
                 "others": each.others,
+                "largest": each.largest,
                 "differences": [str(difference) for difference in each.differences],
             }
             for each in found

@@ -121,7 +121,10 @@ def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Itera
 
 
 def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
-    runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
+    try:
+        runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
+    except FedsimError as error:
+        raise NotPossible(str(error)) from error
     if not runs:
         raise ConfigError(f"{folder}: holds no run")
     if [run.path for run in runs] == [folder]:

@@ -24,7 +24,7 @@ from fedsim.training.setup import make_executor, prepare
 ROUNDS = 3
 NUM_CLIENTS = 8
 FILES = (
-    *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "partition.csv"),
+    *("rounds.csv", "clients.csv", "classes.csv", "confusion.csv", "models.csv", "partition.csv"),
     "model.safetensors",
 )
 OPTIONAL = ("evaluations.csv", "server.csv", "clients.safetensors")

@@ -40,6 +40,8 @@ from fedsim.training.summary import summarise
 TOLERANCE = 0.02
 """On another kind of processor, or with other versions: the most by which a number may differ,
 relative to its size where that is above 1. docs/how-to/verify.md has what was measured."""
+COARSE = frozenset({"models", "classes", "confusion", "evaluations"})
+"""Tables that are not compared there: digests, and shares that one other prediction moves far."""
 COMPARED = tuple(table for table in GROWING if table not in DIAGNOSTIC)
 """The tables whose rows are compared."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
@@ -81,6 +83,7 @@ class Verification:
         rows: how many rows of tables were compared.
         models: how many models were compared by their SHA-256.
         others: processor or versions that are not those of the run, else empty.
+        largest: difference of two numbers that was tolerated, as :data:`TOLERANCE` counts it.
         differences: what was found.
     """
 
@@ -94,6 +97,7 @@ class Verification:
     rows: int = 0
     models: int = 0
     others: str = ""
+    largest: float = 0.0
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -322,31 +326,35 @@ def _compare_round(found: Verification, tables: Mapping[str, Recorded], log: Rou
             if len(cells) != len(recorded.header):
                 columns = len(recorded.header)
                 raise Difference(place, f"{len(cells)} fields, the header has {columns}")
-            if table == "models" and found.others:
+            if table in COARSE and found.others:
                 continue
-            _compare_row(place, dict(zip(recorded.header, cells, strict=True)), row, found.others)
+            _compare_row(found, place, dict(zip(recorded.header, cells, strict=True)), row)
             found.models += table == "models"
             found.rows += 1
 
 
-def _compare_row(place: str, cells: Mapping[str, str], row: Row, others: str) -> None:
+def _compare_row(found: Verification, place: str, cells: Mapping[str, str], row: Row) -> None:
     """The cells of a row by column with what the round gives."""
     for column, text in cells.items():
         if column not in row.columns():
             raise Difference(place, f"fedsim writes no column {column!r}")
         expected = cell(row[column])
-        same = text in (expected, cell(row[column], safe=False))
-        if not same and not (others and _near(text, expected)):
+        if text in (expected, cell(row[column], safe=False)):
+            continue
+        apart = _apart(text, expected) if found.others else math.inf
+        if not apart <= TOLERANCE:
             raise Difference(f"{place}, column {column}", text or "empty", expected or "empty")
+        found.largest = max(found.largest, apart)
 
 
-def _near(text: str, expected: str) -> bool:
-    """Whether two cells hold numbers within the tolerance."""
+def _apart(text: str, expected: str) -> float:
+    """The difference of the numbers in two cells, relative to the larger one where that is above
+    1; infinite where a cell holds none."""
     try:
         a, b = float(text), float(expected)
     except ValueError:
-        return False
-    return abs(a - b) <= TOLERANCE * max(1.0, abs(a), abs(b))
+        return math.inf
+    return abs(a - b) / max(1.0, abs(a), abs(b))
 
 
 def _check_failures(run: Path, number: int) -> None:

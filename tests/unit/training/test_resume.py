@@ -73,6 +73,7 @@ def contents(run: Path) -> dict[str, bytes]:
     """What must be the same: all but times, environment, summary, placement and checkpoints."""
     names = {p.name for p in run.iterdir() if p.is_file()}
     names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.LOCK_FILE}
+    names -= {"manifest.json"}
     return {name: (run / name).read_bytes() for name in names}
 
 

@@ -1,0 +1,163 @@
+"""Runs, sweeps and archives on the command line: what is drawn, what is said, the exit status."""
+
+import json
+import re
+import shutil
+
+import pytest
+from click.testing import CliRunner
+
+import fedsim
+from fedsim.cli import main
+from fedsim.storage import manifest
+from fedsim.studies.verify import drawn
+from tests.unit.training.test_verify import another_digit, forge, rewrite, small
+
+pytestmark = pytest.mark.integration
+
+
+def call(*args):
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    return fedsim.run(small(), tmp_path_factory.mktemp("verify") / "run").path
+
+
+@pytest.fixture
+def run(honest, tmp_path):
+    return shutil.copytree(honest, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    out = tmp_path_factory.mktemp("verify") / "sweep"
+    experiment = {
+        "data": {"num_clients": 8, "test_fraction": 0.9},
+        "train": {"rounds": 6, "sample_rate": 0.25, "batch_size": 20, "lr": 0.02},
+        "evaluation": {"every": 2},
+        "model": {"name": "mlp"},
+        "engine": {"kind": "serial", "keep_every": 2},
+        "grid": {"algorithm": ["fedavg", "fedld"], "seed": [0, 1]},
+    }
+    fedsim.sweep(experiment, out, parallel=1)
+    return out
+
+
+# one run
+
+
+def test_a_verified_run(honest):
+    done = call("verify", honest, "--rounds", 2, "--seed", 7)
+    assert done.exit_code == 0, done.output
+    lines = [line.split(None, 1) for line in done.output.splitlines()]
+    assert lines[0] == [f"{honest}:", "6 rounds"]
+    assert re.fullmatch(r"\d+ as in manifest\.json", lines[1][1])
+    assert re.fullmatch(r"\d, \d \(seed 7\)", lines[2][1])
+    assert re.fullmatch(
+        r"again \d rounds? \(.*\): \d+ rows and \d models?, byte for byte", lines[3][1]
+    )
+    assert done.output.endswith(
+        "verified; one wrong round would have been found with probability 0.33\n"
+    )
+
+
+def test_a_run_that_differs(run):
+    rewrite(run / "rounds.csv", another_digit)
+    forge(run)
+    done = call("verify", run, "--rounds", "all")
+    assert done.exit_code == 1
+    assert re.search(r"^  differs    rounds\.csv, line 7, round 6, column \w+: ", done.output, re.M)
+    assert done.output.endswith("NOT verified\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda run: shutil.rmtree(run), "there is no such run, sweep or archive"),
+        (lambda run: (run / "config.yaml").write_text("seed: x\n"), "seed"),
+        (lambda run: (run / manifest.NAME).write_text("{"), "manifest.json: damaged"),
+        (lambda run: (run / "rounds.csv").write_text("round,lr\n"), "no round is complete"),
+        (lambda run: [p.unlink() for p in run.iterdir() if p.is_file()], "holds no run"),
+    ],
+)
+def test_a_run_that_cannot_be_verified(change, reason, run):
+    change(run)
+    done = call("verify", run)
+    assert done.exit_code == 2, done.output
+    assert done.output.startswith("error: ")
+    assert reason in done.output
+
+
+@pytest.mark.parametrize("given", [["--rounds", "0"], ["--rounds", "some"], ["--sample", "0"]])
+def test_bad_options(given, honest):
+    done = call("verify", honest, *given)
+    assert done.exit_code == 2
+    assert given[0] in done.output
+
+
+def test_json(run):
+    rewrite(run / "rounds.csv", another_digit)
+    done = call("verify", run, "--rounds", "all", "--format", "json")
+    told = json.loads(done.output)
+    assert done.exit_code == 1
+    assert not told["verified"]
+    assert (
+        told["runs"][0]["differences"][0] == "rounds.csv: is not the file that manifest.json names"
+    )
+
+
+# archives
+
+
+def test_an_archive(honest, tmp_path):
+    packed = call("pack", honest, "--out", tmp_path / "run.zip")
+    assert packed.exit_code == 0, packed.output
+    assert re.fullmatch(
+        r"file    .*run\.zip \([\d,]+ bytes\)\nsha256  [0-9a-f]{64}\n", packed.output
+    )
+    done = call("verify", tmp_path / "run.zip", "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    again = call("pack", honest, "--out", tmp_path / "run.zip")
+    assert again.exit_code == 2
+    assert "is already there" in again.output
+
+
+def test_nothing_to_pack(tmp_path):
+    assert call("pack", tmp_path).exit_code == 2
+    assert call("pack", tmp_path / "none").exit_code == 2
+
+
+# sweeps
+
+
+def test_runs_of_a_sweep_are_drawn(sweep):
+    with drawn(sweep, sample=3, seed=1) as some, drawn(sweep, sample=3, seed=1) as same:
+        assert (len(some.runs), some.finished) == (3, 4)
+        assert some.runs == same.runs
+    done = call("verify", sweep, "--sample", 2, "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    assert re.search(r"^2 of 4 finished runs drawn \(seed \d+\)$", done.output, re.M)
+    assert done.output.endswith("summary.csv and aggregate.csv are what the runs give\n")
+
+
+@pytest.mark.parametrize("table", ["summary", "aggregate"])
+def test_a_changed_digit_in_a_table_of_a_sweep(table, sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    rewrite(forged / f"{table}.csv", another_digit)
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 1
+    assert re.search(rf"{table}\.csv, line \d: is not what the runs give", done.output)
+
+
+def test_a_forged_run_of_a_packed_sweep(sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    run = next(p.parent for p in sorted(forged.glob("*/rounds.csv")))
+    rewrite(run / "rounds.csv", another_digit)
+    forge(run)
+    assert call("pack", forged, "--out", tmp_path / "sweep.zip").exit_code == 0
+    done = call("verify", tmp_path / "sweep.zip", "--rounds", "all")
+    assert done.exit_code == 1
+    assert f"{run.name}: 6 rounds" in done.output
+    assert done.output.count("NOT verified") == 1

@@ -1,0 +1,331 @@
+"""Honest runs are verified, and every kind of forgery is found in the rounds that are done again.
+
+A forger here also writes manifest.json anew: without that each change is found at once.
+"""
+
+import csv
+import io
+import json
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import fedsim
+from fedsim import algorithms
+from fedsim.core import files
+from fedsim.storage import manifest
+from fedsim.testing.rounds import config
+from fedsim.training import round as rounds
+from fedsim.training import verify as verification
+from fedsim.training.verify import NotPossible, Verification, verify
+from tests.stopping import Stop, Stopper
+
+pytestmark = pytest.mark.integration
+
+ROUNDS = 6
+
+
+def small(name="fedavg", model="mlp", **sections):
+    """Six rounds of a method with checkpoints of every second one, and all tables."""
+    given = {
+        "train": {"rounds": ROUNDS},
+        "evaluation": {"every": 2, "cosines": True},
+        "engine": {"checkpoint_every": 1, "keep_every": 2},
+    }
+    for section, values in sections.items():
+        given[section] = given.get(section, {}) | values
+    return config(name, model, **given)
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    out = tmp_path_factory.mktemp("verify") / "run"
+    return fedsim.run(small("scaffold", evaluation={"decompose_every": 3}), out).path
+
+
+@pytest.fixture
+def run(honest, tmp_path):
+    """A copy that may be forged."""
+    return shutil.copytree(honest, tmp_path / "run")
+
+
+def drawing(number):
+    """A seed that draws this round alone."""
+    draws = (np.random.default_rng(s).choice(ROUNDS, 1, replace=False) for s in range(999))
+    return next(seed for seed, drawn in enumerate(draws) if drawn[0] + 1 == number)
+
+
+def forge(run):
+    """Writes the manifest anew, as somebody who knows fedsim would."""
+    known = manifest.read(run)
+    (run / manifest.NAME).write_text(json.dumps(known | {"files": manifest.digests(run)}))
+
+
+def first(run, **given):
+    """The first difference, as text."""
+    found = verify(run, **({"rounds": "all"} | given))
+    assert not found.verified
+    return str(found.differences[0])
+
+
+def test_an_honest_run(honest):
+    before = {p: p.stat().st_mtime_ns for p in honest.rglob("*")}
+    found = verify(honest, rounds=2, seed=5)
+    assert found.verified
+    assert (found.seed, found.rounds, len(found.drawn)) == (5, ROUNDS, 2)
+    assert found.models == found.num_executed >= 2
+    assert found.files == len(list(honest.glob("*.*"))) - 2  # the manifest and the lock
+    assert found.coverage == pytest.approx(2 / ROUNDS)
+    assert {p: p.stat().st_mtime_ns for p in honest.rglob("*")} == before
+    assert verify(honest, rounds=2, seed=5).drawn == found.drawn
+
+
+def test_a_round_begins_at_the_nearest_checkpoint(honest):
+    assert verify(honest, rounds="all").executed == [(1, ROUNDS)]
+    drawn = {seed: verify(honest, rounds=1, seed=seed) for seed in range(4)}
+    for found in drawn.values():
+        (number,) = found.drawn
+        begin = (number - 1) // 2 * 2  # of the rounds 2, 4 and 6 there are checkpoints
+        assert found.executed == [(begin + 1, number)]
+
+
+@pytest.mark.parametrize("name", ["fedld", "fedbn", "fedpac"])
+def test_a_method_of_each_shape(name, tmp_path):
+    assert verify(fedsim.run(small(name), tmp_path / "run").path, rounds="all").verified
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_method(name, tmp_path):
+    run = fedsim.run(small(name, engine={"client_batch": "auto"}), tmp_path / "run").path
+    assert verify(run, rounds="all").verified
+
+
+def test_a_run_that_was_resumed(tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(Stop):
+        fedsim.run(small("scaffold"), out, [Stopper(after=3)])
+    unfinished = verify(out, rounds="all")
+    assert unfinished.verified
+    assert unfinished.rounds == 3
+    fedsim.resume(out)
+    assert verify(out, rounds="all").verified
+
+
+# forgeries
+
+
+def rewrite(path, change):
+    """Applies a function to the list of rows of a table, the header first."""
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))
+    change(rows)
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    path.write_text(text.getvalue())
+
+
+def another_digit(rows):
+    """Changes the last digit of the last number of the table's last row with a fraction."""
+    for row in reversed(rows):
+        for i in reversed(range(1, len(row))):
+            if re.fullmatch(r"-?\d+\.\d+", row[i]):
+                row[i] = row[i][:-1] + str((int(row[i][-1]) + 1) % 10)
+                return
+    raise AssertionError
+
+
+TABLES = ("rounds", "clients", "classes", "cosines", "spectrum", "decomposition", "summary")
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_changed_digit_in_any_table(table, run):
+    rewrite(run / f"{table}.csv", another_digit)
+    assert first(run, rounds=1) == f"{table}.csv: is not the file that manifest.json names"
+    forge(run)
+    line = r"line \d+, (round \d+, )?column \w+: -?[\d.]+, not -?[\d.]+"
+    assert re.fullmatch(rf"{table}\.csv, {line}", first(run))
+
+
+def test_the_row_of_a_careless_change_is_found_whatever_was_drawn(run):
+    rewrite(run / "clients.csv", lambda rows: rows[1].__setitem__(3, "1000"))
+    found = verify(run, rounds=1, seed=drawing(5))
+    place, cell = map(str, found.differences)
+    assert place == "clients.csv: is not the file that manifest.json names"
+    assert cell.startswith("clients.csv, line 2, round 1, column num_samples: 1000, not ")
+
+
+COUNTS = {"confusion": "count", "partition": "train_samples", "split": "label"}
+
+
+@pytest.mark.parametrize(("table", "column"), COUNTS.items())
+def test_a_changed_count_in_any_table(table, column, run):
+    def another(rows):
+        i = rows[0].index(column)
+        rows[-1][i] = str(int(rows[-1][i]) + 1)
+
+    rewrite(run / f"{table}.csv", another)
+    forge(run)
+    assert first(run).startswith(f"{table}.csv")
+
+
+def test_a_changed_table_of_the_final_clients(tmp_path):
+    given = small(data={"heldout_clients": 2}, evaluation={"clients_every": 0})
+    run = fedsim.run(given, tmp_path / "run").path
+    assert verify(run, rounds="all").verified
+    rewrite(run / "final_clients.csv", another_digit)
+    forge(run)
+    assert first(run) == "final_clients.csv: is not what the last round gives"
+
+
+def swap(run, by):
+    tensors = load_file(run / files.MODEL)
+    name = next(n for n, a in tensors.items() if a.dtype == np.float32)
+    save_file(tensors | {name: tensors[name] + by}, run / files.MODEL)
+    forge(run)
+
+
+def test_a_swapped_model_is_found_without_the_last_round(run):
+    swap(run, np.float32(1e-3))
+    found = verify(run, rounds=1, seed=drawing(1))
+    assert found.drawn == [1]
+    assert str(found.differences[0]).startswith("model.safetensors: is not the model of the last")
+
+
+def test_a_model_with_the_same_weights_and_other_words(run):
+    tensors = load_file(run / files.MODEL)
+    save_file(tensors, run / files.MODEL, {"scored": "yes"})
+    forge(run)
+    assert first(run) == "model.safetensors: is not what the last round gives"
+
+
+def test_swapped_models_of_clients(tmp_path):
+    run = fedsim.run(small("fedbn", "cnn"), tmp_path / "run").path
+    tensors = load_file(run / files.CLIENTS)
+    name = next(iter(tensors))
+    save_file(tensors | {name: tensors[name] + np.float32(1)}, run / files.CLIENTS)
+    forge(run)
+    assert first(run) == "clients.safetensors: is not what the last round gives"
+
+
+def test_a_changed_seed(run):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(re.sub(r"^seed: 0$", "seed: 1", text, flags=re.M))
+    assert first(run, rounds=1) == "config.yaml: is not the file that manifest.json names"
+    forge(run)
+    before = f"0 as in the checkpoint of round {ROUNDS}"
+    assert first(run, rounds=1) == f"config.yaml, seed: 1, not {before}"
+    shutil.rmtree(run / "checkpoints")
+    assert re.match(r"\w+\.csv, line \d+, round 1, column", first(run))
+
+
+def test_a_skipped_client(run):
+    def skip(rows):
+        del rows[2]
+
+    rewrite(run / "clients.csv", skip)
+    forge(run)
+    assert first(run).startswith("clients.csv, line 3, round 2") or "round 1" in first(run)
+
+
+def test_a_client_too_many(run):
+    rewrite(run / "clients.csv", lambda rows: rows.append(rows[-1]))
+    forge(run)
+    assert f"round {ROUNDS}: there is a row too many" in first(run)
+
+
+def test_a_patched_rule_in_one_round(tmp_path, monkeypatch):
+    advance = rounds.advance
+
+    def patched(state, step, updates):
+        after = advance(state, step, updates)
+        return after if when.pop(0) != 4 else rounds.replace(after, params=after.params * 2)
+
+    when = list(range(1, ROUNDS + 1))
+    monkeypatch.setattr(rounds, "advance", patched)
+    run = fedsim.run(small(), tmp_path / "run").path
+    monkeypatch.undo()
+    assert re.match(r"\w+\.csv, line \d+, round 4, column", first(run))
+    for number in range(1, ROUNDS + 1):
+        found = verify(run, rounds=1, seed=drawing(number))
+        assert found.drawn == [number]
+        assert found.verified == (number != 4)
+
+
+def test_a_checkpoint_with_another_model(run):
+    """Whoever replaces a run's tables from some round on must also replace its checkpoints."""
+    rewrite(run / "models.csv", lambda rows: rows[4].__setitem__(1, "0" * 64))
+    forge(run)
+    found = verify(run, rounds=1, seed=drawing(5))
+    assert str(found.differences[0]) == "checkpoint of round 4: its model is not in models.csv"
+
+
+# what is not possible, and other processors
+
+
+def test_without_a_round(tmp_path):
+    with pytest.raises(NotPossible, match="no round is complete"):
+        verify(tmp_path)
+
+
+def test_without_its_data(run):
+    text = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(text.replace("\n  dir: null", "\n  dir: nowhere"))
+    forge(run)
+    with pytest.raises(NotPossible, match="nowhere"):
+        verify(run)
+
+
+def test_lost_work_is_not_lost_again(run):
+    rewrite(run / "clients.csv", lambda rows: rows[1].__setitem__(2, "dropped"))
+    client = (run / "clients.csv").read_text().splitlines()[1].split(",")[1]
+    (run / "errors.csv").write_text(f"round,client_id,attempt,node,error\n1,{client},3,,killed\n")
+    forge(run)
+    with pytest.raises(NotPossible, match=rf"round 1 lost the work of client {client} \(killed\)"):
+        verify(run, rounds="all")
+
+
+def test_a_run_of_another_processor(run):
+    environment = json.loads((run / "env.json").read_text())
+    environment["processor"]["kernels"] = "AVX512_FP16"
+    (run / "env.json").write_text(json.dumps(environment))
+
+    def change(by):
+        def rounded(rows):
+            i = rows[0].index("train_loss")
+            rows[3][i] = str(float(rows[3][i]) * (1 + by))
+
+        rewrite(run / "rounds.csv", rounded)
+        forge(run)
+
+    change(1e-5)
+    found = verify(run, rounds="all")
+    assert found.verified
+    assert "AVX512_FP16" in found.others
+    assert 0 < found.largest < 1e-4
+    assert found.models == 0  # of which only the SHA-256 is known
+    change(0.5)
+    assert "round 3, column train_loss" in first(run)
+
+
+def test_a_run_without_manifest_or_models(run):
+    """As earlier versions wrote it."""
+    for name in (manifest.NAME, "models.csv"):
+        (run / name).unlink()
+    found = verify(run, rounds="all")
+    assert found.verified
+    assert (found.files, found.models) == (None, 0)
+
+
+def test_what_is_known_of_a_forgery():
+    found = Verification(run=SimpleNamespace(), seed=0, rounds=100, drawn=[3, 14, 15])
+    assert found.coverage == pytest.approx(0.03)
+
+
+def test_the_tables_are_all_compared():
+    assert set(verification.COMPARED) >= {"rounds", "clients", "models", "decomposition"}
+    assert not {"timings", "errors"} & set(verification.COMPARED)
