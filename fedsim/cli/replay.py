@@ -154,7 +154,7 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
         said = "is not what this machine computes" if made.unlike else "the same bytes again"
         echo(f"{made.unlike or span}: {said}")
         return
-    echo(f"{span} with {', '.join(made.changes)}")
+    echo(f"{span}: {', '.join(made.changes)}")
     for part in made.fresh:
         echo(f"starts afresh: {part}")
     for number in numbers:

@@ -274,8 +274,9 @@ def call(*arguments, status=0):
 
 
 def test_the_command_writes_a_table_and_a_figure(run, by_loss, tmp_path):
-    out = tmp_path / "influence.csv"
-    text = call(run, "--metric", "val_loss", "--out", out)
+    out, figure = tmp_path / "influence.csv", tmp_path / "who.png"
+    text = call(run, "--metric", "val_loss", "--out", out, "--figure", figure)
+    assert figure.read_bytes().startswith(b"\x89PNG")
     assert text.startswith(
         f"gain in val_loss, 3 rounds: {by_loss.groupby('round')['total'].first().sum():.6g}"
     )

@@ -301,7 +301,7 @@ def test_the_command(run, tmp_path):
     assert call(run, "--round", 2) == "round 2: the same bytes again\n"
     out = tmp_path / "fedgh.csv"
     text = call(run, "--round", 2, "--until", 3, "--server", "fedgh", "--out", out)
-    assert text.startswith("round 2 to 3 with server=fedgh\n")
+    assert text.startswith("round 2 to 3: server=fedgh\n")
     assert "6 of 6 trained the same" in text
     written = pd.read_csv(out)
     made = replay(run, 2, 3, server="fedgh").table
