@@ -12,7 +12,7 @@ from fedsim import algorithms
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientUpdate, Layout, RoundContext, Slot
 from fedsim.server.base import RuleState
-from fedsim.server.coalitions import Coalitions
+from fedsim.server.coalitions import Coalitions, Known
 from fedsim.server.cohort import Cohort
 from fedsim.server.columns import MixedColumns
 from tests.algorithms.serving import cohort
@@ -215,6 +215,17 @@ def test_a_rule_in_the_span_reads_the_updates_once(name):
             made.moved(coalition)
     # the rule's own ranges, and the same with the whole model or with a vector
     assert seen.passes <= 2
+
+
+def test_products_are_kept_for_each_range_and_vector():
+    gathered = sent()
+    known, rows = Known(gathered.columns), updates_of()
+    where, other = slice(0, 6), slice(6, 20)
+    for vector in (rows[0], rows[1], rows[0]):
+        first, second = known.products([where, other], vector)
+        close(first[:, -1], rows[:, where] @ vector[where])
+        close(second[:, -1], rows[:, other] @ vector[other])
+    assert not known.products([where])[0][:, -1].any()
 
 
 def test_updates_that_an_attack_has_mixed():

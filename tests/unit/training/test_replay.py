@@ -19,7 +19,7 @@ from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from fedsim.testing.rounds import VALIDATION, config
 from fedsim.training.log import RoundLog
-from fedsim.training.replay import COLUMNS, Without, equal, replay
+from fedsim.training.replay import COLUMNS, Without, assembled, carried, equal, replay
 from fedsim.training.rerun import opened
 from fedsim.training.round import context, gather, sha256, train
 
@@ -197,6 +197,25 @@ def test_another_method_starts_with_the_model_alone(tmp_path_factory):
     ]
     kept = replay(out, 3, margin="marg_log")
     assert kept.fresh == []
+    with opened(out) as again:
+        state, setup = again.state(2), again.setup
+    others = assembled(setup, setup.config.model_copy(update={"algorithm": "fedprox"}))
+    after, _ = carried(setup, others, state)
+    assert len(state.clients)
+    assert not len(after.clients)
+    assert not after.downlink
+    assert not after.server.exchange
+    np.testing.assert_array_equal(after.params, state.params)
+    same, fresh = carried(setup, setup, state)
+    assert fresh == []
+    assert same.server.flatten().keys() == state.server.flatten().keys()
+    assert same.clients is state.clients
+
+
+def test_a_history_starts_afresh_with_another_rule(tmp_path_factory):
+    out = made_run(tmp_path_factory, "fedgh_released")
+    assert replay(out, 3, server="fedgh").fresh == ["server reduction"]
+    assert replay(out, 3, margin="marg_log").fresh == []
 
 
 def test_an_attack_in_a_round(run):
