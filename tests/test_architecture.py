@@ -149,7 +149,7 @@ DIRECT = {"print", "click.echo", "click.secho", "sys.stdout.write", "sys.stderr.
 TEXT = {"open", "read_text", "write_text", "fdopen", "TextIOWrapper"}
 """Functions that read or write text unless they are told otherwise."""
 OTHER = {"Image.open", "gzip.open", "os.open", "tarfile.open", "self.open", "read_text"}
-OTHER |= {"archive.open", "opened.open"}  # members of a zip file
+OTHER |= {"archive.open"}  # members of a zip file
 """Of other kinds, and the one of fedsim.core.reading, which has its encoding."""
 PROCESSES = {"subprocess.run", "subprocess.Popen", "subprocess.check_output"}
 

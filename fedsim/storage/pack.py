@@ -60,7 +60,7 @@ def _files(folder: Path, *, checkpoints: bool) -> Iterator[Path]:
             yield path
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(packed: Path, folder: Path) -> None:
     """Writes the files of an archive below an empty folder, and nothing anywhere else.
 
     Raises:
@@ -69,16 +69,16 @@ def unpack(archive: Path, folder: Path) -> None:
         StoreError: a file cannot be written.
     """
     try:
-        with zipfile.ZipFile(archive) as opened:
-            entries = [entry for entry in opened.infolist() if not entry.is_dir()]
-            check(archive, entries)
+        with zipfile.ZipFile(packed) as archive:
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            check(packed, entries)
             for entry in entries:
                 with files.writing(folder / entry.filename) as target:
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    with opened.open(entry) as source, target.open("xb") as written:
+                    with archive.open(entry) as source, target.open("xb") as written:
                         shutil.copyfileobj(source, written, 1 << 20)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
-        raise DataError(f"{archive}: damaged, or no archive of 'fedsim pack' ({error})") from error
+        raise DataError(f"{packed}: damaged, or no archive of 'fedsim pack' ({error})") from error
 
 
 def check(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
