@@ -6,8 +6,9 @@ Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR 7 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from .layout import EMPTY, NONE, Table, Unit, p_value
 from .paired import SIGNIFICANT, Floats
 from .panels import facets, labels_in, settings_by
 from .runs import group, unit_among
-from .scores import ALL, Score, by_run, completed, heading
+from .scores import ALL, Score, by_run, completed, counts, heading
 from .stats import EQUAL, missing
 from .units import PARTITION, ExperimentalUnit
 from .words import say, sentences
@@ -37,6 +38,7 @@ class Ranks:
         score: what is ranked.
         title: of the score and the rounds that it is from.
         unit: partitions are blocks of their own, seeds are averaged.
+        collapsed: by label the number of runs whose final model has collapsed, of those with any.
     """
 
     values: pd.DataFrame
@@ -44,6 +46,7 @@ class Ranks:
     score: Score
     title: str
     unit: ExperimentalUnit = "seed"
+    collapsed: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def labels(self) -> list[str]:
@@ -128,9 +131,12 @@ def gather(
     )
     best = sorted(labels, key=lambda label: ranks[label].mean())
     title = heading(metric, take)
+    fallen = Counter[str]()
+    for inside in split.values():
+        fallen.update(counts(inside))
     return Ranks(
         values=table[best], ranks=ranks[best], score=ALL[metric], unit=unit,
-        title=title[0].lower() + title[1:],
+        title=title[0].lower() + title[1:], collapsed=+fallen,
     )  # fmt: skip
 
 
@@ -278,12 +284,14 @@ def _means(ranks: Ranks) -> Table:
             p_chi2=_equals(p_chi2), one=k - 1, two=(k - 1) * (n - 1),
         )
     )  # fmt: skip
+    collapsed = [f"{style.title(label)} ({count})" for label, count in ranks.collapsed.items()]
     found = "found" if p_f < SIGNIFICANT else "none"
     caption = sentences(
         say(f"ranks.{ranks.unit}", blocks=n, score=ranks.title),
         tested,
         say(f"ranks.{found}", difference=f"{ranks.difference:.2f}", level=SIGNIFICANT),
         lacking_words(ranks),
+        say("ranks.collapsed", names="; ".join(collapsed)) if collapsed else "",
     )
     head = ["Method", "Mean rank", "First in", *["Lacking in"] * any_lacking, "Group"]
     return Table(

@@ -130,6 +130,8 @@ def tried(values: Values, folder: Path, report: bool = True) -> None:
     commands = [
         ("table", "runs", *unit),
         ("table", "runs", *unit, "--baseline", "fedavg", "--test", "wilcoxon"),
+        ("table", "runs", *unit, "--baseline", "fedavg", "--test", "bayes", "--rope", "0.01"),
+        ("ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
         ("table", "runs", *unit, "--metric", "loss", "--baseline", "fedavg", "--out", "t.csv"),
         ("table", "runs", *unit, "--metric", "scores", "--out", "t.tex"),
         ("select", "runs", *unit, "--by", "train.lr", "--within", "dataset", "--out", "s.csv"),

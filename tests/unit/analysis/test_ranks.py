@@ -214,6 +214,19 @@ def test_a_method_without_any_run_of_a_setting_is_last_there(runs: Path) -> None
     assert got.means["fedld"] == pytest.approx((6 * 1 + 2 * 3) / 8)
 
 
+def test_collapsed_runs_are_named(runs: Path) -> None:
+    frame = summaries(find([runs])[0])
+    first = frame["path"].str.endswith("fedld-0.1-0-0")
+    fallen = frame.assign(collapsed=first | frame["path"].str.endswith("fedld-1.0-1-1"))
+    got = ranks.gather(fallen, ("label", "alpha"), unit="partition")
+    assert got.collapsed == {"fedld": 2}
+    assert "chance; runs: FedLD (2)." in ranks.tables(got)[0].caption
+    assert (
+        "Collapsed"
+        not in ranks.tables(ranks.gather(frame, ("label", "alpha"), unit="partition"))[0].caption
+    )
+
+
 def test_the_files_and_their_bytes(runs: Path, tmp_path: Path) -> None:
     outs = [tmp_path / f"ranks.{suffix}" for suffix in ("png", "svg", "csv", "md", "tex")]
     given = [x for out in outs for x in ("--out", out)]
