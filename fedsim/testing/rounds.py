@@ -116,7 +116,7 @@ def rounds(
         for t in range(first, setup.config.train.rounds):
             before, log = state, RoundLog(t + 1)
             state = run_round(setup, executor, before, context(setup, t), log)
-            clients = [row["client_id"] for row in log.tables["clients"]]
+            clients = [row["client_id"] for row in log.tables.get("clients", ())]
             made.append(Round(clients=clients, before=before, after=state, log=log))
     finally:
         executor.close()
