@@ -81,6 +81,7 @@ def sandbox() -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_have_the_bytes_of_runs_alone(
     processes: Processes, alone: dict[str, bytes], tmp_path: Path
 ) -> None:

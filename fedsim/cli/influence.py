@@ -23,6 +23,7 @@ from fedsim.cli.options import (
 )
 from fedsim.cli.resume import CHANGEABLE
 from fedsim.core.plurals import counted
+from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -140,8 +141,8 @@ def influence(
     )
     sums = summed(frame)
     if form == "json":
-        rows = json.loads(frame.to_json(orient="records", double_precision=15))
-        clients = json.loads(sums.to_json(orient="records", double_precision=15))
+        rows = parse_json(frame.to_json(orient="records", double_precision=15))
+        clients = parse_json(sums.to_json(orient="records", double_precision=15))
         echo(json.dumps({"metric": metric, "clients": clients, "rounds": rows}, indent=2))
     else:
         _show(frame, sums, metric)

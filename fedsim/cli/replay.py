@@ -25,6 +25,7 @@ from fedsim.cli.options import (
     verbose_option,
 )
 from fedsim.cli.resume import CHANGEABLE
+from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def replay(
     )
     table = made.table
     if form == "json":
-        rows = json.loads(table.to_json(orient="records", double_precision=15))
+        rows = parse_json(table.to_json(orient="records", double_precision=15))
         said = {"changes": made.changes, "fresh": made.fresh, "unlike": made.unlike}
         echo(json.dumps({**said, "quantities": rows}, indent=2))
     else:

@@ -67,6 +67,7 @@ class RoundsType(click.ParamType[Any]):
 @what_option(
     "--seed",
     type=click.IntRange(0, 2**63 - 1),
+    metavar="N",
     help="Seed of the draw; unset: a new one, which is printed.",
 )
 @what_option(

@@ -45,6 +45,7 @@ def rounds_of(store):
     return (store.path / "rounds.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_of_its_own_ends_what_it_started(ray_folder, tmp_path):
     place = r"\(.*broken\.py:\d+, in begin\)$"
     with pytest.raises(WorkerError, match=rf"^round 2, client 2: ValueError: on purpose {place}"):

@@ -142,6 +142,7 @@ METHODS = {
 }
 
 
+@pytest.mark.slow
 def test_the_bits_of_the_driver_on_one_node(shared_ray):
     check_bits(
         [node["NodeID"] for node in ray.nodes()] * 2,
