@@ -325,18 +325,21 @@ def read_table(
         DataError: a missing file or column, a column given twice, a row of another length, a cell
             of more than 131,072 characters.
     """
-    lines = read_lines(path)
+    lines, twice = read_lines(path), ""
     for separator in SEPARATORS:
         first = _cells(lines[0][1], f"{path}, row {lines[0][0]}", separator)
         given = [name.lower() for name in first]
         renamed = {name: new for name, new in (aliases or {}).items() if new not in given}
         header = [renamed.get(name, name) for name in given]
-        if set(required) <= set(header) and len(set(header)) == len(header):
-            break
+        if set(required) <= set(header):
+            several = [name for name in header if header.count(name) > 1]
+            if not several:
+                break
+            twice = f"; {several[0]!r} is given twice"
     else:
         raise DataError(
             f"{path}: the header is {lines[0][1]}, needed are the columns {', '.join(required)}, "
-            "each once, separated by commas, semicolons or tabs"
+            f"each once, separated by commas, semicolons or tabs{twice}"
         )
     parsed = [_cells(line, f"{path}, row {number}", separator) for number, line in lines]
     if len(parsed) == 1:

@@ -27,6 +27,8 @@ NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
 _MOST_CLASSES = 10_000
 _MOST_LEVELS = 1_000
+_EXACT = 2.0**53
+"""Below it whole numbers are exact as floats."""
 _SMALL = 1e-9
 """Added to a standard deviation."""
 
@@ -85,6 +87,8 @@ def table(
             for name in chosen
         ]
     )
+    if not x.shape[1]:
+        raise DataError(f"{file}: csv.categorical leaves out the only value of each feature")
     code = np.zeros(len(x), np.int64) if site is None else site
     none = sites.index(NO_SITE) if NO_SITE in sites else -1
     return Raw(
@@ -111,7 +115,8 @@ def _read(request: Request) -> tuple[list[str], list[TableRow], dict[str, str]]:
     try:
         rows = read_table(file, (target,))
     except DataError as error:
-        if "target" in request.columns or "needed are the columns" not in str(error):
+        known = "target" in request.columns or "is given twice" in str(error)
+        if known or "needed are the columns" not in str(error):
             raise
         raise DataError(f"{error}; data.columns.target names the column of the classes") from None
     columns = list(rows[0].values)
@@ -164,7 +169,9 @@ def _complete(row: TableRow, columns: Sequence[str]) -> bool:
 
 
 def _number(cell: str) -> float | None:
-    """The cell as a finite number, of float32, else None."""
+    """The cell as a finite number, of float32, else None; Python's 1_000 is a text."""
+    if "_" in cell:
+        return None
     try:
         value = float(cell)
     except ValueError:
@@ -173,9 +180,14 @@ def _number(cell: str) -> float | None:
 
 
 def _level(cell: str) -> str:
-    """A category as a text: 1 and 1.0 are the same."""
+    """A category as a text: 1, 1.0 and +1 are the same, -0 is 0.
+
+    Whole numbers from 2^53 on stay as they are written: as floats several would be one.
+    """
     value = _number(cell)
-    return cell if value is None else f"{value:.15g}"
+    if value is None or abs(value) >= _EXACT:
+        return cell
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _ordered(levels: set[str]) -> list[str]:
@@ -183,7 +195,7 @@ def _ordered(levels: set[str]) -> list[str]:
     numbers = {level: _number(level) for level in levels}
     if None in numbers.values():
         return sorted(levels)
-    return sorted(levels, key=lambda level: numbers[level] or 0.0)
+    return sorted(levels, key=lambda level: (numbers[level] or 0.0, level))
 
 
 def _target(rows: Sequence[TableRow], column: str) -> tuple[tuple[str, ...], I64]:
@@ -228,6 +240,9 @@ def _sites(
     named = []
     for i, row in enumerate(rows):
         name = row.values[column]
+        name = "" if _is_missing(name) else name
+        if name == NO_SITE:
+            raise DataError(f"{row.where}, column {column}: {name!r} stands for rows of no site")
         if not name and (parts is None or parts[i] in (TRAIN, OWN_TEST)):
             raise DataError(f"{row.where}, column {column}: the site is missing")
         named.append(name or NO_SITE)

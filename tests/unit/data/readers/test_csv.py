@@ -192,6 +192,10 @@ def test_the_reader_keeps_the_contract(tmp_path: Path):
         (("no", "yes"), {}, "column grade: 1 classes, needed are 2"),
         (("no", "0.5"), {}, "row 2, column grade: '0.5' is no class"),
         (("Weight", ""), {}, "row 1: column 3 has no name"),
+        (("Weight", "age"), {}, "each once, .*; 'age' is given twice$"),
+        (("1.5", "1_000"), {}, "row 2, column weight: '1_000' is no finite number"),
+        (("1.5,no,north", "1.5,no,NA"), {}, "row 2, column hospital: the site is missing"),
+        (("north", "(none)"), {}, r"row 2, column hospital: '\(none\)' stands for rows of no site"),
     ],
 )
 def test_bad_tables_are_refused(tmp_path: Path, change, given, message):
@@ -216,6 +220,26 @@ def test_bad_tables_are_refused(tmp_path: Path, change, given, message):
 def test_bad_settings_are_refused(tmp_path: Path, given, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **given)
+
+
+def test_a_feature_of_one_value_that_is_left_out_is_refused(tmp_path: Path):
+    text = "kind,target\n" + "a,0\na,1\n" * 4
+    with pytest.raises(DataError, match="leaves out the only value of each feature"):
+        load(tmp_path, text, {}, categorical="kind=a")
+
+
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (("0", "-0", "1", "+1.0"), ("0", "1")),
+        (("10", "1_0"), ("10", "1_0")),
+        (("9007199254740993", "9007199254740992"), ("9007199254740992", "9007199254740993")),
+        (("-1", "1e2", "7.0"), ("-1", "7", "100")),
+    ],
+)
+def test_two_classes_are_one_only_where_their_numbers_are_equal(tmp_path: Path, cells, classes):
+    text = "v,target\n" + "".join(f"{i},{cell}\n" for i, cell in enumerate(cells * 10))
+    assert load(tmp_path, text, {}).class_names == classes
 
 
 def test_a_patient_in_two_parts_is_refused(tmp_path: Path):
