@@ -126,8 +126,20 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
             float(stats.wilcoxon(levels, alternative=side).pvalue) if levels.any() else 1.0
             for levels, side in ranked
         )
-    margin = test.rope - abs(float(differences.mean()))
-    return float(stats.t.sf(margin / error(differences, test.ratio), len(differences) - 1))
+    mean, scale = float(differences.mean()), error(differences, test.ratio)
+    return tost(mean, scale, len(differences) - 1, test.rope)
+
+
+def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
+    """The p value of two one-sided t tests that a true mean is within +-rope.
+
+    ``scale`` is the standard error of ``mean``, on so many degrees of ``freedom``; where it is 0
+    the mean is inside (0), or not (1), without a test.
+    """
+    margin = rope - abs(mean)
+    if scale == 0:
+        return 0.0 if margin > 0 else 1.0
+    return float(stats.t.sf(margin / scale, freedom))
 
 
 def chances(differences: Floats, rounding: float, rope: float) -> Chances:

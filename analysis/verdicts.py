@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from . import stats, units
-from .paired import SIGNIFICANT
+from .paired import SIGNIFICANT, Test, tost
 
 K = TypeVar("K")
 CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"
@@ -135,7 +135,7 @@ def number(
     reason, needed = "", None
     if 2 * half95 > widest:
         word, reason = UNTESTABLE, f"too wide: the 95 % interval is wider than {widest:g}"
-    elif abs(difference) + half90 < margin:
+    elif tost(difference, error, freedom, margin) < SIGNIFICANT:
         word = CONFIRMED
     elif abs(difference) - half95 > margin:
         word = CONTRADICTED
@@ -183,7 +183,8 @@ def orders(
             by run; a pair that lacks a run's value is undecided.
         margin: of equivalence, about which the reason tells; NaN: none.
     """
-    compared = {key: stats.paired(above, below) for key, (above, below) in pairs.items()}
+    test = Test(rope=None if math.isnan(margin) else margin)
+    compared = {key: stats.paired(above, below, test) for key, (above, below) in pairs.items()}
     lacking = {key: _lacking(above, below) for key, (above, below) in pairs.items()}
     p = [math.nan if lacking[key] else one.p for key, one in compared.items()]
     adjusted = dict(zip(compared, stats.holm(p), strict=True))
@@ -199,7 +200,7 @@ def orders(
         elif not reason:
             effect = abs(found.mean) / found.std
             needed = fewest(partial(units.power, effect, level=level))
-        if abs(found.mean) + half90 < margin and not lacking[key]:
+        if one.equal < SIGNIFICANT and not lacking[key]:
             reason = "; ".join(filter(None, (reason, f"practically equal, within +-{margin:g}")))
         made[key] = Verdict(
             word=word, reason=reason, ours=float(units.means(pairs[key][0]).mean()), n=found.n,
