@@ -24,7 +24,8 @@ from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from fedsim.studies.verify import Drawn
-    from fedsim.training.verify import Difference, Verification
+    from fedsim.training.recorded import Difference
+    from fedsim.training.verify import Verification
 
 what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
@@ -124,7 +125,7 @@ def verify(
 
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
-    from fedsim.training.verify import TOLERANCE
+    from fedsim.training.recorded import TOLERANCE
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")

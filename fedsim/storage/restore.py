@@ -41,6 +41,8 @@ def read(
         ValueError, StoreError: it is damaged.
     """
     content = read_record(record)
+    if content["round"] != round_of(record):
+        raise ValueError(f"it is that of round {content['round']}")
     _check(record, content, fingerprint, run)
     return _load(run, content, store), content
 

@@ -18,7 +18,8 @@ from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
 from fedsim.studies import sweep_tables
 from fedsim.studies.sweep import SEEDS, group_of
-from fedsim.training.verify import Difference, NotPossible, Verification, verify
+from fedsim.training.recorded import Difference
+from fedsim.training.verify import NotPossible, Verification, verify
 
 SAMPLE = 5
 """Runs of a sweep that are drawn unless said."""

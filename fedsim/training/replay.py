@@ -7,7 +7,6 @@ the clients' states are those of the run. The run's directory stays as it is.
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 import pickle
@@ -29,11 +28,12 @@ from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
-from fedsim.storage.run_dir import DIAGNOSTIC, RunStore, cell
+from fedsim.storage.run_dir import RunStore
 from fedsim.training import evaluate
 from fedsim.training.export import client_number
 from fedsim.training.loading import with_normalization
 from fedsim.training.log import RoundLog
+from fedsim.training.recorded import COMPARED, Comparison, Difference, Recorded
 from fedsim.training.rerun import Rerun, opened
 from fedsim.training.resume import FREE
 from fedsim.training.schedule import Pass, Roster, RoundPlan, Schedule
@@ -413,19 +413,14 @@ def equal(one: object, other: object) -> bool:
 
 
 def difference(store: RunStore, done: Done) -> str:
-    """The table whose rows of a round are not what the run wrote, as ``round 3 of clients.csv``.
-
-    Empty where all are the same, byte for byte.
-    """
-    for table, rows in done.log.tables.items():
-        file = store.path / f"{table}.csv"
-        if table in DIAGNOSTIC or not file.is_file():
-            continue
-        with file.open(encoding="utf-8", newline="") as lines:
-            header, *written = csv.reader(lines)
-        recorded = [row for row in written if row[0] == str(done.number)]
-        if recorded != [[cell(row[column]) for column in header] for row in rows]:
-            return f"round {done.number} of {file.name}"
+    """The first place where the rows of a round are not what the run wrote, see
+    :class:`fedsim.training.recorded.Difference`; empty where all are the same."""
+    n = done.number
+    tables = {table: Recorded.read(store.path, table, n, n) for table in COMPARED}
+    try:
+        Comparison().compare(tables, done.log)
+    except Difference as found:
+        return found.place
     return ""
 
 

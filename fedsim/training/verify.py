@@ -3,7 +3,7 @@
 The rounds are drawn by a seed. Each starts from the nearest earlier checkpoint, and every round on
 the way is compared as well: its rows in all tables cell by cell, and the model after it by its
 SHA-256 in models.csv. Where processor or versions are not those of the run, last digits may differ;
-numbers are then compared to :data:`TOLERANCE`.
+numbers are then compared to :data:`fedsim.training.recorded.TOLERANCE`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,27 +22,18 @@ import numpy as np
 
 from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
-from fedsim.core.types import Vector
 from fedsim.storage import digests, final_models, manifest, status
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
-from fedsim.storage.rows import Row
-from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunWriter, cell
+from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
 from fedsim.training.environment import describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
+from fedsim.training.recorded import COMPARED, Comparison, Difference, Recorded, check_form
 from fedsim.training.rerun import Rerun, opened
-from fedsim.training.round import sha256
 from fedsim.training.summary import summarise
 
-TOLERANCE = 0.02
-"""On another kind of processor, or with other versions: the most by which a number may differ,
-relative to its size where that is above 1. docs/how-to/verify.md has what was measured."""
-COARSE = frozenset({"models", "classes", "confusion", "evaluations"})
-"""Tables that are not compared there: digests, and shares that one other prediction moves far."""
-COMPARED = tuple(table for table in GROWING if table not in DIAGNOSTIC)
-"""The tables whose rows are compared."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
 """Columns of summary.csv that say where and how fast the run was done."""
 
@@ -54,23 +44,9 @@ class NotPossible(FedsimError):
     exit_status = 2
 
 
-class Difference(Exception):
-    """A place where a run is not what its settings give.
-
-    Args:
-        place: file, and where it is a table row and column.
-        recorded: what stands there.
-        expected: what the round gives now.
-    """
-
-    def __init__(self, place: str, recorded: str, expected: str = "") -> None:
-        super().__init__(f"{place}: {recorded}" + (expected and f", not {expected}"))
-        self.place, self.recorded, self.expected = place, recorded, expected
-
-
 @dataclass(kw_only=True)
-class Verification:
-    """What was found of a run.
+class Verification(Comparison):
+    """What was found of a run; rows and models that were compared, as :class:`Comparison`.
 
     Args:
         run: its directory.
@@ -80,10 +56,6 @@ class Verification:
         executed: first and last round of each stretch that was done again.
         files: how many the manifest names, None without one.
         changed: those that are not what it says.
-        rows: how many rows of tables were compared.
-        models: how many models were compared by their SHA-256.
-        others: processor or versions that are not those of the run, else empty.
-        largest: difference of two numbers that was tolerated, as :data:`TOLERANCE` counts it.
         differences: what was found.
     """
 
@@ -94,10 +66,6 @@ class Verification:
     executed: list[tuple[int, int]] = field(default_factory=list)
     files: int | None = None
     changed: Sequence[str] = ()
-    rows: int = 0
-    models: int = 0
-    others: str = ""
-    largest: float = 0.0
     differences: list[Difference] = field(default_factory=list)
 
     @property
@@ -153,9 +121,11 @@ def verify(
             tempfile.TemporaryDirectory() as folder,
         ):
             found.others = _others(again)
+            check_form(path, done, finished=again.store.finished)
             _compare_settings(again)
             _compare_split(again, Path(folder))
-            for first, last in _stretches(again, {*found.drawn, *_changed_rounds(found)}):
+            wanted = {*found.drawn, *_changed_rounds(found), *_without_digest(again)}
+            for first, last in _stretches(again, wanted):
                 _compare_stretch(found, again, first, last, Path(folder))
             _compare_results(again, Path(folder))
     except Difference as difference:
@@ -243,6 +213,14 @@ def _changed_rounds(found: Verification) -> Iterator[int]:
                 yield int(first)
 
 
+def _without_digest(again: Rerun) -> Iterator[int]:
+    """The last round of a finished run whose model models.csv does not name: nothing else says
+    whether the final model is the run's."""
+    last = again.rounds
+    if again.store.finished and not Recorded.read(again.store.path, "models", last, last).rows:
+        yield last
+
+
 def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
     """First and last round of what is to be done again, from checkpoint to drawn round."""
     starts = sorted({0, *again.checkpoints()})
@@ -261,100 +239,18 @@ def _compare_stretch(
     position = again.nearest(first - 1)
     state, first = position.state, position.rounds + 1
     tables = {table: Recorded.read(found.run, table, first - 1, last) for table in COMPARED}
-    if position.rounds and not _same_model(tables["models"], position.rounds, state.params):
+    if position.rounds and not tables["models"].names_model(position.rounds, state.params):
         raise Difference(f"checkpoint of round {position.rounds}", "its model is not in models.csv")
     for number in range(first, last + 1):
         state, log = again.step(state, number)
         try:
-            _compare_round(found, tables, log)
+            found.compare(tables, log)
         except Difference:
             _check_failures(found.run, number)
             raise
     found.executed.append((first, last))
     if last == found.rounds and again.store.finished and not found.others:
         _compare_models(again, state, scratch)
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Rows of a table as the run has them.
-
-    Args:
-        header: the columns; none where there is no such table.
-        rows: by round the line number and the cells of each row.
-    """
-
-    header: Sequence[str] = ()
-    rows: Mapping[int, Sequence[tuple[int, Sequence[str]]]] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, run: Path, table: str, first: int, last: int) -> Recorded:
-        """The rows of rounds ``first`` to ``last``."""
-        path = run / f"{table}.csv"
-        if not path.exists():
-            return cls()
-        rows: dict[int, list[tuple[int, Sequence[str]]]] = {}
-        with path.open(encoding="utf-8", newline="") as file:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            for cells in reader:
-                if cells and first <= int(cells[0]) <= last:
-                    rows.setdefault(int(cells[0]), []).append((reader.line_num, cells))
-        return cls(header, rows)
-
-
-def _same_model(models: Recorded, rounds: int, params: Vector) -> bool:
-    """Whether a model is the one that models.csv names after so many rounds, if it names one."""
-    return all(cells[1] == sha256(params) for _, cells in models.rows.get(rounds, ()))
-
-
-def _compare_round(found: Verification, tables: Mapping[str, Recorded], log: RoundLog) -> None:
-    """The rows of a round, cell by cell."""
-    for table, recorded in tables.items():
-        rows = log.tables.get(table, [])
-        if not recorded.header:
-            if rows and table != "models":  # which runs of earlier versions lack
-                raise Difference(f"{table}.csv", "is missing")
-            continue
-        for row, own in zip_longest(rows, recorded.rows.get(log.round, ())):
-            if own is None:
-                raise Difference(f"{table}.csv, round {log.round}", "a row is missing")
-            line, cells = own
-            place = f"{table}.csv, line {line}, round {log.round}"
-            if row is None:
-                raise Difference(place, "there is a row too many")
-            if len(cells) != len(recorded.header):
-                columns = len(recorded.header)
-                raise Difference(place, f"{len(cells)} fields, the header has {columns}")
-            if table in COARSE and found.others:
-                continue
-            _compare_row(found, place, dict(zip(recorded.header, cells, strict=True)), row)
-            found.models += table == "models"
-            found.rows += 1
-
-
-def _compare_row(found: Verification, place: str, cells: Mapping[str, str], row: Row) -> None:
-    """The cells of a row by column with what the round gives."""
-    for column, text in cells.items():
-        if column not in row.columns():
-            raise Difference(place, f"fedsim writes no column {column!r}")
-        expected = cell(row[column])
-        if text in (expected, cell(row[column], safe=False)):
-            continue
-        apart = _apart(text, expected) if found.others else math.inf
-        if not apart <= TOLERANCE:
-            raise Difference(f"{place}, column {column}", text or "empty", expected or "empty")
-        found.largest = max(found.largest, apart)
-
-
-def _apart(text: str, expected: str) -> float:
-    """The difference of the numbers in two cells, relative to the larger one where that is above
-    1; infinite where a cell holds none."""
-    try:
-        a, b = float(text), float(expected)
-    except ValueError:
-        return math.inf
-    return abs(a - b) / max(1.0, abs(a), abs(b))
 
 
 def _check_failures(run: Path, number: int) -> None:
@@ -393,15 +289,30 @@ def _compare_results(again: Rerun, scratch: Path) -> None:
     if not store.finished:
         return
     models = Recorded.read(store.path, "models", again.rounds, again.rounds)
-    if not _same_model(models, again.rounds, final_models.load_vector(store.path, setup.layout)):
+    if not models.names_model(again.rounds, final_models.load_vector(store.path, setup.layout)):
         raise Difference(MODEL, "is not the model of the last row of models.csv")
-    (recorded,) = status.table(store.path / "summary.csv")
-    for column, value in summarise(setup, store, math.nan).items():
+    recorded, now = _summary(store.path / "summary.csv"), summarise(setup, store, math.nan)
+    if unknown := [column for column in recorded if column not in now]:
+        raise Difference("summary.csv, line 1", f"fedsim writes no column {unknown[0]!r}")
+    for column, value in now.items():
         if column in recorded and column not in OF_THE_PLACE and recorded[column] != cell(value):
             known, expected = recorded[column] or "empty", cell(value) or "empty"
             raise Difference(f"summary.csv, line 2, column {column}", known, expected)
     if (store.path / "loss_matrix.npz").exists():
+        if not (store.path / "loss_matrix.csv").exists():
+            raise Difference("loss_matrix.csv", "is missing")
         shutil.copyfile(store.path / "loss_matrix.csv", scratch / "loss_matrix.csv")
         RunWriter(scratch).save_loss_matrix()
         if _content(scratch / "loss_matrix.npz") != _content(store.path / "loss_matrix.npz"):
             raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
+
+
+def _summary(path: Path) -> dict[str, str]:
+    """The cells of summary.csv by column; a Difference where it is not one row below a header."""
+    with path.open(encoding="utf-8", newline="") as file:
+        header, *rows = [*csv.reader(file)] or [[]]
+    if len(set(header)) != len(header):
+        raise Difference(f"{path.name}, line 1", "has a column twice")
+    if [*map(len, rows)] != [len(header)]:
+        raise Difference(path.name, "is not one row below a header")
+    return dict(zip(header, rows[0], strict=True))
