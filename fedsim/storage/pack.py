@@ -65,13 +65,16 @@ def unpack(packed: Path, folder: Path) -> None:
 
     Raises:
         DataError: it is damaged, or an entry is no plain file with a relative path below the
-            folder, is there twice, is encrypted, or too large.
+            folder, is there twice, is encrypted, packed in another way, or too large for the disk.
         StoreError: a file cannot be written.
     """
     try:
         with zipfile.ZipFile(packed) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             check(packed, entries)
+            size, free = sum(e.file_size for e in entries), _free(folder)
+            if size > free:
+                raise DataError(f"{packed}: unpacks to {size:,} bytes, of which {free:,} are free")
             for entry in entries:
                 with files.writing(folder / entry.filename) as target:
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +82,12 @@ def unpack(packed: Path, folder: Path) -> None:
                         shutil.copyfileobj(source, written, 1 << 20)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, zlib.error) as error:
         raise DataError(f"{packed}: damaged, or no archive of 'fedsim pack' ({error})") from error
+
+
+def _free(folder: Path) -> int:
+    """Bytes that are free where a folder is, or will be."""
+    there = next(path for path in (folder, *folder.resolve().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
 
 
 def check(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
@@ -91,9 +100,10 @@ def check(archive: Path, entries: list[zipfile.ZipInfo]) -> None:
         path, mode = PurePosixPath(entry.filename), entry.external_attr >> 16
         inside = not path.is_absolute() and ".." not in path.parts and "\\" not in entry.filename
         plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and ":" not in entry.filename
+        plain = plain and entry.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if not (inside and plain) or entry.flag_bits & 1 or entry.filename.casefold() in seen:
             raise DataError(
                 f"{archive}: the entry {entry.filename!r} is no plain file below the archive's "
-                "folder, or is there twice; nothing was unpacked"
+                "folder, is there twice, or is not packed as by 'fedsim pack'; nothing was unpacked"
             )
         seen.add(entry.filename.casefold())

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from fedsim.core.errors import ConfigError, FedsimError, one_line
+from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
 from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
 from fedsim.studies import sweep_tables
@@ -23,6 +23,8 @@ from fedsim.training.verify import NotPossible, Verification, verify
 
 SAMPLE = 5
 """Runs of a sweep that are drawn unless said."""
+SWEEP = ("summary.csv", "aggregate.csv")
+"""The tables of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +72,14 @@ class Drawn:
         Raises:
             NotPossible: a table cannot be read.
         """
-        if not (self.folder / "aggregate.csv").exists():
+        there = [name for name in SWEEP if (self.folder / name).exists()]
+        if self.runs == (self.folder,) or not there:
             return None
+        for name in SWEEP:
+            if name not in there:
+                return Difference(name, "is missing")
         try:
-            written = {
-                name: pd.read_csv(self.folder / name) for name in ("summary.csv", "aggregate.csv")
-            }
+            written = {name: pd.read_csv(self.folder / name) for name in SWEEP}
             names = [str(name) for name in written["summary.csv"]["run"]]
             summary = sweep_tables.summarise(names, self.folder)
             rows = {str(row) for row in written["aggregate.csv"]["configuration"]}
@@ -108,12 +112,15 @@ def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Itera
     Raises:
         ConfigError: there is nothing of that kind.
         DataError: the archive is damaged or not safe.
-        NotPossible: no run of the sweep is finished.
+        NotPossible: no run of the sweep is finished, or the archive cannot be unpacked here.
     """
     seed = secrets.randbelow(2**31) if seed is None else seed
     if path.is_file():
         with tempfile.TemporaryDirectory() as folder:
-            pack.unpack(path, Path(folder))
+            try:
+                pack.unpack(path, Path(folder))
+            except StoreError as error:
+                raise NotPossible(str(error)) from error
             yield _drawn(Path(folder), sample, seed)
     elif path.is_dir():
         yield _drawn(path, sample, seed)

@@ -24,6 +24,7 @@ from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.storage import digests, final_models, manifest, status
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
+from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
 from fedsim.training.environment import describe
@@ -163,6 +164,8 @@ def _others(again: Rerun) -> str:
     now: dict[str, Any] = describe(again.setup) | dict(again.executor.environment)
     told = []
     for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
+            raise NotPossible(f"{again.store.path / 'env.json'}: not what fedsim writes there")
         for key in ("processor", "device"):
             if key in part and key in now and part[key] != now[key]:
                 told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
@@ -258,6 +261,8 @@ def _check_failures(run: Path, number: int) -> None:
     if not (run / "errors.csv").exists():
         return
     for row in status.table(run / "errors.csv"):
+        if row.keys() < {*ErrorRow.columns()}:
+            raise NotPossible(f"{run / 'errors.csv'}: not what fedsim writes there")
         if row["round"] == str(number) and row["attempt"] not in ("", "0") and row["client_id"]:
             raise NotPossible(
                 f"{run}: round {number} lost the work of client {row['client_id']} "

@@ -58,9 +58,16 @@ def entry(name, mode=stat.S_IFREG | 0o644):
     return made
 
 
+def by(method):
+    made = entry("packed.csv")
+    made.compress_type = method
+    return made
+
+
 @pytest.mark.parametrize(
     "entries",
     [
+        [by(zipfile.ZIP_LZMA)],
         [entry("../outside.csv")],
         [entry("/absolute.csv")],
         [entry("a/../../outside.csv")],
@@ -115,3 +122,11 @@ def test_a_damaged_archive(run, tmp_path):
     (tmp_path / "run.zip").write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
         unpack(tmp_path / "run.zip", tmp_path / "new")
+
+
+def test_an_archive_that_is_larger_than_the_disk(run, tmp_path, monkeypatch):
+    pack(run, tmp_path / "run.zip")
+    monkeypatch.setattr(archives, "_free", lambda folder: 100)
+    with pytest.raises(DataError, match="unpacks to 10,250 bytes, of which 100 are free"):
+        unpack(tmp_path / "run.zip", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

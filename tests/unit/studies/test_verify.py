@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zipfile
 
 import pytest
 from click.testing import CliRunner
@@ -161,3 +162,28 @@ def test_a_forged_run_of_a_packed_sweep(sweep, tmp_path):
     assert done.exit_code == 1
     assert f"{run.name}: 6 rounds" in done.output
     assert done.output.count("NOT verified") == 1
+
+
+@pytest.mark.parametrize("table", ["summary", "aggregate"])
+def test_a_sweep_that_lacks_a_table(table, sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    (forged / f"{table}.csv").unlink()
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 1
+    assert f"{table}.csv: is missing" in done.output
+
+
+def test_an_archive_that_cannot_be_unpacked(tmp_path):
+    """A name that is a file and a folder; 1 would say that results differ."""
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
+        archive.writestr("a", "file")
+        archive.writestr("a/b", "below it")
+    assert call("verify", tmp_path / "bad.zip").exit_code == 2
+
+
+@pytest.mark.parametrize("packages", ["[]", "7"])
+def test_an_environment_of_another_form(packages, run):
+    (run / "env.json").write_text(f'{{"packages": {packages}}}')
+    done = call("verify", run, "--rounds", 1)
+    assert done.exit_code == 2
+    assert "env.json: not what fedsim writes there" in done.output
