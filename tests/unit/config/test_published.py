@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import math
+from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 
@@ -211,3 +214,30 @@ def test_there_are_ten_tables_and_an_unknown_one_names_the_nearest() -> None:
     assert len(published.names()) >= 10
     with pytest.raises(ConfigError, match=r"table 'fedld_fig3' \(did you mean 'fedld_fig2'"):
         published.load("fedld_fig3")
+
+
+SCOPES = {
+    "Cleveland": "client_0", "Hungarian": "client_1", "Switzerland": "client_2", "VA": "client_3",
+    "Pooled test": "pooled",
+}  # fmt: skip
+
+
+def test_the_numbers_of_flamby_are_those_of_its_files(shared_data: Path):
+    """Seed by seed, and for TCGA-BRCA mean and deviation (n - 1) of the means over six clients."""
+    with (shared_data / "flamby" / "published" / "flamby.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    found = {(r["dataset"], r["method"], r["scope"], r["seed"]): float(r["value"]) for r in rows}
+    for number in published.load("flamby_heart").numbers:
+        where = ("fed_heart_disease", number.method, SCOPES[number.setting])
+        assert number.values == {seed: found[*where, str(seed)] for seed in range(42, 47)}
+    table = published.load("flamby_tcga_brca")
+    for number in table.numbers:
+        method = number.method.replace("training", "Training")
+        means = [
+            fmean(found["fed_tcga_brca", method, f"client_{i}", str(seed)] for i in range(6))
+            for seed in range(42, 47)
+        ]
+        assert number.value == pytest.approx(fmean(means), abs=5.1e-5)
+        assert number.sd == pytest.approx(stdev(means), abs=5.1e-5)
+    sds = {number.method: f"{number.sd:.2f}" for number in table.numbers}
+    assert f"{sds['FedAvg']} of FedAvg and {sds['FedProx']} of FedProx" in table.about
