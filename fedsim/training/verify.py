@@ -184,6 +184,8 @@ def _compare_split(again: Rerun, scratch: Path) -> None:
     for name in ("partition.csv", "split.csv", VOCABULARY):
         if (again.store.path / name).is_file():
             shutil.copyfile(again.store.path / name, scratch / name)
+    if not (again.store.path / "partition.csv").is_file():
+        raise Difference("partition.csv", "is missing")
     try:
         write_split(again.setup, RunWriter(scratch), earlier=True)
     except DataError as error:
@@ -192,14 +194,18 @@ def _compare_split(again: Rerun, scratch: Path) -> None:
 
 
 def _compare_settings(again: Rerun) -> None:
-    """config.yaml with the settings that the newest checkpoint was written with."""
+    """config.yaml with the settings that the newest intact checkpoint was written with."""
     now = again.fingerprint.settings
-    for number, record in [*again.checkpoints().items()][-1:]:
-        began = read_record(record)["settings"]
+    for number, record in reversed(again.checkpoints().items()):
+        try:
+            began = read_record(record)["settings"]
+        except ValueError:  # damaged: rounds begin at another one
+            continue
         for key in sorted(began.keys() & now.keys()):
             if began[key] != now[key]:
                 before = f"{began[key]!r} as in the checkpoint of round {number}"
                 raise Difference(f"config.yaml, {key}", repr(now[key]), before)
+        return
 
 
 def _changed_rounds(found: Verification) -> Iterator[int]:

@@ -124,3 +124,18 @@ def test_counts_are_the_same_on_every_processor():
     log.add(ClientRow(**values | {"num_samples": 1001}))
     with pytest.raises(Difference, match="column num_samples: 1000, not 1001"):
         Comparison(others="another processor").compare(tables, log)
+
+
+def test_a_partition_that_is_missing(run):  # noqa: F811
+    (run / "partition.csv").unlink()
+    forge(run)
+    assert first(run, rounds=1) == "partition.csv: is missing"
+
+
+def test_a_damaged_checkpoint_is_left_out(run):  # noqa: F811
+    """The run is honest, and rounds begin at the checkpoint before."""
+    (run / "checkpoints" / f"round-{ROUNDS:06d}.json").write_text("{")
+    (run / "checkpoints" / "round-000004.json").write_text("{")
+    found = verify(run, rounds=1, seed=drawing(5))
+    assert found.verified
+    assert found.executed == [(3, 5)]
