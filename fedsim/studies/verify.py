@@ -79,7 +79,10 @@ class Drawn:
             if name not in there:
                 return Difference(name, "is missing")
         try:
-            written = {name: pd.read_csv(self.folder / name) for name in SWEEP}
+            written = {
+                name: pd.read_csv(self.folder / name, dtype=str, keep_default_na=False)
+                for name in SWEEP
+            }
             names = [str(name) for name in written["summary.csv"]["run"]]
             summary = sweep_tables.summarise(names, self.folder)
             rows = {str(row) for row in written["aggregate.csv"]["configuration"]}
