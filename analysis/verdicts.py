@@ -232,13 +232,14 @@ def power(difference: float, std: float, k: int, margin: float, sd: float, n: in
 def fewest(chance: Callable[[int], float]) -> int | None:
     """The smallest number from 2 to :data:`MOST` with a chance of 0.8; None where there is none.
 
-    The chance rises with the number.
+    The chance rises with the number, or falls again beyond a peak, as where Welch's degrees of
+    freedom come near those of two published runs; steps of a tenth do not leap over it.
     """
     low, high = 1, 2
     while chance(high) < units.POWER:
         if high == MOST:
             return None
-        low, high = high, min(2 * high, MOST)
+        low, high = high, min(high + max(1, high // 10), MOST)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= units.POWER else (middle, high)

@@ -119,6 +119,18 @@ def test_the_bound_of_the_power_is_near_what_is_simulated() -> None:
     assert told == pytest.approx(share, abs=0.03)
 
 
+def test_the_number_of_runs_is_found_where_more_of_them_lower_the_chance() -> None:
+    """Welch: with ever more of our runs the degrees of freedom fall to those of two published."""
+
+    def chance(n: int) -> float:
+        return verdicts.power(0.0, 1.0, n, 1.1, 0.3, 2)
+
+    assert max(map(chance, (16, 32, 64))) < 0.8
+    few = verdicts.fewest(chance)
+    assert few is not None
+    assert chance(few) >= 0.8 > chance(few - 1)
+
+
 def test_one_published_run_may_leave_no_number_of_runs_that_decides() -> None:
     found = verdicts.number(OURS, 81.0, 0.5, n=1)
     assert (found.word, found.needed) == (UNDECIDED, None)
