@@ -187,3 +187,17 @@ def test_an_environment_of_another_form(packages, run):
     done = call("verify", run, "--rounds", 1)
     assert done.exit_code == 2
     assert "env.json: not what fedsim writes there" in done.output
+
+
+def test_a_sweep_over_seeds_alone(tmp_path):
+    """Its one configuration has an empty name."""
+    experiment = {
+        "data": {"num_clients": 8, "test_fraction": 0.9},
+        "train": {"rounds": 1, "batch_size": 20},
+        "model": {"name": "mlp"},
+        "engine": {"kind": "serial"},
+        "grid": {"seed": [0, 1]},
+    }
+    fedsim.sweep(experiment, tmp_path / "sweep", parallel=1)
+    with drawn(tmp_path / "sweep", sample=1, seed=0) as wanted:
+        assert wanted.tables() is None
