@@ -97,7 +97,8 @@ def read_search(folder: Path) -> Search:
     try:
         study = parse_json(read_bytes(file))
         by, forms = str(study["by"]), {key: str(study["search"][key]) for key in keys}
-        planned, seeds = study.get("trials"), [int(seed) for seed in study.get("seeds", ())]
+        seeds = [int(seed) for seed in study.get("seeds", ())]
+        planned = None if study.get("trials") is None else int(study["trials"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error
     if by not in METRICS:
@@ -105,7 +106,7 @@ def read_search(folder: Path) -> Search:
     logarithmic = [key for key, form in forms.items() if form.startswith("loguniform")]
     return Search(
         table.sort_values("trial", kind="stable", ignore_index=True), keys, by, logarithmic,
-        sampler=str(study.get("sampler", "")), planned=None if planned is None else int(planned),
+        sampler=str(study.get("sampler", "")), planned=planned,
         seeds=seeds,
     )  # fmt: skip
 
