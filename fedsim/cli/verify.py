@@ -104,10 +104,13 @@ def verify(
       fedsim verify fedld.zip --data-dir ~/data/retina
     """
     ctx = click.get_current_context()
+    from fedsim.config import experiments
     from fedsim.studies import verify as proofs
 
-    make_importable()
     with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
+        configs = [run / "config.yaml" for run in wanted.runs]
+        for config in configs:
+            make_importable(experiments.read(config).settings if config.is_file() else {})
         found = []
         given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
         for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]

@@ -407,6 +407,9 @@ class EngineConfig(Section):
     keep_every: int = Field(default=0, ge=0, le=MOST)
     """Keep a checkpoint of every so many rounds beside the newest, from which `fedsim verify` and
     `fedsim replay` start; 0: the newest alone."""
+    save_model: bool = True
+    """Leave the final models in the run directory (model.safetensors, clients.safetensors): not
+    needed for tables and `fedsim verify`, but for predictions."""
     state_memory: float = Field(default=1.0, ge=0, le=MOST)
     """GiB of client states that the driver keeps in memory; the rest is on disk."""
     aggregation_shards: Literal["auto"] | int = 1

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from fedsim.core import reuse
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
 from fedsim.core.layout import freeze
@@ -74,6 +75,19 @@ def start(
             weights cannot be had or do not fit, there is no place for a projection head, or a
             function of your own returns no such model.
     """
+    names = tuple(classes)
+    return reuse.copied(
+        "model", (spec, seed, adapt, names), lambda: _start(spec, seed, adapt, names)
+    )
+
+
+def _start(
+    spec: ModelSpec,
+    seed: int,
+    adapt: Callable[[nn.Module], nn.Module] | None,
+    classes: Sequence[str],
+) -> Built:
+    """What :func:`start` returns, built now."""
     drawn = seed if spec.init == "torch" else seed_for(seed, "model")
     with one_torch_thread(), torch_scope(drawn):
         if libraries.library_of(spec.name) is not None:

@@ -148,7 +148,10 @@ def _there(path: Path) -> Path:
     """The path, of which a StoreError says if there is no file."""
     if not path.is_file():
         earlier = "; fedsim 0.1.0 left the models of single clients in checkpoints alone"
-        raise StoreError(f"{path}: there is no such file{earlier * (path.name == CLIENTS)}")
+        raise StoreError(
+            f"{path}: there is no such file (a run with engine.save_model=false leaves none)"
+            f"{earlier * (path.name == CLIENTS)}"
+        )
     return path
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from fedsim.config.experiments import Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.validation import cohort_size
+from fedsim.core import reuse
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import PROCESS, available_memory, cores, model_copies, num_gpus
 from fedsim.core.plurals import counted
@@ -82,6 +83,7 @@ def make_drivers(
     Raises:
         ConfigError: ``parallel`` is a number, and fewer runs fit.
     """
+    sessions.enter_context(reuse.across_runs())  # for runs in this process
     on_ray = [config.engine for config in configs if config.engine.kind == "ray"]
     if on_ray and (parallel == 1 or len(configs) == 1):
         from fedsim.engine.ray.pool import Session

@@ -254,7 +254,7 @@ def _files(config: RunConfig) -> float:
     vector, frozen = model_bytes(config)
     e, rounds = config.engine, config.train.rounds
     kept = min(e.keep_checkpoints + (rounds // e.keep_every if e.keep_every else 0), rounds)
-    return (1 + kept) * vector + frozen
+    return kept * vector + (vector + frozen) * e.save_model
 
 
 def _makespan(seconds: Sequence[float], slots: int) -> float:

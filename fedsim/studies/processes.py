@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from fedsim.core import reuse
 from fedsim.core.errors import EngineLostError
 from fedsim.training.events import ENDINGS, Event, Job, Logged, Lost, Orders, Tell
 
@@ -215,16 +216,17 @@ def serve(fd: int) -> None:
         join(ray)
     joined.set()
     session: Session | None = None
-    while (order := jobs.get()) is not None:
-        (job, place), orders = pickle.loads(order[0]), order[1]
-        try:
-            session = _session(place, session) if place else session
-            ended = execute(job, orders, tell, session if place else None)
-        except EngineLostError as error:
-            ended = Lost(str(error))
-        sys.stdout.flush()  # what the user's code has printed: an idle process may be killed
-        sys.stderr.flush()
-        tell(ended)
+    with reuse.across_runs():
+        while (order := jobs.get()) is not None:
+            (job, place), orders = pickle.loads(order[0]), order[1]
+            try:
+                session = _session(place, session) if place else session
+                ended = execute(job, orders, tell, session if place else None)
+            except EngineLostError as error:
+                ended = Lost(str(error))
+            sys.stdout.flush()  # what the user's code has printed: an idle process may be killed
+            sys.stderr.flush()
+            tell(ended)
     os._exit(0)  # the runs are on disk; taking torch down takes seconds
 
 

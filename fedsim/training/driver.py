@@ -95,7 +95,8 @@ class TrainingLoop:
                 self._rounds(interrupts)
                 self._score_clients()
                 self._write_environment()  # again, now that the devices are known
-                export_models(setup, store, self.position.state, self.position.rounds)
+                if setup.config.engine.save_model:
+                    export_models(setup, store, self.position.state, self.position.rounds)
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())

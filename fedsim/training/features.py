@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim import models
+from fedsim.core import reuse
 from fedsim.core.errors import WorkerError
 from fedsim.core.files import cache_dir
 from fedsim.core.imports import users_code
@@ -53,21 +54,30 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     if not spec.frozen or spec.dataset.per_token:
         return spec
     part = "features.backbone" if spec.model.projection else "features"
-    model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
-    flat = FlatModel(model, _CPU, frozen=spec.frozen)
-    if type(model).forward is not SplitModel.forward or not _is_frozen(model, part):
+    decisive = _decisive(spec)
+    key = spec.seed, spec.algorithm.adapt, _draws(spec), decisive
+    features = reuse.once("features", key, lambda: _features(spec, part, decisive))
+    if features is None:
         return spec
-    errors = users_code(f"model.name={spec.model.name}: features", WorkerError)
-    with errors, one_torch_thread(), torch_scope(0):
-        why, known = _try(spec, flat, part)
-        if why is not None:
-            text = "model.trainable=%s: features are computed anew in every pass, since %s"
-            logger.info(text, spec.model.trainable, why)
-            return spec
-        features = _cached(spec, model.get_submodule(part), known)
     rest = {name: a for name, a in spec.frozen.items() if not name.startswith(f"{part}.")}
     dataset = replace(spec.dataset, x=features, pipeline=None, vocabulary=0)
     return replace(spec, dataset=dataset, frozen=rest, local_images=None, cut=part)
+
+
+def _features(spec: WorkerSpec, part: str, decisive: bytes) -> Array | None:
+    """The features (N, d) of all samples; None where they are not the same in every pass."""
+    model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
+    flat = FlatModel(model, _CPU, frozen=spec.frozen)
+    if type(model).forward is not SplitModel.forward or not _is_frozen(model, part):
+        return None
+    errors = users_code(f"model.name={spec.model.name}: features", WorkerError)
+    with errors, one_torch_thread(), torch_scope(0):
+        why, known = _try(spec, flat, part)
+        if why is None:
+            return _cached(spec, model.get_submodule(part), decisive, known)
+    text = "model.trainable=%s: features are computed anew in every pass, since %s"
+    logger.info(text, spec.model.trainable, why)
+    return None
 
 
 def _is_frozen(model: nn.Module, part: str) -> bool:
@@ -83,11 +93,9 @@ def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Arra
     They are compared between a pass as in training, and passes as in an evaluation that hold other
     samples beside them. The model is left in evaluation mode.
     """
-    pipeline, name, none = spec.dataset.pipeline, spec.model.name, np.empty(0)
-    if pipeline is not None and pipeline.augment != "none":
-        return f"data.augment={pipeline.augment} draws", none
-    if spec.algorithm.poison is not None and spec.algorithm.poison.changes_x:
-        return "malicious clients change images", none
+    name, none = spec.model.name, np.empty(0)
+    if (draws := _draws(spec)) is not None:
+        return draws, none
     compute = _passes(spec, flat.model.get_submodule(part))
     before = torch.get_rng_state()
     training = compute(0, _PROBE)
@@ -103,6 +111,16 @@ def _try(spec: WorkerSpec, flat: FlatModel, part: str) -> tuple[str | None, Arra
     return None, evaluated.numpy()
 
 
+def _draws(spec: WorkerSpec) -> str | None:
+    """Why clients see other samples than those of the data set, if so."""
+    pipeline, poison = spec.dataset.pipeline, spec.algorithm.poison
+    if pipeline is not None and pipeline.augment != "none":
+        return f"data.augment={pipeline.augment} draws"
+    if poison is not None and poison.changes_x:
+        return "malicious clients change images"
+    return None
+
+
 def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]:
     """The function that computes the features of the samples from one index up to another."""
     samples, transform = spec.dataset.x, transforms(spec.dataset.pipeline, _CPU)
@@ -116,26 +134,15 @@ def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]
     return compute
 
 
-def _cached(spec: WorkerSpec, module: nn.Module, known: Array) -> Array:
+def _cached(spec: WorkerSpec, module: nn.Module, decisive: bytes, known: Array) -> Array:
     """The features (N, d) of all samples, memory mapped.
 
-    The file's name is a digest of what decides them: the samples, the pipeline, the frozen tensors,
-    the network's description, and the first samples' features ``known`` (n, d), which tell other
-    code and another kind of processor.
+    The file's name is a digest of what is ``decisive``, and of the first samples' features
+    ``known`` (n, d), which tell other code and another kind of processor.
     """
     data = spec.dataset
     size, compute = len(data.x), _passes(spec, module)
-    told = (
-        _VERSION,
-        _BATCH,
-        data.x.shape,
-        data.x.dtype.str,
-        data.pipeline,
-        spec.model.without_weights,
-    )
-    digest = hashlib.sha256(f"{told} {array_sha256(data.x)}".encode())
-    for name, array in sorted(spec.frozen.items()):
-        digest.update(f"{name} {array.shape} {array_sha256(array)}".encode())
+    digest = hashlib.sha256(decisive)
     digest.update(np.ascontiguousarray(known).data)
     name = re.sub(r"[^\w.-]+", "-", f"{data.name}-{spec.model.name}")[:80]
     path = cache_dir() / "features" / f"{name}-{digest.hexdigest()[:24]}.npy"
@@ -149,3 +156,13 @@ def _cached(spec: WorkerSpec, module: nn.Module, known: Array) -> Array:
     batches = -(-size // _BATCH)
     shape = size, known.shape[1]
     return stored(path, shape, np.float32, batches, write, "the frozen network")
+
+
+def _decisive(spec: WorkerSpec) -> bytes:
+    """What decides the features: the samples, the pipeline, the network and its frozen tensors."""
+    data, network = spec.dataset, spec.model.without_weights
+    told = _VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, network
+    frozen = [
+        f"{name} {array.shape} {array_sha256(array)}" for name, array in sorted(spec.frozen.items())
+    ]
+    return "".join([f"{told} {array_sha256(data.x)}", *frozen]).encode()

@@ -2,11 +2,13 @@
 
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedsim import data
 from fedsim.config.run import RunConfig
+from fedsim.core import reuse
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.types import I64, Array, Dataset, Partition
@@ -91,7 +93,9 @@ def read(
         ConfigError, DataError: as :func:`load`.
     """
     name, given = config.data.name, read_arguments(config)
-    dataset = data.load(name, whole=whole, known_words=known_words, **given)
+    load = partial(data.load, name, whole=whole, known_words=known_words, **given)
+    key = name, whole, known_words, repr(given)
+    dataset = load() if data.find(name) is None else reuse.once("data", key, load)
     normal = _normalization(config)
     try:
         return dataset if normal is None else normal.applied(dataset)

@@ -22,7 +22,7 @@ from fedsim.training.provenance import Provenance
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),
     *("memory_per_client", "client_timeout", "max_retries", "aggregation_shards", "data_from"),
-    *("checkpoint_every", "keep_checkpoints", "keep_every", "state_memory"),
+    *("checkpoint_every", "keep_checkpoints", "keep_every", "save_model", "state_memory"),
 )
 """Keys of section engine that change no result, so that a finished run counts with any values."""
 DEVICES = ("gpus_per_client", "allow_mixed_devices")

@@ -281,7 +281,8 @@ def _compare_models(again: Rerun, state: ServerState, scratch: Path) -> None:
     run, log = again.store.path, RoundLog(again.rounds)
     shutil.copyfile(run / "rounds.csv", scratch / "rounds.csv")
     store = RunWriter(scratch)
-    export_models(again.setup, store, state, again.rounds)
+    if again.setup.config.engine.save_model:
+        export_models(again.setup, store, state, again.rounds)
     rows = final_scores(again.setup, again.executor, state, log)
     if rows:
         store.write_final_clients(rows)
@@ -299,9 +300,10 @@ def _compare_results(again: Rerun, scratch: Path) -> None:
     store, setup = again.store, again.setup
     if not store.finished:
         return
-    models = Recorded.read(store.path, "models", again.rounds, again.rounds)
-    if not models.names_model(again.rounds, final_models.load_vector(store.path, setup.layout)):
-        raise Difference(MODEL, "is not the model of the last row of models.csv")
+    if setup.config.engine.save_model:
+        models = Recorded.read(store.path, "models", again.rounds, again.rounds)
+        if not models.names_model(again.rounds, final_models.load_vector(store.path, setup.layout)):
+            raise Difference(MODEL, "is not the model of the last row of models.csv")
     recorded, now = _summary(store.path / "summary.csv"), summarise(setup, store, math.nan)
     if unknown := [column for column in recorded if column not in now]:
         raise Difference("summary.csv, line 1", f"fedsim writes no column {unknown[0]!r}")

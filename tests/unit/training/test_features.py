@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedsim import models
 from fedsim.core.errors import WorkerError
 from fedsim.data import cache as packs
 from fedsim.models.vision import SplitModel
+from fedsim.training import features
 from fedsim.training import setup as setups
 from fedsim.training.features import with_features
 from fedsim.training.setup import prepare
@@ -88,6 +90,26 @@ def own(num_classes, in_channels, image_size):
 
 drawing, averaging = perceptron(nn.Dropout(0.1)), perceptron(Renormalised())
 refusing, smooth = perceptron(Refusing()), perceptron()
+
+
+# A sweep, whose runs have them in common
+
+
+@pytest.mark.integration
+def test_runs_of_a_sweep_are_those_alone(tmp_path, monkeypatch):
+    tried, of_one = [], features._try
+    monkeypatch.setattr(features, "_try", lambda *given: tried.append(1) or of_one(*given))
+    rates = [0.1, 0.2]
+    settings = config("cnn", "head").model_dump(exclude_unset=True)
+    sections = {name: settings[name] for name in ("data", "model", "train", "engine")}
+    grid = {"algorithm": ["fedavg", "fedld"], "train.lr": rates}
+    runs = fedsim.sweep({**sections, "grid": grid}, tmp_path / "sweep", parallel=1).runs
+    assert len(runs) == 4
+    assert len(tried) == 1
+    for method, rate in itertools.product(grid["algorithm"], rates):
+        alone = fedsim.run(config("cnn", "head", method, train={"lr": rate}))
+        path = tmp_path / "sweep" / f"algorithm={method},train.lr={rate}"
+        assert {name: (path / name).read_bytes() for name in FILES} == contents(alone)
 
 
 # What the features are

@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 import fedsim
 from fedsim import algorithms
 from fedsim.core import files
+from fedsim.core.errors import StoreError
 from fedsim.storage import manifest
 from fedsim.testing.rounds import config
 from fedsim.training import round as rounds
@@ -91,6 +92,16 @@ def test_a_round_begins_at_the_nearest_checkpoint(honest):
         (number,) = found.drawn
         begin = (number - 1) // 2 * 2  # of the rounds 2, 4 and 6 there are checkpoints
         assert found.executed == [(begin + 1, number)]
+
+
+def test_a_run_that_leaves_no_model(tmp_path):
+    run = fedsim.run(small("fedbn", engine={"save_model": False}), tmp_path / "run").path
+    assert not [*run.glob("*.safetensors")]
+    found = verify(run, rounds="all")
+    assert found.verified
+    assert found.models == ROUNDS  # by the digests of models.csv
+    with pytest.raises(StoreError, match=r"model\.safetensors: .*engine\.save_model=false"):
+        fedsim.predict(run)
 
 
 @pytest.mark.parametrize("name", ["fedld", "fedbn", "fedpac"])
