@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-MOST = {"model": 6, "features": 4}
+MOST = {"model": 4, "cut": 4, "features": 4}
 """How many values of a kind are kept, where that is more than one: those that were used last."""
 _kept: dict[str, dict[Hashable, Any]] | None = None
 

@@ -14,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm, Work
@@ -24,6 +24,7 @@ from fedsim.client.block import Stack, num_steps, train_block
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
+from fedsim.core import reuse
 from fedsim.core.errors import ContractError, DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
@@ -166,6 +167,13 @@ def array_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
+def _without(module: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """A network that is built, without a frozen module of it."""
+    network = build()
+    cut(network, module)
+    return network
+
+
 class Worker:
     """A model on a device and the data; keeps nothing between tasks that could change a result.
 
@@ -184,9 +192,10 @@ class Worker:
         self.spec = spec
         self.device = device
         self.gpu_fraction = gpu_fraction
-        model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
-        if spec.cut is not None:
-            cut(model, spec.cut)
+        key = spec.model.without_weights, spec.seed, spec.algorithm.adapt
+        whole = partial(models.build, *key)
+        part = partial(_without, spec.cut or "", whole)
+        model = reuse.copied("cut", (*key, spec.cut), part) if spec.cut else whole()
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
