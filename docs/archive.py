@@ -3,9 +3,9 @@
     python -m zipfile -e docs/results.zip sweeps    unpacks them into the folder sweeps
 
 ``study/`` has the tables of docs/RESULTS.md, ``grids/`` and ``chosen.csv`` its runs and their
-hyperparameters, ``small/`` the tables of docs/RESULTS_SMALL.md. The scripts that make the pages
-read and write the archive by these functions. The same texts give the same bytes: members are
-sorted and have one time.
+hyperparameters, ``small/`` the tables of docs/RESULTS_SMALL.md, ``protocol/`` those of
+docs/study/PROTOCOL.md. The scripts that make the pages read and write the archive by these
+functions. The same texts give the same bytes: members are sorted and have one time.
 """
 
 from __future__ import annotations

@@ -27,14 +27,14 @@ FILES = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(STUDY.gl
 HEADS = [name for name in FILES if name.startswith("head_")]
 
 
-def module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("study_check", STUDY / "check.py")
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"study_{name}", STUDY / f"{name}.py")
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
     return loaded
 
 
-check = module()
+check = module("check")
 
 
 def rows(*first: str) -> list[list[str]]:
