@@ -23,6 +23,7 @@ from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
+    from fedsim.studies.leaderboard import Task, TaskRun
     from fedsim.studies.verify import Drawn
     from fedsim.training.recorded import Difference
     from fedsim.training.verify import Verification
@@ -76,6 +77,13 @@ class RoundsType(click.ParamType[Any]):
     metavar="DIR",
     help="Where the runs' data are on this machine, if not where they were.",
 )
+@what_option(
+    "--task",
+    "task_file",
+    metavar="FILE",
+    help="The task of a leaderboard: the runs must be those that it has, all and no others, under "
+    "its settings.",
+)
 @accept_option
 @format_option
 @verbose_option
@@ -85,6 +93,7 @@ def verify(
     sample: int,
     seed: int | None,
     data_dir: str | None,
+    task_file: str | None,
     form: str,
     accept_changed_code: bool,
 ) -> None:
@@ -102,12 +111,24 @@ def verify(
       fedsim verify runs/digits/fedld/RUN --rounds all
       fedsim verify runs/sweep-table3_small --sample 3 --seed 7
       fedsim verify fedld.zip --data-dir ~/data/retina
+      fedsim verify mine.zip --task docs/leaderboard/digits/task.yaml
     """
     ctx = click.get_current_context()
+    from fedsim.studies import leaderboard
     from fedsim.studies import verify as proofs
 
     make_importable()
+    task = None if task_file is None else leaderboard.load(Path(task_file))
     with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
+        if task is not None:
+            runs, wrong = leaderboard.check(wanted.folder, task)
+            if form == "table":
+                _show_entries(runs, wrong, task)
+            if wrong:
+                if form == "json":
+                    said = {"verified": False, "task": [str(difference) for difference in wrong]}
+                    echo(json.dumps(said, indent=2))
+                ctx.exit(1)
         found = []
         given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
         for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
@@ -121,6 +142,25 @@ def verify(
             _show_sweep(wanted, table)
     if table is not None or not all(each.verified for each in found):
         ctx.exit(1)
+
+
+def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task) -> None:
+    """What runs are as entries of a task."""
+    echo(f"{task.path}: {task.title}")
+    for difference in wrong:
+        echo(f"  differs    {difference}")
+    if wrong:
+        echo("  NOT entries of the task; no round was done again")
+        return
+    for label in dict.fromkeys(run.label for run in runs):
+        own = [run for run in runs if run.label == label]
+        done = [run.scores for run in own if run.model]
+        failed = f", {len(own) - len(done)} of them failed" if len(done) < len(own) else ""
+        scores = [
+            f"{metric.replace('_', ' ')} {100 * sum(s[metric] for s in done) / len(done):.2f} %"
+            for metric in (done[0] if done else ())
+        ]
+        echo(f"  {label}: " + ", ".join([counted(len(own), "run") + failed, *scores]))
 
 
 def _show(found: Verification, name: str) -> None:
