@@ -17,9 +17,8 @@ import hashlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,6 +28,7 @@ DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS.parent))
 
 from analysis.ranks import ranked  # noqa: E402
+from fedsim.cli.common import make_importable  # noqa: E402
 from fedsim.config import experiments  # noqa: E402
 from fedsim.core import machine  # noqa: E402
 from fedsim.core.errors import ConfigError, FedsimError  # noqa: E402
@@ -66,8 +66,7 @@ VERIFIED = ("date", "fedsim", "commit", "processor", "seed", "rounds", "runs", "
 """What it has of the verification; ``runs`` are the numbers of runs by label."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pack:
+class Pack(NamedTuple):
     """The entries of a pack.
 
     Args:
@@ -117,6 +116,7 @@ def add(
         NotPossible: rounds cannot be done again here.
     """
     task = leaderboard.load(folder / "task.yaml")
+    make_importable(task.settings)
     found: list[Verification] = []
     with verify.drawn(file, sample=sample, seed=seed) as wanted:
         runs, wrong = leaderboard.check(wanted.folder, task)
@@ -180,9 +180,11 @@ def read(path: Path, task: Task) -> Pack:
     if said["pack"] is not None and "/" not in said["pack"] and _sha256(file) != said["sha256"]:
         raise ConfigError(f"{path}: sha256: is not that of {file.name}, which is {_sha256(file)}")
     table = path.with_suffix(".csv")
-    text = {"label": str, "state": str, "model": str, "data": str, "settings": str}
-    runs = pd.read_csv(table, dtype=text, keep_default_na=False, na_values={m: "" for m in METRICS},
-                       float_precision="round_trip")  # fmt: skip
+    runs = pd.read_csv(table, dtype=str, keep_default_na=False)
+    for column in ("data.seed", "seed"):
+        runs[column] = runs[column].astype(int)
+    for metric in METRICS:  # float reads all digits
+        runs[metric] = [float(cell) if cell else math.nan for cell in runs[metric]]
     for label, own in runs.groupby("label"):
         there = sorted(zip(own["data.seed"], own["seed"], strict=True))
         if there != sorted(task.runs):
