@@ -216,8 +216,8 @@ def table(known: Sequence[Pack]) -> pd.DataFrame:
             key = (number, str(label))
             lacking[key] = int((own[METRICS[0]].isna()).sum())
             for metric in METRICS:
-                means = own.groupby("data.seed")[metric].agg(lambda v: v.mean(skipna=False))
-                values.setdefault(metric, {})[key] = means
+                seeds = own.pivot(index="data.seed", columns="seed", values=metric)
+                values.setdefault(metric, {})[key] = seeds.mean(axis=1, skipna=False)
     scores = {metric: pd.DataFrame(own) for metric, own in values.items()}
     first = scores[METRICS[0]]
     ranks = ranked(first.to_numpy(float))

@@ -114,23 +114,14 @@ def verify(
       fedsim verify mine.zip --task docs/leaderboard/digits/task.yaml
     """
     ctx = click.get_current_context()
-    from fedsim.studies import leaderboard
     from fedsim.studies import verify as proofs
 
     make_importable()
-    task = None if task_file is None else leaderboard.load(Path(task_file))
     with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
-        if task is not None:
-            runs, wrong = leaderboard.check(wanted.folder, task)
-            if form == "table":
-                _show_entries(runs, wrong, task)
-            if wrong:
-                if form == "json":
-                    said = {"verified": False, "task": [str(difference) for difference in wrong]}
-                    echo(json.dumps(said, indent=2))
-                ctx.exit(1)
         found = []
         given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
+        if task_file is not None and not _are_entries(wanted.folder, Path(task_file), form):
+            ctx.exit(1)
         for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
             found.append(each)
             if form == "table":
@@ -144,6 +135,19 @@ def verify(
         ctx.exit(1)
 
 
+def _are_entries(folder: Path, file: Path, form: str) -> bool:
+    """Whether the runs are entries of the task in a file, which is said."""
+    from fedsim.studies import leaderboard
+
+    task = leaderboard.load(file)
+    runs, wrong = leaderboard.check(folder, task)
+    if form == "table":
+        _show_entries(runs, wrong, task)
+    elif wrong:
+        echo(json.dumps({"verified": False, "task": [*map(str, wrong)]}, indent=2))
+    return not wrong
+
+
 def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task) -> None:
     """What runs are as entries of a task."""
     echo(f"{task.path}: {task.title}")
@@ -155,12 +159,13 @@ def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task) -> N
     for label in dict.fromkeys(run.label for run in runs):
         own = [run for run in runs if run.label == label]
         done = [run.scores for run in own if run.model]
-        failed = f", {len(own) - len(done)} of them failed" if len(done) < len(own) else ""
-        scores = [
-            f"{metric.replace('_', ' ')} {100 * sum(s[metric] for s in done) / len(done):.2f} %"
-            for metric in (done[0] if done else ())
-        ]
-        echo(f"  {label}: " + ", ".join([counted(len(own), "run") + failed, *scores]))
+        said = [counted(len(own), "run")]
+        if len(done) < len(own):
+            said.append(f"{len(own) - len(done)} of them failed")
+        for metric in done[0] if done else ():
+            mean = sum(scores[metric] for scores in done) / len(done)
+            said.append(f"{metric.replace('_', ' ')} {100 * mean:.2f} %")
+        echo(f"  {label}: {', '.join(said)}")
 
 
 def _show(found: Verification, name: str) -> None:
