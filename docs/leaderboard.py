@@ -53,7 +53,7 @@ of the t distribution over the partitions: of these images, and not corrected fo
 entries, so that intervals that overlap are no order. *Lacking*: runs that failed or diverged. On
 their partition the entry has the last rank, and no mean score is shown. *Candidates*: settings that
 were tried on each partition, on its validation part. *Done again*: runs of the entry of which
-rounds were done again, of all that it has.
+rounds were done again, of all that are finished.
 """
 NONE = "\N{EN DASH}"
 KEYS = {
@@ -112,7 +112,7 @@ def add(
         data_dir: where the data are here.
 
     Raises:
-        ConfigError: the runs are not entries of the task, or a round differs.
+        ConfigError: the runs are not entries of the task, no run of one is drawn, or one differs.
         NotPossible: rounds cannot be done again here.
     """
     task = leaderboard.load(folder / "task.yaml")
@@ -126,6 +126,12 @@ def add(
             )
         labels = {run.name: run.label for run in runs}
         again = dict.fromkeys(sorted(labels.values()), 0)
+        drawn = {labels[run.relative_to(wanted.folder).as_posix()] for run in wanted.runs}
+        for label in sorted({run.label for run in runs if run.model} - drawn):
+            raise ConfigError(
+                f"--sample {sample}: no run of {label} is among those drawn, and every entry of "
+                f"the leaderboard is verified; {wanted.finished} runs are finished"
+            )
         for each in wanted.verified(rounds=rounds, data_dir=data_dir):
             name = each.run.relative_to(wanted.folder).as_posix()
             if not each.verified:
@@ -177,8 +183,11 @@ def read(path: Path, task: Task) -> Pack:
         if key not in KEYS:
             raise ConfigError(f"{path}: {key}: unknown; allowed are {', '.join(KEYS)}")
     file = path.with_name(str(said["pack"]))
-    if said["pack"] is not None and "/" not in said["pack"] and _sha256(file) != said["sha256"]:
-        raise ConfigError(f"{path}: sha256: is not that of {file.name}, which is {_sha256(file)}")
+    if said["pack"] is not None and "/" not in said["pack"]:
+        if not file.is_file():
+            raise ConfigError(f"{path}: pack: {file.name} is not beside it; or give its address")
+        if _sha256(file) != said["sha256"]:
+            raise ConfigError(f"{path}: sha256: is not that of {file.name}: {_sha256(file)}")
     table = path.with_suffix(".csv")
     runs = pd.read_csv(table, dtype=str, keep_default_na=False)
     for column in ("data.seed", "seed"):
@@ -245,7 +254,7 @@ def _half(values: np.ndarray) -> float:
     return float(stats.t.ppf(0.975, n - 1) * values.std(ddof=1) / math.sqrt(n))
 
 
-def page(folder: Path = FOLDER) -> str:
+def page(folder: Path) -> str:
     """The text of index.md."""
     lines = [INTRO]
     for file in sorted(folder.glob("*/task.yaml")):
@@ -340,7 +349,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if given.pop("command") == "add":
             add(FOLDER / given.pop("task"), given.pop("file"), **given)
-        (FOLDER / "index.md").write_text(page(), encoding="utf-8")
+        (FOLDER / "index.md").write_text(page(FOLDER), encoding="utf-8")
     except FedsimError as error:
         sys.exit(f"error: {error}")
 

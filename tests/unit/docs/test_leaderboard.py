@@ -35,7 +35,7 @@ PACKS = [(path, pack) for path in TASKS for pack in path.parent.glob("*.zip")]
 
 def test_the_page_follows_from_the_files_beside_it():
     page = (FOLDER / "index.md").read_text(encoding="utf-8")
-    assert made.page() == page, "run: python docs/leaderboard.py"
+    assert made.page(FOLDER) == page, "run: python docs/leaderboard.py"
 
 
 @pytest.mark.parametrize("name", ["fundus_sites", "covid_sites", "fundus_clients", "covid_clients"])
@@ -125,6 +125,7 @@ def digits(tmp_path):
     ("file", "old", "new", "reason"),
     [
         ("yaml", "sha256: ", "sha256: 0", "fedsim.yaml: sha256: is not that of fedsim.zip, "),
+        ("yaml", "pack: fedsim.zip", "pack: x.zip", "fedsim.yaml: pack: x.zip is not beside it"),
         ("yaml", "candidates: 1", "candidates: many", "fedsim.yaml: candidates: must be "),
         ("yaml", "candidates: 1\n", "", "fedsim.yaml: candidates: must be there"),
         ("yaml", "by: fedsim", "by: fedsim\nrank: 1", "fedsim.yaml: rank: unknown; allowed are by"),
@@ -169,10 +170,14 @@ def test_an_entry_is_added_by_one_command(digits, monkeypatch):
     before = {file: (digits / file).read_text() for file in ("fedsim.csv", "fedsim.yaml")}
     for file in before:
         (digits / file).unlink()
-    given = ["--by=someone", "--candidates=4", "--sample=2", "--rounds=1", "--seed=3"]
-    made.main(["add", "digits", str(digits / "fedsim.zip"), *given])
+    given = ["add", "digits", str(digits / "fedsim.zip"), "--by=someone", "--candidates=4"]
+    given += ["--rounds=1", "--seed=3"]
+    with pytest.raises(SystemExit, match=r"--sample 1: no run of .* is among those drawn"):
+        made.main([*given, "--sample=1"])
+    assert not (digits / "fedsim.csv").exists()
+    made.main([*given, "--sample=6"])
     assert (digits / "fedsim.csv").read_text() == before["fedsim.csv"]
     said = experiments.yaml.safe_load((digits / "fedsim.yaml").read_text())
     assert (said["by"], said["candidates"], said["pack"]) == ("someone", 4, "fedsim.zip")
-    assert sum(said["verified"]["runs"].values()) == 2
-    assert "1 round of 2 runs of 18, seed 3" in (digits.parent / "index.md").read_text()
+    assert sum(said["verified"]["runs"].values()) == 6
+    assert "1 round of 6 runs of 18, seed 3" in (digits.parent / "index.md").read_text()
