@@ -23,6 +23,7 @@ from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
+    from fedsim.studies.leaderboard import Task, TaskRun
     from fedsim.studies.verify import Drawn
     from fedsim.training.recorded import Difference
     from fedsim.training.verify import Verification
@@ -76,6 +77,13 @@ class RoundsType(click.ParamType[Any]):
     metavar="DIR",
     help="Where the runs' data are on this machine, if not where they were.",
 )
+@what_option(
+    "--task",
+    "task_file",
+    metavar="FILE",
+    help="The task of a leaderboard: the runs must be those that it has, all and no others, under "
+    "its settings.",
+)
 @accept_option
 @format_option
 @verbose_option
@@ -85,6 +93,7 @@ def verify(
     sample: int,
     seed: int | None,
     data_dir: str | None,
+    task_file: str | None,
     form: str,
     accept_changed_code: bool,
 ) -> None:
@@ -102,6 +111,7 @@ def verify(
       fedsim verify runs/digits/fedld/RUN --rounds all
       fedsim verify runs/sweep-table3_small --sample 3 --seed 7
       fedsim verify fedld.zip --data-dir ~/data/retina
+      fedsim verify mine.zip --task docs/leaderboard/digits/task.yaml
     """
     ctx = click.get_current_context()
     from fedsim.config import experiments
@@ -113,6 +123,8 @@ def verify(
             make_importable(experiments.read(config).settings if config.is_file() else {})
         found = []
         given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
+        if task_file is not None and not _are_entries(wanted.folder, Path(task_file), form):
+            ctx.exit(1)
         for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
             found.append(each)
             if form == "table":
@@ -124,6 +136,39 @@ def verify(
             _show_sweep(wanted, table)
     if table is not None or not all(each.verified for each in found):
         ctx.exit(1)
+
+
+def _are_entries(folder: Path, file: Path, form: str) -> bool:
+    """Whether the runs are entries of the task in a file, which is said."""
+    from fedsim.studies import leaderboard
+
+    task = leaderboard.load(file)
+    runs, wrong = leaderboard.check(folder, task)
+    if form == "table":
+        _show_entries(runs, wrong, task)
+    elif wrong:
+        echo(json.dumps({"verified": False, "task": [*map(str, wrong)]}, indent=2))
+    return not wrong
+
+
+def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task) -> None:
+    """What runs are as entries of a task."""
+    echo(f"{task.path}: {task.title}")
+    for difference in wrong:
+        echo(f"  differs    {difference}")
+    if wrong:
+        echo("  NOT entries of the task; no round was done again")
+        return
+    for label in dict.fromkeys(run.label for run in runs):
+        own = [run for run in runs if run.label == label]
+        done = [run.scores for run in own if run.model]
+        said = [counted(len(own), "run")]
+        if len(done) < len(own):
+            said.append(f"{len(own) - len(done)} of them failed")
+        for metric in done[0] if done else ():
+            mean = sum(scores[metric] for scores in done) / len(done)
+            said.append(f"{metric.replace('_', ' ')} {100 * mean:.2f} %")
+        echo(f"  {label}: {', '.join(said)}")
 
 
 def _show(found: Verification, name: str) -> None:

@@ -56,7 +56,7 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
         return False
     settings = experiments.read(folder / "config.yaml").settings
     key = difference(
-        wanted, {k: given.value for k, given in settings.items()}, _has_patients(folder)
+        wanted, {k: given.value for k, given in settings.items()}, has_patients(folder)
     )
     if key is not None:
         raise ConfigError(
@@ -65,7 +65,7 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
     return True
 
 
-def _has_patients(run: Path) -> bool | None:
+def has_patients(run: Path) -> bool | None:
     """Whether split.csv says whose the samples are; None where an earlier version wrote none."""
     with files.reading(run / "split.csv") as path:
         if not path.exists():
@@ -234,7 +234,7 @@ def can_resume(wanted: RunConfig, run: Path, *, accept_changed_code: bool = Fals
     except ConfigError:
         return False
     have = {key: given.value for key, given in settings.items()}
-    if difference(wanted, have, _has_patients(run)) is not None:
+    if difference(wanted, have, has_patients(run)) is not None:
         return False
     code = provenance.code_of(wanted)
     if accept_changed_code or not code:
