@@ -12,7 +12,7 @@ from searches import plus_minus
 from stored import Block, Study, folded, markdown
 
 from analysis import ranks
-from analysis.layout import EMPTY
+from analysis.layout import EMPTY, p_value
 from analysis.scores import SCORES
 from analysis.stats import Estimate, estimate
 
@@ -91,7 +91,8 @@ def mean_ranks(study: Study) -> str:
             columns[f"{name}: group"] = pd.Series(letters)
             f, p = ranks.iman_davenport(made.ranks.to_numpy(float))
             tests.append(
-                f"{name}: F = {f:.2f}, p = {p:.4f}, critical difference {made.difference:.2f}."
+                f"{name[0].upper()}{name[1:]}: F = {f:.2f} (Iman and Davenport, p {p_value(p)}), "
+                f"critical difference {made.difference:.2f}."
             )
     names = [name for name in columns if not name.endswith("group")]
     order = columns[names[0]].sort_values().index

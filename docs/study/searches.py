@@ -107,9 +107,11 @@ def by_accuracy(study: Study) -> str:
             by: best(block.trials, by).groupby("method")["accuracy"].mean()
             for by in ("val_accuracy", "val_balanced_accuracy")
         }
-        for method, value in means["val_accuracy"].items():
-            more = value - means["val_balanced_accuracy"][method]
-            cells.setdefault(str(method), {})[block.code] = f"{100 * value:.1f} ({100 * more:+.1f})"
+        for method in block.methods:
+            value, other = (100 * means[by].get(method, math.nan) for by in means)
+            more = round(value - other, 1) + 0.0
+            text = EMPTY if math.isnan(value) else f"{value:.1f} ({more:+.1f})"
+            cells.setdefault(method, {})[block.code] = text
     codes = [block.code for block in blocks]
     body = [[m, *(own.get(code, EMPTY) for code in codes)] for m, own in cells.items()]
     return markdown(["Method", *codes], body)
