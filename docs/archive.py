@@ -1,11 +1,12 @@
-"""The files behind the tables of docs/RESULTS.md and docs/RESULTS_SMALL.md: docs/results.zip.
+"""The files behind the tables of docs/RESULTS.md and docs/FEDERATIONS.md: docs/results.zip.
 
     python -m zipfile -e docs/results.zip sweeps    unpacks them into the folder sweeps
 
-``study/`` has the tables of docs/RESULTS.md, ``grids/`` and ``chosen.csv`` its runs and their
-hyperparameters, ``small/`` the tables of docs/RESULTS_SMALL.md, ``protocol/`` those of
-docs/study/PROTOCOL.md. The scripts that make the pages read and write the archive by these
-functions. The same texts give the same bytes: members are sorted and have one time.
+``protocol/`` has the tables that part 9 of docs/study/PROTOCOL.md describes, ``federations/`` those
+of docs/FEDERATIONS.md. ``earlier/`` has the pages and scripts of the study before that protocol;
+``study/`` and ``small/`` are the tables of the two pages, ``grids/`` and ``chosen.csv`` the runs of
+the first. The scripts that make the pages read and write the archive by these functions. The same
+texts give the same bytes: members are sorted and have one time.
 """
 
 from __future__ import annotations
@@ -26,12 +27,6 @@ def names() -> list[str]:
     """The members, sorted."""
     with ZipFile(ARCHIVE) as archive:
         return sorted(archive.namelist())
-
-
-def studies(folder: str) -> list[str]:
-    """The studies of ``folder`` (study or small) that have tables."""
-    paths = (name.split("/") for name in names())
-    return sorted({path[1] for path in paths if path[0] == folder and len(path) == 3})
 
 
 def read(name: str) -> str:

@@ -1,24 +1,22 @@
-"""The study of docs/RESULTS.md: tables from the archive, grids and network as it says."""
+"""docs/RESULTS.md: its tables follow from the archive, its words from check.py; the network."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
-import yaml
 from scipy import stats
-
-from analysis import units
-from fedsim.config import experiments
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 STUDY = DOCS / "study"
-PAGE = (DOCS / "RESULTS.md").read_text()
+PAGE = (DOCS / "RESULTS.md").read_text(encoding="utf-8")
 
 
 def module(name: str) -> ModuleType:
@@ -28,39 +26,321 @@ def module(name: str) -> ModuleType:
     return loaded
 
 
-make, verdicts = module("make"), module("verdicts")
-archive = make.archive
-MADE = archive.studies("study")
-GRIDS = [name for name in archive.names() if name.startswith("grids/")]
+make = module("make")
+stored, check = make.stored, make.comparisons.check
+archive = stored.archive
+BLOCKS = {block.code: block for block in stored.study().blocks}
+FAMILIES = {
+    "headline": "headline", "whole": "whole", "fig2_absolute": "fig2 absolute",
+    "fig2_signed": "fig2 signed", "retina": "retina",
+}  # fmt: skip
+"""Tables of the page by family."""
+SCORES = ("accuracy", "balanced_accuracy", "auc")
+CLEAN = re.compile(r"\*\*| \([^)]*\)| \N{DOUBLE DAGGER}")
 
 
-def table(study: str) -> pd.DataFrame:
-    """The scores and terms of a study, without the tables of variances."""
-    frame = archive.table(f"study/{study}/tables.csv")
-    return frame[~frame["table"].str.endswith("variance")]
+def table(page: str, name: str) -> str:
+    """What the page has in a block."""
+    return re.search(rf"<!-- table {name} -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
 
 
-def test_every_block_of_the_page_is_its_file():
-    assert len(make.BLOCK.findall(PAGE)) >= 10
-    assert make.rendered(PAGE) == PAGE
-    assert not re.search("<!-- (table|caption)", make.BLOCK.sub("", PAGE))
+def cells(text: str) -> list[list[str]]:
+    """The rows of the tables in a text, without heads and dashes."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
+    stripped = [[cell.strip().replace("\\|", "|") for cell in row] for row in rows]
+    dashes = [i for i, row in enumerate(stripped) if set(row[0]) == {"-"}]
+    heads = {i - 1 for i in dashes} | set(dashes)
+    return [row for i, row in enumerate(stripped) if i not in heads]
 
 
-def test_another_number_in_a_file_is_another_page(tmp_path, monkeypatch):
+def words(page: str) -> dict[tuple[str, ...], tuple[str, str]]:
+    """Both words of each comparison by family, block, claim, alpha, methods and measure."""
+    found = {}
+    for name, family in FAMILIES.items():
+        block = ""
+        for line in (table(page, name) if f"table {name} " in page else "").splitlines():
+            title = re.match(r"(?:\*\*|<summary>)(\w\d), ", line)
+            block = title[1] if title else block
+            if not re.match(r"\| C\d", line):
+                continue
+            (row,) = cells(line)
+            alpha = row.pop(1) if name.startswith("fig2") else ""
+            key = (family, block, row[0], alpha, row[1], row[2])
+            assert key not in found
+            found[key] = (CLEAN.sub("", row[5]), CLEAN.sub("", row[8]))
+    return found
+
+
+def expected(runs: dict[str, pd.DataFrame]) -> dict[tuple[str, ...], tuple[str, str]]:
+    """The same by check.py, of the blocks that are stored."""
+    codes = {block.name: code for code, block in BLOCKS.items()}
+    families = pd.read_csv(STUDY / "families.csv")
+    there = families.loc[families["block"].isin(runs), "family"]
+    families = families[families["family"].isin(there)]
+    if families.empty:
+        return {}
+    both = [check.compared(families, runs, ratio) for ratio in (False, True)]
+    return {
+        (
+            row["family"], codes[row["block"]], row["claim_id"],
+            "" if pd.isna(row["alpha"]) else f"{row['alpha']:g}",
+            f"{row['first']} \N{MINUS SIGN} {row['second']}",
+            make.comparisons.METRICS[row["metric"]],
+        ): (row["verdict"], other["verdict"])
+        for (_, row), (_, other) in zip(both[0].iterrows(), both[1].iterrows(), strict=True)
+        if row["block"] in runs
+    }  # fmt: skip
+
+
+def planted(code: str, gains: dict[str, float], *, test_drawn: int = 1) -> pd.DataFrame:
+    """Runs of a block of heads, in which methods are above 0.5 by ``gains``."""
+    runs = BLOCKS[code].planned
+    noise = np.random.default_rng(0).normal(0, 0.002, (3, len(runs)))
+    base = 0.5 + runs["method"].map(gains).fillna(0.0) + 0.01 * (runs["data_seed"] - 20)
+    scores = dict(zip(SCORES, base.to_numpy() + noise, strict=True))
+    return runs.assign(
+        **scores, alpha=np.nan, lr=0.01, status="finished", classes=4, train_samples=600,
+        test_samples=200, test_drawn=test_drawn, collapsed=0, commit="1234567890ab",
+    )  # fmt: skip
+
+
+def searched(code: str, edges: int) -> pd.DataFrame:
+    """Two candidates for each method and partition, of which the second is chosen."""
+    cells = BLOCKS[code].planned[["method", "data_seed"]].drop_duplicates()
+    both = pd.concat([cells.assign(trial=0), cells.assign(trial=1)], ignore_index=True)
+    both = both.sort_values(["method", "data_seed", "trial"], ignore_index=True)
+    late = both["trial"] == 1
+    place = late.cumsum().where(late, len(both))
+    return both.assign(
+        **{"train.lr": 0.1, "state": "complete", "chosen": late.astype(int), "search": 1},
+        val_balanced_accuracy=0.4 + 0.2 * late, balanced_accuracy=0.4 + 0.1 * late,
+        val_accuracy=0.6 - 0.2 * late, accuracy=0.7 - 0.1 * late,
+        at_edge=np.where(place <= edges, "train.lr high", ""),
+    )  # fmt: skip
+
+
+def with_block(code: str, **tables: object) -> stored.Study:
+    """The study of which one block alone is stored."""
+    blocks = {name: stored.Block(code=name, name=block.name, settings=block.settings)
+              for name, block in BLOCKS.items()}  # fmt: skip
+    blocks[code] = replace(blocks[code], **tables)
+    return stored.Study(blocks=list(blocks.values()))
+
+
+def rendered(study: stored.Study, *names: str) -> str:
+    """A page of some tables."""
+    text = "".join(f"<!-- table {name} -->\n<!-- end -->\n" for name in names)
+    return make.rendered(text, study)
+
+
+@pytest.fixture(scope="module")
+def first() -> stored.Study:
+    """H1: FedLD is above all by four points, FedProx misses a run, FedGH diverges in one."""
+    runs = planted("H1", {"FedLD": 0.04, "FedLD equal weights": 0.0004})
+    at = {method: runs.index[runs["method"] == method] for method in ("FedProx", "FedGH", "Margin")}
+    runs.loc[at["FedProx"][0], ["status", *SCORES]] = ["failed", *[np.nan] * 3]
+    runs.loc[at["FedGH"][3], ["status", *SCORES]] = ["diverged", *[np.nan] * 3]
+    runs.loc[at["Margin"][:2], "collapsed"] = 1
+    return with_block("H1", runs=runs, trials=searched("H1", 14), searches=1)
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Bayesian test, which decides nothing, takes most of a table's time."""
+    monkeypatch.setattr(make.comparisons.paired, "DRAWS", 100)
+
+
+def test_the_page_has_every_table_and_figure_once():
+    shown = [(kind, name) for _, kind, name, _ in make.BLOCK.findall(PAGE)]
+    wanted = [("table", name) for name in make.TABLES]
+    wanted += [("figure", name) for name in make.figures.FIGURES]
+    assert sorted(shown) == sorted(wanted)
+    assert not re.search("<!-- (table|figure)", make.BLOCK.sub("", PAGE))
+
+
+@pytest.mark.slow
+def test_the_page_is_what_follows_from_the_archive():
+    assert make.rendered(PAGE, stored.study()) == PAGE, "run: python docs/study/make.py"
+
+
+@pytest.mark.slow
+def test_every_word_of_the_page_is_that_of_check():
+    """Read from the text of the page; what is not there is not run, and not decidable."""
+    runs = check.stored(None, [block.name for block in BLOCKS.values()])
+    assert words(PAGE) == expected(runs)
+    for code, block in BLOCKS.items():
+        assert (f"**{block.title}**: not run" in PAGE) == (block.name not in runs), code
+
+
+@pytest.mark.slow
+def test_the_words_of_the_summary_are_those_of_check():
+    families = pd.read_csv(STUDY / "families.csv")
+    runs = check.stored(None, families["block"].unique())
+    made = [check.compared(families, runs, ratio) for ratio in (False, True)]
+    said = iter(cells(table(PAGE, "summary")))
+    for group in ("headline", "whole", "fig2", "retina"):
+        own = families[families["family"].str.startswith(group)]
+        for claim in sorted(own["claim_id"].unique(), key=lambda name: int(name[1:])):
+            row, phrases = next(said), []
+            members = own[own["claim_id"] == claim]
+            order = list(make.comparisons.METRICS)
+            for metric in sorted(members["metric"].unique(), key=order.index):
+                for part in made:
+                    of = part.loc[members.index[members["metric"] == metric]]
+                    each = of["verdict"] if group == "fig2" else check.claims(of)["verdict"]
+                    phrases.append(check.phrase(each.to_list()))
+            assert row[0].startswith(f"**{claim}.**")
+            assert [cell.partition(";")[0] for cell in row[1:-1]] == phrases
+            sure = all(re.fullmatch(r"confirmed in (\d+) of \1", phrase) for phrase in phrases)
+            assert row[-1] == ("yes" if sure else "no")
+    assert next(said, None) is None
+
+
+def test_planted_words_are_those_of_check(first, few_draws):
+    page = rendered(first, *FAMILIES)
+    found = words(page)
+    assert found == expected(first.runs)
+    of = {key[4]: word for key, word in found.items() if key[5] == "accuracy"}
+    assert of["FedLD \N{MINUS SIGN} FedAvg"] == ("confirmed", "confirmed")
+    assert of["FedLD \N{MINUS SIGN} FedProx"] == ("not decidable", "not decidable")
+    equal = of["FedLD equal weights \N{MINUS SIGN} FedAvg equal weights"]
+    assert equal == ("practically equal", "practically equal")
+    assert "not decidable (runs missing)" in page
+    assert page.count("**: not run, so that its ") == 3 + 2 + 2 * 4 + 2
+
+
+def test_the_summary_names_weights_where_equal_ones_are_not_confirmed(first):
+    """C1 is confirmed on H1, its control C6 practically equal there."""
+    rows = cells(rendered(first, "summary"))
+    assert rows[0][1] == (
+        "confirmed in 1 of 4, not decidable in 3 of 4; of the confirmed, with equal weights in "
+        "both (C6) practically equal in 1 of 1, so that weights may be the reason"
+    )
+    assert rows[0][-1] == "no"
+    assert rows[1][1] == "not decidable in 4 of 4"  # C2 needs FedProx
+
+
+def test_confirmed_without_a_qualifier_takes_all_blocks_metrics_and_scopes(first):
+    families = stored.FAMILIES
+    made = {scope: families.assign(verdict="confirmed") for scope in stored.SCOPES}
+    study = stored.Study(blocks=[])
+    study.__dict__["compared"] = made
+    page = make.comparisons.summary(study)
+    assert page.startswith("Confirmed without a qualifier: C1 (Head, H1 to H4), C2 ")
+    assert {row[-1] for row in cells(page)} == {"yes"}
+    one = families.index[(families["claim_id"] == "C8") & (families["metric"] == "global_loss")][0]
+    made["new images"].loc[one, "verdict"] = "not decidable"
+    page = make.comparisons.summary(study)
+    assert [row[0][2:4] for row in cells(page) if row[-1] == "no"] == ["C8"]
+
+
+def test_one_test_part_says_nothing_of_new_images(few_draws):
+    study = with_block("R1", runs=planted("R1", {"FedLD": 0.04}, test_drawn=0))
+    found = rendered(study, "retina")
+    assert {new for _, new in words(found).values()} == {"not decidable"}
+    assert "not decidable (one test part)" in found
+
+
+def test_what_would_have_been_found_stands_beside_not_decidable():
+    """n = 10 at level 0.05 / 72: 80 % of a noncentral t distribution are above its limit."""
+    row = pd.Series({"verdict": "not decidable", "mean": 0.01, "scale": 0.01, "n": 10})
+    assert make.comparisons.word(row, 100, 72) == "not decidable (6.2)"
+    limit = stats.t.isf(0.05 / 144, 9)
+    assert stats.nct.sf(limit, 9, 6.15) < 0.8 < stats.nct.sf(limit, 9, 6.25)
+    assert make.comparisons.word(row.replace("not decidable", "refuted"), 100, 72) == "**refuted**"
+
+
+def test_runs_that_diverged_collapsed_or_are_missing_are_named(first):
+    named = rendered(first, "named")
+    assert "- Diverged: FedGH, 1: 21/2" in named
+    assert "- Collapsed: Margin, 2: 20/1; 20/2" in named
+    assert "- Missing or failed: FedProx, 1: 20/1" in named
+    row = next(row for row in cells(rendered(first, "blocks")) if row[0].startswith("H1"))
+    assert row[1:] == ["258 of 260", "1", "2", "1", "`123456789`"]
+
+
+def test_a_run_that_is_not_in_the_table_is_missing():
+    runs = planted("H1", {}).iloc[1:]
+    named = rendered(with_block("H1", runs=runs), "named")
+    assert "- Missing or failed: FedAvg, 1: 20/1" in named
+
+
+def test_more_than_one_choice_in_ten_at_an_edge_marks_the_verdicts(first, few_draws):
+    sentence = "**More than one choice in ten is at an edge** after the last search: H1"
+    assert f"{sentence} (`train.lr` 14 of 130)" in rendered(first, "candidates")
+    assert "**confirmed** \N{DOUBLE DAGGER}" in rendered(first, "headline")
+    few = replace(first.blocks[0], trials=searched("H1", 13))
+    assert "In no block is more than" in rendered(
+        stored.Study(blocks=[few, *first.blocks[1:]]), "candidates"
+    )
+
+
+def test_candidates_are_counted_and_chosen_by_accuracy_too(first):
+    row = cells(rendered(first, "candidates"))[0]
+    assert row == ["H1", "13", "10", "2", "0", "1", "14 of 130", "\N{EN DASH}", "\N{EN DASH}"]
+    assert cells(rendered(first, "by_accuracy"))[0] == ["FedAvg", "70.0 (+10.0)"]
+    expected = cells(rendered(first, "budget"))[0]
+    assert expected == ["FedAvg", "45.0 ± 0.0", "50.0 ± 0.0"]
+
+
+def test_a_first_search_is_not_used(tmp_path, monkeypatch):
+    trials = searched("H1", 20)
+    both = pd.concat([trials, trials.assign(search=2, at_edge="")])
     monkeypatch.setattr(archive, "ARCHIVE", tmp_path / "results.zip")
-    archive.update({"study/t.md": "### Title\n\n| a |\n| ---: |\n| 1 |\n\nCaption.\n"})
-    shown = make.rendered("A\n\n<!-- table t.md -->\n\nold\n\n<!-- end -->\n\nB\n")
-    table = "| a |\n| ---: |\n| 1 |"
-    assert shown == f"A\n\n<!-- table t.md -->\n\n{table}\n\n<!-- end -->\n\nB\n"
-    below = make.rendered("<!-- caption t.md -->\n<!-- end -->\n")
-    assert below == "<!-- caption t.md -->\n\nCaption.\n\n<!-- end -->\n"
+    archive.update({"protocol/head_fundus_sites_trials.csv": both.to_csv(index=False)})
+    row = cells(rendered(stored.study(), "candidates"))[0]
+    assert row[3:7] == ["2", "0", "2", "0 of 130"]
 
 
-def test_the_page_leaves_out_the_columns_that_it_says():
-    rows = ["| Method | Seeds | AUC (%) | Std (points) |", "| --- | ---: | ---: | ---: |"]
-    assert make.narrow([*rows, "| FedAvg | 2 | 86.4 | 1.0 |"]) == [
-        "| Method | AUC (%) |", "| --- | ---: |", "| FedAvg | 86.4 |",
-    ]  # fmt: skip
+def test_some_blocks_make_a_page(tmp_path, monkeypatch):
+    """What is not stored is not run, and every table can be made."""
+    monkeypatch.setattr(archive, "ARCHIVE", tmp_path / "results.zip")
+    what = "Date,Commit,What\n2026-01-01,abc,a|b\n"
+    archive.update({"protocol/deviations.csv": what})
+    study = stored.study()
+    page = make.rendered(PAGE, study)
+    assert "**Not run: H1, H2, H3, H4, F1, F2, F3, W1, W2, F4, R1, R2, T.**" in page
+    assert {row[-1] for row in cells(table(page, "summary"))} == {"no"}
+    assert words(page) == {}
+    assert cells(table(page, "deviations")) == [["2026-01-01", "abc", "a|b"]]
+    assert ".png" not in page
+
+
+def test_scores_count_a_diverged_run_as_a_guess(first):
+    made = {row[0]: row[1:] for row in cells(rendered(first, "scores"))}
+    assert made["FedProx"] == ["\N{EN DASH}"] * 3
+    values = make.descriptions.values(first.blocks[0], "auc", "FedGH")
+    runs = first.blocks[0].runs
+    other = runs[(runs["method"] == "FedGH") & (runs["data_seed"] == 21) & (runs["seed"] == 1)]
+    assert values[21] == pytest.approx((0.5 + other["auc"].item()) / 2, rel=1e-12)
+
+
+def test_balanced_accuracy_at_half_of_the_bytes():
+    """FedAvg sends 4 MB; B sends twice as much a round, and has one evaluation by 2 MB."""
+    runs = planted("H1", {})
+    runs = runs[runs["method"].isin(["FedAvg", "FedProx"])]
+    curves = pd.concat(
+        runs[["method", "data_seed", "seed"]].assign(
+            round=r, balanced_accuracy=0.1 * r, simulated_seconds=r,
+            uplink_bytes=runs["method"].map({"FedAvg": 1, "FedProx": 2}) * r, downlink_bytes=0,
+        )
+        for r in (1, 2, 3, 4)
+    )  # fmt: skip
+    block = replace(BLOCKS["H1"], runs=runs, curves=curves)
+    half = make.descriptions.reached(block, 0.5, "bytes")
+    assert half.loc["FedAvg"].to_numpy() == pytest.approx(0.2, rel=1e-12)
+    assert half.loc["FedProx"].to_numpy() == pytest.approx(0.1, rel=1e-12)
+    assert make.descriptions.reached(block, 0.25, "bytes").loc["FedProx"].isna().all()
+    diverged = runs["status"].mask(runs["method"] == "FedProx", "diverged")
+    guess = replace(block, runs=runs.assign(status=diverged))
+    assert make.descriptions.reached(guess, 0.5, "bytes").loc["FedProx"].eq(0.25).all()
+
+
+def test_ranks_take_a_method_without_a_value_as_the_last(first):
+    made = make.descriptions.ranked(first, "balanced_accuracy", partitions=True)
+    assert made.labels[0] == "FedLD"
+    assert made.labels[-1] == "FedProx"
+    assert len(made.ranks) == 10
 
 
 def test_the_same_texts_give_the_same_archive(tmp_path, monkeypatch):
@@ -75,186 +355,6 @@ def test_the_same_texts_give_the_same_archive(tmp_path, monkeypatch):
     assert archive.names() == ["study/a.csv", "study/b.csv"]
     archive.update({"study/a.csv": "3\n"})
     assert archive.read("study/a.csv") == "3\n"
-
-
-@pytest.mark.parametrize("study", MADE)
-def test_the_tables_show_the_numbers_of_tables_csv(study):
-    """The Markdown tables, which the page includes, against the file with all digits."""
-    frame = table(study)
-    scores = frame[frame["table"].str.contains("balanced_accuracy|auc")]
-    for name, rows in scores.groupby("table"):
-        lines = archive.read(f"study/{study}/{name}.md").splitlines()
-        cells = [line.split("|")[1:-1] for line in lines if line.startswith("|") and "±" in line]
-        shown = {c[0].strip(): float(c[3].split("±")[0].strip(" *†")) for c in cells[1:]}
-        titles = [make.plain(make.style.title(label)) for label in rows["label"]]
-        expected = dict(zip(titles, 100 * rows["mean"], strict=True))
-        assert shown == pytest.approx(expected, abs=0.00501), name
-
-
-@pytest.mark.parametrize("study", MADE)
-def test_every_study_has_its_grid_and_its_design(study):
-    grid = yaml.safe_load(archive.read(f"grids/{study}.yaml"))["grid"]
-    assert study in make.STUDIES
-    frame = table(study)
-    assert set(frame["n"]) == {len(grid["data.seed"])}
-    assert set(frame["unit"]) == {"partition"}
-    assert set(frame["seeds"].astype(str)) == {str(len(grid["seed"]))}
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_every_grid_can_be_read_and_has_the_partitions_of_its_purpose(name, tmp_path):
-    path = tmp_path / name.rpartition("/")[2]
-    path.write_text(archive.read(name))
-    axes = {axis.name: axis for axis in experiments.read(path).grid}
-    partitions = {str(value) for value in yaml.safe_load(path.read_text())["grid"]["data.seed"]}
-    assert {"run", "data.seed", "seed"} <= axes.keys()
-    development = {"100", "101", "102"}
-    assert partitions <= development or not partitions & development
-    assert (partitions <= development) == path.stem.startswith("rates_")
-
-
-def test_the_grids_have_the_candidates_with_the_best_validation_scores():
-    chosen = archive.table("chosen.csv")
-    best = chosen.loc[chosen.groupby(["setting", "row"])["val_mean"].idxmax()]
-    assert len(best) > 60
-    for setting, rows in best.groupby("setting"):
-        whole = setting.startswith(("full", "lora"))
-        name = setting if whole else f"methods_{setting}"
-        grid = yaml.safe_load(archive.read(f"grids/{name}.yaml"))["grid"]["run"]
-        of_grid = {name: settings for row in grid for name, settings in row.items()}
-        assert whole or of_grid.keys() <= set(rows["row"])
-        for row in rows[rows["row"].isin(of_grid)].itertuples():
-            pairs = (part.split("=") for part in row.candidate.split())
-            values = {key: float(value) for key, value in pairs}
-            assert values.items() <= of_grid[row.row].items(), (setting, row.row)
-
-
-def summary() -> dict[str, tuple[str, str]]:
-    """Verdict and evidence of each claim in the summary of the page."""
-    text = PAGE.partition("## In short")[2].partition("## Design")[0]
-    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| ")]
-    return {row[0].strip(): (row[1].strip(), row[2].strip()) for row in rows[2:]}
-
-
-def test_every_verdict_follows_from_the_files():
-    computed, shown = verdicts.verdicts(), summary()
-    assert len(shown) == len(computed)
-    for (claim, (word, _)), (begin, expected) in zip(shown.items(), computed.items(), strict=True):
-        assert claim.startswith(begin)
-        assert word.partition(";")[0] == expected, claim
-
-
-def test_words_of_verdicts_by_hand():
-    assert verdicts.phrase([1, 1, 1]) == "confirmed in 3 settings of 3"
-    assert verdicts.phrase([-1, 0, 0]) == "refuted in 1 setting of 3, not decidable in 2"
-    both = "confirmed in 1 setting of 3, refuted in 1, not decidable in 1"
-    assert verdicts.phrase([1, -1, 0]) == both
-    assert verdicts.phrase([0, 0, 0]) == "not decidable"
-    # confirmed in the first setting, by its control in the second only
-    assert verdicts.phrase([1, 0, 0], [0, 1, 0]) == "not confirmed"
-    assert (
-        verdicts.phrase([1, 0, 0], [1, 0, 0]) == "confirmed in 1 setting of 3, not decidable in 2"
-    )
-    assert verdicts.phrase([0, 0, 0], [0, 0, 0]) == "not decidable"
-    row = {"difference": -0.05, "p_holm": 0.049}
-    assert verdicts.sign(pd.Series(row)) == -1
-    assert verdicts.sign(pd.Series(row | {"difference": 0.05})) == 1
-    for p in (0.05, 0.2, float("nan")):
-        assert verdicts.sign(pd.Series(row | {"p_holm": p})) == 0
-
-
-def test_the_absolute_value_of_a_term_by_hand():
-    """|-1| is less than |-2|, and so the term is higher; with runs above zero that is not known."""
-    base = {"mean": -2.0, "var_between": 0.03, "var_within": 0.01}  # a run has std 0.2
-    row = {"mean": -1.0, "var_between": 0.12, "var_within": 0.04, "difference": 1.0, "p_holm": 0.01}
-
-    def verdict(**other: float) -> int:
-        return verdicts._lower_absolute(pd.Series(base), pd.Series(row | other))
-
-    assert verdict() == 1
-    assert verdict(p_holm=0.06) == 0
-    assert verdict(mean=-3.0, difference=-1.0) == -1
-    assert verdict(var_within=0.13) == 0  # std 0.5: two of them reach zero
-    assert verdict(mean=1.0, difference=3.0) == 0
-
-
-def test_the_numbers_of_the_summary_are_those_of_the_files():
-    """Differences with their intervals, in points, wherever the row has one for a setting."""
-
-    def shown(study: str, table: str, label: str, factor: int = 1) -> str:
-        row = verdicts.numbers(study, table).loc[label]
-        ends = sorted(100 * factor * row[name] for name in ("difference_low", "difference_high"))
-        low, high = (f"{end:.1f}" for end in ends)
-        return f"{100 * factor * row['difference']:+.1f} [{low}, {high}]"
-
-    score, evidence = verdicts.SCORE, [evidence for _, evidence in summary().values()]
-    own = [shown(f"methods_{s}", score, "fedld") for s in verdicts.SITES]
-    own.append(shown("methods_covid_sites", "auc_last10", "fedld"))
-    assert [text for text in own if text not in evidence[0]] == []
-    best = [shown(f"methods_{s}", f"fedld_{score}", "fedgh", -1) for s in verdicts.SITES]
-    assert [text for text in best if text not in evidence[1]] == []
-    uniform = [shown(f"weights_{s}", score, verdicts.UNIFORM) for s in verdicts.MAIN]
-    assert [text for text in uniform if text not in evidence[2]] == []
-    many = [shown(f"methods_{s}", score, "fedld") for s in verdicts.CLIENTS]
-    assert [text for text in many if text not in evidence[3]] == []
-    for place, label in ((4, verdicts.MARGIN), (5, verdicts.PRINCIPAL)):
-        alone = [shown(f"table2_{s}", score, label) for s in verdicts.MAIN]
-        assert [text for text in alone if text not in evidence[place]] == []
-    whole = ("full_fundus_clients", "full_fundus_sites", "lora_fundus_clients")
-    deep = [shown(study, "balanced_accuracy_final", "fedld") for study in whole]
-    assert [text for text in deep if text not in evidence[-1]] == []
-
-
-def test_the_numbers_of_the_repeated_runs():
-    runs = archive.table("study/methods_covid_sites/repeated.csv")
-    assert len(runs) == 40
-    for score in ("accuracy", "balanced_accuracy"):
-        values = runs.groupby(["algorithm", "data.seed"])[f"last10_test_{score}"].mean().unstack(0)
-        gain = 100 * (values["fedld"] - values["fedavg"])
-        half = stats.t.ppf(0.975, len(gain) - 1) * gain.std() / len(gain) ** 0.5
-        low, high = gain.mean() - half, gain.mean() + half
-        assert f"{gain.mean():+.1f} ({low:.1f} to {high:.1f})" in PAGE.replace("\n", " ")
-
-
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_the_absolute_aggregation_losses_of_the_page(part):
-    text = PAGE.partition("**Claim: principal aggregation lowers the aggregation loss.**")[2]
-    text = re.sub(r"\s+", " ", text.partition("It is no gain")[0])
-    for setting in verdicts.MAIN:
-        table = f"decomposition_mean_{part}_cohort"
-        frame = verdicts.numbers(f"parts_{setting}", table, "aggregation_loss")
-        ours, theirs = (frame.loc[k, "mean"] for k in (verdicts.PRINCIPAL, "fedavg"))
-        assert f"{abs(theirs):.2f} to {abs(ours):.2f}" in text
-        last = verdicts.numbers(f"parts_{setting}", table.replace("mean", "last"))
-        last = last[last["column"] == "aggregation_loss"].loc[verdicts.PRINCIPAL]
-        assert verdicts.sign(last) == 0
-
-
-def test_shares_and_sizes_of_the_page():
-    shares, needed = [], []
-    for setting in verdicts.MAIN:
-        frame = verdicts.numbers(f"methods_{setting}", f"{verdicts.SCORE}_variance")
-        between, within = frame["difference_var_between"], frame["difference_var_within"]
-        shares.append(100 * (between / (between + within)).median())
-        std = 100 * ((between + within / 2) ** 0.5).median()
-        sizes = range(2, 400)
-        needed.append(next(n for n in sizes if units.detectable(std, n, 0.05 / 3) <= 1))
-    assert f"{min(shares):.0f} to {max(shares):.0f} %, because" in PAGE
-    assert f"{10 * (min(needed) // 10)} to {10 * (max(needed) // 10)} partitions" in PAGE
-
-
-def test_chosen_rates_at_the_edges_of_their_grids():
-    chosen = archive.table("chosen.csv")
-    chosen["rate"] = chosen["candidate"].str.extract(r"train\.lr=([\d.]+)")[0].astype(float)
-    whole = chosen["setting"].str.startswith(("full", "lora"))
-    rates = chosen[chosen["chosen"] & ~whole]["rate"]
-    edges = [(rates == edge).sum() for edge in (0.03, 0.0003)]
-    assert f"Of {len(rates)} chosen learning rates {edges[0]} are 0.03 and {edges[1]} are" in PAGE
-    fedavg = chosen[whole & (chosen["row"] == "fedavg")]
-    assert dict(fedavg[fedavg["chosen"]][["setting", "rate"]].to_numpy()) == {
-        "full_fundus_clients": 0.001, "full_fundus_sites": 0.001, "lora_fundus_clients": 0.01,
-    }  # fmt: skip
-    assert set(fedavg["rate"]) == {0.001, 0.003, 0.01}
 
 
 def test_every_picture_and_file_that_is_named_is_there():
