@@ -204,7 +204,10 @@ def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
     """What was found of a sweep as a whole."""
     if wanted.runs == (wanted.folder,):
         return
-    echo(f"{len(wanted.runs)} of {wanted.finished} finished runs drawn (seed {wanted.seed})")
+    echo(f"{len(wanted.runs)} of {len(wanted.finished)} finished runs drawn (seed {wanted.seed})")
+    if wanted.beside_grid:
+        left = ", ".join(wanted.beside_grid)
+        echo(f"  left out   not of the grid in sweep.json, nor of its tables: {left}")
     if table is not None:
         echo(f"  differs    {table}")
     elif (wanted.folder / "aggregate.csv").exists():
@@ -217,7 +220,8 @@ def _values(
     """The same for programs."""
     return {
         "seed": wanted.seed,
-        "finished_runs": wanted.finished,
+        "finished_runs": len(wanted.finished),
+        "not_of_the_grid": wanted.beside_grid,
         "verified": table is None and all(each.verified for each in found),
         "runs": [
             {

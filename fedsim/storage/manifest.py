@@ -7,7 +7,6 @@ anew: whether the results are those of the settings, ``fedsim verify`` finds by 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,18 @@ OTHERS = frozenset({NAME, files.LOCK_FILE})
 checksums of their own."""
 
 
-def digests(run: Path) -> dict[str, str]:
-    """The SHA-256 of each file of a run directory by name; nothing of its folders."""
-    with files.reading(run):
-        named = {p.name: p for p in run.iterdir() if p.is_file() and p.name not in OTHERS}
-    return {name: files.sha256(named[name]) for name in sorted(named)}
-
-
-def content(run: Path, made: Mapping[str, Any], written: Mapping[str, bytes]) -> dict[str, Any]:
-    """The content of a run's manifest.
+def digests(run: Path, known: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The SHA-256 of each file of a run directory by name; nothing of its folders.
 
     Args:
-        run: its directory.
-        made: versions, data digests and processor.
-        written: files that are about to be written, by name.
+        run: the directory.
+        known: those of files that need not be read, there or not, by name.
     """
-    coming = {name: sha256(data).hexdigest() for name, data in written.items()}
-    return {**made, "files": dict(sorted((digests(run) | coming).items()))}
+    found = dict(known or {})
+    with files.reading(run):
+        paths = [p for p in run.iterdir() if p.is_file() and p.name not in {*OTHERS, *found}]
+    found |= {path.name: files.sha256(path) for path in paths}
+    return dict(sorted(found.items()))
 
 
 def read(run: Path) -> dict[str, Any] | None:

@@ -289,8 +289,10 @@ class RunWriter(RunStore):
         the run was ``made`` with is given."""
         text = _csv(list(row), [row], header=True)
         if made is not None:
-            known = manifest.content(self.path, made, {"summary.csv": text.encode()})
-            self.write(manifest.NAME, to_json(known))
+            known = {f"{t}.csv": digest.sha256 for t, digest in self.table_digests().items()}
+            known["summary.csv"] = sha256(text.encode()).hexdigest()
+            content = {**made, "files": manifest.digests(self.path, known)}
+            self.write(manifest.NAME, to_json(content))
         self.write("summary.csv", text)
 
     def replace_environment(self, content: Mapping[str, Any]) -> None:

@@ -65,6 +65,7 @@ class Measured:
     """What one run of a shape was measured to take.
 
     Args:
+        num_clients: K.
         first: seconds of its start, first round and end.
         train: seconds of training in a later round, for a cohort of average size.
         evaluate: seconds of an evaluation.
@@ -74,6 +75,7 @@ class Measured:
         per_round: bytes that a round adds.
     """
 
+    num_clients: int
     first: float
     train: float
     evaluate: float
@@ -109,11 +111,18 @@ class Shape:
     def __str__(self) -> str:
         c = self.config
         chain = f" + {c.server}" if c.server else ""
-        clients = cohort_size(c.data.num_clients, c.train.sample_rate)
         return (
-            f"{c.algorithm}{chain}, {c.data.name}, {c.model_name}, {clients} of "
-            f"{c.data.num_clients} clients, batch {c.train.batch_size}"
+            f"{c.algorithm}{chain}, {c.data.name}, {c.model_name}{self._clients()}, batch "
+            f"{c.train.batch_size}"
         )
+
+    def _clients(self) -> str:
+        """Size of the cohort and number of clients; empty where only the data would say it."""
+        c, known = self.config, self.measured
+        if known is None and not c.decides_num_clients:
+            return ""
+        count = c.data.num_clients if known is None else known.num_clients
+        return f", {cohort_size(count, c.train.sample_rate)} of {count} clients"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +244,7 @@ def _measured(config: RunConfig, session: Any) -> Measured:
     expected = cohort_size(len(split), config.train.sample_rate) * float(split.mean())
     more = expected / mean["samples"] if mean["samples"] else 1.0
     return Measured(
+        num_clients=len(split),
         first=seconds - sum(r["total"] for r in clock.rounds[1:]),
         train=mean["train"] * more,
         evaluate=mean["evaluate"],

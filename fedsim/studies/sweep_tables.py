@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from scipy import stats
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
+from fedsim.studies.sweep import SEEDS, group_of
+from fedsim.training.recorded import Difference
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,
@@ -22,6 +25,8 @@ from fedsim.training.summary import (
     UNDER_ATTACK,
 )
 
+SUMMARY, AGGREGATE = "summary.csv", "aggregate.csv"
+"""The tables of a sweep."""
 WHEN = ("final", "best", "last10")
 AVERAGED = (
     *(metric_column("test", metric, when) for metric in METRICS for when in WHEN),
@@ -52,11 +57,58 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
     """
     if not runs:
         return pd.DataFrame()
+    tables = _tables(runs, out)
+    for name, frame in tables.items():
+        files.write(out / name, _text(frame).encode())
+    return tables[AGGREGATE]
+
+
+def difference(out: Path, finished: Collection[str]) -> Difference | None:
+    """The first place where the tables of a sweep are not those of its runs; None where none is.
+
+    Args:
+        out: the directory of the sweep; a folder without tables has none to compare.
+        finished: the names of its finished runs.
+
+    Raises:
+        FedsimError, OSError, KeyError, ValueError: a table cannot be read.
+    """
+    there = [name for name in (SUMMARY, AGGREGATE) if (out / name).exists()]
+    if len(there) != 2:
+        return (
+            Difference(AGGREGATE if SUMMARY in there else SUMMARY, "is missing") if there else None
+        )
+    runs, rows = (
+        pd.read_csv(out / name, dtype=str, keep_default_na=False)[column].tolist()
+        for name, column in ((SUMMARY, "run"), (AGGREGATE, "configuration"))
+    )
+    for name in Counter(finished) - Counter(runs):
+        return Difference(SUMMARY, f"leaves out the finished run {name}")
+    for name in Counter(runs) - Counter(finished):
+        what = "twice" if name in finished else "which is no finished run of the sweep"
+        return Difference(SUMMARY, f"names {name}, {what}")
+    grouped = ({name: group_of(name, seeds) for name in runs} for seeds in (SEEDS, SEEDS[:1]))
+    groups = next((each for each in grouped if set(each.values()) == set(rows)), None)
+    if groups is None:
+        return Difference(AGGREGATE, "its configurations are not those of the runs")
+    for name, frame in _tables(groups, out).items():
+        now, recorded = _text(frame), (out / name).read_text(encoding="utf-8")
+        if now != recorded:
+            pairs = zip(now.splitlines(), recorded.splitlines(), strict=False)
+            line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), "last")
+            return Difference(f"{name}, line {line}", "is not what the runs give")
+    return None
+
+
+def _tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:
+    """Both tables by the name of their file, from name and group of the runs."""
     summary = summarise(runs, out)
-    table = aggregate(summary, runs)
-    for name, frame in (("summary.csv", summary), ("aggregate.csv", table)):
-        files.write(out / name, frame.to_csv(index=False, lineterminator="\n").encode())
-    return table
+    return {SUMMARY: summary, AGGREGATE: aggregate(summary, runs)}
+
+
+def _text(table: pd.DataFrame) -> str:
+    """The content of a table's file."""
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def summarise(runs: Iterable[str], out: Path) -> pd.DataFrame:

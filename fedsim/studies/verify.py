@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
 from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
-from fedsim.studies import sweep_tables
-from fedsim.studies.sweep import SEEDS, group_of
 from fedsim.training.recorded import Difference
 from fedsim.training.verify import NotPossible, Verification, verify
 
 SAMPLE = 5
 """Runs of a sweep that are drawn unless said."""
-SWEEP = ("summary.csv", "aggregate.csv")
-"""The tables of a sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +29,13 @@ class Drawn:
     Args:
         folder: of the runs; of an archive where it was unpacked.
         runs: directories of the runs that were drawn, in their order.
-        finished: how many finished runs there are.
+        finished: directories of all finished runs.
         seed: by which runs and their rounds are drawn.
     """
 
     folder: Path
     runs: tuple[Path, ...]
-    finished: int
+    finished: tuple[Path, ...]
     seed: int
 
     def verified(
@@ -66,41 +61,32 @@ class Drawn:
                 accept_changed_code=accept_changed_code,
             )
 
+    @property
+    def own(self) -> list[str]:
+        """The names of the finished runs that lie in the folder itself, as those of a sweep do."""
+        return [run.name for run in self.finished if run.parent == self.folder]
+
+    @property
+    def beside_grid(self) -> list[str]:
+        """Finished runs that are not of the grid in sweep.json, which its tables leave out."""
+        grid = directories.read_grid(self.folder)
+        return [] if grid is None else [name for name in self.own if name not in grid]
+
     def tables(self) -> Difference | None:
         """The first of a sweep's own tables that is not that of its runs; None where none is.
 
         Raises:
             NotPossible: a table cannot be read.
         """
-        there = [name for name in SWEEP if (self.folder / name).exists()]
-        if self.runs == (self.folder,) or not there:
+        if self.runs == (self.folder,):
             return None
-        for name in SWEEP:
-            if name not in there:
-                return Difference(name, "is missing")
+        from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
+
+        beside = self.beside_grid
         try:
-            written = {
-                name: pd.read_csv(self.folder / name, dtype=str, keep_default_na=False)
-                for name in SWEEP
-            }
-            names = [str(name) for name in written["summary.csv"]["run"]]
-            summary = sweep_tables.summarise(names, self.folder)
-            rows = {str(row) for row in written["aggregate.csv"]["configuration"]}
-            groups = ({n: group_of(n, s) for n in names} for s in (SEEDS, SEEDS[:1]))
-            known = next((g for g in groups if set(g.values()) == rows), None)
-            if known is None:
-                return Difference("aggregate.csv", "its configurations are not those of the runs")
-            now = {"summary.csv": summary, "aggregate.csv": sweep_tables.aggregate(summary, known)}
+            return sweep_tables.difference(self.folder, [n for n in self.own if n not in beside])
         except (FedsimError, OSError, KeyError, ValueError) as error:
             raise NotPossible(f"{self.folder}: {one_line(error)}") from error
-        for name, frame in now.items():
-            text = frame.to_csv(index=False, lineterminator="\n")
-            recorded = (self.folder / name).read_text(encoding="utf-8")
-            if text != recorded:
-                pairs = zip(text.splitlines(), recorded.splitlines(), strict=False)
-                line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), "last")
-                return Difference(f"{name}, line {line}", "is not what the runs give")
-        return None
 
 
 @contextmanager
@@ -139,8 +125,8 @@ def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
     if not runs:
         raise ConfigError(f"{folder}: holds no run")
     if [run.path for run in runs] == [folder]:
-        return Drawn(folder=folder, runs=(folder,), finished=1, seed=seed)
-    finished = [run.path for run in runs if run.state == status.FINISHED]
+        return Drawn(folder=folder, runs=(folder,), finished=(folder,), seed=seed)
+    finished = tuple(run.path for run in runs if run.state == status.FINISHED)
     if not finished:
         raise NotPossible(f"{folder}: none of its {len(runs)} runs is finished")
     size = min(sample, len(finished))
@@ -148,6 +134,6 @@ def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
     return Drawn(
         folder=folder,
         runs=tuple(finished[number] for number in sorted(chosen.tolist())),
-        finished=len(finished),
+        finished=finished,
         seed=seed,
     )

@@ -20,7 +20,6 @@ import torch
 from scipy.special import softmax
 
 from fedsim.config import experiments
-from fedsim.config.experiments import Setting
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, DivergedError, nearest
@@ -44,7 +43,7 @@ from fedsim.training.export import (
 )
 from fedsim.training.features import with_features
 from fedsim.training.provenance import Provenance, check_code, check_data, code_of
-from fedsim.training.resume import check_paths
+from fedsim.training.resume import check_paths, data_at
 from fedsim.training.setup import Setup, assemble, prepare
 
 ALL = "all"
@@ -224,7 +223,7 @@ def prepared(
             f"--split {split}: there is no such split{nearest(split, SPLITS)}; allowed: "
             f"{', '.join(SPLITS)}"
         )
-    given = {} if data_dir is None else {"data.dir": Setting(str(data_dir), "--data-dir")}
+    given = data_at(data_dir)
     config = finished_run(path, given)
     if client is not None:
         client = client_number(path, config, client)
@@ -234,15 +233,13 @@ def prepared(
         logger.warning("%s: its models were trained with the code before the change", path)
     config = _with_device(config, path, environment)
     new = split == ALL and data_dir is not None
-    if not new:
-        check_paths(
-            experiments.read(path / "config.yaml").settings, DATA_PATHS[len(given) :], ELSEWHERE
-        )
     if new:
         told = known.classes or tuple(map(str, environment.get("classes", ())))
         out = tuple(environment.get("heldout_clients", ()))
         setup = _new_data(path, config, replace(known, classes=told), out)
     else:
+        written = experiments.read(path / "config.yaml").settings
+        check_paths({**written, **given}, DATA_PATHS, ELSEWHERE)
         setup = _own_data(path, config)
     _refuse_labels_of_tokens(path, setup.dataset)
     _check_fit(setup, known, _origin(config, setup.dataset))

@@ -16,7 +16,7 @@ from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
 from fedsim.training.log import RoundLog
-from fedsim.training.round import sha256
+from fedsim.training.round import model_sha256
 
 TOLERANCE = 0.02
 """On another kind of processor, or with other versions: the most by which a number may differ,
@@ -71,7 +71,7 @@ class Recorded:
 
     def names_model(self, rounds: int, params: Vector) -> bool:
         """Of models.csv: whether a model is the one that it names after so many rounds, if any."""
-        return all(cells[1] == sha256(params) for _, cells in self.rows.get(rounds, ()))
+        return all(cells[1] == model_sha256(params) for _, cells in self.rows.get(rounds, ()))
 
 
 @dataclass(kw_only=True)

@@ -180,6 +180,11 @@ PATHS = (
 """Keys whose values may be paths, which are relative to where the run was started."""
 
 
+def data_at(data_dir: Path | str | None) -> Settings:
+    """The setting of a run's data that are elsewhere now; none where they are where they were."""
+    return {} if data_dir is None else {"data.dir": Setting(str(data_dir), "--data-dir")}
+
+
 def configuration(
     run: Path,
     overrides: Mapping[str, object] | None = None,
@@ -211,8 +216,7 @@ def configuration(
                 f"{given[key].origin}: {key} cannot change when a run is resumed"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
-    if data_dir is not None:
-        given["data.dir"] = Setting(data_dir, "--data-dir")
+    given.update(data_at(data_dir))
     check_paths({**written, **given}, PATHS, "resume the run from the directory of its first start")
     return resolve(written, given, build=build)
 

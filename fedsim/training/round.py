@@ -1,6 +1,5 @@
 """One round: :func:`run_round` names its steps in their order; what a step does stands below it."""
 
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from fedsim.core.types import (
     Vectors,
 )
 from fedsim.engine.base import Executor, Models
+from fedsim.engine.worker import array_sha256
 from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import LocalColumns
@@ -213,13 +213,13 @@ def record(
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
     log.add(round_row(ctx, participation, updates, found, measured))
-    log.add(ModelRow(round=log.round, sha256=sha256(after.params)))
+    log.add(ModelRow(round=log.round, sha256=model_sha256(after.params)))
     log.incidents(executor.incidents())
 
 
-def sha256(params: Vector) -> str:
-    """That of a vector (D,), as models.csv has it."""
-    return hashlib.sha256(np.ascontiguousarray(params, dtype="<f4").data).hexdigest()
+def model_sha256(params: Vector) -> str:
+    """The SHA-256 of a vector (D,) in little-endian float32, as models.csv has it."""
+    return array_sha256(params.astype("<f4", copy=False))
 
 
 def context(setup: Setup, rounds: int) -> RoundContext:

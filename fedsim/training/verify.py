@@ -27,7 +27,7 @@ from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
 from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
-from fedsim.training.environment import describe
+from fedsim.training.environment import NUMERICAL, describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
@@ -105,16 +105,28 @@ def verify(
         accept_changed_code: go on where the user's code is not that of the run.
 
     Raises:
-        NotPossible: the run has no rounds, or code, data or models that it needs are not here.
+        NotPossible: the run has no rounds, or code, data or models that it needs are not here; the
+            message also names the files that are not those of the manifest.
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
+    changed: dict[str, str] = {}
     try:
+        known = manifest.read(path)
+        if known is not None:
+            changed.update(manifest.changed(path, known["files"]))
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
-        found = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
-        _compare_files(found)
+        found = Verification(
+            run=path,
+            seed=seed,
+            rounds=done,
+            drawn=_draw(seed, done, rounds),
+            files=None if known is None else len(known["files"]),
+            changed=tuple(changed),
+            differences=[Difference(name, how) for name, how in changed.items()],
+        )
         with (
             opened(
                 path, overrides, data_dir=data_dir, accept_changed_code=accept_changed_code
@@ -131,10 +143,9 @@ def verify(
             _compare_results(again, Path(folder))
     except Difference as difference:
         found.differences.append(difference)
-    except NotPossible:
-        raise
     except (FedsimError, OSError, ValueError, csv.Error) as error:
-        raise NotPossible(str(error)) from error
+        differs = "".join(f"; {name} {how}" for name, how in changed.items())
+        raise NotPossible(f"{error}{differs}") from error
     return found
 
 
@@ -144,17 +155,6 @@ def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
         return list(range(1, done + 1))
     drawn = np.random.default_rng(seed).choice(done, wanted, replace=False)
     return sorted((drawn + 1).tolist())
-
-
-def _compare_files(found: Verification) -> None:
-    """The files of a finished run with its manifest."""
-    known = manifest.read(found.run)
-    if known is None:
-        return
-    found.files = len(known["files"])
-    changed = dict(manifest.changed(found.run, known["files"]))
-    found.changed = tuple(changed)
-    found.differences += [Difference(name, how) for name, how in changed.items()]
 
 
 def _others(again: Rerun) -> str:
@@ -170,7 +170,7 @@ def _others(again: Rerun) -> str:
             if key in part and key in now and part[key] != now[key]:
                 told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
         for name, version in part.get("packages", {}).items():
-            if name in ("torch", "numpy") and now["packages"].get(name) != version:
+            if name in NUMERICAL and now["packages"].get(name) != version:
                 told.append(f"{name} {now['packages'].get(name)} instead of {version}")
     return "; ".join(dict.fromkeys(told))
 

@@ -6,12 +6,10 @@ object store already. It owns the objects, so that they outlive the process that
 
 from __future__ import annotations
 
-import hashlib
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -81,8 +79,9 @@ def without_samples(spec: WorkerSpec, register: Any) -> WorkerSpec:
 
 
 def _object_of(array: Array, register: Any) -> Any:
-    sha256 = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-    digest = f"{sha256} {array.shape} {array.dtype}"
+    from fedsim.engine.worker import array_sha256  # imports torch, which the register does not need
+
+    digest = f"{array_sha256(array)} {array.shape} {array.dtype}"
     while (known := ray.get(register.find.remote(digest))) is None:
         time.sleep(0.05)
     return (known or ray.get(register.keep.remote(digest, array)))[0]

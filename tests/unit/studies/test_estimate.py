@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,21 @@ from fedsim.config.resolve import from_flags, resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import DivergedError
 from fedsim.studies import estimate as estimates
-from fedsim.studies.estimate import CONTENTION, Measured, estimate
+from fedsim.studies.estimate import CONTENTION, Measured, Shape, estimate
 from fedsim.training import driver
 
 TINY = ("engine.kind=serial", "data.num_clients=4", "train.sample_rate=0.5", "train.rounds=40")
+
+NOTHING = Measured(
+    num_clients=0,
+    first=0.0,
+    train=0.0,
+    evaluate=0.0,
+    decompose=0.0,
+    other=0.0,
+    fixed=0.0,
+    per_round=0.0,
+)
 
 
 def config(*sets: str) -> RunConfig:
@@ -23,9 +35,8 @@ def config(*sets: str) -> RunConfig:
 
 
 def test_a_run_is_its_first_round_the_later_ones_and_its_evaluations() -> None:
-    measured = Measured(
-        first=5.0, train=2.0, evaluate=1.0, decompose=3.0, other=0.5, fixed=100.0, per_round=7.0
-    )
+    took = {"first": 5.0, "train": 2.0, "evaluate": 1.0, "decompose": 3.0, "other": 0.5}
+    measured = replace(NOTHING, **took, fixed=100.0, per_round=7.0)
     run = config("train.rounds=21", "evaluation.every=4", "evaluation.decompose_every=10")
     assert measured.seconds(run) == 5 + 20 * (2 + 0.5) + 20 / 4 * 1 + 20 / 10 * 3
     assert measured.seconds(config("train.rounds=1")) == 5
@@ -48,6 +59,13 @@ def test_seeds_and_learning_rates_have_one_shape_and_methods_another() -> None:
     assert found.disk > 0
 
 
+def test_a_number_of_clients_that_the_data_decide_is_measured_or_not_told() -> None:
+    by_site = RunConfig(data={"partition": "by_site"}, train={"sample_rate": 0.7})
+    for measured, told in ((None, ""), (replace(NOTHING, num_clients=3), ", 2 of 3 clients")):
+        shape = Shape(config=by_site, rounds=(1,), measured=measured)
+        assert str(shape) == f"fedld, digits, cnn{told}, batch 50"
+
+
 @pytest.mark.integration
 def test_rounds_are_measured_and_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -62,6 +80,7 @@ def test_rounds_are_measured_and_nothing_is_left(
     (shape,) = found.shapes
     measured = shape.measured
     assert measured is not None
+    assert measured.num_clients == 4
     assert min(measured.train, measured.evaluate, measured.other, measured.per_round) > 0
     took = [measured.seconds(config(f"train.rounds={n}")) for n in (40, 40, 80)]
     assert found.seconds is not None
@@ -83,9 +102,7 @@ def test_the_dry_run_of_a_run_and_of_a_sweep(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    measured = Measured(
-        first=36.0, train=36.0, evaluate=0, decompose=0, other=0, fixed=2e6, per_round=0
-    )
+    measured = replace(NOTHING, num_clients=50, first=36.0, train=36.0, fixed=2e6)
     monkeypatch.setattr(estimates, "_measured", lambda *_: measured)
     monkeypatch.setattr(estimates, "num_gpus", lambda: 2)
     monkeypatch.setattr("time.process_time", lambda: 0.0)

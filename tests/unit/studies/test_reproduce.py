@@ -9,40 +9,33 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from fedsim.config import published
 from fedsim.config.published.tables import Metric, Table
 from fedsim.core.errors import StoreError
 from fedsim.studies import reproduce
+from tests.published import GOOD, NUMBERS, parse
 
-TABLE = """\
-title: "A table"
-source: {paper: "Somebody, 2024", place: Table 1}
-provenance: Read in the paper.
+CHANGED = {
+    "metric: final_test_accuracy\n": """\
 metric:
   Digits: final_test_accuracy
   Digits again: final_test_accuracy
   Last: "|decomposition.shift_loss|"
-unit: percent
-margin: 1.0
+""",
+    NUMBERS: """\
 numbers:
   FedAvg: {Digits: 80.5, Digits again: 80.5}
   FedGH: {Digits: {value: 90, sd: 1, n: 3}, Last: {value: 1, missing: a GPU}}
-claims:
-  - {above: FedGH, below: FedAvg, settings: [Digits]}
-jobs:
-  full:
-    preset: fedgh_digits_small
-    data: digits, embedded
-    samples: 100
-    methods:
-      FedAvg: {algorithm: fedavg, server: own}
-      FedGH: {algorithm: fedavg, server: fedgh}
-    settings: {Digits: {split: alpha1_all}}
-"""
+""",
+    "widest: 8\nruns: 1\n": "",
+    "samples: 1437": "samples: 100",
+}
 
 
 def table() -> Table:
-    return published.parse(TABLE, "a", "a.yaml")
+    text = GOOD
+    for before, after in CHANGED.items():
+        text = text.replace(before, after)
+    return parse(text)
 
 
 def planted(out: Path, values: dict[str, list[float | None]], samples: int = 100) -> list[object]:

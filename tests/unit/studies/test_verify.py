@@ -11,6 +11,9 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.cli import main
 from fedsim.storage import manifest
+from fedsim.storage.directories import read_grid, write_grid
+from fedsim.studies import sweep_tables
+from fedsim.studies.sweep import group_of
 from fedsim.studies.verify import drawn
 from tests.unit.training.test_verify import another_digit, forge, rewrite, small
 
@@ -91,6 +94,16 @@ def test_a_run_that_cannot_be_verified(change, reason, run):
     assert reason in done.output
 
 
+def test_a_changed_file_is_named_where_nothing_can_be_verified(run):
+    """Also the file that is the reason: here the first ends verification, the second does not."""
+    (run / "config.yaml").write_text("seed: x\n")
+    rewrite(run / "clients.csv", another_digit)
+    done = call("verify", run)
+    assert done.exit_code == 2, done.output
+    for name in ("config.yaml", "clients.csv"):
+        assert f"; {name} is not the file that manifest.json names" in done.output
+
+
 @pytest.mark.parametrize("given", [["--rounds", "0"], ["--rounds", "some"], ["--sample", "0"]])
 def test_bad_options(given, honest):
     done = call("verify", honest, *given)
@@ -135,7 +148,7 @@ def test_nothing_to_pack(tmp_path):
 
 def test_runs_of_a_sweep_are_drawn(sweep):
     with drawn(sweep, sample=3, seed=1) as some, drawn(sweep, sample=3, seed=1) as same:
-        assert (len(some.runs), some.finished) == (3, 4)
+        assert (len(some.runs), len(some.finished)) == (3, 4)
         assert some.runs == same.runs
     done = call("verify", sweep, "--sample", 2, "--rounds", 1)
     assert done.exit_code == 0, done.output
@@ -171,6 +184,54 @@ def test_a_sweep_that_lacks_a_table(table, sweep, tmp_path):
     done = call("verify", forged, "--sample", 1, "--rounds", 1)
     assert done.exit_code == 1
     assert f"{table}.csv: is missing" in done.output
+
+
+def without_a_run(forged, name):
+    """A sweep whose tables are those of all runs but one, which stays where it is."""
+    runs = {run: group_of(run) for run in read_grid(forged) if run != name}
+    sweep_tables.write(runs, forged)
+
+
+def test_tables_that_leave_out_a_finished_run(sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    name = "algorithm=fedld,seed=0"
+    without_a_run(forged, name)
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 1
+    assert f"differs    summary.csv: leaves out the finished run {name}\n" in done.output
+
+
+def test_a_finished_run_beside_the_grid_is_named(sweep, tmp_path):
+    """As where the grid became smaller; the tables are those of the grid."""
+    smaller = shutil.copytree(sweep, tmp_path / "sweep")
+    name = "algorithm=fedld,seed=0"
+    without_a_run(smaller, name)
+    write_grid(smaller, [run for run in read_grid(smaller) if run != name])
+    done = call("verify", smaller, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    assert f"not of the grid in sweep.json, nor of its tables: {name}\n" in done.output
+    told = json.loads(
+        call("verify", smaller, "--sample", 1, "--rounds", 1, "--format", "json").output
+    )
+    assert told["not_of_the_grid"] == [name]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda lines: [*lines, lines[-1]], "twice"),
+        (
+            lambda lines: [*lines, lines[-1].replace("seed=1", "seed=2", 1)],
+            "which is no finished run of the sweep",
+        ),
+    ],
+)
+def test_a_row_too_many_in_a_table_of_a_sweep(change, told, sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    lines = (forged / "summary.csv").read_text().splitlines()
+    (forged / "summary.csv").write_text("\n".join(change(lines)) + "\n")
+    with drawn(forged, sample=1, seed=0) as wanted:
+        assert str(wanted.tables()).endswith(told)
 
 
 def test_an_archive_that_cannot_be_unpacked(tmp_path):

@@ -21,7 +21,7 @@ from fedsim.testing.rounds import VALIDATION, config
 from fedsim.training.log import RoundLog
 from fedsim.training.replay import COLUMNS, Without, assembled, carried, equal, replay
 from fedsim.training.rerun import opened
-from fedsim.training.round import context, gather, sha256, train
+from fedsim.training.round import context, gather, model_sha256, train
 
 pytestmark = pytest.mark.integration
 
@@ -71,7 +71,7 @@ def test_without_a_change_the_bytes_come_again(name, tmp_path_factory):
     assert not made.replayed
     assert (made.table["difference"].dropna()[made.table["original"].notna()] == 0).all()
     digests = pd.read_csv(out / "models.csv")["sha256"]
-    assert [sha256(done.after) for done in made.original] == list(digests[1:])
+    assert [model_sha256(done.after) for done in made.original] == list(digests[1:])
     assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
 
 
@@ -238,7 +238,7 @@ def test_a_round_without_the_attack_of_the_run(tmp_path_factory):
     honest = replay(out, 1, attack="none")
     assert honest.changes == ["attack.name=None"]
     alone = made_run(tmp_path_factory, "fedavg")
-    assert sha256(honest.replayed[0].after) == pd.read_csv(alone / "models.csv")["sha256"][0]
+    assert model_sha256(honest.replayed[0].after) == pd.read_csv(alone / "models.csv")["sha256"][0]
     other = replay(out, 1, attack="gaussian")  # by the same clients
     own = other.table[other.table["quantity"] == "attacker"]
     assert (own["difference"] == 0).all()
