@@ -5,7 +5,6 @@ Only PyTorch is imported, so that another framework's process can build the same
 
 from __future__ import annotations
 
-import torchvision
 from torch import nn
 
 
@@ -47,7 +46,9 @@ def logistic(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
 
 def resnet50(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """ResNet-50 of torchvision for colour images, randomly initialised."""
-    return torchvision.models.resnet50(weights=None, num_classes=num_classes)
+    from torchvision import models  # takes two seconds to import
+
+    return models.resnet50(weights=None, num_classes=num_classes)
 
 
 def _one_hidden(inputs: int, units: int, num_classes: int) -> nn.Module:

@@ -35,6 +35,17 @@ NUMERIC = (
 """Files whose tests compare numbers that the processor's kernels round."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the bytecode of what is collected, though the environment may say not to.
+
+    Else every process compiles fedsim and rewrites the tests anew: the one or the other is a third
+    of the collection, and of the start of each command in a process of its own.
+    """
+    with mock.patch.object(sys, "dont_write_bytecode", False):
+        return (yield)
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the quick tests; of several processes each begins with what takes longest.
@@ -48,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not any(item.get_closest_marker(name) for name in NOT_QUICK):
             item.add_marker("quick")
-        if any(item.path.relative_to(ROOT / "tests").match(file) for file in NUMERIC):
+        if is_numeric(item.path):
             item.add_marker("numeric")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (not starts_ray(item.nodeid), is_quick(item)))
@@ -57,6 +68,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def is_quick(item: pytest.Item) -> bool:
     """Whether ``-m quick`` selects a test."""
     return item.get_closest_marker("quick") is not None
+
+
+@cache
+def is_numeric(file: Path) -> bool:
+    """Whether :data:`NUMERIC` names a test file."""
+    return any(file.relative_to(ROOT / "tests").match(pattern) for pattern in NUMERIC)
 
 
 @cache

@@ -11,7 +11,6 @@ from fractions import Fraction
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch.nn import functional
 
 from fedsim import models
@@ -33,6 +32,8 @@ OWN = {"client_val_fraction": 0.2, "client_test_fraction": 0.3}
 
 def digits(folder):
     """300 of scikit-learn's digits, the last 80 for the test, in two groups that overlap."""
+    from sklearn.datasets import load_digits  # takes a second to import
+
     bunch = load_digits()
     test = np.arange(220, 300)
     return Dataset(

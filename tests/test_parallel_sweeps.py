@@ -93,46 +93,37 @@ def test_runs_side_by_side_have_the_bytes_of_runs_alone(
     assert [processes.pid(slot) for slot in processes.slots] == pids, "each did several runs"
 
 
-def test_a_run_whose_process_is_killed_is_resumed_and_the_others_go_on(
+def test_a_run_may_be_stopped_or_ended_or_lost_while_others_go_on(
     processes: Processes, alone: dict[str, bytes], tmp_path: Path
 ) -> None:
+    stopped, ended, lost, _ = NAMES
     killed: list[str] = []
 
-    def kill_once(slot: int, job: Job, event: Event) -> None:
-        if isinstance(event, RoundEnded) and event.row["round"] == 3 and not killed:
+    def ask(slot: int, job: Job, event: Event) -> None:
+        if not isinstance(event, RoundEnded) or event.row["round"] != 2:
+            return
+        if job.name == stopped:
+            processes.stop(slot)
+        elif job.name == ended:
+            processes.end(slot)
+        elif job.name == lost and not killed:
             killed.append(job.name)
             os.kill(processes.pid(slot), signal.SIGKILL)
-
-    heard = Heard(kill_once)
-    sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
-    lost = [(name, event) for name, event in heard.told if isinstance(event, Lost)]
-    reason = "its process was ended by SIGKILL, perhaps for lack of memory"
-    assert lost == [(killed[0], Lost(reason))]
-    assert contents(tmp_path) == alone
-    assert not list(tmp_path.glob("*interrupted*"))
-
-
-def test_a_run_may_be_stopped_or_ended_while_others_go_on(
-    processes: Processes, alone: dict[str, bytes], tmp_path: Path
-) -> None:
-    def ask(slot: int, job: Job, event: Event) -> None:
-        if isinstance(event, RoundEnded) and event.row["round"] == 2:
-            if job.name == NAMES[0]:
-                processes.stop(slot)
-            elif job.name == NAMES[1]:
-                processes.end(slot)
 
     heard = Heard(ask)
     with pytest.raises(FileNotFoundError):  # the table of the sweep: one run has no summary.csv
         sweep.run_all(runs_of(), runs_of(), tmp_path, processes, heard)
     ends = dict(heard.told)
-    assert ends[NAMES[0]] == Stopped()
-    ended = ends[NAMES[1]]
-    assert isinstance(ended, Done)
-    assert ended.summary["rounds"] < ROUNDS
-    for name in NAMES[2:]:
-        table = f"{name}/rounds.csv"
-        assert (tmp_path / table).read_bytes() == alone[table]
+    assert ends[stopped] == Stopped()
+    assert isinstance(ends[ended], Done)
+    assert ends[ended].summary["rounds"] < ROUNDS
+    reason = "its process was ended by SIGKILL, perhaps for lack of memory"
+    losses = [(name, event) for name, event in heard.told if isinstance(event, Lost)]
+    assert losses == [(lost, Lost(reason))]
+    for name in NAMES[2:]:  # the lost run was resumed
+        for table in TABLES:
+            assert (tmp_path / name / table).read_bytes() == alone[f"{name}/{table}"]
+    assert not list(tmp_path.glob("*interrupted*"))
 
 
 @pytest.mark.slow

@@ -5,10 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.core import rng
 from fedsim.core.errors import DataError
-from fedsim.core.types import I64, Dataset, Partition
+from fedsim.core.types import F64, I64, Dataset, Partition
 from fedsim.data import patients
 
 
@@ -245,22 +246,44 @@ def held_out(
         DataError: one side would be empty.
     """
     members = np.arange(len(stratum)) if group is None else np.unique(group, return_inverse=True)[1]
+    groups = int(members.max()) + 1
     strata = np.unique(stratum, return_inverse=True)[1]
     totals = np.bincount(strata)
-    counts = np.zeros((int(members.max()) + 1, len(totals)))
-    np.add.at(counts, (members, strata), 1)
-    order = rng.generator(seed, stream).permutation(len(counts))
-    relative = counts / totals
-    missing = np.full(len(totals), fraction)
-    taken = np.zeros(len(counts), dtype=bool)
+    order = rng.generator(seed, stream).permutation(groups)
+    if group is None:
+        taken = _taken_one_by_one(strata, totals, fraction, order)
+    else:
+        counts = np.zeros((groups, len(totals)))
+        np.add.at(counts, (members, strata), 1)
+        taken = _taken_whole(counts / totals, fraction, order)
+    out = np.flatnonzero(taken[members])
+    if not 0 < len(out) < len(stratum):
+        raise DataError(
+            f"{name}: {len(stratum)} images of {groups} patients are too few to hold out a "
+            f"fraction {fraction}"
+        )
+    return out
+
+
+def _taken_whole(relative: F64, fraction: float, order: I64) -> NDArray[np.bool_]:
+    """Which groups are taken; ``relative`` (groups, strata) are their shares of each stratum."""
+    missing = np.full(relative.shape[1], fraction)
+    taken = np.zeros(len(relative), dtype=bool)
     for g in order.tolist():
         if (relative[g] * (2 * missing - relative[g])).sum() > 0:
             missing -= relative[g]
             taken[g] = True
-    out = np.flatnonzero(taken[members])
-    if not 0 < len(out) < len(stratum):
-        raise DataError(
-            f"{name}: {len(stratum)} images of {len(counts)} patients are too few to hold out a "
-            f"fraction {fraction}"
-        )
-    return out
+    return taken
+
+
+def _taken_one_by_one(strata: I64, totals: I64, fraction: float, order: I64) -> NDArray[np.bool_]:
+    """The same where each sample is its own group, of one stratum: without arrays, much faster."""
+    share, missing = (1 / totals).tolist(), [fraction] * len(totals)
+    taken = np.zeros(len(strata), dtype=bool)
+    stratum = strata.tolist()
+    for g in order.tolist():
+        s = stratum[g]
+        if 2 * missing[s] - share[s] > 0:
+            missing[s] -= share[s]
+            taken[g] = True
+    return taken

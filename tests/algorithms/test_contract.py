@@ -11,7 +11,7 @@ from fedsim import algorithms
 from fedsim.config.resolve import load_config, to_yaml
 from fedsim.core.errors import ConfigError
 from fedsim.testing import check_method
-from fedsim.testing.methods import CASES
+from fedsim.testing.methods import CASES, everybody_answers, trains
 from fedsim.testing.rounds import NUM_CLIENTS, config, rounds, small
 
 pytestmark = pytest.mark.integration
@@ -27,20 +27,23 @@ a server of its own; a server optimiser."""
 ELSEWHERE = ("stopped and resumed", "a model without BatchNorm", "one client", "blocks of clients")
 """Cases that other tests by default have for every method, or for methods of each structure."""
 
+BELOW = ("one client", "a learning rate of zero")
+"""Cases whose runs tests below do for every method, with these and further checks."""
+
 BY_NATURE = {"krum": ("an update of zero",)}
 """Krum takes one update, and one of zero is the nearest to all others: the model stays."""
 
 
 @every_method
 def test_the_contract_of_methods(name):
-    left_out = (*ELSEWHERE, *BY_NATURE.get(name, ()))
+    left_out = (*ELSEWHERE, *BELOW, *BY_NATURE.get(name, ()))
     check_method(name, cases=[case for case in CASES if case not in left_out])
 
 
 @pytest.mark.slow
 @every_method
 def test_the_whole_contract_of_methods(name):
-    check_method(name, cases=ELSEWHERE)
+    check_method(name, cases=[case for case in ELSEWHERE if case not in BELOW])
 
 
 @pytest.mark.parametrize("name", RESUMED)
@@ -79,8 +82,16 @@ ALONE |= {"local": "every client alone", "centralized": "pooled data"}
 OF_OWN_CLIENTS = {"fednova", "fedpac", "fedcm", "scaffold", *ALONE}
 
 
-@every_method
-@pytest.mark.parametrize("server", ["fedgh", "fedld", "simagg"])
+SERVERS = ("fedgh", "fedld", "simagg")
+UNDER_SERVERS = [
+    (name, server) if i == j % len(SERVERS) else pytest.param(name, server, marks=pytest.mark.slow)
+    for j, name in enumerate(algorithms.names())
+    for i, server in enumerate(SERVERS)
+]
+"""Every method with one of the rules, in turn; all pairs are slow."""
+
+
+@pytest.mark.parametrize(("name", "server"), UNDER_SERVERS)
 def test_a_server_rule_and_margin_control_go_with_any_clients(name, server):
     alone = small(name, "mlp", train={"rounds": 2})
     both = alone.model_copy(update={"server": server, "margin": "sigma_damp"})
@@ -109,6 +120,7 @@ def test_a_server_part_serves_others_unless_it_needs_its_own_clients(name):
 def test_one_client_learns(name):
     one = small(name, "mlp", data={"num_clients": 1}, train={"sample_rate": 1.0, "lr": 0.1})
     made = rounds(one)
+    trains(made)
     assert all(r.row["conflict_ratio"] is None for r in made)
     assert made[-1].row["test_accuracy"] > 0.4  # 0.1 is chance; the least is 0.53 (fedcm)
 
@@ -116,7 +128,9 @@ def test_one_client_learns(name):
 @every_method
 def test_a_warm_up_begins_at_a_rate_of_zero(name):
     train = {"rounds": 2, "lr_schedule": "warmup_round", "weight_decay": 0.01}
-    first, second = rounds(small(name, train=train))
+    first, second = made = rounds(small(name, train=train))
+    everybody_answers(made)
+    trains(made)
     assert first.row["lr"] == 0.0 < second.row["lr"]
     assert first.row["update_norm"] == 0.0  # of the parameters; statistics follow the data
 

@@ -1,11 +1,13 @@
 """The embedded default: scikit-learn's hand-written digits."""
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.types import F64
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 
 
@@ -20,7 +22,7 @@ def digits(request: Request) -> Raw:
     """
     if request.folder is not None:
         raise ConfigError(f"data.dir {request.folder}: digits is embedded, it takes no folder")
-    table = np.loadtxt(_file(), delimiter=",")
+    table = _table(_file())
     x = np.rint(table[:, :-1].reshape(-1, 1, 8, 8) * 255 / 16).astype(np.uint8)
     return Raw(
         source="scikit-learn",
@@ -30,6 +32,12 @@ def digits(request: Request) -> Raw:
         mean=(0.5,),
         std=(0.5,),
     )
+
+
+@cache
+def _table(file: Path) -> F64:
+    """(1797, 65) pixels and label, parsed once in a process that does many runs."""
+    return np.loadtxt(file, delimiter=",")
 
 
 def _file() -> Path:

@@ -17,6 +17,13 @@ def test_every_class_gives_its_share():
     assert (np.diff(out) > 0).all()
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.25, 1 / 3, 0.9])
+def test_a_sample_without_a_patient_is_a_patient_of_its_own(fraction):
+    y = np.random.default_rng(0).choice(12, size=500)
+    alone = held_out(y, np.arange(500), fraction, 0, "test", "toy")
+    assert held_out(y, None, fraction, 0, "test", "toy").tolist() == alone.tolist()
+
+
 def test_it_is_the_seed_and_the_stream_that_decide():
     y = np.repeat([0, 1], 100)
     drawn = [held_out(y, None, 0.2, *key, "toy").tolist() for key in ((0, "a"), (0, "b"), (1, "a"))]
