@@ -39,8 +39,7 @@ NUMERIC = (
 def pytest_collection() -> Generator[None, object, object]:
     """Keeps the bytecode of what is collected, though the environment may say not to.
 
-    Else every process compiles fedsim and rewrites the tests anew: the one or the other is a third
-    of the collection, and of the start of each command in a process of its own.
+    Else every process compiles fedsim and rewrites the tests anew, a third of the collection.
     """
     with mock.patch.object(sys, "dont_write_bytecode", False):
         return (yield)
