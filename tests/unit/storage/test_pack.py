@@ -3,6 +3,7 @@
 import stat
 import zipfile
 
+import numpy as np
 import pytest
 
 from fedsim.core.errors import DataError
@@ -31,9 +32,10 @@ def content(folder):
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
 
 
-def test_there_and_back(run, tmp_path):
-    pack(run, tmp_path / "run.zip")
-    unpack(tmp_path / "run.zip", tmp_path / "new")
+@pytest.mark.parametrize("name", ["run.zip", "run.xz"])
+def test_there_and_back(run, tmp_path, name):
+    pack(run, tmp_path / name)
+    unpack(tmp_path / name, tmp_path / "new")
     assert content(tmp_path / "new") == FILES
 
 
@@ -44,6 +46,17 @@ def test_the_same_files_give_the_same_bytes(run, tmp_path):
     assert pack(run, tmp_path / "b.zip") == digest
     (run / "rounds.csv").write_bytes(b"round\n2\n")
     assert pack(run, tmp_path / "c.zip") != digest
+
+
+def test_tables_that_runs_share_are_stored_once(tmp_path):
+    noise = np.random.default_rng(0).bytes(50_000)
+    for number in range(8):
+        (tmp_path / "sweep" / str(number)).mkdir(parents=True)
+        (tmp_path / "sweep" / str(number) / "split.csv").write_bytes(noise)
+    for name, most in (("a.xz", 1.1), ("b.zip", 8.1)):
+        digest = pack(tmp_path / "sweep", tmp_path / name)
+        assert (most - 0.2) * len(noise) < (tmp_path / name).stat().st_size < most * len(noise)
+        assert pack(tmp_path / "sweep", tmp_path / f"again-{name}") == digest
 
 
 def test_without_checkpoints(run, tmp_path):
@@ -109,19 +122,21 @@ def test_a_size_that_is_not_what_the_archive_says(run, tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"", b"no zip file", b"PK\x03\x04" + bytes(60)])
-def test_no_archive(data, tmp_path):
-    (tmp_path / "run.zip").write_bytes(data)
+@pytest.mark.parametrize("name", ["run.zip", "run.xz"])
+def test_no_archive(data, name, tmp_path):
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match="damaged, or no archive of 'fedsim pack'"):
-        unpack(tmp_path / "run.zip", tmp_path / "new")
+        unpack(tmp_path / name, tmp_path / "new")
 
 
-def test_a_damaged_archive(run, tmp_path):
-    pack(run, tmp_path / "run.zip")
-    data = bytearray((tmp_path / "run.zip").read_bytes())
+@pytest.mark.parametrize("name", ["run.zip", "run.xz"])
+def test_a_damaged_archive(run, tmp_path, name):
+    pack(run, tmp_path / name)
+    data = bytearray((tmp_path / name).read_bytes())
     data[60] ^= 255
-    (tmp_path / "run.zip").write_bytes(data)
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match="damaged"):
-        unpack(tmp_path / "run.zip", tmp_path / "new")
+        unpack(tmp_path / name, tmp_path / "new")
 
 
 def test_an_archive_that_is_larger_than_the_disk(run, tmp_path, monkeypatch):
