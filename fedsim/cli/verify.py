@@ -248,7 +248,7 @@ def _values(
 @click.option(
     "--out",
     metavar="FILE",
-    help="The archive; unset: the folder's name with .zip. A name with .xz gives a third of the size.",
+    help="The archive; unset: the folder's name with .zip. FILE.xz has a third of the size.",
 )
 @click.option(
     "--no-checkpoints",
