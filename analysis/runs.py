@@ -209,7 +209,7 @@ def group(
     groups = []
     for name in sorted(keys.unique(), key=order):
         runs = table[keys == name].sort_values(list(repeated), kind="stable")
-        tuned = unit == "partition" and LABEL in by
+        tuned = unit == "partition" and runs[LABEL].nunique() == 1
         for _, part in runs.groupby(PARTITION) if tuned else [(None, runs)]:
             _same(part, free, by, f"the runs of {name}")
         twice = runs[runs.duplicated(list(repeated), keep=False)]

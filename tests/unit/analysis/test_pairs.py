@@ -40,6 +40,16 @@ def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, list(map(str, arguments)))
 
 
+def test_methods_tuned_for_each_partition_can_be_paired(tmp_path: Path) -> None:
+    for draw, rate in enumerate((0.1, 0.3)):
+        for server in (None, "fedgh"):
+            label = "FedGH" if server else "FedAvg"
+            own = {"server": server, "label": label, "data.seed": draw, "train.lr": rate}
+            run_of(tmp_path, "fedavg", 0, [0.5], **own)
+    got = pairs.accuracies(table_of(tmp_path), unit="partition")
+    assert [row[0] for row in got.rows] == ["FedAvg", "+ FedGH"]
+
+
 def test_each_method_is_followed_by_itself_under_the_other_server(tmp_path: Path) -> None:
     sweep_of(tmp_path)
     got = pairs.accuracies(table_of(tmp_path))

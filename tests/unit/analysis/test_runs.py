@@ -628,8 +628,7 @@ def test_a_label_may_be_tuned_for_each_partition(tmp_path: Path) -> None:
     table = summaries(find([tmp_path])[0])
     groups = group(table, ("label",), "partition")
     assert differing(groups)["train.lr"].to_dict() == {"fedavg": "0.1, 0.3", "fedprox": "0.2"}
-    with pytest.raises(AnalysisError, match=r"the runs of fedavg differ in train\.lr"):
-        group(table, ("algorithm",), "partition")
+    assert [len(found.runs) for found in group(table, ("algorithm",), "partition")] == [4, 4]
     table.loc[table.index[0], "train.lr"] = 0.5
     with pytest.raises(AnalysisError, match=r"the runs of fedavg differ in train\.lr \(0.1, 0.5\)"):
         group(table, ("label",), "partition")
