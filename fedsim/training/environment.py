@@ -111,6 +111,12 @@ def made(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {key: last[key] for key in MADE if key in last}
 
 
+def device_of(environment: Mapping[str, Any]) -> str:
+    """What a run was done on, its last part if it was resumed: ``cpu``, or the name of a GPU."""
+    parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]
+    return next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
+
+
 NUMERICAL = ("torch", "numpy")
 """Packages whose versions may change the last digits of results."""
 

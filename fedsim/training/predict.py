@@ -33,6 +33,7 @@ from fedsim.storage import final_models, vocabulary
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore, csv_text
 from fedsim.training import loading, new_images
+from fedsim.training.environment import device_of
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import (
     Description,
@@ -257,8 +258,7 @@ def prepared(
 
 def _with_device(config: RunConfig, run: Path, environment: Mapping[str, Any]) -> RunConfig:
     """With a GPU where there is one and the run was done on one."""
-    parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]
-    device = next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
+    device = device_of(environment)
     if device == "cpu":
         return config
     if not torch.cuda.is_available():

@@ -16,6 +16,7 @@ from fedsim.config import experiments
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
+from fedsim.core.machine import num_gpus
 from fedsim.engine.base import Executor
 from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
@@ -23,14 +24,11 @@ from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.restore import read
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.driver import fingerprint
-from fedsim.training.environment import check_begun
+from fedsim.training.environment import check_begun, device_of
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration
 from fedsim.training.round import context, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
-
-SERIAL = {"engine.kind": "serial"}
-"""The engine of rounds that are done again, unless another one is asked for."""
 
 logger = logging.getLogger("fedsim")
 
@@ -110,7 +108,8 @@ def opened(
 
     Args:
         run: its directory.
-        overrides: settings of where the work is done, by dotted key; serial unless said.
+        overrides: settings of where the work is done, by dotted key; unless said one process, with
+            a GPU where the run was done on one and there is one here.
         data_dir: where the run's data are now, in place of ``data.dir``.
         accept_changed_code: go on where the user's code is not that of the run.
 
@@ -118,7 +117,9 @@ def opened(
         ConfigError, DataError: code or data are not those of the run, or are not here.
         StoreError: the directory cannot be read.
     """
-    config = configuration(run, SERIAL | dict(overrides or {}), data_dir=data_dir)
+    on_gpu = device_of(RunStore(run).read_environment()) != "cpu" and num_gpus() > 0
+    here = {"engine.kind": "serial", "engine.gpus_per_client": int(on_gpu)}
+    config = configuration(run, here | dict(overrides or {}), data_dir=data_dir)
     with prepared(run, config, accept_changed_code=accept_changed_code) as rerun:
         yield rerun
 

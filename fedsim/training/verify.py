@@ -101,7 +101,8 @@ def verify(
         rounds: how many are drawn.
         seed: of the draw; None: a new one.
         data_dir: where the data are now, in place of ``data.dir``.
-        overrides: settings of where the work is done, by dotted key; serial unless said.
+        overrides: settings of where the work is done, by dotted key; see
+            :func:`~fedsim.training.rerun.opened`.
         accept_changed_code: go on where the user's code is not that of the run.
 
     Raises:

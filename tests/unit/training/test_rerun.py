@@ -1,10 +1,13 @@
 """Rounds of a run done again: the same rows and the same model, whichever checkpoint is nearest."""
 
 import csv
+import json
 
 import pytest
+import torch
 
 import fedsim
+from fedsim.core.errors import ConfigError
 from fedsim.training.rerun import opened
 from tests.unit.training.test_resume import config
 
@@ -54,3 +57,20 @@ def test_a_damaged_checkpoint_is_passed_over(run, caplog):
     finally:
         path.write_bytes(whole)
     assert "round-000003.json cannot be used" in caplog.text
+
+
+@pytest.mark.parametrize("gpus_here", [0, 1])
+def test_a_run_on_a_gpu_is_done_again_on_a_gpu_where_there_is_one(run, gpus_here, monkeypatch):
+    path = run / "env.json"
+    before = path.read_bytes()
+    monkeypatch.setattr("fedsim.training.rerun.num_gpus", lambda: gpus_here)
+    path.write_text(json.dumps(json.loads(before) | {"device": "NVIDIA H100"}))
+    try:
+        if gpus_here and not torch.cuda.is_available():
+            with pytest.raises(ConfigError, match="torch finds no GPU here"), opened(run):
+                pass
+        else:
+            with opened(run) as again:
+                assert again.setup.config.engine.gpus_per_client == gpus_here
+    finally:
+        path.write_bytes(before)
