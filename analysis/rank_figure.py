@@ -26,7 +26,10 @@ GREY = "#555555"
 
 
 def figure(ranks: Ranks) -> Figure:
-    """Mean ranks on an axis, the best on the left; bars join methods that do not differ."""
+    """Mean ranks on an axis, the best on the left; bars join methods that do not differ.
+
+    The lines from labels to ranks never cross, so that one colour serves any number of methods.
+    """
     labels, means = ranks.labels, ranks.means.tolist()
     names = [style.short(style.title(label), LONGEST) for label in labels]
     side = 0.85 + LETTER * max(map(len, names))
@@ -54,14 +57,11 @@ def figure(ranks: Ranks) -> Figure:
             y = AXIS + 0.17 + STEP * level
             ends = [x(means[first]) - 0.05, x(means[last]) + 0.05]
             axes.plot(ends, [y, y], color=style.BLACK, linewidth=3.2, solid_capstyle="butt")
-        looks = style.lines(labels)
-        for i, (label, name, mean) in enumerate(zip(labels, names, means, strict=True)):
+        for i, (name, mean) in enumerate(zip(names, means, strict=True)):
             left = i < half
             y = first_row + ROW * (i if left else len(labels) - 1 - i)
             end = side - 0.15 if left else width - side + 0.15
-            colour = looks[label].colour
-            axes.plot([x(mean), x(mean), end], [AXIS, y, y], color=colour, linewidth=1.1)
-            axes.plot([x(mean)], [AXIS], "o", color=colour, markersize=5, zorder=3)
+            axes.plot([x(mean), x(mean), end], [AXIS, y, y], color=GREY, linewidth=0.9, zorder=1.5)
             shown = f"{name}  {mean:.2f}" if left else f"{mean:.2f}  {name}"
             align = "right" if left else "left"
             at = end - 0.06 if left else end + 0.06

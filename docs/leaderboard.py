@@ -50,10 +50,10 @@ settings that the entry chose and the SHA-256 of the final model.
 over the evaluated rounds among the last ten, then over the training seeds), ties share their ranks;
 the mean over the partitions orders the table. Brackets and "\N{PLUS-MINUS SIGN}" are 95 % intervals
 of the t distribution over the partitions: of these images, and not corrected for the number of
-entries, so that intervals that overlap are no order. *Lacking*: runs that failed or diverged. On
-their partition the entry has the last rank, and no mean score is shown. *Candidates*: settings that
-were tried on each partition, on its validation part. *Done again*: runs of the entry of which
-rounds were done again, of all that are finished.
+entries: where intervals overlap, the order of two entries says nothing. *Candidates*: settings that
+were tried on each partition, on its validation part. *Done again*: in how many of the entry's
+finished runs rounds were done again. *Lacking*, a column only where an entry has such runs: those
+that failed or diverged; on their partition the entry has the last rank, and it has no mean score.
 """
 NONE = "\N{EN DASH}"
 KEYS = {
@@ -266,7 +266,7 @@ def section(task: Task) -> list[str]:
     """A task: what it is, its entries, their packs."""
     folder = task.path.parent
     partitions, seeds = (sorted({run[i] for run in task.runs}) for i in (0, 1))
-    listed = [", ".join(map(str, each)) for each in (partitions, seeds)]
+    listed = [_numbers(each) for each in (partitions, seeds)]
     known = packs(folder, task)
     lines = [
         f"## {task.title}", "",
@@ -289,8 +289,16 @@ def section(task: Task) -> list[str]:
             str(said["candidates"]), *[str(row["lacking"])] * with_lacking,
             f"{again} of {len(task.runs) - row['lacking']}",
         ])  # fmt: skip
-    lines += [*markdown(heads, cells), ""]
+    lines += [*markdown(heads, cells, words=3), ""]
     return [*lines, *markdown(["Pack", "Verified", "SHA-256"], map(_pack, known)), ""]
+
+
+def _numbers(values: Sequence[int]) -> str:
+    """``20 to 29`` for consecutive numbers, from three on; else all of them."""
+    first, last = values[0], values[-1]
+    if len(values) > 2 and list(values) == list(range(first, last + 1)):
+        return f"{first} to {last}"
+    return ", ".join(map(str, values))
 
 
 def _interval(row: Mapping[str, Any]) -> str:
@@ -324,9 +332,10 @@ def _pack(pack: Pack) -> list[str]:
     ]  # fmt: skip
 
 
-def markdown(heads: Sequence[str], cells: Any) -> list[str]:
-    """A table of Markdown."""
-    every = [heads, ["---"] * len(heads), *cells]
+def markdown(heads: Sequence[str], cells: Any, words: int | None = None) -> list[str]:
+    """A table of Markdown, of which the first ``words`` columns (None: all) are text."""
+    count = len(heads) if words is None else words
+    every = [heads, ["---"] * count + ["---:"] * (len(heads) - count), *cells]
     return [f"| {' | '.join(each.replace('|', '/') for each in row)} |" for row in every]
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import searches
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from stored import FAMILIES, HERE, Study
 
 from analysis import panels, rank_figure, style
@@ -20,6 +21,9 @@ LOOKS = {"accuracy": (style.ORANGE, 0.17), "balanced_accuracy": (style.BLUE, -0.
 """Colour and height of a metric's marks."""
 WORN = {check.CONFIRMED: "o", check.REFUTED: "X", check.EQUAL: "s", check.OPEN: "|"}
 """Marks by verdict for these images."""
+SIZES = {"markersize": 7, "markeredgewidth": 1.6}
+TITLES = 7.5
+"""Width in inches of all titles of the headline."""
 PAPER = (
     "FedAvg", "FedProx", "FedGH", "FedBN", "FedPAC", "SCAFFOLD", "FedDyn", "Principal", "Margin",
     "FedLD",
@@ -33,17 +37,15 @@ FIG2 = {
 
 
 def headline(study: Study) -> Figure:
-    """Every comparison of the headline with its intervals, a panel for each block."""
+    """Every comparison of the headline with its intervals, a panel for each block in one row."""
     blocks = study.of("H")
     these, new = study.compared.values()
     own = FAMILIES[FAMILIES["family"] == "headline"]
     names = list(dict.fromkeys(zip(own["claim_id"], own["first"], own["second"], strict=True)))
     with style.look():
-        figure = Figure(figsize=(panels.WIDTH + 2.4, 3.9 * -(-len(blocks) // 2)))
-        places = figure.subplots(-(-len(blocks) // 2), 2, squeeze=False, sharey=True).ravel()
-        for axes in places[len(blocks) :]:
-            axes.set_visible(False)
-        for axes, block in zip(places, blocks, strict=False):
+        figure = Figure(figsize=(panels.WIDTH, 5.2))
+        places = figure.subplots(1, len(blocks), squeeze=False, sharex=True, sharey=True).ravel()
+        for axes, block in zip(places, blocks, strict=True):
             for index, row in own[own["block"] == block.name].iterrows():
                 key = (row["claim_id"], row["first"], row["second"])
                 colour, up = LOOKS[row["metric"]]
@@ -55,16 +57,18 @@ def headline(study: Study) -> Figure:
                 axes.plot([mean - wide, mean + wide], [y, y], color=colour, linewidth=0.8)
                 axes.plot([mean - half, mean + half], [y, y], color=colour, linewidth=3, alpha=0.55)
                 sign = WORN[these.loc[index, "verdict"]]
-                axes.plot([mean], [y], sign, color=colour, markersize=7, markeredgewidth=1.6)
+                axes.plot([mean], [y], sign, color=colour, **SIZES)
             axes.axvspan(-1, 1, color="#EEEEEE", zorder=0)
             axes.axvline(0, color="black", linewidth=0.8)
-            labels = [f"{c}  {a} \N{MINUS SIGN} {b}" for c, a, b in names]
-            axes.set_yticks(range(len(names)), labels, fontsize=8.5)
-            axes.set_ylim(len(names) - 0.5, -0.5)
+            axes.set_title(style.wrapped(block.title, TITLES / len(blocks)), loc="left", fontsize=9)
+            axes.tick_params(labelsize=9)
+            axes.xaxis.set_major_locator(MaxNLocator(3 + 8 // len(blocks), steps=[1, 2, 5, 10]))
             axes.grid(axis="y", visible=False)
-            axes.set_title(block.title, loc="left", fontsize=9.5)
+        labels = [f"{c}  {a}\n\N{MINUS SIGN} {b}" for c, a, b in names]
+        places[0].set_yticks(range(len(names)), labels)
+        places[0].set_ylim(len(names) - 0.5, -0.5)
         marks = [Line2D([], [], color=c, linewidth=3, alpha=0.55) for c, _ in LOOKS.values()]
-        marks += [Line2D([], [], color="#555555", marker=m, linestyle="") for m in WORN.values()]
+        marks += [Line2D([], [], color="#555555", marker=m, ls="", **SIZES) for m in WORN.values()]
         note = (
             "First minus second (points). Thick: 95 % interval for these images, thin: for new "
             "ones; grey: within one point"

@@ -135,6 +135,23 @@ def test_the_diagram_has_every_label_inside_and_apart(count: int) -> None:
         assert overlapping == [], names[i]
 
 
+@pytest.mark.parametrize("count", [5, 13])
+def test_the_lines_to_the_labels_have_one_colour_and_never_cross(count: int) -> None:
+    rng = np.random.default_rng(count)
+    values = np.arange(count) / count + rng.normal(0, 0.1, (15, count))
+    figure = rank_figure.figure(found(values, [f"method {i}" for i in range(count)]))
+    elbows = [line for line in figure.axes[0].lines if len(line.get_xdata()) == 3]
+    assert len(elbows) == count
+    assert len({line.get_color() for line in elbows}) == 1
+    for line in elbows:
+        (x, _, end), (_, y, _) = line.get_data()
+        for other in elbows:
+            (at, _, side), (_, low, _) = other.get_data()
+            if other is not line and low >= y:  # it goes down past the row of the first
+                assert not min(x, end) < at < max(x, end)
+                assert low > y or end != side
+
+
 def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(main, ["ranks", *map(str, arguments)])
 

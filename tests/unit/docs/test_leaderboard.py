@@ -38,6 +38,11 @@ def test_the_page_follows_from_the_files_beside_it():
     assert made.page(FOLDER) == page, "run: python docs/leaderboard.py"
 
 
+def test_consecutive_numbers_are_a_range():
+    given = ([20, 21, 22], [1, 2], [0, 2, 3], [7])
+    assert [made._numbers(each) for each in given] == ["20 to 22", "1, 2", "0, 2, 3", "7"]
+
+
 @pytest.mark.parametrize("name", ["fundus_sites", "covid_sites", "fundus_clients", "covid_clients"])
 def test_a_task_of_the_study_has_the_settings_of_its_block(name):
     task = leaderboard.load(FOLDER / name / "task.yaml")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from scipy import stats
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
@@ -304,6 +306,22 @@ def test_some_blocks_make_a_page(tmp_path, monkeypatch):
     assert words(page) == {}
     assert cells(table(page, "deviations")) == [["2026-01-01", "abc", "a|b"]]
     assert ".png" not in page
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_the_headline_fills_its_width_with_any_number_of_blocks(count):
+    codes = ["H1", "H2", "H3", "H4"][:count]
+    there = [replace(BLOCKS[code], runs=planted(code, {"FedLD": 0.04})) for code in codes]
+    study = stored.Study(blocks=there)
+    figure = make.figures.headline(study)
+    FigureCanvasAgg(figure).draw()
+    assert [axes.get_title(loc="left")[:2] for axes in figure.axes] == codes
+    assert len({axes.get_position().height for axes in figure.axes}) == 1
+    assert figure.axes[-1].get_position().x1 > 0.97
+    titles = [axes._left_title.get_window_extent() for axes in figure.axes]
+    for title, after in pairwise(titles):
+        assert title.x1 < after.x0
+    assert titles[-1].x1 <= figure.bbox.x1
 
 
 def test_scores_count_a_diverged_run_as_a_guess(first):
