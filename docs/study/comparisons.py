@@ -45,6 +45,9 @@ def summary(study: Study) -> str:
     parts, sure, told = [], [], set[str]()
     for family, title in SUMMARY.items():
         own = FAMILIES[FAMILIES["family"].str.startswith(family)]
+        blocks = [block for block in study.blocks if block.name in set(own["block"])]
+        lacking = [block.code for block in blocks if block.runs.empty]
+        heading = f"**{title}**" + f" (not run: {', '.join(lacking)})" * bool(lacking)
         head, body = [], []
         for claim in sorted(own["claim_id"].unique(), key=lambda name: int(name[1:])):
             cells, words = {}, set()
@@ -64,7 +67,7 @@ def summary(study: Study) -> str:
             name = f"**{claim}.** " + f"{text}: " * (claim not in told) + f"*{comparison}*"
             told.add(claim)
             body.append([name, *cells.values(), "yes" if words == {check.CONFIRMED} else "no"])
-        parts.append(f"**{title}**\n\n{markdown(head, body, len(head))}")
+        parts.append(f"{heading}\n\n{markdown(head, body, len(head))}")
     sentence = f"Confirmed without a qualifier: {', '.join(sure) if sure else 'no claim'}."
     return "\n\n".join([sentence, *parts])
 
@@ -114,8 +117,8 @@ def family(name: str) -> Callable[[Study], str]:
             own = own.sort_values(order, key=in_order, kind="stable")
             if block.runs.empty:
                 parts.append(
-                    f"**{block.title}**: not run, so that its {len(own)} members have p = 1 and "
-                    f"are *{check.OPEN}*."
+                    f"**{block.title}**: not run, so that its {len(own)} comparisons count with "
+                    f"p = 1 and are *{check.OPEN}*."
                 )
                 continue
             made = of_block(block, {scope: t.loc[own.index] for scope, t in tables.items()}, size)

@@ -86,7 +86,7 @@ def left_out(study: Study) -> str:
     if not codes:
         return "Every block of the protocol was run."
     return (
-        f"**Not run: {', '.join(codes)}.** Their members of the families count with p = 1 and are "
+        f"**Not run: {', '.join(codes)}.** Their comparisons count with p = 1 and are "
         "*not decidable*."
     )
 

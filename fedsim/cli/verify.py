@@ -193,6 +193,11 @@ def _show(found: Verification, name: str) -> None:
         echo(f"  tolerance  {TOLERANCE}, largest difference {found.largest:.2g}: {found.others}")
     for difference in found.differences:
         echo(f"  differs    {difference}")
+    if found.others and found.differences:
+        echo(
+            "  note       last digits differ there, and more with each round and layer: verify on "
+            "the kind of the run, or from nearer checkpoints (engine.keep_every=1)"
+        )
     if found.verified:
         chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
         echo("  verified" + ("" if found.coverage == 1 else chance))
