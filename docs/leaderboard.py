@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import hashlib
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ sys.path.insert(0, str(DOCS.parent))
 from analysis.ranks import ranked  # noqa: E402
 from fedsim.cli.common import make_importable  # noqa: E402
 from fedsim.config import experiments  # noqa: E402
-from fedsim.core import machine  # noqa: E402
+from fedsim.core import files, machine  # noqa: E402
 from fedsim.core.errors import ConfigError, FedsimError  # noqa: E402
 from fedsim.core.plurals import counted  # noqa: E402
 from fedsim.storage.run_dir import environment  # noqa: E402
@@ -119,7 +118,7 @@ def add(
     make_importable(task.settings)
     found: list[Verification] = []
     with verify.drawn(file, sample=sample, seed=seed) as wanted:
-        runs, wrong = leaderboard.check(wanted.folder, task)
+        runs, wrong = leaderboard.check(wanted.folder, task, leaderboard.code(task))
         if wrong:
             raise ConfigError(
                 f"{file}: {wrong[0]}" + f" (and {len(wrong) - 1} more)" * bool(wrong[1:])
@@ -130,7 +129,7 @@ def add(
         for label in sorted({run.label for run in runs if run.model} - drawn):
             raise ConfigError(
                 f"--sample {sample}: no run of {label} is among those drawn, and every entry of "
-                f"the leaderboard is verified; {wanted.finished} runs are finished"
+                f"the leaderboard is verified; {len(wanted.finished)} runs are finished"
             )
         for each in wanted.verified(rounds=rounds, data_dir=data_dir):
             name = each.run.relative_to(wanted.folder).as_posix()
@@ -146,7 +145,7 @@ def add(
     if file.resolve().parent == folder.resolve():
         pack = file.name
     said = {
-        "by": by, "url": url, "candidates": candidates, "pack": pack, "sha256": _sha256(file),
+        "by": by, "url": url, "candidates": candidates, "pack": pack, "sha256": files.sha256(file),
         "verified": {
             "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
             "fedsim": made["fedsim"], "commit": made["git_commit"],
@@ -158,10 +157,6 @@ def add(
     text = rows(runs).to_csv(index=False, lineterminator="\n")
     (folder / f"{file.stem}.csv").write_text(text, encoding="utf-8")
     (folder / f"{file.stem}.yaml").write_text(experiments.as_yaml(said), encoding="utf-8")
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def read(path: Path, task: Task) -> Pack:
@@ -186,8 +181,8 @@ def read(path: Path, task: Task) -> Pack:
     if said["pack"] is not None and "/" not in said["pack"]:
         if not file.is_file():
             raise ConfigError(f"{path}: pack: {file.name} is not beside it; or give its address")
-        if _sha256(file) != said["sha256"]:
-            raise ConfigError(f"{path}: sha256: is not that of {file.name}: {_sha256(file)}")
+        if (digest := files.sha256(file)) != said["sha256"]:
+            raise ConfigError(f"{path}: sha256: is not that of {file.name}: {digest}")
     table = path.with_suffix(".csv")
     runs = pd.read_csv(table, dtype=str, keep_default_na=False)
     for column in ("data.seed", "seed"):
@@ -207,9 +202,22 @@ def read(path: Path, task: Task) -> Pack:
 
 
 def packs(folder: Path, task: Task) -> list[Pack]:
-    """The packs of a task, by name."""
-    files = sorted(path for path in folder.glob("*.yaml") if path.name != "task.yaml")
-    return [read(path, task) for path in files]
+    """The packs of a task, by name.
+
+    Raises:
+        ConfigError: one cannot be read, or was done on other data than another.
+    """
+    paths = sorted(path for path in folder.glob("*.yaml") if path.name != "task.yaml")
+    known, first = [read(path, task) for path in paths], dict[int, tuple[str, str]]()
+    for pack in known:
+        table = pack.path.with_suffix(".csv")
+        for partition, data in zip(pack.runs["data.seed"], pack.runs["data"], strict=True):
+            same, other = first.setdefault(partition, (data, table.name)) if data else ("", "")
+            if data != same:
+                raise ConfigError(
+                    f"{table}: partition {partition}: data {data}, not {same} as in {other}"
+                )
+    return known
 
 
 def table(known: Sequence[Pack]) -> pd.DataFrame:

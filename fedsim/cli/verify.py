@@ -118,13 +118,22 @@ def verify(
     from fedsim.studies import verify as proofs
 
     with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
+        if task_file is not None:
+            from fedsim.studies import leaderboard  # SciPy, without which a single run is verified
+
+            task = leaderboard.load(Path(task_file))
+            make_importable(task.settings)
+            modules = leaderboard.code(task)
         configs = [run / "config.yaml" for run in wanted.runs]
         for config in configs:
             make_importable(experiments.read(config).settings if config.is_file() else {})
         found = []
         given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
-        if task_file is not None and not _are_entries(wanted.folder, Path(task_file), form):
-            ctx.exit(1)
+        if task_file is not None:
+            runs, wrong = leaderboard.check(wanted.folder, task, modules)
+            _show_entries(runs, wrong, task, form)
+            if wrong:
+                ctx.exit(1)
         for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
             found.append(each)
             if form == "table":
@@ -138,21 +147,12 @@ def verify(
         ctx.exit(1)
 
 
-def _are_entries(folder: Path, file: Path, form: str) -> bool:
-    """Whether the runs are entries of the task in a file, which is said."""
-    from fedsim.studies import leaderboard
-
-    task = leaderboard.load(file)
-    runs, wrong = leaderboard.check(folder, task)
-    if form == "table":
-        _show_entries(runs, wrong, task)
-    elif wrong:
-        echo(json.dumps({"verified": False, "task": [*map(str, wrong)]}, indent=2))
-    return not wrong
-
-
-def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task) -> None:
+def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task, form: str) -> None:
     """What runs are as entries of a task."""
+    if form == "json":
+        if wrong:
+            echo(json.dumps({"verified": False, "task": [*map(str, wrong)]}, indent=2))
+        return
     echo(f"{task.path}: {task.title}")
     for difference in wrong:
         echo(f"  differs    {difference}")

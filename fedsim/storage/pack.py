@@ -9,10 +9,11 @@ from __future__ import annotations
 import lzma
 import shutil
 import stat
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -24,6 +25,10 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 """The time that every entry has, the first that zip can express."""
 SOLID = ".xz"
 _DAMAGED = (zlib.error, lzma.LZMAError)
+_FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 26}]
+"""Of an archive that is compressed as a whole: repeated tables are found 64 MiB apart."""
+_MEMORY = 1 << 27
+"""Bytes of memory that unpacking such an archive may take."""
 MOST_BYTES = 1 << 38
 """Bytes that an archive may unpack to: 256 GiB."""
 MOST_FILES = 1_000_000
@@ -51,7 +56,7 @@ def pack(folder: Path, out: Path, *, checkpoints: bool = True) -> str:
     method = zipfile.ZIP_STORED if whole else zipfile.ZIP_DEFLATED
     with files.replacing(out) as unfinished, files.reading(folder):
         with (
-            _opened(unfinished, "wb", solid=whole) as file,
+            _written(unfinished, whole=whole) as file,
             zipfile.ZipFile(file, "w") as archive,
         ):
             for path in _files(folder, checkpoints=checkpoints):
@@ -64,14 +69,11 @@ def pack(folder: Path, out: Path, *, checkpoints: bool = True) -> str:
         return files.sha256(unfinished)
 
 
-def _opened(path: Path, mode: str, *, solid: bool) -> AbstractContextManager[IO[bytes]]:
-    """An archive as the zip file that it holds."""
-    if not solid:
-        return cast("IO[bytes]", path.open(mode))
-    # repeated tables are found 64 MiB apart
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9, "dict_size": 1 << 26}]
-    written = filters if mode == "wb" else None
-    return cast("IO[bytes]", lzma.open(path, mode, filters=written))
+def _written(path: Path, *, whole: bool) -> IO[bytes]:
+    """The file of a new archive, into which a zip file is written."""
+    if not whole:
+        return path.open("wb")
+    return cast("IO[bytes]", lzma.open(path, "wb", filters=_FILTERS))
 
 
 def _files(folder: Path, *, checkpoints: bool) -> Iterator[Path]:
@@ -93,10 +95,7 @@ def unpack(packed: Path, folder: Path) -> None:
         StoreError: a file cannot be written.
     """
     try:
-        with (
-            _opened(packed, "rb", solid=packed.suffix == SOLID) as file,
-            zipfile.ZipFile(file) as archive,
-        ):
+        with _zip_file(packed) as file, zipfile.ZipFile(file) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()]
             check(packed, entries)
             size, free = sum(e.file_size for e in entries), _free(folder)
@@ -109,6 +108,29 @@ def unpack(packed: Path, folder: Path) -> None:
                         shutil.copyfileobj(source, written, 1 << 20)
     except (zipfile.BadZipFile, EOFError, NotImplementedError, *_DAMAGED) as error:
         raise DataError(f"{packed}: damaged, or no archive of 'fedsim pack' ({error})") from error
+
+
+@contextmanager
+def _zip_file(packed: Path) -> Iterator[IO[bytes]]:
+    """The zip file of an archive; one that is compressed as a whole is first unpacked to the disk.
+
+    Read through the compression, each step back in the zip file would unpack it from its start.
+    """
+    with packed.open("rb") as file:
+        if packed.suffix != SOLID:
+            yield file
+            return
+        with tempfile.TemporaryFile() as unpacked:
+            most = min(MOST_BYTES, _free(Path(tempfile.gettempdir())))
+            stream = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_MEMORY)
+            while not stream.eof:
+                data = file.read(1 << 16) if stream.needs_input else b""
+                if stream.needs_input and not data:
+                    raise EOFError("it has no end")
+                unpacked.write(stream.decompress(data, 1 << 20))
+                if unpacked.tell() > most:
+                    raise DataError(f"{packed}: unpacks to more than {most:,} bytes")
+            yield unpacked
 
 
 def _free(folder: Path) -> int:

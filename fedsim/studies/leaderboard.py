@@ -25,6 +25,7 @@ from fedsim.storage.run_dir import RunStore, cell
 from fedsim.storage.status import RunStatus
 from fedsim.studies import sweep
 from fedsim.studies.sweep import SEEDS
+from fedsim.training.provenance import Code, Provenance, code_of
 from fedsim.training.recorded import Difference
 from fedsim.training.resume import decisive, difference, has_patients
 from fedsim.training.summary import last10
@@ -111,13 +112,29 @@ def load(path: Path) -> Task:
     return Task(path=path, title=experiment.about, settings=experiment.settings, runs=runs)
 
 
-def check(folder: Path, task: Task) -> tuple[list[TaskRun], list[Difference]]:
+def code(task: Task) -> dict[str, Code]:
+    """The modules that a task names, such as that of its model, by role.
+
+    They are looked up in ``sys.path``, which must have no folder of a run yet: a module of the same
+    name may lie there.
+    """
+    return code_of(resolve(task.settings, build=False))
+
+
+def check(
+    folder: Path, task: Task, modules: Mapping[str, Code]
+) -> tuple[list[TaskRun], list[Difference]]:
     """The runs at or below a folder as entries of a task, and what is not as the task wants it.
 
-    Every run has the task's settings, is finished or failed, has all its rounds, the files that
-    its manifest names, and the scores that its rounds give. Every label has each of the task's
-    runs once, and one choice of settings for each partition. Nothing is computed again: that is
-    :func:`fedsim.training.verify.verify`.
+    Every run has the task's settings and modules, is finished or failed, has all its rounds, the
+    files that its manifest names, and the scores that its rounds give. Every label has each of the
+    task's runs once, and one choice of settings for each partition. Nothing is computed again: that
+    is :func:`fedsim.training.verify.verify`.
+
+    Args:
+        folder: of the runs.
+        task: that they are to be entries of.
+        modules: those of the task, see :func:`code`.
 
     Raises:
         ConfigError: there is no run.
@@ -130,6 +147,7 @@ def check(folder: Path, task: Task) -> tuple[list[TaskRun], list[Difference]]:
             continue
         name = each.path.relative_to(folder).as_posix()
         try:
+            _check_modules(each.path, name, modules)
             runs.append(_run(each, name, task))
         except Difference as found:
             wrong.append(found)
@@ -138,6 +156,17 @@ def check(folder: Path, task: Task) -> tuple[list[TaskRun], list[Difference]]:
     if not known:
         raise ConfigError(f"{folder}: holds no run")
     return runs, [*wrong, *_of_entries(runs, task, complete=not wrong)]
+
+
+def _check_modules(run: Path, name: str, modules: Mapping[str, Code]) -> None:
+    """What env.json says of the task's modules; a verification compares it with what is there."""
+    known = Provenance.read(run)
+    for role, wanted in modules.items():
+        for given in (known.code.get(role), known.accepted.get(role, wanted)):
+            if given != wanted:
+                said = "unknown" if given is None else given.short
+                place = f"{name}/env.json, code of the {role} {wanted.name}"
+                raise Difference(place, said, f"{wanted.short} as in the task")
 
 
 def _run(run: RunStatus, name: str, task: Task) -> TaskRun:

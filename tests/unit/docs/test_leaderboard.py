@@ -30,7 +30,12 @@ def module():
 
 made = module()
 TASKS = sorted(FOLDER.glob("*/task.yaml"))
-PACKS = [(path, pack) for path in TASKS for pack in path.parent.glob("*.zip")]
+PACKS = [
+    (path, pack)
+    for path in TASKS
+    for pack in sorted(path.parent.iterdir())
+    if pack.suffix in (".zip", ".xz")
+]
 
 
 def test_the_page_follows_from_the_files_beside_it():
@@ -154,16 +159,35 @@ def test_another_pack_than_the_one_that_was_verified_is_refused(digits):
         made.section(leaderboard.load(digits / "task.yaml"))
 
 
-# the packs that are here: their data are within fedsim
+def test_packs_of_other_data_are_refused(tmp_path):
+    folder = shutil.copytree(FOLDER / "fundus_sites", tmp_path / "fundus_sites")
+    for file in ("fedsim.yaml", "fedsim.csv"):
+        text = (folder / file).read_text().replace(",sha256:", ",sha256:0")
+        (folder / file.replace("fedsim", "other")).write_text(text)
+    reason = r"other\.csv: partition 20: data sha256:0\w+, not sha256:\w+ as in fedsim\.csv"
+    with pytest.raises(ConfigError, match=reason):
+        made.section(leaderboard.load(folder / "task.yaml"))
+
+
+# the packs that are here
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("task", "pack"), PACKS, ids=lambda path: path.parent.name)
-def test_a_pack_is_verified_and_gives_the_stored_scores(task, pack, tmp_path):
+@pytest.mark.parametrize(("file", "pack"), PACKS, ids=lambda path: path.parent.name)
+def test_a_pack_gives_the_stored_scores(file, pack, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(DOCS / "study")  # engine.working_dir of tasks of the study
     unpack(pack, tmp_path / "runs")
-    runs, _ = leaderboard.check(tmp_path / "runs", leaderboard.load(task))
+    task = leaderboard.load(file)
+    runs, wrong = leaderboard.check(tmp_path / "runs", task, leaderboard.code(task))
+    assert not wrong
     text = made.rows(runs).to_csv(index=False, lineterminator="\n")
     assert text == pack.with_suffix(".csv").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pack", sorted((FOLDER / "digits").glob("*.zip")), ids=lambda p: p.name)
+def test_a_pack_whose_data_are_within_fedsim_is_verified(pack):
+    task = FOLDER / "digits" / "task.yaml"
     given = ["--task", task, "--sample", 1000, "--rounds", "all", "--seed", 0]
     done = CliRunner().invoke(main, ["verify", *map(str, (pack, *given))])
     assert done.exit_code == 0, done.output
@@ -177,7 +201,7 @@ def test_an_entry_is_added_by_one_command(digits, monkeypatch):
         (digits / file).unlink()
     given = ["add", "digits", str(digits / "fedsim.zip"), "--by=someone", "--candidates=4"]
     given += ["--rounds=1", "--seed=3"]
-    with pytest.raises(SystemExit, match=r"--sample 1: no run of .* is among those drawn"):
+    with pytest.raises(SystemExit, match=r"--sample 1: no run of .* is among .*; 18 runs are"):
         made.main([*given, "--sample=1"])
     assert not (digits / "fedsim.csv").exists()
     made.main([*given, "--sample=6"])

@@ -1,5 +1,6 @@
 """Archives: the same bytes for the same files, and nothing is unpacked outside its folder."""
 
+import lzma
 import stat
 import zipfile
 
@@ -108,6 +109,21 @@ def test_an_archive_that_is_too_large(run, tmp_path, monkeypatch):
     monkeypatch.setattr(archives, "MOST_BYTES", 10_000)
     with pytest.raises(DataError, match="holds more than"):
         unpack(tmp_path / "run.zip", tmp_path / "new")
+
+
+def test_a_whole_archive_that_is_too_large(tmp_path, monkeypatch):
+    """However few bytes it has, no more are unpacked than may be."""
+    (tmp_path / "run.xz").write_bytes(lzma.compress(bytes(1 << 23)))
+    monkeypatch.setattr(archives, "MOST_BYTES", 1 << 22)
+    with pytest.raises(DataError, match=r"run\.xz: unpacks to more than 4,194,304 bytes"):
+        unpack(tmp_path / "run.xz", tmp_path / "new")
+
+
+def test_a_whole_archive_that_takes_too_much_memory(run, tmp_path, monkeypatch):
+    pack(run, tmp_path / "run.xz")
+    monkeypatch.setattr(archives, "_MEMORY", 1 << 26)
+    with pytest.raises(DataError, match=r"damaged, .*\(Memory usage limit exceeded\)"):
+        unpack(tmp_path / "run.xz", tmp_path / "new")
 
 
 def test_a_size_that_is_not_what_the_archive_says(run, tmp_path):

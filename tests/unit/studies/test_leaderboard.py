@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from dataclasses import replace as changed
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from fedsim.cli import main
 from fedsim.core.errors import ConfigError
 from fedsim.storage import manifest, pack
 from fedsim.studies import leaderboard
+from fedsim.training.provenance import Code
 
 DIGITS = Path(__file__).resolve().parents[3] / "docs" / "leaderboard" / "digits"
 TASK = changed(leaderboard.load(DIGITS / "task.yaml"), runs=((2, 1), (2, 2)))
@@ -68,11 +70,11 @@ def copied(folder, **changes):
 
 def said(folder):
     """What is wrong, in lines."""
-    return [str(difference) for difference in leaderboard.check(folder, TASK)[1]]
+    return [str(difference) for difference in leaderboard.check(folder, TASK, {})[1]]
 
 
 def test_an_entry_has_the_scores_of_its_runs(unpacked):
-    runs, wrong = leaderboard.check(unpacked, TASK)
+    runs, wrong = leaderboard.check(unpacked, TASK, {})
     assert not wrong
     assert sorted((run.partition, run.seed) for run in runs) == sorted(TASK.runs)
     run = next(run for run in runs if run.name == RUN)
@@ -173,7 +175,7 @@ def test_an_entry_chooses_its_method_and_learning_rate(entry):
         replace(run, "config.yaml", "momentum: 0.5", "momentum: 0.9")
         replace(run, "config.yaml", "weights: samples", "weights: uniform")
         replace(run, "config.yaml", "dir: null", "dir: /data")
-    runs, wrong = leaderboard.check(entry, TASK)
+    runs, wrong = leaderboard.check(entry, TASK, {})
     assert not wrong
     assert {tuple(run.settings.items()) for run in runs} == {
         (("algorithm", "fedavg"), ("train.lr", "0.1"), ("train.momentum", "0.9"),
@@ -184,7 +186,7 @@ def test_an_entry_chooses_its_method_and_learning_rate(entry):
 def test_a_run_that_diverged_has_no_score(entry):
     (entry / RUN / "summary.csv").unlink()
     (entry / RUN / "failure.json").write_text('{"error": "round 3: the loss of client 1 is nan"}')
-    runs, wrong = leaderboard.check(entry, TASK)
+    runs, wrong = leaderboard.check(entry, TASK, {})
     assert not wrong
     failed = [run for run in runs if run.state == "failed"]
     assert [run.name for run in failed] == [RUN]
@@ -204,6 +206,52 @@ def test_the_command_says_what_is_wrong_before_any_round(entry):
     done = CliRunner().invoke(main, [*given, "--format", "json"])
     assert done.exit_code == 1
     assert json.loads(done.output) == {"verified": False, "task": [reason]}
+
+
+@pytest.mark.parametrize(
+    ("began", "accepted", "lines"),
+    [
+        ("1", None, []),
+        ("2", None, ["sha256:.* not sha256:.* as in the task"]),
+        ("1", "2", ["sha256:.* not sha256:.* as in the task"]),
+        (None, None, ["unknown, not sha256:.* as in the task"]),
+    ],
+)
+def test_the_modules_of_a_run_are_those_of_the_task(entry, began, accepted, lines):
+    def model(digit):
+        return Code("net:build", {"net.py": digit * 64})
+
+    known = json.loads((entry / RUN / "env.json").read_text())
+    for key, digit in (("code", began), ("accepted_code", accepted)):
+        given = {} if digit is None else {"model": vars(model(digit))}
+        (entry / RUN / "env.json").write_text(json.dumps(known := known | {key: given}))
+    forge(entry / RUN)
+    shutil.copy(entry / RUN / "env.json", entry / RUN.replace("seed=1", "seed=2"))
+    forge(entry / RUN.replace("seed=1", "seed=2"))
+    _, wrong = leaderboard.check(entry, TASK, {"model": model("1")})
+    assert len(wrong) == 2 * len(lines)
+    for difference, line in zip(wrong, 2 * lines, strict=True):
+        assert re.fullmatch(rf".*/env\.json, code of the model net:build: {line}", str(difference))
+
+
+def test_a_module_in_the_folder_of_a_run_is_not_that_of_the_task(entry, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for folder in ("mine", "theirs"):
+        (entry.parent / folder).mkdir()
+        (entry.parent / folder / "same_name.py").write_text(f"build = {folder!r}\n")
+    theirs, mine = (f"working_dir: {entry.parent / name}" for name in ("theirs", "mine"))
+    task = TASK.path.read_text().replace("data.seed: [0, 1, 2]", "data.seed: [2]")
+    task = task.replace("logistic", "'same_name:build'")
+    task = task.replace("save_model: false", f"save_model: false, {theirs}")
+    (entry.parent / "task.yaml").write_text(task)
+    for run in entry.glob("method=*"):
+        replace(run, "config.yaml", "name: logistic", "name: same_name:build")
+        replace(run, "config.yaml", "working_dir: null", mine)
+    done = CliRunner().invoke(
+        main, ["verify", str(entry), "--task", str(entry.parent / "task.yaml")]
+    )
+    assert done.exit_code == 1, done.output
+    assert "code of the model same_name:build: unknown, not sha256:" in done.output
 
 
 @pytest.mark.parametrize(
