@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from fedsim.cli import main
 from fedsim.config import experiments
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import processor
 from fedsim.storage.pack import unpack
 from fedsim.studies import leaderboard
 
@@ -191,6 +192,10 @@ def test_a_pack_whose_data_are_within_fedsim_is_verified(pack):
     given = ["--task", task, "--sample", 1000, "--rounds", "all", "--seed", 0]
     done = CliRunner().invoke(main, ["verify", *map(str, (pack, *given))])
     assert done.exit_code == 0, done.output
+    said, here = experiments.yaml.safe_load(pack.with_suffix(".yaml").read_text()), processor()
+    if said["verified"]["processor"] == f"{here['model']}, {here['kernels']}":
+        # runs that name another processor would be compared to a tolerance alone
+        assert not re.search("tolerance .*: processor", done.output), done.output
 
 
 @pytest.mark.slow
