@@ -138,7 +138,7 @@ def verify(
             found.append(each)
             if form == "table":
                 _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
-        table = wanted.tables()
+        table = wanted.tables(found)
         if form == "json":
             echo(json.dumps(_values(wanted, found, table), indent=2))
         else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
 from fedsim.studies.sweep import SEEDS, group_of
-from fedsim.training.recorded import Difference
+from fedsim.training.recorded import Difference, distance
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,
@@ -63,12 +65,13 @@ def write(runs: Mapping[str, str], out: Path) -> pd.DataFrame:
     return tables[AGGREGATE]
 
 
-def difference(out: Path, finished: Collection[str]) -> Difference | None:
+def difference(out: Path, finished: Collection[str], rounding: float = 0.0) -> Difference | None:
     """The first place where the tables of a sweep are not those of its runs; None where none is.
 
     Args:
         out: the directory of the sweep; a folder without tables has none to compare.
         finished: the names of its finished runs.
+        rounding: by which numbers may differ, relative to their size where that is above 1.
 
     Raises:
         FedsimError, OSError, KeyError, ValueError: a table cannot be read.
@@ -93,11 +96,21 @@ def difference(out: Path, finished: Collection[str]) -> Difference | None:
         return Difference(AGGREGATE, "its configurations are not those of the runs")
     for name, frame in _tables(groups, out).items():
         now, recorded = _text(frame), (out / name).read_text(encoding="utf-8")
-        if now != recorded:
-            pairs = zip(now.splitlines(), recorded.splitlines(), strict=False)
-            line = next((n for n, (a, b) in enumerate(pairs, 1) if a != b), "last")
-            return Difference(f"{name}, line {line}", "is not what the runs give")
+        lines = zip_longest(*(text.splitlines(keepends=True) for text in (now, recorded)))
+        for line, (ours, theirs) in enumerate(lines, 1):
+            if ours != theirs and not (rounding and _close(ours, theirs, rounding)):
+                return Difference(f"{name}, line {line}", "is not what the runs give")
     return None
+
+
+def _close(ours: str | None, theirs: str | None, rounding: float) -> bool:
+    """Whether two lines of a table differ in the rounding of numbers alone."""
+    if ours is None or theirs is None:
+        return False
+    (a, b) = csv.reader([ours, theirs])
+    return len(a) == len(b) and all(
+        x == y or distance(x, y) <= rounding for x, y in zip(a, b, strict=True)
+    )
 
 
 def _tables(runs: Mapping[str, str], out: Path) -> dict[str, pd.DataFrame]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
 from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
-from fedsim.training.recorded import Difference
+from fedsim.training.recorded import ROUNDING, Difference
 from fedsim.training.verify import NotPossible, Verification, verify
 
 SAMPLE = 5
@@ -72,8 +72,12 @@ class Drawn:
         grid = directories.read_grid(self.folder)
         return [] if grid is None else [name for name in self.own if name not in grid]
 
-    def tables(self) -> Difference | None:
+    def tables(self, found: Iterable[Verification] = ()) -> Difference | None:
         """The first of a sweep's own tables that is not that of its runs; None where none is.
+
+        Args:
+            found: of its runs: where one was done on another kind of processor, or with other
+                versions, the last digits of the tables may differ.
 
         Raises:
             NotPossible: a table cannot be read.
@@ -84,7 +88,11 @@ class Drawn:
 
         beside = self.beside_grid
         try:
-            return sweep_tables.difference(self.folder, [n for n in self.own if n not in beside])
+            return sweep_tables.difference(
+                self.folder,
+                [name for name in self.own if name not in beside],
+                ROUNDING if any(each.others for each in found) else 0.0,
+            )
         except (FedsimError, OSError, KeyError, ValueError) as error:
             raise NotPossible(f"{self.folder}: {one_line(error)}") from error
 

@@ -21,6 +21,8 @@ from fedsim.training.round import model_sha256
 TOLERANCE = 0.02
 """On another kind of processor, or with other versions: the most by which a number may differ,
 relative to its size where that is above 1. docs/how-to/verify.md has what was measured."""
+ROUNDING = 1e-9
+"""The same where a number is computed from the same rows, as in summary.csv."""
 COARSE = frozenset({"models", "classes", "confusion", "evaluations"})
 """Tables that are not compared there: digests, and shares that one other prediction moves far."""
 EXACT = frozenset({"round", "client_id", "num_samples"})
@@ -102,6 +104,8 @@ class Comparison:
                 if rows and table != "models":  # which runs of earlier versions lack
                     raise Difference(f"{table}.csv", "is missing")
                 continue
+            if table in COARSE and self.others:
+                continue
             for row, own in zip_longest(rows, recorded.rows.get(log.round, ())):
                 if own is None:
                     if table == "models":  # whose first rounds an earlier version did
@@ -113,8 +117,6 @@ class Comparison:
                     raise Difference(place, "there is a row too many")
                 if len(cells) != len(recorded.header):
                     raise Difference(place, f"not {len(recorded.header)} fields as in the header")
-                if table in COARSE and self.others:
-                    continue
                 self._compare_row(place, dict(zip(recorded.header, cells, strict=True)), row)
                 self.models += table == "models"
                 self.rows += 1
@@ -128,13 +130,13 @@ class Comparison:
             if text in (expected, cell(row[column], safe=False)):
                 continue
             tolerated = self.others and column not in EXACT
-            apart = _apart(text, expected) if tolerated else math.inf
+            apart = distance(text, expected) if tolerated else math.inf
             if not apart <= TOLERANCE:
                 raise Difference(f"{place}, column {column}", text or "empty", expected or "empty")
             self.largest = max(self.largest, apart)
 
 
-def _apart(text: str, expected: str) -> float:
+def distance(text: str, expected: str) -> float:
     """The difference of the numbers in two cells, relative to the larger one where that is above
     1; infinite where a cell holds none."""
     try:

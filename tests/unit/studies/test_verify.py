@@ -15,6 +15,7 @@ from fedsim.storage.directories import read_grid, write_grid
 from fedsim.studies import sweep_tables
 from fedsim.studies.sweep import group_of
 from fedsim.studies.verify import drawn
+from fedsim.training.verify import Verification
 from tests.unit.training.test_verify import another_digit, forge, rewrite, small
 
 pytestmark = pytest.mark.integration
@@ -232,6 +233,22 @@ def test_a_row_too_many_in_a_table_of_a_sweep(change, told, sweep, tmp_path):
     (forged / "summary.csv").write_text("\n".join(change(lines)) + "\n")
     with drawn(forged, sample=1, seed=0) as wanted:
         assert str(wanted.tables()).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("by", "others", "same"), [(1e-13, "torch", 1), (1e-13, "", 0), (1e-6, "torch", 0)]
+)
+def test_the_tables_of_a_sweep_of_another_processor(by, others, same, sweep, tmp_path):
+    other = shutil.copytree(sweep, tmp_path / "sweep")
+
+    def rounded(rows):
+        i = rows[0].index("final_test_accuracy_mean")
+        rows[1][i] = repr(float(rows[1][i]) * (1 + by))
+
+    rewrite(other / "aggregate.csv", rounded)
+    with drawn(other, sample=1, seed=0) as wanted:
+        found = Verification(run=other, seed=0, rounds=6, others=others)
+        assert (wanted.tables([found]) is None) == same
 
 
 def test_an_archive_that_cannot_be_unpacked(tmp_path):

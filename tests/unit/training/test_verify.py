@@ -323,6 +323,25 @@ def test_a_run_of_another_processor(run):
     assert "round 3, column train_loss" in first(run)
 
 
+@pytest.mark.parametrize(("by", "told"), [(1e-14, ""), (1e-6, "column last10_test_accuracy")])
+def test_tables_of_a_run_of_another_processor(by, told, run):
+    """Predictions may differ, and so may the rounding of a mean; a mean of other rows does not."""
+    environment = json.loads((run / "env.json").read_text())
+    environment["packages"]["torch"] = "2.0.0"
+    (run / "env.json").write_text(json.dumps(environment))
+
+    def rounded(rows):
+        i = rows[0].index("last10_test_accuracy")
+        rows[1][i] = repr(float(rows[1][i]) * (1 + by))
+
+    rewrite(run / "confusion.csv", lambda rows: rows.pop(2))  # of a count that is 0 there
+    rewrite(run / "summary.csv", rounded)
+    forge(run)
+    found = verify(run, rounds=2)
+    assert "".join(map(str, found.differences)).count("column") == bool(told)
+    assert told in "".join(map(str, found.differences))
+
+
 def test_a_run_without_manifest_or_models(run):
     """As earlier versions wrote it."""
     for name in (manifest.NAME, "models.csv"):
