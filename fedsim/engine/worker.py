@@ -14,7 +14,7 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm, Work
@@ -167,13 +167,6 @@ def array_sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
-def _without(module: str, build: Callable[[], nn.Module]) -> nn.Module:
-    """A network that is built, without a frozen module of it."""
-    network = build()
-    cut(network, module)
-    return network
-
-
 class Worker:
     """A model on a device and the data; keeps nothing between tasks that could change a result.
 
@@ -192,10 +185,12 @@ class Worker:
         self.spec = spec
         self.device = device
         self.gpu_fraction = gpu_fraction
-        key = spec.model.without_weights, spec.seed, spec.algorithm.adapt
-        whole = partial(models.build, *key)
-        part = partial(_without, spec.cut or "", whole)
-        model = reuse.copied("cut", (*key, spec.cut), part) if spec.cut else whole()
+        part, key = spec.cut, (spec.model.without_weights, spec.seed, spec.algorithm.adapt)
+        model = (
+            models.build(*key)
+            if part is None
+            else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
+        )
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)

@@ -60,18 +60,22 @@ def frozen_tensors(model: nn.Module, spec: ModelSpec) -> list[Tensor]:
     return _others(model, float_tensors(model), kept)
 
 
-def cut(model: nn.Module, part: str) -> None:
+def cut(model: nn.Module, part: str) -> nn.Module:
     """Puts the identity in the place of a frozen module, in place: its outputs are now the input.
 
     Args:
         model: as :func:`~fedsim.core.layout.freeze` leaves it; what trains keeps its name.
         part: the module's name.
+
+    Returns:
+        The model.
     """
     frozen = frozen_names(model)
     left = {name for name in frozen if not name.startswith(f"{part}.")}
     parent, _, leaf = part.rpartition(".")
     setattr(model.get_submodule(parent), leaf, nn.Identity())
     freeze(model, [t for name, t in float_tensors(model).items() if name in left])
+    return model
 
 
 def _others(model: nn.Module, tensors: dict[str, Tensor], kept: set[int]) -> list[Tensor]:
