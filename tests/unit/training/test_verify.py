@@ -323,7 +323,10 @@ def test_a_run_of_another_processor(run):
     assert "round 3, column train_loss" in first(run)
 
 
-@pytest.mark.parametrize(("by", "told"), [(1e-14, ""), (1e-6, "column last10_test_accuracy")])
+COLUMN = "column last10_test_accuracy"
+
+
+@pytest.mark.parametrize(("by", "told"), [(1e-14, ""), (1e-6, COLUMN), (float("nan"), COLUMN)])
 def test_tables_of_a_run_of_another_processor(by, told, run):
     """Predictions may differ, and so may the rounding of a mean; a mean of other rows does not."""
     environment = json.loads((run / "env.json").read_text())
