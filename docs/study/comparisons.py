@@ -152,7 +152,7 @@ def of_block(block: Block, tables: dict[str, pd.DataFrame], size: int) -> str:
         body.append(
             [
                 row["claim_id"], *[f"{row['alpha']:g}"] * fig2,
-                f"{row['first']} \N{MINUS SIGN} {row['second']}",
+                difference(row["first"], row["second"]),
                 METRICS[row["metric"]].replace("|", "\\|"),
                 interval(row, unit, mean=True), p_values(row), word(row, unit, size) + edge,
                 interval(other, unit), p_values(other),
@@ -161,6 +161,12 @@ def of_block(block: Block, tables: dict[str, pd.DataFrame], size: int) -> str:
             ]
         )  # fmt: skip
     return markdown(head, body, 3 + fig2)
+
+
+def difference(first: str, second: str) -> str:
+    """First minus second, which a narrow column breaks after the sign alone."""
+    kept = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in (f"{first} \N{MINUS SIGN}", second)]
+    return " ".join(kept)
 
 
 def number(value: float, unit: int, sign: str = "") -> str:
