@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 CHANGE = "What to change"
 RULES = tuple(flag for flag in FLAGS["Experiment"] if flag.key in ("server", "margin"))
+ROUNDING = 1e-12
+"""Relative; a client that trained in another way differs by more than single precision."""
 CHANGES = {CHANGE: (*RULES, Flag("attack.name", ("--attack",), "NAME"))}
 
 
@@ -164,7 +166,7 @@ def _show(made: Replay, table: pd.DataFrame) -> None:
         show([_cells(row) for row in every if row["difference"] != 0])
         if same := [row["quantity"] for row in every if row["difference"] == 0]:
             echo(f"the same: {', '.join(map(str, same))}")
-        echo(_clients(own[own["client_id"].notna()].to_dict("records")))
+        echo(of_clients(own[own["client_id"].notna()].to_dict("records")))
 
 
 def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
@@ -174,8 +176,15 @@ def _cells(row: Mapping[Hashable, Any]) -> dict[str, str]:
     return {"round": str(row["round"]), "quantity": str(row["quantity"]), **texts}
 
 
-def _clients(rows: Sequence[Mapping[Hashable, Any]]) -> str:
-    """How many clients did the same on both sides, and which are on one side alone."""
+def _differs(row: Mapping[Hashable, Any]) -> bool:
+    return bool(abs(row["difference"]) > ROUNDING * abs(row["original"]))
+
+
+def of_clients(rows: Sequence[Mapping[Hashable, Any]]) -> str:
+    """How many clients did the same on both sides, and which are on one side alone.
+
+    The last digits of a norm depend on how many updates were multiplied with each other.
+    """
     by: dict[int, list[Mapping[Hashable, Any]]] = {}
     for row in rows:
         by.setdefault(int(row["client_id"]), []).append(row)
@@ -185,7 +194,7 @@ def _clients(rows: Sequence[Mapping[Hashable, Any]]) -> str:
         if any(all(math.isnan(row[side]) for row in own) for side in ("original", "replayed"))
     ]
     both = [own for client, own in by.items() if client not in alone]
-    same = sum(not any(abs(row["difference"]) > 0 for row in own) for own in both)
+    same = sum(not any(_differs(row) for row in own) for own in both)
     gone = f"; on one side alone: {', '.join(map(str, alone))}" if alone else ""
     return f"clients: {same} of {len(both)} trained the same{gone}"
 

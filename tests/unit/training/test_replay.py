@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 import fedsim
 from fedsim import algorithms
 from fedsim.cli import main
+from fedsim.cli.replay import of_clients
 from fedsim.core.errors import ConfigError
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
@@ -329,6 +331,21 @@ def test_the_command(run, tmp_path):
     assert tuple(written.columns) == COLUMNS
     np.testing.assert_allclose(written["difference"], made["difference"], rtol=1e-12)
     assert "is already there" in call(run, "--round", 2, "--out", out, status=2)
+
+
+def test_clients_that_differ_in_rounding_alone_trained_the_same():
+    def row(client, original, replayed):
+        return {
+            "client_id": client,
+            "original": original,
+            "replayed": replayed,
+            "difference": replayed - original,
+        }
+
+    norm = 0.638563
+    rows = [row(0, norm, math.nextafter(norm, 1)), row(1, norm, norm * (1 + 1e-8))]
+    rows += [row(2, norm, math.nan), row(3, 0.0, 0.0), row(4, 0.0, 1e-9)]
+    assert of_clients(rows) == "clients: 2 of 4 trained the same; on one side alone: 2"
 
 
 def test_json_of_the_command(run):
