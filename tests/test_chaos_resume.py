@@ -96,7 +96,7 @@ def flip_a_byte_of_the_newest_checkpoint(run: Path) -> str:
     ("method", "kills", "batch"),
     [
         ("fedpac", 2, 1),  # states of clients, private answers and two phases
-        ("scaffold", 2, 3),  # states of clients that train together
+        pytest.param("scaffold", 2, 3, marks=pytest.mark.nightly),  # states; clients train together
         pytest.param("fedld", 4, 1, marks=pytest.mark.nightly),
         pytest.param("fedbn", 3, 1, marks=pytest.mark.nightly),
         pytest.param("fedpac", 5, 1, marks=pytest.mark.nightly),

@@ -53,12 +53,14 @@ def drawn(count, seed=0):
         yield [(k, draw.choice(list(named))) for k, named in kinds if draw.random() < 0.5]
 
 
+@pytest.mark.slow
 def test_every_part_runs_alone():
     refused = {part: pairs.refusal(part) for part in pairs.everything()}
     of_parts = {part: why for part, why in refused.items() if why}
     assert not of_parts
 
 
+@pytest.mark.slow
 def test_a_sample_of_combinations():
     found = [runs(*chosen) for chosen in drawn(12)]
     assert any(found)
@@ -72,8 +74,13 @@ def test_more_combinations(seed):
         runs(*chosen)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        pytest.param(chunk, marks=pytest.mark.nightly if chunk else pytest.mark.slow)
+        for chunk in range(CHUNKS)
+    ],
+)
 def test_every_pair(chunk):
     for pair in pairs.pairs()[chunk::CHUNKS]:
         runs(*pair)

@@ -57,6 +57,7 @@ def test_what_stands_in_a_file_is_defined_there():
         assert re.search(rf"^(?:def |class )?{name}\b", text, re.MULTILINE), f"{name} of {path}"
 
 
+@pytest.mark.slow
 def test_a_method_with_client_state(tmp_path):
     name = "own_method:build"
     check_method(name, cases=["builds and pickles", "another process", "blocks of clients"])
@@ -70,12 +71,14 @@ def test_a_method_with_client_state(tmp_path):
     assert losses[0][1] != losses[1][1]
 
 
+@pytest.mark.slow
 def test_a_server_optimiser_after_fedgh(tmp_path):
     name = "own_optimiser:build"
     found = run(tmp_path / "run", server=f"fedgh,{name}", **{name: {"most": 0.01}})
     assert (found["rounds"]["update_norm"] <= 0.01 * (1 + 1e-6)).all()
 
 
+@pytest.mark.slow
 def test_a_data_set_with_two_options(tmp_path, monkeypatch):
     from fedsim.data import registry
 
@@ -88,6 +91,7 @@ def test_a_data_set_with_two_options(tmp_path, monkeypatch):
     assert written["summary"][["gratings.width", "gratings.noise"]].iloc[0].tolist() == [4, 10.0]
 
 
+@pytest.mark.slow
 def test_a_schedule(tmp_path):
     check_schedule(importlib.import_module("own_schedule").build)
     config = fedsim.RunConfig(
@@ -99,6 +103,7 @@ def test_a_schedule(tmp_path):
     assert store.read("clients")["client_id"].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_partition_with_an_option(tmp_path):
     name = "own_partition:halves"
     data = {"name": "digits", "num_clients": 4, "partition": name}
@@ -117,16 +122,19 @@ def test_a_table():
     assert row.describe()["norm"] == "2-norm of the global model"
 
 
+@pytest.mark.slow
 def test_a_model(tmp_path):
     found = run(tmp_path / "run", model={"name": "own_model:two_layers"})
     assert found["summary"]["model"].item() == "own_model:two_layers"
 
 
+@pytest.mark.slow
 def test_an_executor_keeps_the_contract():
     make = importlib.import_module("own_executor").make_executor
     check_executor(make, cases=["augmentation", "blocks of clients", "pooled data"])
 
 
+@pytest.mark.slow
 def test_a_callback_stops_a_run(tmp_path):
     callback = importlib.import_module("own_callback").Patience()
     callback.best = -1.0

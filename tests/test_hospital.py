@@ -20,6 +20,7 @@ def fedsim(*args: object) -> Result:
     return CliRunner().invoke(main, list(map(str, args)))
 
 
+@pytest.mark.slow
 def test_a_messy_folder_leads_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)

@@ -41,6 +41,7 @@ def config(algorithm: str, **sections: object) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_the_recipe_runs_and_its_hyperparameter_reaches_the_csv(toy, tmp_path):
     store = fedsim.run(config(toy, **{toy: {"strength": 0.5}}), tmp_path / "out")
     summary = store.read("summary")

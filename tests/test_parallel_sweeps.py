@@ -93,6 +93,7 @@ def test_runs_side_by_side_have_the_bytes_of_runs_alone(
     assert [processes.pid(slot) for slot in processes.slots] == pids, "each did several runs"
 
 
+@pytest.mark.slow
 def test_a_run_may_be_stopped_or_ended_or_lost_while_others_go_on(
     processes: Processes, alone: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -146,7 +147,9 @@ def test_processes_find_the_users_code_and_pass_on_its_warnings(sandbox: Sandbox
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.nightly)]
+)
 def test_a_sweep_that_is_told_to_end_goes_on(
     number: int, sandbox: Sandbox, alone: dict[str, bytes]
 ) -> None:

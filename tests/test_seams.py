@@ -59,6 +59,7 @@ def tensors(store):
     return load_file(store.path / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_attackers_send_the_opposite(tmp_path):
     train = {"rounds": 1, "sample_rate": 1.0}
     honest = ran(tmp_path / "honest", train=train)
@@ -86,6 +87,7 @@ def test_a_transform_that_changes_nothing_is_the_method_itself(tmp_path, seam, s
     pd.testing.assert_frame_equal(*rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client_batch", [1, 2])
 def test_residuals_are_the_clients_own_and_resume(tmp_path, client_batch):
     sections = {
@@ -146,6 +148,7 @@ def test_a_plan_ahead_is_what_the_later_rounds_plan():
     assert any(tasks for each in told.values() for _, tasks in each)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "client_batch"), [("fedavg", 1), ("fedavg", 3), ("scaffold", 1)]
 )
@@ -163,6 +166,7 @@ def test_a_buffered_run_resumes_to_the_same_bytes(tmp_path, method, client_batch
     assert (rounds.simulated_seconds >= 0).all()
 
 
+@pytest.mark.slow
 def test_models_of_earlier_rounds_are_written_once_and_pruned(tmp_path):
     sections = BUFFERED | {"engine": {"checkpoint_every": 1, "keep_checkpoints": 1}}
     store = fedsim.run(config("fedavg", **sections), tmp_path / "run", progress=False)

@@ -23,6 +23,11 @@ RESUMED = ("fedavg", "scaffold", "fedbn", "fediir", "fedpac", "fedsr", "pfedla",
 """Stateless; client state; personal slots; a probe; phases and private answers; an adapted model;
 a server of its own; a server optimiser."""
 
+ONE_OF_EACH = [
+    name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow)
+    for name in algorithms.names()
+]
+"""A method of each structure; the others are slow."""
 
 ELSEWHERE = ("stopped and resumed", "a model without BatchNorm", "one client", "blocks of clients")
 """Cases that other tests by default have for every method, or for methods of each structure."""
@@ -34,7 +39,7 @@ BY_NATURE = {"krum": ("an update of zero",)}
 """Krum takes one update, and one of zero is the nearest to all others: the model stays."""
 
 
-@every_method
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_the_contract_of_methods(name):
     left_out = (*ELSEWHERE, *BELOW, *BY_NATURE.get(name, ()))
     check_method(name, cases=[case for case in CASES if case not in left_out])
@@ -46,6 +51,7 @@ def test_the_whole_contract_of_methods(name):
     check_method(name, cases=[case for case in ELSEWHERE if case not in BELOW])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RESUMED)
 def test_stopped_and_resumed(name):
     check_method(name, cases=["stopped and resumed"])

@@ -194,6 +194,7 @@ def test_nothing_is_learnt_from_layers_that_stay_local():
     assert np.abs(found - mixed_all).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_changes_no_bit():
     found, before = set(), torch.get_num_threads()
     rule = Mixtures(0.1, 400, 0)
@@ -210,6 +211,7 @@ def test_the_number_of_threads_changes_no_bit():
     assert len(found) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_in_a_run_nothing_is_shared_and_everybody_has_a_model(tmp_path):
     store = fedsim.run(config("pfedla", evaluation={"every": 1}), tmp_path / "run")

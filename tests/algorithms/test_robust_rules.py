@@ -288,6 +288,7 @@ def test_bulyan_by_hand():
     assert single("bulyan", g, f=1).step.tolist() == [1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_against_sign_flips_a_run_goes_on():
     """Two of 10 clients send ten times the opposite of their update; without them it is 0.77."""

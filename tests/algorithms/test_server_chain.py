@@ -181,6 +181,7 @@ def test_a_chain_that_no_configuration_takes(given, reason):
         RunConfig(server=given)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_resumed_in_the_middle(tmp_path):
     chain = config("scaffold", engine={"checkpoint_every": 1}).model_dump()

@@ -63,6 +63,7 @@ def rows_of(file: str) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_fed_isic2019_of_flamby(monkeypatch):
     folder = Path("FLamby/flamby/datasets/fed_isic2019/dataset_creation_scripts")
     folder.mkdir(parents=True)
@@ -87,6 +88,7 @@ def test_fed_isic2019_of_flamby(monkeypatch):
     assert "patients, each with one client" in lesions
 
 
+@pytest.mark.slow
 def test_folders_of_domains(monkeypatch):
     for d, domain in enumerate(("amazon", "caltech", "dslr", "webcam")):
         for i in range(20):
@@ -104,6 +106,7 @@ def test_folders_of_domains(monkeypatch):
     assert rows_of("runs/digits/rounds.csv")[-1]["val_accuracy"]
 
 
+@pytest.mark.slow
 def test_a_hugging_face_data_set(monkeypatch):
     datasets = pytest.importorskip("datasets", reason="needs pip install 'fedsim-ray[datasets]'")
     datasets.disable_progress_bars()

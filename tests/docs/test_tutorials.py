@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+LONG = ("attack-and-defend",)
+"""Two sweeps: minutes."""
 FENCE = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"fedsim": "fedsim", "python": ""}
 
@@ -51,7 +53,13 @@ def environment(tmp_path):
     )
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.nightly] * (page.stem in LONG))
+        for page in PAGES
+    ],
+)
 def test_the_blocks_of_a_tutorial_run_in_order(page, tmp_path, environment):
     ran = 0
     for block in blocks(page):

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.ray
 TRAIN = {"rounds": 2, "sample_rate": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gaussian", "backdoor", "alie", "min_max"])
 def test_serial_and_two_actors(name, shared_ray, tmp_path):
     attack = {"name": name, "fraction": 0.5}

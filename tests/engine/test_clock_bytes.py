@@ -15,6 +15,7 @@ pytestmark = pytest.mark.ray
 FILES = ("rounds.csv", "clients.csv", "classes.csv", "errors.csv", "model.safetensors")
 
 
+@pytest.mark.slow
 def test_serial_and_two_actors_and_a_run_that_goes_on(shared_ray, tmp_path):
     trace = tmp_path / "trace.csv"
     rows = [f"{t},{c},{200 * t / (c + 1):.6g}" for t in (1, 3) for c in range(8)]

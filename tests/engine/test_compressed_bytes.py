@@ -12,6 +12,7 @@ pytestmark = pytest.mark.ray
 TRAIN = {"rounds": 3, "sample_rate": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compress",
     [

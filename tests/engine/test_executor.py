@@ -53,6 +53,7 @@ def test_a_run_of_its_own_ends_what_it_started(ray_folder, tmp_path):
     assert not ray.is_initialized()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ray", "serial"])
 @pytest.mark.parametrize(
     ("by_exit", "said"), [(True, "SystemExit: 0"), (False, "Ending: on purpose")]

@@ -20,6 +20,7 @@ def settings(name, **engine):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", pytest.param("local", marks=pytest.mark.slow)])
 def test_serial_and_ray(name, shared_ray, tmp_path):
     serial = fedsim.run(settings(name), tmp_path / "serial")

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.ray
 FILES = ("rounds.csv", "clients.csv", "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trainable", ["lora(2)", "head"])
 def test_serial_and_ray_with_one_and_several_actors(trainable, shared_ray, tmp_path, monkeypatch):
     """With the head alone, workers train it on features; each run computes them anew."""

@@ -13,6 +13,7 @@ from tests.engine.chaos import SHARE
 TRAIN = {"rounds": 4, "sample_rate": 0.5, "local_steps": 3, "batch_size": 8}
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("batch", [1, 2])
 def test_serial_and_two_actors(batch, shared_ray, tmp_path):

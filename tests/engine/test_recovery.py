@@ -23,6 +23,7 @@ def until_lost(ref) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", STATEFUL_ONCE)
 def test_actors_killed_while_training_returning_and_evaluating(
     method, shared_ray, orders, undisturbed, tmp_path
@@ -103,6 +104,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
     assert errors.loc[[5]].str.contains("object").all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "actors"),
     [
@@ -134,6 +136,7 @@ def test_work_that_is_lost_again_and_again(policy, actors, shared_ray, orders, t
     assert store.read("errors").query("client_id == 2")["attempt"].tolist() == [1, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", ["build", pytest.param("build_late", marks=pytest.mark.slow)])
 def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
     build, shared_ray, orders, tmp_path
@@ -155,6 +158,7 @@ def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
     assert run("two", shared_ray, actors=2) == serial
 
 
+@pytest.mark.slow
 def test_an_actor_that_cannot_be_built_ends_the_run_with_the_cause(shared_ray, orders, tmp_path):
     with pytest.raises(WorkerError, match=r"failed to start: .*ValueError: not in an actor"):
         fedsim.run(

@@ -60,12 +60,14 @@ def test_images_that_each_node_reads_itself(shared_ray, tmp_path, monkeypatch):
         run("fedavg", tmp_path / "other", shared_ray, data_from="node")
 
 
+@pytest.mark.slow
 def test_large_updates_travel_one_by_one_with_the_same_bits(shared_ray, tmp_path, monkeypatch):
     together = run("fedbn", tmp_path / "together", kind="serial")
     monkeypatch.setattr("fedsim.engine.ray.executor.SMALL_UPDATE", 0)
     assert run("fedbn", tmp_path / "alone", shared_ray) == together
 
 
+@pytest.mark.slow
 def test_an_error_in_a_client_names_round_and_client(shared_ray, tmp_path):
     config = RunConfig(
         algorithm="tests.engine.broken:build",

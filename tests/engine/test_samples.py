@@ -62,6 +62,7 @@ def test_serial_and_ray_with_one_two_and_per_client_actors(method, shared_ray, t
             assert got[file] == content, f"{file} differs between serial and {name}"
 
 
+@pytest.mark.slow
 def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
     """Pooled over the sites, by the sites' own models."""
 
@@ -79,6 +80,7 @@ def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
     assert bytes_of("ray", shared_ray, **ENGINES["two"]) == bytes_of("serial", kind="serial")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "evaluation",
     [
@@ -98,6 +100,7 @@ def test_other_parts_and_batches(evaluation, shared_ray, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_each_model_is_put_once_for_all_actors(shared_ray, tmp_path, monkeypatch):
     """Three actors share each model's batches; the new global model is also the next broadcast."""
     puts, tasks = [], []

@@ -14,8 +14,8 @@ from tests.stopping import Stopper
 pytestmark = pytest.mark.ray
 
 METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedld")
-ONCE = [pytest.param(m, marks=pytest.mark.slow) if m != "fedld" else m for m in METHODS]
-"""One of them, and with the slow tests the others."""
+ONCE = [pytest.param(m, marks=pytest.mark.nightly) if m != "fedld" else m for m in METHODS]
+"""One of them, and nightly the others."""
 
 
 def config(method: str, model: str = "cnn", batch: int = 3, **engine: object) -> RunConfig:
@@ -59,6 +59,7 @@ def test_one_and_per_client_actors(method, shared_ray, serial, tmp_path):
         assert bytes_of(store) == serial(method), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ONCE)
 def test_two_actors_and_a_run_that_goes_on(method, shared_ray, serial, tmp_path):
     store = fedsim.run(config(method, actors=2), tmp_path / "two", session=shared_ray)
@@ -72,7 +73,7 @@ def test_two_actors_and_a_run_that_goes_on(method, shared_ray, serial, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONCE)
 def test_actors_killed_while_training_returning_and_evaluating(
     method, shared_ray, orders, serial, tmp_path
 ):
@@ -88,6 +89,7 @@ def test_actors_killed_while_training_returning_and_evaluating(
     assert len(errors.loc[[2]]) > 1, "all clients of the lost blocks are named"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["raise", "drop"])
 def test_a_client_that_fails_takes_its_block_with_it(policy, shared_ray, orders, tmp_path):
     def run(name: str, session=None, **engine: object) -> fedsim.RunStore:

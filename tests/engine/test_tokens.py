@@ -15,6 +15,7 @@ TABLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "method", "split"),
     [

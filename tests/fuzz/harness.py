@@ -143,11 +143,12 @@ def fedsim(*args: str) -> Result:
 
 
 def parts(count: int) -> list[Any]:
-    """Numbers of the parts ``cases[number::count]``; the first is tried by default, all are slow.
+    """Numbers of the parts ``cases[number::count]``: the first with the slow tests, all nightly.
 
     Take a count that has no divisor in common with the period in which the cases repeat.
     """
-    return [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, count))]
+    others = (pytest.param(number, marks=pytest.mark.nightly) for number in range(1, count))
+    return [pytest.param(0, marks=pytest.mark.slow), *others]
 
 
 def tried(cases: Iterable[Case], folder: Path) -> None:

@@ -110,7 +110,7 @@ def random_table(number: int) -> Values:
 
 TABLES = NAMED | {f"random {number}": random_table(number) for number in range(RANDOM)}
 FEW = ("the hardest is infinite", "all NaN", "a partition is missing")
-"""Tables of the default suite, which makes no reports of them."""
+"""Tables of the slow tests; the others are nightly."""
 
 
 def written(values: Values, root: Path) -> None:
@@ -124,7 +124,7 @@ def written(values: Values, root: Path) -> None:
             run_of(root, name, seed, [value], [value], **more)
 
 
-def tried(values: Values, folder: Path, report: bool = True) -> None:
+def tried(values: Values, folder: Path) -> None:
     """Each command ends with status 0, or with one line and status 2."""
     unit = ("--unit", "partition") if len({p for of in values.values() for p, _ in of}) > 1 else ()
     commands = [
@@ -135,9 +135,8 @@ def tried(values: Values, folder: Path, report: bool = True) -> None:
         ("table", "runs", *unit, "--metric", "loss", "--baseline", "fedavg", "--out", "t.csv"),
         ("table", "runs", *unit, "--metric", "scores", "--out", "t.tex"),
         ("select", "runs", *unit, "--by", "train.lr", "--within", "dataset", "--out", "s.csv"),
+        ("report", "runs", *unit, "--out", "page", "--baseline", "fedavg"),
     ]
-    if report:
-        commands.append(("report", "runs", *unit, "--out", "page", "--baseline", "fedavg"))
     with workplace(folder) as work:
         written(values, work / "runs")
         for arguments in commands:
@@ -159,12 +158,12 @@ def leaders(values: Values, table: pd.DataFrame) -> None:
         assert own >= every, f"{label} leads without {every - own}"
 
 
-@pytest.mark.parametrize("name", FEW)
-def test_an_odd_table(name: str, tmp_path: Path) -> None:
-    tried(TABLES[name], tmp_path / "odd", report=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(TABLES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.nightly)
+        for name in sorted(TABLES)
+    ],
+)
 def test_odd_tables(name: str, tmp_path: Path) -> None:
     tried(TABLES[name], tmp_path / "odd")

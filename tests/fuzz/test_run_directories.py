@@ -193,6 +193,7 @@ def test_reading(number: int, finished: Path, tmp_path: Path) -> None:
     tried(reading(finished)[number::7], tmp_path)
 
 
+@pytest.mark.slow
 def test_in_use(finished: Path, interrupted: Path, tmp_path: Path) -> None:
     """Nothing is written over a run, whoever asks."""
     runs = {"run": copied(finished, "env.json", lambda path: None)}

@@ -102,18 +102,19 @@ KEYS = tuple(fields())
 pytestmark = pytest.mark.integration
 
 
-def test_some_of_all_keys(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", [41, pytest.param(13, marks=pytest.mark.slow)])
+def test_some_of_all_keys(step: int, tmp_path: Path) -> None:
     every = [case for key in KEYS for case in (*yaml_cases(key), *set_cases(key))]
-    tried(every[::13], tmp_path)
+    tried(every[::step], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", KEYS)
 def test_yaml(key: str, tmp_path: Path) -> None:
     tried(yaml_cases(key), tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", KEYS)
 def test_set(key: str, tmp_path: Path) -> None:
     tried(set_cases(key), tmp_path)

@@ -43,6 +43,7 @@ def ended(process: subprocess.Popen[bytes]) -> tuple[int, bytes, bytes]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "environment",
     [
@@ -102,6 +103,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert err.count(b"\n") == 1
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout(tmp_path: Path) -> None:
     full = Path("/dev/full")
     if not full.exists():

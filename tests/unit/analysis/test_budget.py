@@ -152,6 +152,7 @@ def test_pruned_trials_and_diverged_test_scores_count_as_failed(tmp_path: Path) 
     assert "Trials proposed by tpe depend on each other" in caption
 
 
+@pytest.mark.slow
 def test_names_and_files(study: Path, tmp_path: Path) -> None:
     given = [f"Mine={study / 'tuning/FedAvg+0'}", f"Other={study / 'tuning/Fed_LD+0'}"]
     outs = [tmp_path / f"b.{suffix}" for suffix in ("png", "csv", "tex")]
@@ -169,6 +170,7 @@ def test_names_and_files(study: Path, tmp_path: Path) -> None:
     assert len(budget.figure(budget.gather([str(study)])).axes) == 2
 
 
+@pytest.mark.slow
 def test_what_is_refused(study: Path, tmp_path: Path) -> None:
     def refused(*arguments: object) -> str:
         done = invoke(*arguments)

@@ -98,6 +98,7 @@ def partition_of(folder: Path, *test_samples: int) -> None:
     rows(folder, "partition", "client_id,label,train_samples,test_samples", *lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [[5, 7], [7, 7]], ids=["unequal sites", "equal sites"])
 def test_a_test_part_that_clients_own_is_their_own_part(own: list[int], tmp_path: Path) -> None:
     """Sites: the rows of split ``test`` are each model on its owner's samples."""

@@ -198,6 +198,7 @@ def write_losses(run: Path, shift: list[float], aggregation: list[float]) -> Non
     )
 
 
+@pytest.mark.slow
 def test_fig2_by_hand(tmp_path: Path) -> None:
     for alpha, scale in ((100.0, 1.0), (0.01, 2.0)):
         for seed in (0, 1):
@@ -236,6 +237,7 @@ def test_fig2_of_one_round_has_one_row(tmp_path: Path) -> None:
     assert "One round" in found.caption
 
 
+@pytest.mark.slow
 def test_fig2_tells_signs_and_refuses_two_groups_in_one_point(tmp_path: Path) -> None:
     for alpha in (10.0, 0.1):
         write_losses(write_run(tmp_path, "fedavg", alpha=alpha, rounds=2), [1, 2], [-3, 1 + alpha])
@@ -379,6 +381,7 @@ def test_recall_by_class(two: list[Path]) -> None:
 # ---- partition and time
 
 
+@pytest.mark.slow
 def test_each_distinct_partition_once_and_at_most_four(tmp_path: Path) -> None:
     for alpha in (0.1, 0.2, 0.3, 0.4, 0.5):
         write_run(tmp_path, "fedavg", 0, alpha=alpha)

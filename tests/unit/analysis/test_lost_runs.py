@@ -109,6 +109,7 @@ def test_it_is_named_in_the_caption(lost: Path) -> None:
         assert f"Left out: 1 run ({UNFINISHED}): {lost / HARD}." in table.caption
 
 
+@pytest.mark.slow
 def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
     def said(root: Path) -> list[str]:
         frame = completed(summaries(find([root])[0]), ["accuracy"])
@@ -123,6 +124,7 @@ def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
     assert "Incomplete: FedLD (4 of 5 runs" in "".join(other)
 
 
+@pytest.mark.slow
 def test_in_ranks_it_is_last_in_the_block(whole: Path, lost: Path) -> None:
     by = ("label", "alpha")
     one = ranks.gather(summaries(find([whole])[0]), by)

@@ -340,6 +340,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_a_report_says_its_unit(many: Path, tmp_path: Path) -> None:
     bare = tmp_path / "runs"
     for run in find([many])[0]:
@@ -358,6 +359,7 @@ def test_a_report_says_its_unit(many: Path, tmp_path: Path) -> None:
     assert (tmp_path / "page" / "tables" / "accuracy_final_variance.csv").is_file()
 
 
+@pytest.mark.slow
 def test_figures_say_their_unit(many: Path) -> None:
     groups = group(summaries(find([many])[0]), ("algorithm",), "partition")
     found = {"": groups}

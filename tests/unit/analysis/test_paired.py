@@ -252,6 +252,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_the_ratio_is_read_from_the_split(runs: Path) -> None:
     frame = summaries(find([runs])[0])
     assert resplits.ratio(frame, "partition") == 2 / 8
@@ -279,6 +280,7 @@ def test_held_out_clients_do_not_train_and_clients_may_own_the_test_samples(runs
     assert resplits.ratio(summaries(find([runs])[0]), "partition") == 2 / 4
 
 
+@pytest.mark.slow
 def test_what_the_corrected_test_refuses(runs: Path) -> None:
     corrected = ("--test", "corrected", "--baseline", "fedavg")
     by_seed = invoke(runs / "fedavg-0-0", runs / "fedld-0-0", *corrected)
@@ -310,6 +312,7 @@ def test_runs_without_test_samples_are_refused(runs: Path) -> None:
     assert "split.csv: no test samples" in done.output
 
 
+@pytest.mark.slow
 def test_tables_with_verdicts(runs: Path, tmp_path: Path) -> None:
     given = (runs, "--unit", "partition", "--baseline", "fedavg", "--at", "final")
     tost = invoke(*given, "--rope", 0.2)

@@ -73,6 +73,7 @@ def test_each_method_is_followed_by_itself_under_the_other_server(tmp_path: Path
     assert got.data.set_index("label").loc[["fedavg", "fedprox"], "p"].isna().all()
 
 
+@pytest.mark.slow
 def test_columns_are_the_settings_that_tell_experiments_apart(tmp_path: Path) -> None:
     sweep_of(tmp_path, 0.0, alpha=0.1, sample_rate=1.0)
     sweep_of(tmp_path, 0.1, alpha=1.0, sample_rate=0.2)
@@ -94,6 +95,7 @@ def test_columns_are_the_settings_that_tell_experiments_apart(tmp_path: Path) ->
         pairs.accuracies(table_of(tmp_path), columns="sample_rate")
 
 
+@pytest.mark.slow
 def test_a_setting_that_another_one_implies_is_no_column(tmp_path: Path) -> None:
     for alpha, clients in ((0.1, 10), (1.0, 20)):
         sweep_of(tmp_path, alpha=alpha, num_clients=clients)
@@ -104,6 +106,7 @@ def test_a_setting_that_another_one_implies_is_no_column(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_data_of_users_have_two_accuracies(tmp_path: Path) -> None:
     sweep_of(tmp_path, dataset="digits", alpha=0.1)
     sweep_of(tmp_path, dataset="celeba", alpha=None, client_test_accuracy=0.25)
@@ -158,6 +161,7 @@ def test_the_report_says_what_such_a_method_is(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_report_has_both_tables_where_they_say_something(tmp_path: Path) -> None:
     for name, target_accuracy in (("with", 0.6), ("without", None)):
         sweep_of(tmp_path / name / "runs", target_accuracy=target_accuracy, rounds_to_target=1)
@@ -199,6 +203,7 @@ def test_rounds_to_target_say_how_many_seeds_reached_it(tmp_path: Path) -> None:
     assert data["seeds"].tolist() == [3, 3, 3, 3]
 
 
+@pytest.mark.slow
 def test_simulated_seconds_and_targets_of_several_experiments(tmp_path: Path) -> None:
     for server in (None, "fedgh"):
         reaching(tmp_path, "fedavg", 0, 3, server=server, alpha=0.1)
@@ -221,6 +226,7 @@ def test_simulated_seconds_and_targets_of_several_experiments(tmp_path: Path) ->
     assert [row[3] for row in again.rows] == [EMPTY, EMPTY, "3.0"]
 
 
+@pytest.mark.slow
 def test_on_the_command_line_in_every_format(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     sweep_of(runs, target_accuracy=0.6, rounds_to_target=1, seconds_to_target=1.5)
@@ -354,6 +360,7 @@ def test_no_run_has_the_setting(runs: Path) -> None:
     assert "no run has a value of fedprox.mu to choose" in result.stderr
 
 
+@pytest.mark.slow
 def test_methods_with_names_are_compared_with_themselves(tmp_path: Path) -> None:
     for (algorithm, server), accuracies in FINAL.items():
         for seed, accuracy in enumerate(accuracies):

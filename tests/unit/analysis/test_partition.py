@@ -73,6 +73,7 @@ def test_images_are_shown_with_their_classes() -> None:
     assert np.asarray(axes[0].images[0].get_array()).tolist() == [[100] * 4] * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["png", "pdf"])
 @pytest.mark.parametrize("clients", [1, 120])
 def test_it_is_written_the_same_every_time(tmp_path: Path, suffix: str, clients: int) -> None:

@@ -176,6 +176,7 @@ def runs(tmp_path: Path) -> Path:
 GROUPED = ("--by", "label", "--by", "alpha")
 
 
+@pytest.mark.slow
 def test_blocks_are_settings_and_partitions(runs: Path) -> None:
     frame = summaries(find([runs])[0])
     got = ranks.gather(frame, ("label", "alpha"), unit="partition")
@@ -190,6 +191,7 @@ def test_blocks_are_settings_and_partitions(runs: Path) -> None:
     assert ranks.gather(one, ("label", "alpha"), "accuracy", "best").title == "best test accuracy"
 
 
+@pytest.mark.slow
 def test_of_a_loss_the_lowest_is_the_best(runs: Path) -> None:
     frame = summaries(find([runs])[0]).assign(
         final_test_loss=lambda f: f["final_test_accuracy"], best_test_loss=0.0, last10_test_loss=0.0
@@ -198,6 +200,7 @@ def test_of_a_loss_the_lowest_is_the_best(runs: Path) -> None:
     assert got.labels == ["fedavg", "fedprox", "fedld"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fate", ["gone", "unfinished", "not finite"])
 def test_a_lost_run_is_ranked_last_and_named(runs: Path, fate: str) -> None:
     """FedLD, which is the best by far, lacks one of the two seeds of a block."""
@@ -221,6 +224,7 @@ def test_a_lost_run_is_ranked_last_and_named(runs: Path, fate: str) -> None:
     assert lost[["label", "rank"]].to_numpy().tolist() == [["fedld", 3.0]]
 
 
+@pytest.mark.slow
 def test_a_method_without_any_run_of_a_setting_is_last_there(runs: Path) -> None:
     for run in find([runs])[0]:
         if run.name.startswith("fedld-10.0"):
@@ -231,6 +235,7 @@ def test_a_method_without_any_run_of_a_setting_is_last_there(runs: Path) -> None
     assert got.means["fedld"] == pytest.approx((6 * 1 + 2 * 3) / 8)
 
 
+@pytest.mark.slow
 def test_collapsed_runs_are_named(runs: Path) -> None:
     frame = summaries(find([runs])[0])
     first = frame["path"].str.endswith("fedld-0.1-0-0")
@@ -244,6 +249,7 @@ def test_collapsed_runs_are_named(runs: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_files_and_their_bytes(runs: Path, tmp_path: Path) -> None:
     outs = [tmp_path / f"ranks.{suffix}" for suffix in ("png", "svg", "csv", "md", "tex")]
     given = [x for out in outs for x in ("--out", out)]

@@ -102,6 +102,7 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- what is written
 
 
+@pytest.mark.slow
 def test_every_figure_as_png_and_pdf(report: Path) -> None:
     found = sorted(file.name for file in (report / "figures").iterdir())
     assert found == sorted(f"{name}{suffix}" for name in FIGURES for suffix in (".pdf", ".png"))
@@ -110,6 +111,7 @@ def test_every_figure_as_png_and_pdf(report: Path) -> None:
         assert file.read_bytes().startswith(magic)
 
 
+@pytest.mark.slow
 def test_every_table_in_three_formats(report: Path) -> None:
     found = sorted(file.name for file in (report / "tables").iterdir())
     assert found == sorted(f"{name}{suffix}" for name in TABLES for suffix in FORMATS)
@@ -117,6 +119,7 @@ def test_every_table_in_three_formats(report: Path) -> None:
     assert set(final.index) == {"fedavg", "fedld", "fedld, margin=none"}
 
 
+@pytest.mark.slow
 def test_numbers_of_the_page_are_those_of_the_runs(page: Page, runs: Path) -> None:
     summaries = [pd.read_csv(file) for file in runs.glob("fedavg*/summary.csv")]
     final = pd.concat(summaries)["final_test_accuracy"]
@@ -138,6 +141,7 @@ def test_the_same_runs_make_the_same_bytes(runs: Path, report: Path, tmp_path: P
 # ---- the page
 
 
+@pytest.mark.slow
 def test_the_page_loads_nothing(page: Page) -> None:
     references = page.values("src") + page.values("href")
     assert len(references) > 10
@@ -149,6 +153,7 @@ def test_the_page_loads_nothing(page: Page) -> None:
     assert page.open == []
 
 
+@pytest.mark.slow
 def test_contents_lead_to_sections_and_names_are_unique(page: Page) -> None:
     names = page.values("id")
     assert len(names) == len(set(names))
@@ -160,6 +165,7 @@ def test_contents_lead_to_sections_and_names_are_unique(page: Page) -> None:
     assert set(anchors) <= set(names)
 
 
+@pytest.mark.slow
 def test_every_figure_has_words(page: Page) -> None:
     images = [value for tag, name, value in page.attributes if tag == "img" and name == "src"]
     assert len(images) == len(FIGURES)
@@ -174,11 +180,13 @@ def test_every_figure_has_words(page: Page) -> None:
     assert page.text.count("95 % t interval") > 5
 
 
+@pytest.mark.slow
 def test_texts_are_escaped(page: Page) -> None:
     assert "Eyes & <b>ears</b>" in page.text
     assert "b" not in page.tags
 
 
+@pytest.mark.slow
 def test_methods_are_explained_and_titled(page: Page) -> None:
     assert style.VARIANTS["fedld, margin=none"].meaning in page.text
     assert "Principal aggregation only" in page.text
@@ -186,10 +194,12 @@ def test_methods_are_explained_and_titled(page: Page) -> None:
     assert all(term in page.text for term in overview.TERMS)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_said_in_a_line(page: Page) -> None:
     assert "(Fig. 2 of FedLD) : needs --decompose-every runs" in page.text
 
 
+@pytest.mark.slow
 def test_runs_without_optional_tables(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "fedavg", tables=())
     result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
@@ -238,6 +248,7 @@ def test_unfinished_runs_are_named(runs: Path, tmp_path: Path) -> None:
     assert str(gone) in (tmp_path / "r" / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
     text = (report / "report.html").read_text(encoding="utf-8")
     start = text[text.index("<header>") : text.index("</header>")]
@@ -256,6 +267,7 @@ def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
     assert "No final model has collapsed" in start
 
 
+@pytest.mark.slow
 def test_tables_and_figures_are_reachable_by_keyboard_and_named(page: Page) -> None:
     regions = [value for tag, name, value in page.attributes if (tag, name) == ("div", "class")]
     count = regions.count("wide")
@@ -271,6 +283,7 @@ def test_tables_and_figures_are_reachable_by_keyboard_and_named(page: Page) -> N
     assert scopes.count("row") > page.tags.count("table")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_another_score_leads(tmp_path: Path) -> None:
     for seed in (0, 1):
@@ -317,6 +330,7 @@ def test_a_folder_with_other_files_is_refused(runs: Path, tmp_path: Path) -> Non
     refused(invoke(runs, "--out", tmp_path / "notes.txt"), "a report is a folder")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_figures")
 def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path: Path) -> None:
     out = tmp_path / "r"
@@ -381,9 +395,9 @@ def test_a_sweep_of_fedsim_gives_every_figure_and_table(sweep: Path, sweep_runs:
     assert final["mean"].mean() == pytest.approx(runs["final_test_accuracy"].mean())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("width", [400, 800, 1400])
 @pytest.mark.parametrize(("page", "figures"), [("report", FIGURES), ("sweep", OF_SWEEP)])
+@pytest.mark.slow
 def test_chromium_shows_every_image_without_complaint(
     page: str,
     figures: list[str],

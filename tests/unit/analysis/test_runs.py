@@ -332,6 +332,7 @@ def test_matrix_by_hand() -> None:
     assert got.to_numpy().tolist() == [[3, 0], [5, 7]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_clients", "num_classes"), [(1, 1), (5, 2), (5, 10), (50, 2), (50, 10), (300, 40)]
 )
@@ -424,6 +425,7 @@ def test_ten_methods_have_colours_that_can_be_told_apart(deuteranopia: bool) -> 
     assert min(distances) > 15
 
 
+@pytest.mark.slow
 def test_a_panel_per_setting_and_a_line_per_method_of_the_same_colour(tmp_path: Path) -> None:
     for alpha in (0.1, 1.0, 10.0):
         for method in ("fedavg", "fedprox", "scaffold", "mine"):
@@ -446,6 +448,7 @@ def test_titles() -> None:
     assert style.title("fedld2, alpha=1") == "fedld2, alpha=1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
 def test_figures_are_the_same_bytes_every_time(runs: Path, tmp_path: Path, suffix: str) -> None:
     files = [tmp_path / f"{name}{suffix}" for name in "ab"]
@@ -464,6 +467,7 @@ def test_figures_go_nowhere_else(tmp_path: Path) -> None:
 # ---- command line
 
 
+@pytest.mark.slow
 def test_commands_write_their_files(runs: Path, tmp_path: Path) -> None:
     rows_of(5, 3).to_csv(tmp_path / "partition.csv", index=False)
     for arguments in (
@@ -513,6 +517,7 @@ def test_bad_input_is_one_line_and_status_2(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_analysis_imports_neither_torch_nor_ray_and_of_fedsim_little() -> None:
     code = (

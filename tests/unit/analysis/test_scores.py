@@ -204,6 +204,7 @@ def test_all_scores_side_by_side(runs: Path) -> None:
     assert result.stdout.count("FedAvg (2 of 3)") == 1
 
 
+@pytest.mark.slow
 def test_earlier_names_are_tables_of_accuracy(runs: Path) -> None:
     every = invoke("table", runs).stdout
     assert every == invoke("table", runs, "--metric", "accuracy").stdout

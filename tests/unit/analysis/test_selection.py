@@ -26,6 +26,7 @@ def runs_of(root: Path, rates: dict[float, tuple[float | None, ...]], **more: ob
                 run_of(root, "fedavg", seed, [0.5], [value], **{"train.lr": rate}, **more)
 
 
+@pytest.mark.slow
 def test_a_value_with_a_failed_run_is_not_chosen(tmp_path: Path) -> None:
     """The only run of the rate 1 that did not diverge has the best score of all."""
     runs_of(tmp_path, {0.1: (0.6, 0.7, 0.65), 1: (None, 0.9, None), 0.01: (0.5, 0.5, math.inf)})

@@ -105,6 +105,7 @@ def test_without_a_local_run_the_table_says_that_one_is_needed(tmp_path: Path) -
     assert "--evaluate-clients-every" in levels.caption
 
 
+@pytest.mark.slow
 def test_another_reference(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     _, differences = make(tmp_path, baseline="fedavg")
@@ -113,6 +114,7 @@ def test_another_reference(tmp_path: Path) -> None:
         make(tmp_path, baseline="fedbn")
 
 
+@pytest.mark.slow
 def test_clients_without_names_and_sites_of_the_same_name_are_told_apart(tmp_path: Path) -> None:
     sites(tmp_path / "same", CLEAR, names=("eye", "eye", "ear"))
     levels, _ = make(tmp_path / "same")

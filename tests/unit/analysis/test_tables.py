@@ -266,6 +266,7 @@ def attacked(root: Path, algorithm: str, seed: int, *success: str, **settings: o
     rows(run, "rounds", "round,test_accuracy,attack_success_rate,epsilon", *lines)
 
 
+@pytest.mark.slow
 def test_success_of_attacks_and_epsilon(tmp_path: Path) -> None:
     for seed, (ours, theirs) in enumerate((("0.1", "0.7"), ("0.2", "0.9"), ("0.3", "0.8"))):
         attacked(tmp_path, "krum", seed, "0.5", ours, alpha=1)
@@ -306,6 +307,7 @@ def incomplete(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path) -> None:
     """The means are 58.4 and 65.35; on the four common partitions fedprox is below."""
     last = f"{incomplete / 'fedprox-4-0'}"
@@ -331,6 +333,7 @@ def test_what_is_missing_stands_in_every_format(incomplete: Path, tmp_path: Path
     assert data["leads"].tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_the_report_says_what_is_missing(incomplete: Path, tmp_path: Path) -> None:
     got = invoke("report", incomplete, "--unit", "partition", "--out", tmp_path / "page")
     assert got.exit_code == 0, got.output

@@ -66,6 +66,7 @@ def test_the_table_has_the_best_first_and_failed_trials_last(tmp_path: Path) -> 
     assert table.rows[-1][-1] == "\N{EN DASH}"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_page_and_its_files(tmp_path: Path) -> None:
     search = write_search(tmp_path / "search")
@@ -89,6 +90,7 @@ val_accuracy_ci95,final_test_accuracy_mean,final_test_accuracy_std,final_test_ac
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_page_has_the_trials_on_fresh_seeds_first(tmp_path: Path) -> None:
     search = write_search(tmp_path / "search")
@@ -125,6 +127,7 @@ def test_fresh_seeds_that_cannot_be_read(text: str, tmp_path: Path) -> None:
         trials.confirmed(search, trials.read_search(search))
 
 
+@pytest.mark.slow
 def test_panels_are_logarithmic_where_the_search_was(tmp_path: Path) -> None:
     search = trials.read_search(write_search(tmp_path))
     _, values = trials.drawings(search)

@@ -46,6 +46,7 @@ def test_a_number_is_confirmed_inside_and_contradicted_outside_the_margin(
     assert verdicts.number(OURS, published, margin).word == word
 
 
+@pytest.mark.slow
 def test_two_one_sided_tests_decide_as_the_interval_does() -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):

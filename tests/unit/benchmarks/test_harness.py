@@ -137,6 +137,7 @@ def test_ratios_are_pair_by_pair_against_the_faster_loop():
     assert not of_pairs("W1", "fedavg", pairs, 2.0).missed
 
 
+@pytest.mark.slow
 def test_one_run_gives_as_many_pairs_as_asked(monkeypatch):
     bares = []
 
@@ -179,6 +180,7 @@ def test_decomposed_rounds_take_turns_with_others():
     assert turns.ratio == Spread.of([3.0, 2.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", decomposition.CASES)
 def test_every_second_round_is_decomposed(case, tmp_path):
     settings = decomposition.config("serial", 1, **decomposition.CASES[case])

@@ -78,6 +78,7 @@ def test_directories_of_runs_are_completed_by_the_shell() -> None:
         assert [item.type for item in shell.get_completions(args, "ru")] == ["dir"]
 
 
+@pytest.mark.slow
 def test_a_shell_asks_without_importing_torch() -> None:
     code = "import sys, fedsim.cli as c\ntry: c.main()\nfinally: print('torch' in sys.modules)"
     for line, offered in (("fedsim run -d retinam", "retinamnist"), ("fedsim li", "list")):

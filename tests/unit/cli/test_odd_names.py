@@ -105,6 +105,7 @@ def test_files_keep_the_names(place):
         assert next(csv.DictReader(file))["run_id"] == RUN
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_figures_show_names_as_they_are(suffix, place, tmp_path):
@@ -116,6 +117,7 @@ def test_figures_show_names_as_they_are(suffix, place, tmp_path):
             assert f"<!-- {name} -->" in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("data", ["maths", "commands"])
 def test_a_partition_is_drawn(data, place, tmp_path):

@@ -28,6 +28,7 @@ def partition(*args: str) -> Result:
     return CliRunner().invoke(main, ["partition", *args])
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
     args = ["--clients", "12", "--feature-shift", "noise", "--plot", "p.png"]
@@ -63,6 +64,7 @@ def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> No
     assert message in done.stderr
 
 
+@pytest.mark.slow
 def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
     args = ["-d", "shortcut", "--clients", "10", "--set", "data.client_test_fraction=0.1"]
     done = partition(*args, "--out", "p")
@@ -76,6 +78,7 @@ def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
         assert sum(int(row["test_samples"]) for row in own) == 6
 
 
+@pytest.mark.slow
 def test_sites_of_generated_data_are_as_many_as_clients(tmp_path: Path) -> None:
     args = ["-d", "shortcut", "--clients", "11", "--set", "shortcut.samples_per_client=10"]
     assert partition(*args, "--out", "p").exit_code == 0
@@ -98,6 +101,7 @@ def pictures(root: Path) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_classes_and_sites_go_by_their_names(tmp_path: Path, monkeypatch) -> None:
     drawn = []

@@ -316,6 +316,7 @@ def test_few_clients_need_no_sample_rate(tmp_path: Path) -> None:
     assert "on 5 clients" in split.stdout
 
 
+@pytest.mark.slow
 def test_config_yaml_repeats_the_run(tmp_path: Path) -> None:
     assert fedsim("run", *QUICK, "-a", "fedavg", "--out", "a").exit_code == 0
     again = fedsim("run", "-c", "a/config.yaml", "--out", "b")
@@ -365,6 +366,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path) -> None:
     assert re.fullmatch(line, errors), errors
 
 
+@pytest.mark.slow
 def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("algorithm: fedavg\ngrid: {train.lr: [1.0e+30, 0.01]}\n")
     result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")
@@ -391,6 +393,7 @@ def test_a_sweep_outlives_a_run_that_fails(tmp_path: Path) -> None:
     assert list((tmp_path / "t").glob("*.csv")) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_does_not_take_another_run_for_its_own(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("grid: {seed: [0]}\n")
     command = ["sweep", "g.yaml", *QUICK, *ALONE, "--out", "s"]
@@ -431,6 +434,7 @@ def test_the_console_script_finds_the_users_own_modules(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path) -> None:
     (tmp_path / "g.yaml").write_text("grid:\n  algorithm: [fedavg, fedgh]\n  seed: [0, 1]\n")
     command = ["sweep", "g.yaml", *QUICK, *ALONE, "--out", "s"]
@@ -473,6 +477,7 @@ def test_algorithms_are_listed_with_their_hyperparameters() -> None:
     assert {r["name"]: r for r in rows}["fedprox"]["hyperparameters"]["mu"] == 0.1
 
 
+@pytest.mark.slow
 def test_partition_prints_and_writes_a_split_that_can_be_used_again(tmp_path: Path) -> None:
     args = ["--clients", "4", "--sample-rate", "0.5"]
     first = fedsim("partition", *args, "--alpha", "0.3", "--out", "p")

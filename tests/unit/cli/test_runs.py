@@ -388,6 +388,7 @@ def test_no_runs_is_said_and_an_absent_folder_refused(tmp_path, monkeypatch):
     assert refused.stderr == "error: DIR nowhere: there is no such folder\n"
 
 
+@pytest.mark.slow
 def test_neither_torch_nor_pandas_is_imported(tmp_path):
     write_run(tmp_path / "a", end=True)
     code = (

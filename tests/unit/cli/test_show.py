@@ -227,6 +227,7 @@ def test_curves_are_thinned_out_and_flat_ones_drawn():
     assert details.sparkline([0, 1], details.ASCII_BLOCKS) == "_@"
 
 
+@pytest.mark.slow
 def test_blocks_are_ascii_where_the_output_is(tmp_path):
     run = write_run(tmp_path / "a")
     done = subprocess.run(
@@ -237,6 +238,7 @@ def test_blocks_are_ascii_where_the_output_is(tmp_path):
     assert b"test accuracy  0.2500 _@+ 0.5000" in done.stdout
 
 
+@pytest.mark.slow
 def test_torch_and_pandas_are_not_imported(tmp_path):
     run = write_run(tmp_path / "a", end=True)
     for args in (["show", str(run)], ["compare", str(run), str(run)]):

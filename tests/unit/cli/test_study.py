@@ -47,18 +47,25 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
+def without_report(patch: pytest.MonkeyPatch) -> None:
+    """Writes no report, whose figures take most of the time of a study this small."""
+    patch.setattr(execute, "report", lambda plan, out: out / "no report")
+
+
 @pytest.fixture(scope="module")
 def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
     """A finished study of a tuned and an untuned method on two partitions."""
     root = tmp_path_factory.mktemp("study")
     (root / "small.yaml").write_text(FILE)
-    return root / "out", call("study", root / "small.yaml", "--out", root / "out", "--parallel", 1)
+    command = ("study", root / "small.yaml", "--out", root / "out", "--parallel", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        without_report(patch)
+        return root / "out", call(*command)
 
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes no report, whose figures take most of the time of a study this small."""
-    monkeypatch.setattr(execute, "report", lambda plan, out: out / "no report")
+    without_report(monkeypatch)
 
 
 def test_a_study_from_the_command_line(studied: tuple[Path, Result]) -> None:
@@ -68,7 +75,7 @@ def test_a_study_from_the_command_line(studied: tuple[Path, Result]) -> None:
     assert "4 runs of trials, then 8 to compare, one at a time in this process" in done.output
     assert "Mean on skewed: [2/2] trial 1: train.lr=0.3: val_accuracy" in done.output
     assert "[12/12] method=Local+mixed,seed=6" in done.output
-    assert f"wrote {out}/report/report.html" in done.output
+    assert f"wrote {out}/no report" in done.output
     head, *rows = done.output.partition("seeds on one partition)\n")[2].splitlines()[:5]
     assert re.split(" {2,}", head)[:3] == ["method", "partition", "n"]
     assert [re.split(" {2,}", row)[:3] for row in rows] == [
@@ -76,15 +83,23 @@ def test_a_study_from_the_command_line(studied: tuple[Path, Result]) -> None:
         for partition in ("skewed", "mixed")
         for method in ("Mean", "Local")
     ]
-    assert sorted(path.name for path in out.iterdir() if path.name != ".lock") == [
-        "chosen.csv", "comparison.yaml", "report", "runs", "tuning",
-    ]  # fmt: skip
+    assert {path.name for path in out.iterdir()} - {".lock", "report"} == {
+        "chosen.csv", "comparison.yaml", "runs", "tuning",
+    }  # fmt: skip
     summary = pd.read_csv(out / "runs/summary.csv")
     assert list(summary["label"]) == ["Mean"] * 2 + ["Local"] * 2 + ["Mean"] * 2 + ["Local"] * 2
     assert set(summary["seed"]) == {5, 6}
+
+
+@pytest.mark.slow
+def test_a_finished_study_has_a_report(studied: tuple[Path, Result]) -> None:
+    out, _ = studied
+    done = call("study", out.parent / "small.yaml", "--out", out, "--parallel", 1)
+    assert f"wrote {out}/report/report.html" in done.output
     assert "Mean" in (out / "report/report.html").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_a_finished_study_does_nothing_again(studied: tuple[Path, Result]) -> None:
     out, _ = studied
@@ -97,6 +112,7 @@ def test_a_finished_study_does_nothing_again(studied: tuple[Path, Result]) -> No
     assert "was begun with train.rounds 2, not 3" in changed.stderr
 
 
+@pytest.mark.slow
 def test_the_comparison_is_run_by_sweep(studied: tuple[Path, Result]) -> None:
     out, _ = studied
     done = call("sweep", out / "comparison.yaml", "--out", out / "runs", "--parallel", 1)
@@ -119,6 +135,7 @@ def test_dry_run_counts_trials_and_runs(studied: tuple[Path, Result], tmp_path: 
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_results_of_a_study_in_python(studied: tuple[Path, Result]) -> None:
     out, _ = studied
     store = fedsim.StudyStore(out)
@@ -139,6 +156,7 @@ def test_results_of_a_study_in_python(studied: tuple[Path, Result]) -> None:
         _ = fedsim.SweepStore(out / "tuning").summary
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_dictionary(tmp_path: Path) -> None:
     content = yaml.safe_load(SMALL) | {"grid": {"algorithm": ["fedavg", "fedprox"]}}
     store = fedsim.sweep(content, tmp_path, overrides={"train.rounds": 1}, parallel=1)
@@ -166,6 +184,7 @@ def test_searches_as_a_grid(studied: tuple[Path, Result], tmp_path: Path) -> Non
     assert "must be NAME=DIR, such as FedAvg=runs/tune-fedavg" in wrong.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_methods_tuned_for_each_seed_of_the_partition_are_compared_over_them(
     studied: tuple[Path, Result],

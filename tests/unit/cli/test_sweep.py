@@ -154,6 +154,7 @@ def test_processes_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
     assert said == "18 runs, 2 at once in 2 processes (serial engine)"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
     first = fedsim("sweep", "sweep.yaml", "--parallel", "1")
@@ -168,6 +169,7 @@ def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
     assert nothing.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_search_says_that_its_trials_are_done() -> None:
     tune = ("tune", "search.yaml", "--pruner", "none", "--parallel", "1", "--trials")

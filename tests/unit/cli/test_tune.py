@@ -108,6 +108,7 @@ def test_the_same_command_does_nothing_more(searched: tuple[Path, Result]) -> No
     assert make_drivers.call_args.args[0] == []
 
 
+@pytest.mark.slow
 def test_the_report_of_a_search(searched: tuple[Path, Result], tmp_path: Path) -> None:
     out, _ = searched
     done = fedsim("report", out, "--out", tmp_path / "page")
@@ -136,6 +137,7 @@ def other(folder, *, val_fraction=0.2):
 """
 
 
+@pytest.mark.slow
 def test_other_test_labels_change_no_byte_of_the_trials(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -545,6 +545,7 @@ def test_compression_follows_the_transforms_of_the_method():
     assert last.compressor == RandomK(0.1, 9)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["top_k", "random_k"])
 def test_everything_sent_is_the_method_itself_bit_by_bit(name):

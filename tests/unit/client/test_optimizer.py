@@ -121,6 +121,7 @@ def test_blocks_of_clients_refuse_both_by_name(train):
     assert prepare(config(train={"sample_rate": 1.0, **train}, engine=engine)).stacking is None
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_round_of_adamw_is_a_loop_of_pytorch(tmp_path):
     """One client, full batches: its rounds are separate loops, since the optimiser restarts."""

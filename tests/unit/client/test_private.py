@@ -124,6 +124,7 @@ def test_batches_draw_each_sample_by_itself():
     assert [b.tolist() for b in whole] == [[0, 1, 2, 3]]
 
 
+@pytest.mark.slow
 def test_a_client_of_which_no_sample_was_drawn_has_a_loss():
     none = 0
     for client in range(40):

@@ -54,6 +54,7 @@ def test_a_large_file_is_not_read(tmp_path: Path) -> None:
     assert MOST_NODES > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [

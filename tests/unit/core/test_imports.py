@@ -66,6 +66,7 @@ stored.RunWriter.append = first
 """
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_first_round_of_the_serial_engine_imports_little(tmp_path: Path) -> None:
     args = ["run", "--engine", "serial", "--rounds", "1", "--out", str(tmp_path / "run")]

@@ -95,6 +95,7 @@ def test_a_strip_is_refused_before_it_is_resized(tmp_path, shape):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [9_500, 20_000])
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, side):
     root = folder(tmp_path / "d")

@@ -226,6 +226,7 @@ def older(path: Path, rounds: int) -> None:
         record.write_bytes(encode_record(content | {"settings": kept | more}))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(("name", "told"), [("digits", False), ("shortcut", True)])
 def test_runs_of_the_version_before_go_on(tmp_path, name, told, notices) -> None:

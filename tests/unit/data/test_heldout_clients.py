@@ -101,6 +101,7 @@ def settings(name="fedavg", **data):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedbn", "pfedla"])
 def test_they_never_train_and_are_scored_at_the_end(name, tmp_path):
@@ -124,6 +125,7 @@ def test_they_never_train_and_are_scored_at_the_end(name, tmp_path):
         assert set(scored) == set(range(8)) - out
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
     store = fedsim.run(settings(), tmp_path / "run")
@@ -141,6 +143,7 @@ def test_the_others_are_drawn_as_if_there_were_no_more(tmp_path):
     assert a["num_samples"].tolist() == b["num_samples"].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("tested", [(), (0,), (0, 1)], ids=["none", "one", "both"])
 def test_they_are_all_scored_on_the_same_kind_of_part(tested, tmp_path):
@@ -164,6 +167,7 @@ def test_they_are_all_scored_on_the_same_kind_of_part(tested, tmp_path):
     assert set(table["split"][table["held_out"] == 0]) == {"own_test"}
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_with_own_test_parts_and_fine_tuning(tmp_path):
     given = settings(client_test_fraction=0.2, test_fraction=0.5)

@@ -122,6 +122,7 @@ def test_the_table_counts_own_test_samples():
         assert counts[label] == sum(1 for i in made.test[0] if DIGITS.y[i] == label)
 
 
+@pytest.mark.slow
 def test_clients_of_sites_own_their_images_of_the_common_test_part():
     shortcut = data.load("shortcut", num_clients=6, samples_per_client=8, val_fraction=0.9)
     made = partitions.make(shortcut, "by_site")

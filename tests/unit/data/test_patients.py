@@ -217,6 +217,7 @@ def owners(file: Path) -> dict[tuple[str, str], set[tuple[str, str]]]:
 OWN = ["--set", "data.client_val_fraction=0.2", "--set", "data.client_test_fraction=0.2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dirichlet", "iid", "quantity", "shards", "by_site"])
 def test_patients_stay_whole_in_a_folder_with_three_sites(tmp_path, kind):
     root = write_folder(tmp_path / "eyes")
@@ -278,6 +279,7 @@ def config(root: Path, **changes: object) -> RunConfig:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_default_is_written_and_an_older_run_is_repeated(tmp_path):
     root = write_folder(tmp_path / "eyes")

@@ -182,6 +182,7 @@ def test_images_of_a_site_have_the_shift_of_the_client_that_owns_the_site():
     assert np.array_equal(owners(sites, shared, 0, "mixed"), owners(without, shared, 0, "mixed"))
 
 
+@pytest.mark.slow
 def test_only_a_few_images_are_floats_at_once(monkeypatch):
     whole = {kind: shift(kind).x for kind in ("noise", "blur")}
     monkeypatch.setattr(shifts, "_PIXELS", 3 * 32 * 32 * 2)
@@ -203,6 +204,7 @@ def test_impossible_shifts_are_refused():
     assert RunConfig(data={"feature_shift": "blur"}).data.feature_shift in KINDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("test", ["mixed", "clean"])
 def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
     """What held-out sites own leaves the common parts, so that the shift goes by what is left."""
@@ -224,6 +226,7 @@ def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
     assert np.array_equal(ready.spec.local_images(), ready.dataset.x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", *KINDS])
 def test_nodes_that_read_images_themselves_have_the_drivers(kind):
     config = RunConfig(

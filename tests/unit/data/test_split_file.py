@@ -164,6 +164,7 @@ def test_no_row_below_the_header_is_refused(tmp_path):
         splits.read(toy(), tmp_path / "split.csv")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
     small = {"train": {"rounds": 2, "sample_rate": 1.0}, "engine": {"kind": "serial"}}
@@ -188,6 +189,7 @@ def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
     assert (tmp_path / "p/split.csv").read_bytes() == (first.path / "split.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypatch):
     shortcut = {"name": "shortcut", "num_clients": 6, "samples_per_client": 10}
     data, made, _ = loading.load(RunConfig(data=shortcut, train={"sample_rate": 1.0}))

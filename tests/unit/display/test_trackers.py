@@ -132,6 +132,7 @@ def plain(tmp_path_factory):
     return run(tmp_path_factory.mktemp("plain") / "run", ())
 
 
+@pytest.mark.slow
 def test_the_tables_are_the_same_bytes_and_the_trackers_have_them(plain, tmp_path):
     tracked = run(tmp_path / "tracked")
     assert results(tracked) == results(plain)
@@ -147,6 +148,7 @@ def test_each_tracker_alone_changes_no_byte(name, plain, tmp_path):
     assert results(run(tmp_path / "b", (name,))) == results(plain)
 
 
+@pytest.mark.slow
 def test_histograms_of_clients_and_hyperparameters(tmp_path):
     store = run(tmp_path / "run", ("tensorboard",))
     found = {(v.tag, e.step): v.histo for e in events(store.path) for v in e.summary.value
@@ -165,6 +167,7 @@ def test_histograms_of_clients_and_hyperparameters(tmp_path):
     assert b"train.lr: 0.02" in first["config/text_summary"].tensor.string_val[0]
 
 
+@pytest.mark.slow
 def test_settings_and_results_in_mlflow(tmp_path):
     store = run(tmp_path / "run", ("mlflow",))
     only, _ = in_mlflow(store.path)
@@ -190,6 +193,7 @@ def killed(path, checkpoint):
         (path / name).unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "checkpoint", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3))]
 )
@@ -201,6 +205,7 @@ def test_a_resumed_run_has_every_round_once(checkpoint, plain, tmp_path):
     assert in_mlflow(resumed.path)[0].info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_records_that_a_kill_cut_off_or_lost_are_written_again(tmp_path):
     killed(tmp_path / "run", 3)
     (file,) = (tmp_path / "run" / "tensorboard").iterdir()
@@ -219,6 +224,7 @@ def test_records_that_a_kill_cut_off_or_lost_are_written_again(tmp_path):
     assert state.exists()
 
 
+@pytest.mark.slow
 def test_a_tracker_that_comes_later_gets_the_rounds_before(tmp_path):
     run(tmp_path / "run", (), [Stop()])
     for name in ("summary.csv", "model.safetensors"):
@@ -230,6 +236,7 @@ def test_a_tracker_that_comes_later_gets_the_rounds_before(tmp_path):
     assert in_tensorboard(tmp_path / "run") == wanted
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_closed_and_the_next_one_is_another(tmp_path, monkeypatch):
     class Broken(fedsim.Callback):
         def on_round_end(self, round, rows):
@@ -243,6 +250,7 @@ def test_a_failed_run_is_closed_and_the_next_one_is_another(tmp_path, monkeypatc
     assert_tracked(fedsim.resume(tmp_path / "failed").path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["open", "log"])
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exception_in_a_tracker_is_a_warning(name, hook, plain, tmp_path, monkeypatch, caplog):
@@ -277,6 +285,7 @@ def test_a_missing_package_is_said_before_anything_starts(command, name, tmp_pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_package_that_has_gone(plain, tmp_path, monkeypatch, caplog):
     run(tmp_path / "run", ("tensorboard",), [Stop()])
     (tmp_path / "run" / "summary.csv").unlink()
@@ -286,6 +295,7 @@ def test_a_run_goes_on_without_a_package_that_has_gone(plain, tmp_path, monkeypa
     assert any("resumed without this tracker" in r.getMessage() for r in caplog.records)
 
 
+@pytest.mark.slow
 def test_a_sweep_tracks_every_run(tmp_path):
     (tmp_path / "grid.yaml").write_text("grid:\n  seed: [0, 1]\n")
     out = tmp_path / "sweep"

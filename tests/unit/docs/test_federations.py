@@ -20,6 +20,7 @@ spec.loader.exec_module(federations)
 archive = federations.archive
 
 
+@pytest.mark.slow
 def test_every_table_of_the_page_follows_from_the_archive():
     assert federations.rendered(PAGE) == PAGE
     assert {m[1] for m in federations.BLOCK.findall(PAGE)} == federations.GRIDS.keys()

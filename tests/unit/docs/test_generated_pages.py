@@ -30,6 +30,7 @@ def test_the_page_is_that_of_the_docstrings(name):
     assert module(name).page() == page, f"run: python docs/{name}.py"
 
 
+@pytest.mark.slow
 def test_the_page_of_published_tables_follows_from_the_stored_values():
     page = (DOCS / "REPRODUCED.md").read_text(encoding="utf-8")
     assert module("reproduced").page() == page, "run: python docs/reproduced.py"

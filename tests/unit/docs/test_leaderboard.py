@@ -39,6 +39,7 @@ PACKS = [
 ]
 
 
+@pytest.mark.slow
 def test_the_page_follows_from_the_files_beside_it():
     page = (FOLDER / "index.md").read_text(encoding="utf-8")
     assert made.page(FOLDER) == page, "run: python docs/leaderboard.py"

@@ -269,6 +269,7 @@ class TestCheck:
         assert check.verdict(0.1, 0.05, 1.0, "higher") == "not decidable"
         assert check.verdict(0.1, 0.01, 0.05, "higher") == "confirmed"
 
+    @pytest.mark.slow
     def test_all_of_the_study_is_printed(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -49,7 +49,8 @@ def table(page: str, name: str) -> str:
 def cells(text: str) -> list[list[str]]:
     """The rows of the tables in a text, without heads and dashes."""
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line[:1] == "|"]
-    stripped = [[cell.strip().replace("\\|", "|") for cell in row] for row in rows]
+    spaces = [[cell.replace("\N{NO-BREAK SPACE}", " ").strip() for cell in row] for row in rows]
+    stripped = [[cell.replace("\\|", "|") for cell in row] for row in spaces]
     dashes = [i for i, row in enumerate(stripped) if set(row[0]) == {"-"}]
     heads = {i - 1 for i in dashes} | set(dashes)
     return [row for i, row in enumerate(stripped) if i not in heads]
@@ -222,6 +223,7 @@ def test_the_summary_names_weights_where_equal_ones_are_not_confirmed(first):
     assert rows[1][1] == "not decidable in 4 of 4"  # C2 needs FedProx
 
 
+@pytest.mark.slow
 def test_confirmed_without_a_qualifier_takes_all_blocks_metrics_and_scopes(first):
     families = stored.FAMILIES
     made = {scope: families.assign(verdict="confirmed") for scope in stored.SCOPES}
@@ -236,6 +238,7 @@ def test_confirmed_without_a_qualifier_takes_all_blocks_metrics_and_scopes(first
     assert [row[0][2:4] for row in cells(page) if row[-1] == "no"] == ["C8"]
 
 
+@pytest.mark.slow
 def test_one_test_part_says_nothing_of_new_images(few_draws):
     study = with_block("R1", runs=planted("R1", {"FedLD": 0.04}, test_drawn=0))
     found = rendered(study, "retina")
@@ -294,6 +297,7 @@ def test_a_first_search_is_not_used(tmp_path, monkeypatch):
     assert row[3:7] == ["2", "0", "2", "0 of 130"]
 
 
+@pytest.mark.slow
 def test_some_blocks_make_a_page(tmp_path, monkeypatch):
     """What is not stored is not run, and every table can be made."""
     monkeypatch.setattr(archive, "ARCHIVE", tmp_path / "results.zip")
@@ -308,6 +312,7 @@ def test_some_blocks_make_a_page(tmp_path, monkeypatch):
     assert ".png" not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_the_headline_fills_its_width_with_any_number_of_blocks(count):
     codes = ["H1", "H2", "H3", "H4"][:count]

@@ -66,6 +66,7 @@ def file(tmp_path, monkeypatch):
     vars(fedsim.engine).pop("backwards", None)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_executor_is_one_file_and_gives_the_same_bytes(file, tmp_path, monkeypatch):
     expected = run("serial", tmp_path / "serial")

@@ -503,6 +503,7 @@ def silent():
         yield f"{host}:{port}"
 
 
+@pytest.mark.slow
 def test_waiting_for_a_cluster_without_its_token_says_so_in_one_line(silent, tmp_path):
     lacking = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}
     status, (line,) = waiting("--address", silent, **lacking)
@@ -549,6 +550,7 @@ def arguments() -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", arguments(), ids=" ".join)
 def test_every_command_is_one_that_fedsim_takes(given, monkeypatch):
     monkeypatch.chdir(ROOT)

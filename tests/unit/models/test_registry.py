@@ -223,6 +223,7 @@ def test_head_of_the_same_number_of_classes_is_taken(
     assert torch.equal(model.head.bias, imagenet["fc.bias"])
 
 
+@pytest.mark.slow
 def test_grey_image_gives_what_the_repeated_image_gives(
     tmp_path: Path, imagenet: dict[str, torch.Tensor]
 ) -> None:

@@ -323,6 +323,7 @@ def run_of(case, path, method="fedavg", **changes):
     return settings, fedsim.run(settings, path)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_frozen_neither_moves_nor_travels(case, tmp_path):
@@ -349,6 +350,7 @@ def test_what_is_frozen_neither_moves_nor_travels(case, tmp_path):
     assert len(frame) == len(index)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_training_with_adapters_is_learning(tmp_path):
     train = {"rounds": 8, "lr": 0.5, "sample_rate": 1.0}
@@ -357,6 +359,7 @@ def test_training_with_adapters_is_learning(tmp_path):
     assert losses.iloc[-1] < losses.iloc[0] - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("method", ["scaffold", "fedsam", "moon", "fedsr", "fedpac"])
 def test_methods_with_states_of_their_own(method, tmp_path):
@@ -424,6 +427,7 @@ class Stop(fedsim.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_resumed_run_has_the_same_bytes_and_other_frozen_weights_are_refused(tmp_path):
     weights = tmp_path / "w.safetensors"
@@ -443,6 +447,7 @@ def test_a_resumed_run_has_the_same_bytes_and_other_frozen_weights_are_refused(t
         assert (tmp_path / "half" / name).read_bytes() == (whole.path / name).read_bytes(), name
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_second_run_starts_from_the_merged_weights_of_the_first(tmp_path):
     _, first = run_of("vit", tmp_path / "first")

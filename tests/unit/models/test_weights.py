@@ -66,6 +66,7 @@ class Introduction(fedsim.Callback):
         self.notes = info.notes
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_another_number_of_classes_draws_the_head_anew_and_says_so(tmp_path):
     first = fedsim.run(config("digits"), tmp_path / "first").path
@@ -82,6 +83,7 @@ def test_another_number_of_classes_draws_the_head_anew_and_says_so(tmp_path):
         assert np.array_equal(setup.initial[slot.where], known), slot.name
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_same_classes_take_the_head_too(tmp_path):
     first = fedsim.run(config("digits"), tmp_path / "first").path
@@ -97,6 +99,7 @@ def test_the_same_classes_take_the_head_too(tmp_path):
 ORDER = "class 0 is 'even' in the weights' data and 'odd' in these"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_same_classes_in_another_order_draw_the_head_anew_and_say_so(tmp_path):
     """The head of the first run would be wrong on every sample."""
@@ -116,6 +119,7 @@ def test_the_same_classes_in_another_order_draw_the_head_anew_and_say_so(tmp_pat
     assert np.array_equal(prepare(config("turned", given)).initial, taken.initial)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_classes_of_an_earlier_version_are_those_of_env_json(tmp_path):
     logistic = {"name": "logistic"}
@@ -165,6 +169,7 @@ def test_two_names_of_one_tensor_are_refused(tmp_path):
     assert prepare(config(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("algorithm", "trainable"), [("local", "all"), ("pfedla", "all"), ("fedbn", "features.1.*")]
@@ -195,6 +200,7 @@ def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainab
     assert not np.array_equal(setup.initial, prepare(config("digits")).initial)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_the_shared_part_of_a_personalised_method_is_a_start(tmp_path):
     run = fedsim.run(config("digits", method="fedbn"), tmp_path / "run").path

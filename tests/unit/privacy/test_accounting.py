@@ -134,6 +134,7 @@ def test_one_round_without_replacement_has_the_closed_form():
     assert exact <= ours < exact + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("z", [1.0, 2.5])
 def test_without_replacement_lies_between_its_bounds(z):
     fixed, worst = Release(z, 50, 5, "fixed"), Release(z / 2, 50, 5)
@@ -145,6 +146,7 @@ def test_without_replacement_lies_between_its_bounds(z):
         assert low * (1 - 1e-3) < middle < high
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["poisson", "fixed", "full"])
 @pytest.mark.parametrize("accountant", ["rdp", "pld"])
 def test_laws(sampling, accountant):
@@ -162,6 +164,7 @@ def test_laws(sampling, accountant):
     assert epsilon(z=0.0, rounds=0) == epsilon(rounds=0) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("release", "interval"),
     [(Release(1.0, 100, 1), 1e-3), (Release(1.0, 1000, 1), 1e-4), (Release(1.9, 1000, 1), 1e-5)],

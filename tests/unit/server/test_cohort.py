@@ -180,6 +180,7 @@ with threadpoolctl.threadpool_limits(2, user_api="blas"), single_threaded_blas()
 """
 
 
+@pytest.mark.slow
 def test_a_blas_that_scipy_brings_later_has_one_thread_too():
     done = subprocess.run(
         [sys.executable, "-c", LATER],

@@ -145,6 +145,7 @@ def test_some_arrays_are_read_without_the_others(tmp_path, monkeypatch):
     assert set(loaded) == {"1/w", "1/v"}
 
 
+@pytest.mark.slow
 def test_writing_takes_no_memory_for_another_copy(tmp_path):
     code = """if True:
         import re, sys, numpy as np
@@ -311,6 +312,7 @@ def test_the_last_ones_are_kept_and_nothing_else_is_deleted(tmp_path):
         assert {*content["segments"], *content["arrays"]} <= set(names(tmp_path))
 
 
+@pytest.mark.slow
 def test_files_of_states_stay_below_about_twice_what_lives(tmp_path):
     rng = np.random.default_rng(0)
     newest = {}
@@ -394,6 +396,7 @@ def test_one_at_a_time_in_the_background(tmp_path, monkeypatch):
     assert (tmp_path / "checkpoints" / "round-000002.json").exists()
 
 
+@pytest.mark.slow
 def test_states_are_read_while_their_file_is_being_written(tmp_path, monkeypatch):
     real, gate = tensors.save, threading.Event()
 

@@ -146,6 +146,7 @@ HOLD = """if True:
 """
 
 
+@pytest.mark.slow
 def test_the_lock_of_another_process_names_it_until_it_is_killed(tmp_path):
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, env=clean_environment()
@@ -238,6 +239,7 @@ def test_a_table_is_cut_to_a_length_or_to_its_last_whole_row(length, left, tmp_p
     assert (tmp_path / "timings.csv").exists() == bool(left)
 
 
+@pytest.mark.slow
 def test_a_long_table_is_not_read_as_a_whole_to_go_on_with_it(tmp_path):
     text = b"round,lr\n" + b"".join(b"%d,0.1%s\n" % (i, b"0" * 200) for i in range(1, 60_000))
     (tmp_path / "rounds.csv").write_bytes(text)

@@ -319,6 +319,7 @@ shown.close()
 """
 
 
+@pytest.mark.slow
 def test_messages_stay_on_the_terminal_above_the_bars() -> None:
     ours, theirs = pty.openpty()
     shell = clean_environment(TERM="xterm", COLUMNS="100")

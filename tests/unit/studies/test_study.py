@@ -103,6 +103,7 @@ def test_a_flag_takes_the_place_of_a_searched_key() -> None:
     assert (plan.searches, plan.untuned) == ([], ["Mean", "Prox", "Plain"])
 
 
+@pytest.mark.slow
 def test_what_is_chosen_and_compared(tmp_path: Path) -> None:
     plan = plan_of()
     shown = tuned(tmp_path, plan, Planted(2))
@@ -138,6 +139,7 @@ def test_the_comparison_is_an_ordinary_file_of_a_sweep(tmp_path: Path) -> None:
     assert [run.name for run in runs] == [run.name for run in study.compared(plan, tmp_path)]
 
 
+@pytest.mark.slow
 def test_a_study_that_is_killed_ends_with_the_same_files(tmp_path: Path) -> None:
     tuned(tmp_path / "whole", plan_of(), Planted(2))
     for kill_after in (3, 25, 40):
@@ -153,6 +155,7 @@ def test_a_study_that_is_killed_ends_with_the_same_files(tmp_path: Path) -> None
     assert nothing.submitted == []
 
 
+@pytest.mark.slow
 def test_a_changed_file_is_refused_with_key_and_values(tmp_path: Path) -> None:
     tuned(tmp_path, plan_of(), Planted())
     for changed, message in (
@@ -220,6 +223,7 @@ def test_other_files_in_the_directory_are_refused(tmp_path: Path) -> None:
         study.check_out(tmp_path)
 
 
+@pytest.mark.slow
 def test_searches_become_rows_of_a_grid(tmp_path: Path) -> None:
     tuned(tmp_path, plan_of(), Planted())
     searches = {"A": tmp_path / "tuning/Mean+mixed", "B b": tmp_path / "tuning/Prox+mixed"}

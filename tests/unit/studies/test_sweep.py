@@ -555,6 +555,7 @@ def test_a_run_that_has_just_begun_holds_its_directory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [files.LOCK_FILE]
 
 
+@pytest.mark.slow
 def test_a_sweep_holds_its_directory(tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text("engine: {kind: serial}\n" + GRID)
     out = tmp_path / "out"
@@ -599,6 +600,7 @@ def test_a_sweep_goes_on_in_its_directory_with_another_grid(first: str, tmp_path
     assert (table["n"].tolist(), failed) == ([3, 3], [])
 
 
+@pytest.mark.slow
 def test_a_run_that_was_deleted_is_done_again(tmp_path: Path) -> None:
     runs = runs_of(GRID)
     run_all(runs, tmp_path, fake_run)

@@ -84,6 +84,7 @@ def test_the_lowest_loss_is_the_best(tmp_path: Path) -> None:
     assert best(found.ended, "val_loss")[0].value == table(tmp_path)["value"].min()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["none", "median", "asha"])
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_a_search_that_is_killed_ends_with_the_same_table(
@@ -101,6 +102,7 @@ def test_a_search_that_is_killed_ends_with_the_same_table(
     assert states == ({"complete"} if pruner == "none" else {"complete", "pruned"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["none", "median", "asha"])
 def test_the_table_does_not_depend_on_which_run_is_faster(tmp_path: Path, pruner: str) -> None:
     plan = plan_of(SEEDS, pruner=pruner)
@@ -365,6 +367,7 @@ def test_a_grid_over_real_numbers_is_refused() -> None:
         plan_of(sampler="grid")
 
 
+@pytest.mark.slow
 def test_more_trials_continue_a_search_and_fewer_change_nothing(tmp_path: Path) -> None:
     plan = plan_of()
     searched(tmp_path / "a", plan, Planted(), 14)

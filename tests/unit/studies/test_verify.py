@@ -166,6 +166,7 @@ def test_a_changed_digit_in_a_table_of_a_sweep(table, sweep, tmp_path):
     assert re.search(rf"{table}\.csv, line \d: is not what the runs give", done.output)
 
 
+@pytest.mark.slow
 def test_a_forged_run_of_a_packed_sweep(sweep, tmp_path):
     forged = shutil.copytree(sweep, tmp_path / "sweep")
     run = next(p.parent for p in sorted(forged.glob("*/rounds.csv")))
@@ -202,6 +203,7 @@ def test_tables_that_leave_out_a_finished_run(sweep, tmp_path):
     assert f"differs    summary.csv: leaves out the finished run {name}\n" in done.output
 
 
+@pytest.mark.slow
 def test_a_finished_run_beside_the_grid_is_named(sweep, tmp_path):
     """As where the grid became smaller; the tables are those of the grid."""
     smaller = shutil.copytree(sweep, tmp_path / "sweep")
@@ -267,6 +269,7 @@ def test_an_environment_of_another_form(packages, run):
     assert "env.json: not what fedsim writes there" in done.output
 
 
+@pytest.mark.slow
 def test_a_sweep_over_seeds_alone(tmp_path):
     """Its one configuration has an empty name."""
     experiment = {

@@ -134,6 +134,7 @@ def mixed() -> Algorithm:
     return Algorithm(local=Mixed())
 
 
+@pytest.mark.slow
 def test_a_method_that_keeps_it():
     check_method(sound, strength=2.0)
 

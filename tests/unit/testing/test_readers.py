@@ -70,6 +70,7 @@ def test_data_sets_that_keep_it(name):
     check_reader(name)
 
 
+@pytest.mark.slow
 def test_a_drawn_data_set_with_an_option():
     check_reader("shortcut", samples_per_client=8)
 

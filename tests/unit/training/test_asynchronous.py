@@ -226,6 +226,7 @@ def test_an_error_in_the_middle_of_a_buffer_resumes_to_the_same_bytes(tmp_path, 
     assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_round_without_updates_is_no_step(tmp_path):
     """Every second update is dropped: the staleness counts models, and goes on over a checkpoint.

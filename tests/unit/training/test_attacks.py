@@ -145,6 +145,7 @@ def test_held_out_clients_are_not_malicious():
     assert setup.malicious == setup.partition.participants
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", NAMES)
 def test_in_blocks_as_alone(name):
@@ -159,6 +160,7 @@ def test_in_blocks_as_alone(name):
     assert np.abs(honest[-1].after.params - one[-1].after.params).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", NAMES)
 def test_without_attackers_and_before_the_start_nothing_changes(name):
@@ -185,6 +187,7 @@ def test_the_pass_before_training_sees_the_flipped_labels():
     assert (honest.after.server.probe["gm"][2] < 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["sign_flip", "label_flip", "alie", "min_max"])
 def test_the_order_of_arrival_changes_no_bit(name):
@@ -197,6 +200,7 @@ def reversed_(updates):
     return updates[::-1]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("name", ["gaussian", "backdoor", "alie", "mimic", "min_sum"])
 def test_an_attacked_run_resumes_to_the_same_bytes(tmp_path, name):
@@ -212,6 +216,7 @@ def test_an_attacked_run_resumes_to_the_same_bytes(tmp_path, name):
     assert results(fedsim.resume(tmp_path / "cut", progress=False)) == results(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_what_a_run_writes(tmp_path):
     attack = {"name": "ipm", "clients": [1, 6], "scale": 2}
@@ -273,6 +278,7 @@ def test_the_price_of_robust_rules_without_attackers(tmp_path):
         assert final_accuracy(tmp_path / name, name) > plain - 0.05, name
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_asynchronous_rounds_resume_with_malicious_clients(tmp_path):
     sections = {

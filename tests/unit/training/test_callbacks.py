@@ -68,6 +68,7 @@ def test_what_callbacks_are_given_is_read_only(tmp_path):
         recorder.told[-1][1]["final_test_accuracy"] = 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("every", [0, 1, 5])
 def test_stop_ends_the_run_in_order(every, tmp_path):
@@ -104,6 +105,7 @@ class Broken(fedsim.Callback):
         raise SystemExit("no end")
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_an_exception_is_a_warning_and_changes_no_byte(tmp_path, caplog):
     plain = results(fedsim.run(config("fedavg"), tmp_path / "plain"))

@@ -96,6 +96,7 @@ def environment(run: str = RUN) -> dict[str, object]:
 SWEEP = ("sweep", "grid.yaml", "--out", "sweep")
 
 
+@pytest.mark.slow
 def test_a_sweep_does_not_keep_the_numbers_of_other_code(work: Path) -> None:
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
     edit()
@@ -137,6 +138,7 @@ def test_an_unfinished_run_is_not_resumed_with_other_code(work: Path) -> None:
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
 
 
+@pytest.mark.slow
 def test_a_sweep_begins_an_unfinished_run_of_other_code_again(work: Path) -> None:
     Path(RUN, "summary.csv").unlink()
     edit()
@@ -160,6 +162,7 @@ def test_predict_uses_the_code_that_trained_the_model(work: Path) -> None:
     assert environment() == before, "predictions do not write into a run"
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_with_the_code_of_its_trials(work: Path) -> None:
     pytest.importorskip("optuna")
     more = ("tune", "search.yaml", "--trials", "2", "--out", "search")
@@ -170,6 +173,7 @@ def test_a_search_goes_on_with_the_code_of_its_trials(work: Path) -> None:
     assert "accepted_code" not in environment("search/trial-0001/seed=0")
 
 
+@pytest.mark.slow
 def test_a_search_does_not_mix_the_runs_of_a_trial_that_has_not_ended(work: Path) -> None:
     pytest.importorskip("optuna")
     Path("two.yaml").write_text(Path("search.yaml").read_text() + "grid: {seed: [0, 1]}\n")
@@ -186,6 +190,7 @@ def test_a_search_does_not_mix_the_runs_of_a_trial_that_has_not_ended(work: Path
     assert "accepted_code" not in environment(str(second))
 
 
+@pytest.mark.slow
 def test_runs_of_earlier_versions_say_nothing_of_their_code(work: Path) -> None:
     known = environment()
     del known["code"], known["data"]

@@ -105,12 +105,14 @@ def test_an_unfinished_run_does_not_go_on_with_other_names_of_classes(work: Path
     refused(fedsim("resume", RUN), "A: the labels and the class names are not those")
 
 
+@pytest.mark.slow
 def test_a_sweep_does_not_keep_the_numbers_of_other_data(work: Path) -> None:
     assert "finished before" in succeeded(fedsim(*SWEEP)).output
     invert()
     refused(fedsim(*SWEEP), "the samples are not those", RUN, "give another --out")
 
 
+@pytest.mark.slow
 def test_data_are_read_once_for_all_finished_runs(work: Path) -> None:
     shutil.copytree(RUN, "sweep/seed=1")
     config = Path("sweep/seed=1/config.yaml")
@@ -129,6 +131,7 @@ def test_data_that_are_gone_are_not_compared(work: Path, caplog: pytest.LogCaptu
     assert "data.dir A is not there: the data are not compared" in caplog.messages
 
 
+@pytest.mark.slow
 def test_predictions_of_the_test_part_need_the_runs_own_images(work: Path) -> None:
     succeeded(fedsim("predict", RUN, "--out", "own.csv"))
     shutil.copytree("A", "copy")
@@ -150,6 +153,7 @@ def test_a_search_goes_on_with_the_data_of_its_trials(work: Path) -> None:
     refused(fedsim(*more), "the samples are not those", "search/trial-0000/seed=0")
 
 
+@pytest.mark.slow
 def test_two_versions_of_a_data_set_are_told_apart(work: Path) -> None:
     invert()
     run = ("run", "-c", "sweep/seed=0/config.yaml", "--out", "again")

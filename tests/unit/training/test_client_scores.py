@@ -21,6 +21,7 @@ def scoring(method="fedavg", **evaluation):
     return config(method, evaluation=OFF | {"clients_every": 1} | evaluation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_each_client_is_scored_on_each_part_of_its_own(method):
     """By its own model in personalised methods, else by the global one."""

@@ -150,6 +150,7 @@ def test_rounds_that_are_due_and_the_last_one(tmp_path):
     assert store.read("rounds")["test_loss"].notna().tolist() == [False] * 4 + [True]
 
 
+@pytest.mark.slow
 def test_a_decomposition_changes_nothing_else(tmp_path):
     with_it = fedsim.run(config("fedpac"), tmp_path / "with")
     never = {"decompose_every": 0, "loss_matrix": False}
@@ -183,6 +184,7 @@ def test_the_global_loss_on_the_common_test_part_is_that_of_the_round(tmp_path):
     np.testing.assert_allclose(globally, store.read("rounds")["test_loss"], rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_the_population_is_everybody_and_the_local_term_is_the_cohorts(tmp_path):
     """The local term does not depend on the scope, the global one on its data alone."""
     tables = {
@@ -271,6 +273,7 @@ TABLES = ("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz", "cosines.cs
           "evaluations.csv", "rounds.csv")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedld", "fedpac"])
 def test_a_run_that_was_stopped_and_goes_on_has_the_same_tables(method, tmp_path):
     settings = config(
@@ -353,6 +356,7 @@ def test_the_loss_matrix_reads_back_as_it_was_written(tmp_path):
     assert table["loss"].tolist() == [row["loss"] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_large_loss_matrix_is_read_without_a_warning(tmp_path):
     """In pieces, as pandas would read it, the last ones have client ids alone."""
     store, clients = RunWriter(tmp_path), range(400)

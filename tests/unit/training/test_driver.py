@@ -170,6 +170,7 @@ def test_every_client_is_drawn_equally_often():
     assert np.abs(counts - 500).max() < 80
 
 
+@pytest.mark.slow
 def test_every_method_of_a_seed_has_the_same_cohorts_on_digits(tmp_path):
     cohorts = {}
     for method in ("fedavg", "fedpac", "fedld"):
@@ -341,6 +342,7 @@ def test_divergence_names_round_client_and_tensor(tmp_path, what, named):
     assert not (tmp_path / "run" / "summary.csv").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "lr"), [("mlp", 1e6), ("mlp", 1e30), ("logistic", 1e25)])
 def test_an_absurd_learning_rate_is_divergence_without_warnings(tmp_path, model, lr):
     # every warning is an error here
@@ -438,6 +440,7 @@ def test_a_client_that_raises_ends_the_run_with_its_name(tmp_path):
 # evaluation
 
 
+@pytest.mark.slow
 def test_evaluation_every_so_many_rounds_and_after_the_last(tmp_path):
     settings = config(train={"rounds": 5}, evaluation={"every": 2})
     store = fedsim.run(settings, tmp_path / "run")
@@ -457,6 +460,7 @@ def test_evaluation_every_so_many_rounds_and_after_the_last(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_recall_weighted_by_support_is_the_accuracy(tmp_path):
     for method in ("fedavg", "fedbn"):
         store = fedsim.run(config(method, model={"name": "cnn"}), tmp_path / method)
@@ -559,6 +563,7 @@ def test_another_seed_is_another_run_on_the_same_partition(tmp_path):
     assert one["model.safetensors"] != two["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_every_option_survives_the_config_file(tmp_path):
     settings = config(
         "fedprox", server="fedgh", margin="sigma_damp", margin_threshold=1.5, seed=5,
@@ -569,6 +574,7 @@ def test_every_option_survives_the_config_file(tmp_path):
     assert contents(again) == contents(first)
 
 
+@pytest.mark.slow
 def test_a_run_by_site_can_be_repeated_from_its_config_file(tmp_path):
     # The sites fix the number of clients, whatever data.num_clients says by default.
     settings = RunConfig(
@@ -679,6 +685,7 @@ def test_the_round_log_times_and_tags():
     assert timing["seconds"] >= 0
 
 
+@pytest.mark.slow
 def test_fedbn_without_batchnorm_has_one_model(tmp_path):
     ours = fedsim.run(config("fedbn", model={"name": "mlp"}), tmp_path / "fedbn")
     fedavg = fedsim.run(config("fedavg", model={"name": "mlp"}), tmp_path / "fedavg")
@@ -715,6 +722,7 @@ def test_options_of_a_partition_reach_it(partition, options, other):
     )
 
 
+@pytest.mark.slow
 def test_the_hash_of_a_weights_file_is_written_down(tmp_path):
     first = fedsim.run(config(model={"name": "cnn"}, train={"rounds": 1}), tmp_path / "first")
     weights = first.path / "model.safetensors"
@@ -734,6 +742,7 @@ def frozen_backbone(num_classes, in_channels, image_size):
     return SplitModel(features.requires_grad_(False), torch.nn.Linear(5, num_classes))
 
 
+@pytest.mark.slow
 def test_what_a_model_freezes_stays_frozen(tmp_path):
     settings = config(model={"name": f"{__name__}:frozen_backbone"})
     initial = named_tensors(prepare(settings).initial, prepare(settings).layout)

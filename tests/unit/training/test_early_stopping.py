@@ -78,6 +78,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fedsim.run(still(), tmp_path_factory.mktemp("early") / "run").path
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_ends_in_order(ended: Path, tmp_path: Path) -> None:
     store = fedsim.RunStore(ended)

@@ -52,6 +52,7 @@ def oracle(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return scores | {f"auc of {c}": value for c, value in zip(classes, aucs, strict=True)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
 def test_the_tables_of_a_round_follow_from_the_predictions(method: str) -> None:

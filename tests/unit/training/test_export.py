@@ -101,6 +101,7 @@ def test_counters_have_the_value_that_every_forward_pass_saw(tmp_path):
     assert "scratch" not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", "fedpac", "pfedla"])
 def test_each_clients_model_is_the_one_that_was_scored(method, tmp_path):
     settings, store = done(tmp_path / "run", method)
@@ -132,6 +133,7 @@ def test_each_clients_model_is_the_one_that_was_scored(method, tmp_path):
     assert said["clients"].startswith(f"{len(trained)} of 6; ")
 
 
+@pytest.mark.slow
 def test_what_changes_no_prediction_is_exported_and_said_to_be_so(tmp_path):
     _, store = done(tmp_path / "run", "fedsr")
     assert metadata(store.path / "model.safetensors")["scored"] == "yes"
@@ -142,6 +144,7 @@ def test_what_changes_no_prediction_is_exported_and_said_to_be_so(tmp_path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["cohort_before", "cohort_after"])
 def test_models_that_no_file_holds_are_said_to_be_so(mode, tmp_path):
     _, store = done(tmp_path / "run", evaluation={"personal": mode})
@@ -164,6 +167,7 @@ def test_a_round_without_evaluation_is_named(tmp_path):
     assert (said["round"], said["scored"]) == ("1", "no: round 1 was not evaluated")
 
 
+@pytest.mark.slow
 def test_old_and_new_files_are_start_weights(tmp_path):
     _, store = done(tmp_path / "run", "fedavg", model={"name": f"{__name__}:odd"})
     new = store.path / "model.safetensors"
@@ -179,6 +183,7 @@ def test_old_and_new_files_are_start_weights(tmp_path):
     np.testing.assert_array_equal(vectors[0][first.where], found[first.name].numpy().ravel())
 
 
+@pytest.mark.slow
 def test_the_bytes_are_the_same_in_every_process(tmp_path):
     """The library itself writes metadata in an order that differs between processes."""
     code = (
@@ -258,6 +263,7 @@ def test_more_names_than_the_format_can_hold_are_a_warning(tmp_path, monkeypatch
     assert "the names of 18 tensors are more than safetensors reads" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_network_is_made_of_the_files_alone(tmp_path):
     settings, store = done(tmp_path / "run", "fedbn")
     setup = prepare(settings)
@@ -283,6 +289,7 @@ def test_the_noise_of_a_probabilistic_model_is_that_of_the_run(tmp_path):
     assert accuracy == store.rounds["test_accuracy"].iloc[-1]
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit_are_refused(tmp_path):
     _, store = done(tmp_path / "run", "fedbn")
     file = store.path / "clients.safetensors"

@@ -95,6 +95,7 @@ refusing, smooth = perceptron(Refusing()), perceptron()
 # A sweep, whose runs have them in common
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_runs_of_a_sweep_are_those_alone(tmp_path, monkeypatch):
     tried, of_one = [], features._try
@@ -242,6 +243,7 @@ def test_a_damaged_file_is_made_anew_and_said_so(folder, caplog):
 # Runs
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("method", "model", "changes"),
@@ -298,6 +300,7 @@ class Stop(fedsim.Callback):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_resumed_run_has_the_same_bytes(tmp_path):
     settings = config("cnn", "head", "scaffold")

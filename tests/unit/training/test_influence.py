@@ -126,6 +126,7 @@ def test_rules_of_other_kinds(name, tmp_path):
     np.testing.assert_allclose(norms, written["update_norm"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_estimates_of_larger_cohorts(tmp_path, monkeypatch):
     made = small(
         "fedavg", data={"num_clients": 12}, train={"rounds": 1, "sample_rate": 1.0, "lr": 0.02}
@@ -251,6 +252,7 @@ def test_sites_are_called_by_their_names(named):
     assert made.changes == ["without client 1"]
 
 
+@pytest.mark.slow
 def test_asynchronous_rounds(tmp_path):
     buffered = {"buffer": 3, "concurrency": 5}
     clock = {"mode": "async", "samples_per_second": "uniform(5, 50)"}
@@ -273,6 +275,7 @@ def call(*arguments, status=0):
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_table_and_a_figure(run, by_loss, tmp_path):
     out, figure = tmp_path / "influence.csv", tmp_path / "who.png"
     text = call(run, "--metric", "val_loss", "--out", out, "--figure", figure)

@@ -134,6 +134,7 @@ def test_the_best_are_exploited_and_the_cut_off_admits_those_that_are_near():
     assert drawn == {(0, 2), (0, 4), (2, 4)}
 
 
+@pytest.mark.slow
 def test_new_clients_are_explored_by_their_speed():
     """Of one place: a client that takes ten times as long has a tenth of the others' chance."""
     speeds = [10, 20, 30, 40, 50, 6]  # clients 0 to 4 need a second, client 5 ten
@@ -196,6 +197,7 @@ def given(**engine):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_resumes_to_the_same_bytes(tmp_path):
     whole = fedsim.run(given(), tmp_path / "whole", progress=False)
@@ -205,6 +207,7 @@ def test_a_run_resumes_to_the_same_bytes(tmp_path):
     assert whole.summary["train.selection"] == "oort"
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_all_clients_at_rate_1_are_the_uniform_run_but_for_bytes(tmp_path):
     stores = [

@@ -50,6 +50,7 @@ def test_few_sites_make_a_cohort_of_one():
     assert prepare(RunConfig(algorithm="fedavg", data=data)).cohort_size == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedpac", "fedbn"])
 def test_the_test_columns_are_pooled_over_the_clients(method):
     settings = owned(method)

@@ -137,6 +137,7 @@ def test_on_a_common_part_every_client_has_a_say(split, common):
     pd.testing.assert_frame_equal(one, frame[frame["client_id"] == 4].reset_index(drop=True))
 
 
+@pytest.mark.slow
 def test_the_samples_are_those_of_the_data_set(common):
     setup = prepare(config("fedbn", data={"name": "digits", "val_fraction": 0.2}))
     test = fedsim.predict(common.path, client=0)
@@ -209,6 +210,7 @@ def test_new_images_are_all_predicted(runs, images, tmp_path):
     assert len(frame) == 1
 
 
+@pytest.mark.slow
 def test_held_out_clients_predict_only_where_they_are_named(images, tmp_path):
     settings = on_images(images, "fedbn", data={"heldout_clients": 1}, train={"rounds": 1})
     store = fedsim.run(settings, tmp_path / "run")
@@ -221,6 +223,7 @@ def test_held_out_clients_predict_only_where_they_are_named(images, tmp_path):
         assert named["client_id"].unique().tolist() == [out]
 
 
+@pytest.mark.slow
 def test_the_runs_own_data_may_lie_elsewhere(runs, images, tmp_path):
     moved = shutil.copytree(images, tmp_path / "moved")
     wanted = fedsim.predict(runs["fedbn"].path, client=2, split="own_test")
@@ -254,6 +257,7 @@ def test_data_that_changed_are_not_those_of_the_run(column, runs, images, tmp_pa
         fedsim.predict(runs["fedbn"].path, split="own_train", data_dir=changed)
 
 
+@pytest.mark.slow
 def test_data_of_another_kind_are_refused(runs, tmp_path):
     new = write_images(tmp_path / "new", count=4, classes=("a", "b"))
     with pytest.raises(DataError, match=r"classes are a, b, those of the run =healthy, or so, "):
@@ -295,6 +299,7 @@ def test_new_images_are_normalised_as_those_of_the_run(tmp_path):
     pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=tmp_path), wanted)
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version(runs, tmp_path):
     """Its file has float tensors alone and says nothing; clients' models are not there."""
     for method in ("fedavg", "fedbn"):
@@ -311,6 +316,7 @@ def test_a_run_of_an_earlier_version(runs, tmp_path):
     assert not (tmp_path / "p.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_key_that_the_run_did_not_know_has_the_value_of_its_version(images, tmp_path):
     """Patients were not kept together: with them the clients would have other samples."""
     data = {"partition": "dirichlet", "num_clients": 3, "group": "none"}
@@ -398,6 +404,7 @@ def test_what_is_not_there_is_refused_in_one_line(given, message, runs, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_client_without_samples_of_its_own(tmp_path):
     own = {"client_val_fraction": 0.0, "client_test_fraction": 0.0}
     data = {"name": f"{__name__}:users", "partition": "natural", "num_clients": 3}
@@ -438,6 +445,7 @@ def test_runs_and_files_that_cannot_be_used(runs, tmp_path):
     assert file.read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_what_one_may_not_expect_is_said(runs, common, tmp_path, caplog):
     with caplog.at_level("INFO", "fedsim"):
         fedsim.predict(runs["fedavg"].path, client=1)

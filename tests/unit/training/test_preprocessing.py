@@ -53,6 +53,7 @@ def test_another_text_is_refused_by_its_key(text):
         RunConfig(data={"normalization": text})
 
 
+@pytest.mark.slow
 def test_grey_images_get_the_means_over_the_channels():
     grey = digits(None)
     given = Normalization.parse("0.1,0.2,0.6/0.2,0.2,0.5/16").applied(grey).pipeline
@@ -122,6 +123,7 @@ def flat(values):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_says_it_and_its_models_take_images_so(tmp_path, monkeypatch):
     def published(spec):

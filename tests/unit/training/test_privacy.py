@@ -50,6 +50,7 @@ def test_poisson_sampling_draws_each_client_by_itself():
     assert clients(Poisson().plan(held, {}, ctx, pytest.fail)) == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_epsilon_of_poisson_cohorts_is_that_of_dp_accounting():
     one = pld.privacy_loss_distribution.from_gaussian_mechanism(
@@ -68,6 +69,7 @@ def test_epsilon_of_poisson_cohorts_is_that_of_dp_accounting():
     np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_epsilon_of_other_cohorts():
     """All clients: the Gaussian mechanism; in turn: as often as a client takes part."""
@@ -120,6 +122,7 @@ def test_without_noise_and_clipping_it_is_fedavg():
         assert difference(wanted, found, "fedavg") is None
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_round_without_clients_releases_noise():
     found = rounds(user(train={"rounds": 8, "sample_rate": 0.125, "cohort": "poisson"}))
@@ -136,6 +139,7 @@ def test_a_round_without_clients_releases_noise():
     assert all((r.row["update_norm"] is None) == (r.row["cohort_size"] == 0) for r in without)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
     ("method", "sections"),

@@ -26,6 +26,7 @@ def wanted(z, q, steps, delta):
     return rdp.RdpAccountant().compose(event, steps).get_epsilon(delta)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_epsilons_of_clients_are_those_of_dp_accounting():
     settings = example(
@@ -42,6 +43,7 @@ def test_epsilons_of_clients_are_those_of_dp_accounting():
     assert seen
 
 
+@pytest.mark.slow
 def test_epsilon_by_privacy_loss_distributions():
     settings = example(dp={"accountant": "pld", "noise_multiplier": 2.0, "delta": 1e-4})
     one = pld.privacy_loss_distribution.from_gaussian_mechanism(2.0, sampling_prob=20 / 80)
@@ -52,6 +54,7 @@ def test_epsilon_by_privacy_loss_distributions():
     assert epsilon_of_samples(example(dp={"noise_multiplier": 0.0}), 80, 7) is None
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_run_resumes_to_the_same_bytes(tmp_path):
     def settings():

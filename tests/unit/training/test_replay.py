@@ -173,6 +173,7 @@ def test_later_rounds_go_on_from_the_change(run):
     )
 
 
+@pytest.mark.slow
 def test_a_rule_that_stays_keeps_its_state(tmp_path_factory):
     adam = made_run(tmp_path_factory, "fedadam")
     margin = replay(adam, 3, margin="marg_log")
@@ -191,6 +192,7 @@ def test_a_rule_that_stays_keeps_its_state(tmp_path_factory):
     np.testing.assert_array_equal(settings.replayed[0].after, state.params + step)
 
 
+@pytest.mark.slow
 def test_another_method_starts_with_the_model_alone(tmp_path_factory):
     out = made_run(tmp_path_factory, "scaffold")
     made = replay(out, 3, settings={"algorithm": "fedprox"})
@@ -216,6 +218,7 @@ def test_another_method_starts_with_the_model_alone(tmp_path_factory):
     assert same.clients is state.clients
 
 
+@pytest.mark.slow
 def test_a_history_starts_afresh_with_another_rule(tmp_path_factory):
     out = made_run(tmp_path_factory, "fedgh_released")
     assert replay(out, 3, server="fedgh").fresh == ["server reduction"]
@@ -234,6 +237,7 @@ def test_an_attack_in_a_round(run):
     np.testing.assert_allclose(made.replayed[0].step, step, atol=1e-6)  # of float32 updates
 
 
+@pytest.mark.slow
 def test_a_round_without_the_attack_of_the_run(tmp_path_factory):
     attack = {"name": "sign_flip", "clients": "0,1,2", "scale": 3.0}
     out = made_run(tmp_path_factory, "fedavg", attack=attack)
@@ -296,6 +300,7 @@ def test_what_cannot_change_is_refused(run, settings, message):
     assert message in refused(run, 2, settings=settings)
 
 
+@pytest.mark.slow
 def test_rounds_and_clients_that_are_not_there(run):
     assert "the run has rounds 1 to 3" in refused(run, 4)
     assert "the run has rounds 1 to 3" in refused(run, 2, 9)
@@ -320,6 +325,7 @@ def call(*arguments, status=0):
     return result.output
 
 
+@pytest.mark.slow
 def test_the_command(run, tmp_path):
     assert call(run, "--round", 2) == "round 2: the same bytes again\n"
     out = tmp_path / "fedgh.csv"

@@ -57,6 +57,8 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = 6
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
+ONCE = [pytest.param(m, marks=pytest.mark.slow) if m != "fedbn" else m for m in METHODS]
+"""One of them, and with the slow tests the others."""
 
 
 def config(method="fedavg", rounds=ROUNDS, **engine):
@@ -107,7 +109,7 @@ def silent(request, caplog):
         assert not [r.getMessage() for r in caplog.get_records("call") if r.name == "fedsim"]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONCE)
 def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undisturbed):
     for after in range(1, ROUNDS + 1) if method == "fedbn" else (1, 4, ROUNDS):
         run = stopped(tmp_path / str(after), after, method)
@@ -121,6 +123,7 @@ def test_stopped_after_any_round_the_bytes_are_the_same(method, tmp_path, undist
         assert timings.loc[timings["phase"] == "checkpoint", "round"].max() == ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbn", "fedld_released"])
 @pytest.mark.parametrize(("every", "after", "start"), [(2, 3, 3), (4, 6, 6), (0, 2, 2)])
 def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
@@ -131,6 +134,7 @@ def test_an_end_leaves_a_checkpoint_of_the_last_complete_round(
     assert contents(driver.resume(run).path) == undisturbed[method]
 
 
+@pytest.mark.slow
 def test_stopped_again_and_again(tmp_path, undisturbed):
     run = stopped(tmp_path / "run", 1, "fedpac")
     for after in range(2, ROUNDS + 1):
@@ -154,6 +158,7 @@ def test_the_seconds_of_all_parts_add_up(tmp_path):
     assert before < total <= before + after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "every"), [("fedbn", 0), ("fedbn", 1), ("fedpac", 4)])
 def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undisturbed):
     engine = {"state_memory": 0, "checkpoint_every": every}
@@ -163,6 +168,7 @@ def test_client_states_on_disk_give_the_same_bytes(method, every, tmp_path, undi
     assert contents(driver.resume(run).path) == undisturbed[method]
 
 
+@pytest.mark.slow
 def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     """With a slow disk and memory for half of them, rounds need states that lie in no file yet."""
     long = 15
@@ -203,6 +209,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     assert early
 
 
+@pytest.mark.slow
 def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path, told):
     """Scaffold with FedAdam on the server, stopped after round 2 of 4 by fedsim 0.1.0."""
     run = tmp_path / "run"
@@ -265,6 +272,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("which", [0, 1, 2])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
@@ -291,6 +299,7 @@ def shared_segment(run: Path) -> str:
     return min(set.intersection(*(set(c["checkpoint"]["segments"]) for c in contents)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["records", "segment"])
 def test_where_no_checkpoint_is_whole_nothing_is_changed(
     what, after_four, tmp_path, undisturbed, told
@@ -315,6 +324,7 @@ def test_where_no_checkpoint_is_whole_nothing_is_changed(
     assert contents(run) == undisturbed["fedbn"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [0, 60, 500, None])
 def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
@@ -333,6 +343,7 @@ def test_lost_rows_of_the_timings_do_not_matter(left, after_four, tmp_path, undi
     assert table["seconds"].dtype == float
 
 
+@pytest.mark.slow
 def test_a_table_that_lost_rows_is_not_gone_on_with(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     os.truncate(run / "clients.csv", (run / "clients.csv").stat().st_size - 1)
@@ -388,6 +399,7 @@ def test_a_row_that_was_put_in_or_taken_out_is_refused(after_four, tmp_path):
             fedsim.resume(run)
 
 
+@pytest.mark.slow
 def test_tables_without_results_may_change(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     path = run / "timings.csv"
@@ -422,6 +434,7 @@ def test_times_that_are_none_are_refused_before_the_run_goes_on(damage, line, af
     assert contents(run) | {"timings.csv": path.read_bytes()} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("left", [None, "", "round,phase,seconds,bytes\n1,train,0.5,0\n2,tra"])
 def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
@@ -432,6 +445,7 @@ def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
     assert set(result.read("timings")["round"]) == {5, 6} | ({1} if left else set())
 
 
+@pytest.mark.slow
 def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
     run = stopped(tmp_path / "run", 2, "fedbn")
     with pytest.raises(Stop):
@@ -466,6 +480,7 @@ def test_without_the_checksums_of_lines_the_file_is_named(lost, after_four, tmp_
         fedsim.resume(run)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_digests_is_resumed(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     for record in (run / "checkpoints").glob("*.json"):
@@ -486,6 +501,7 @@ def digested(run: Path) -> list[str]:
     return sorted(tables & set(GROWING) - set(DIAGNOSTIC))
 
 
+@pytest.mark.slow
 def test_checkpoints_do_not_grow_with_the_rounds(tmp_path):
     """The record is as long after 40 rounds as after 4, and a line has four bytes."""
     run = fedsim.run(config(rounds=40, keep_checkpoints=40), tmp_path / "run").path
@@ -496,6 +512,7 @@ def test_checkpoints_do_not_grow_with_the_rounds(tmp_path):
         assert (run / "checkpoints" / f"{table}.lines").stat().st_size == 4 * lines
 
 
+@pytest.mark.slow
 def test_rows_and_files_of_later_rounds_and_of_a_kill_go(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     with (run / "rounds.csv").open("a") as file:
@@ -570,6 +587,7 @@ def test_a_key_that_the_older_version_did_not_know_has_its_default(after_four, t
     assert contents(run) == contents(after_four)
 
 
+@pytest.mark.slow
 def test_another_version_of_torch_is_told_once(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     known = json.loads((run / "env.json").read_text())
@@ -624,6 +642,7 @@ def test_an_edited_configuration_is_refused_with_its_key(section, key, value, af
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_placement_may_change(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     changes = {"engine.cpus_per_client": 2, "engine.checkpoint_every": 5, "engine.actors": 7}
@@ -720,6 +739,7 @@ def test_paths_that_are_given_anew_count(after_four, tmp_path, monkeypatch):
         resume.configuration(run, {key: Setting("nowhere", "--working-dir")})
 
 
+@pytest.mark.slow
 def test_a_live_run_holds_its_directory(after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     holder = f"pid {os.getpid()} on "
@@ -795,6 +815,7 @@ def test_an_error_leaves_a_checkpoint_and_what_was_lost(tmp_path, undisturbed, m
     assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedavg"]
 
 
+@pytest.mark.slow
 def test_an_error_on_the_way_to_a_position_leaves_the_one_before(
     tmp_path, undisturbed, monkeypatch
 ):
@@ -859,6 +880,7 @@ def full_disk(monkeypatch, pattern: str, after: int) -> None:
     monkeypatch.setattr(files.os, "fsync", fsync)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "memory"),
     [("round-.*json", 1), ("round-.*tensors", 1), ("rounds.csv", 1), ("clients-", 1),
@@ -877,6 +899,7 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
     assert contents(run) == undisturbed["fedbn"]
 
 
+@pytest.mark.slow
 def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch):
     real = RunWriter.append
 
@@ -910,6 +933,7 @@ def test_a_directory_that_cannot_be_written(tmp_path, told):
 # signals
 
 
+@pytest.mark.slow
 def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monkeypatch):
     real = RunWriter.append
 
@@ -1001,6 +1025,7 @@ def quit_after(path: Path, long: int, after: int) -> Path:
 # the command line
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_and_shows_a_finished_run(after_four, tmp_path, undisturbed, told):
     run = shutil.copytree(after_four, tmp_path / "run")
     flip(newest_files(run)[1], 0.5)
@@ -1107,6 +1132,7 @@ def test_what_resume_takes_is_what_may_change():
     assert {flag.key for flag in CHANGEABLE["Engine"]} == (flags & FREE) - {"label"}
 
 
+@pytest.mark.slow
 def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     args = ["resume", str(run), "--client-timeout", "500", "--max-retries", "1"]
@@ -1145,6 +1171,7 @@ def raising(error):
     return fail
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "g.yaml").write_text("algorithm: fedbn\ngrid: {seed: [0, 1]}\n")
@@ -1173,6 +1200,7 @@ def test_ctrl_c_in_a_sweep(tmp_path, monkeypatch, told):
         assert contents(tmp_path / "s" / seed) == contents(tmp_path / "t" / seed)
 
 
+@pytest.mark.slow
 def test_a_sweep_sets_aside_what_it_cannot_go_on_with(tmp_path):
     wanted = config("fedbn")
     run = stopped(tmp_path / "run", 2, "fedbn")

@@ -197,6 +197,7 @@ def test_a_schedule_of_the_users_that_draws_as_we_do_gives_the_same_bytes(tmp_pa
     assert results(theirs) == results(ours)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_schedule_may_use_the_model_of_a_round_before(tmp_path):
     store = fedsim.run(with_schedule("everybody"), tmp_path / "run")

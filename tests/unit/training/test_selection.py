@@ -62,6 +62,7 @@ def test_round_robin_by_hand():
     assert found == [[1, 2], [4, 5]]
 
 
+@pytest.mark.slow
 def test_by_size_the_first_draw_has_the_shares_of_the_samples():
     """Samples 1, 2 and 5 of 8, cohorts of one: shares 1/8, 2/8 and 5/8 within 4 standard errors."""
     drawn, own = 4000, roster((1, 2, 5), m=1)
@@ -179,6 +180,7 @@ def with_selection(name, **train):
     return config("fedavg", "mlp", train={"selection": name, **train}, clock=clock)
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_as_many_candidates_as_clients_of_the_cohort_all_train(tmp_path):
     """The pass over all clients, at rate 1, changes bytes and seconds alone."""

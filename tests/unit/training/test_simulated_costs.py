@@ -67,6 +67,7 @@ def test_fedavg_sends_the_model_to_each_client_and_back(tmp_path):
     assert math.isnan(row["simulated_seconds"])
 
 
+@pytest.mark.slow
 def test_fedbn_sends_less_and_fedpac_also_heads_and_prototypes(tmp_path):
     layout = prepare(config(model={"name": "cnn"})).layout
     norm = sum(s.stop - s.start for s in layout.slots if s.batchnorm)
@@ -173,6 +174,7 @@ def test_a_client_that_is_late_does_the_steps_that_fit(tmp_path):
     assert row["simulated_seconds"] == clients["simulated_seconds"][0]
 
 
+@pytest.mark.slow
 def test_the_work_that_is_planned_is_the_work_that_is_done(tmp_path):
     store = run(tmp_path / "run", clock={"work": "uniform(0.1, 0.9)"}, train={"batch_size": 7})
     full = run(tmp_path / "full", train={"batch_size": 7}).read("clients")
@@ -231,6 +233,7 @@ CLOCK = {
 }
 
 
+@pytest.mark.slow
 def test_a_run_with_a_clock_that_goes_on_has_the_same_bytes(tmp_path):
     settings = config("fedbn", model={"name": "cnn"}, clock=CLOCK, train={"rounds": 5})
     wanted = fedsim.run(settings, tmp_path / "wanted")

@@ -253,6 +253,7 @@ def plain() -> Algorithm:
     return Algorithm(personal=attrgetter("head"))
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_a_model_changed_by_finish_is_what_a_block_uploads_and_keeps_too():
     found = {}

@@ -85,6 +85,7 @@ def test_an_honest_run(honest):
     assert verify(honest, rounds=2, seed=5).drawn == found.drawn
 
 
+@pytest.mark.slow
 def test_a_round_begins_at_the_nearest_checkpoint(honest):
     assert verify(honest, rounds="all").executed == [(1, ROUNDS)]
     drawn = {seed: verify(honest, rounds=1, seed=seed) for seed in range(4)}
@@ -104,6 +105,7 @@ def test_a_run_that_leaves_no_model(tmp_path):
         fedsim.predict(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedld", "fedbn", "fedpac"])
 def test_a_method_of_each_shape(name, tmp_path):
     assert verify(fedsim.run(small(name), tmp_path / "run").path, rounds="all").verified
@@ -116,6 +118,7 @@ def test_every_method(name, tmp_path):
     assert verify(run, rounds="all").verified
 
 
+@pytest.mark.slow
 def test_a_run_that_was_resumed(tmp_path):
     out = tmp_path / "run"
     with pytest.raises(Stop):
@@ -214,6 +217,7 @@ def test_a_model_with_the_same_weights_and_other_words(run):
     assert first(run) == "model.safetensors: is not what the last round gives"
 
 
+@pytest.mark.slow
 def test_swapped_models_of_clients(tmp_path):
     run = fedsim.run(small("fedbn", "cnn"), tmp_path / "run").path
     tensors = load_file(run / files.CLIENTS)
@@ -249,6 +253,7 @@ def test_a_client_too_many(run):
     assert f"round {ROUNDS}: there is a row too many" in first(run)
 
 
+@pytest.mark.slow
 def test_a_patched_rule_in_one_round(tmp_path, monkeypatch):
     advance = rounds.advance
 

@@ -20,6 +20,7 @@ def load(**options: object) -> Dataset:
     return data.load("shortcut", **{"num_clients": 6, "samples_per_client": 40, **options})
 
 
+@pytest.mark.slow
 def test_sizes_parts_and_sites():
     made = load(val_fraction=0.1)
     assert made.x.shape == (240 + 24 + 1000, 3, 32, 32)
@@ -36,6 +37,7 @@ def test_sizes_parts_and_sites():
     assert load(image_size=48).pipeline.size == 48
 
 
+@pytest.mark.slow
 def test_the_bytes_belong_to_the_seed():
     made, again, other = load(seed=3), load(seed=3), load(seed=4)
     assert made.x.tobytes() == again.x.tobytes()
@@ -72,6 +74,7 @@ def test_mark_label_and_site_are_independent_in_the_test_part(sites):
     assert np.ptp(np.bincount(site)) <= 4
 
 
+@pytest.mark.slow
 def test_groups_are_the_test_part_by_whether_the_mark_tells_the_truth(monkeypatch):
     made = load()
     aligned, conflicting = made.groups["aligned"], made.groups["conflicting"]
@@ -114,6 +117,7 @@ def test_a_diseased_eye_has_lesions_and_most_healthy_ones_have_none():
     assert abs((count[diseased] == 1).mean() - 0.6**4) < 5 * np.sqrt(0.1296 * 0.8704 / 2000)
 
 
+@pytest.mark.slow
 def test_pixels_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     whole = load().x
     monkeypatch.setattr(shortcut, "_PIXELS", 32 * 32 * 7)
@@ -136,6 +140,7 @@ def test_impossible_options_are_refused(options, message):
         load(**options)
 
 
+@pytest.mark.slow
 def test_groups_outside_the_test_part_are_refused():
     made = load()
     wrong = replace(made, groups={"aligned": made.train[:1]})

@@ -60,6 +60,7 @@ def test_features_have_variances_that_fall_with_their_number():
     assert np.abs(correlations).max() < 0.1
 
 
+@pytest.mark.slow
 def test_labels_are_argmaxes_of_linear_functions():
     # a plane divides two such classes; whether there is one is a linear program
     x, y = largest()
@@ -78,6 +79,7 @@ def test_labels_are_argmaxes_of_linear_functions():
     assert not divided(np.roll(side, 1))
 
 
+@pytest.mark.slow
 def test_alpha_and_beta_spread_the_users():
     def centres(beta: float) -> np.ndarray:
         users = (synthetic.user(3, k, 0.0, beta) for k in range(200))

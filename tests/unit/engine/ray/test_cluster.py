@@ -93,6 +93,7 @@ class FailingNode:
             info.process.communicate()
 
 
+@pytest.mark.slow
 def test_ray_that_starts_slowly_is_started_again(monkeypatch, tmp_path, caplog):
     caplog.set_level("INFO", "fedsim")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
@@ -107,6 +108,7 @@ def test_ray_that_starts_slowly_is_started_again(monkeypatch, tmp_path, caplog):
     assert caplog.messages == [f"{told}; try {n} of 3" for n in (2, 3)]
 
 
+@pytest.mark.slow
 def test_ray_that_never_starts_ends_the_run_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a secret")
     nodes = FailingNode(monkeypatch, tmp_path, fails=9)
@@ -127,6 +129,7 @@ def test_what_fails_before_any_process_is_not_tried_again(monkeypatch, tmp_path)
     assert (len(nodes.begun), nodes.ended) == (1, [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("raised", "named"),
     [
