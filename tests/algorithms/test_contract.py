@@ -131,7 +131,7 @@ def test_one_client_learns(name):
     assert made[-1].row["test_accuracy"] > 0.4  # 0.1 is chance; the least is 0.53 (fedcm)
 
 
-@every_method
+@pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_a_warm_up_begins_at_a_rate_of_zero(name):
     train = {"rounds": 2, "lr_schedule": "warmup_round", "weight_decay": 0.01}
     first, second = made = rounds(small(name, train=train))
