@@ -120,7 +120,6 @@ def test_the_one_update_that_stays_on_a_node_is_that_of_every_client(pools, rows
     assert [(u.held.parts, u.held.row) for u in found] == [(("left", "right"), r) for r in rows]
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_at_rate_1_it_is_one_client_with_all_samples_byte_by_byte(model, tmp_path):

@@ -36,7 +36,6 @@ def test_published_example():
     np.testing.assert_allclose(rows, expected, rtol=1.5e-9, atol=1e-11)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("client_alpha", ["equal", "by_samples"])
 def test_oracle(client_alpha):
     options = {"alpha": 0.4, "client_alpha": client_alpha}
@@ -50,7 +49,6 @@ def test_oracle(client_alpha):
         np.testing.assert_allclose(found_own, own, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
 def test_laws_of_exact_local_solves():
     # lambda_i = grad F_i(theta_i), h = mean of all lambda_i, first round: 2 mean(theta) - w
     federation = Federation("feddyn", {"alpha": 0.4}, A, B, MANY, SAMPLES, w=np.ones(3), lr=0.4)

@@ -123,7 +123,6 @@ def test_fedavg_first_rounds_and_fixed_point():
     assert after(60) == pytest.approx(108 / 55, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_fedprox_fixed_point():
     # Exact local solutions (40 steps of 0.3), mu = 0.5: s = (2/3, 4/5), sum s b / sum s = 18/11.
     def local(w, a, b):

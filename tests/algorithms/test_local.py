@@ -17,7 +17,6 @@ def settings():
     return {"model": "cnn", "train": train | {"momentum": 0.9}}
 
 
-@pytest.mark.slow
 @pytest.mark.integration
 def test_it_equals_separate_runs(settings, tmp_path):
     together = fedsim.run(config("local", **settings), tmp_path / "local")

@@ -19,7 +19,6 @@ def shrink(a, lr, steps):
     return (1 - lr * a) ** steps
 
 
-@pytest.mark.slow
 def test_fedavg_settles_beside_the_optimum():
     # sum p (1 - r_i) b_i / sum p (1 - r_i), r = (0.81, 0.64): 108 / 55
     assert Federation("fedavg").run(90) == pytest.approx(108 / 55, **EXACT)
@@ -32,7 +31,6 @@ def test_fedavg_first_rounds():
     assert found == pytest.approx([0.54, 0.9315, 1.2153375], **EXACT)
 
 
-@pytest.mark.slow
 def test_fedprox_with_exact_local_solves():
     # s_i = a_i / (a_i + mu): 18 / 11
     federation = Federation("fedprox", {"mu": 0.5}, **EXACTLY)
@@ -55,13 +53,11 @@ def test_scaffold_reaches_the_optimum(option, momentum):
     assert federation.run(150) == pytest.approx(2.0, **EXACT)
 
 
-@pytest.mark.slow
 def test_feddyn_reaches_the_optimum():
     federation = Federation("feddyn", {"alpha": 0.5}, **EXACTLY)
     assert federation.run(80) == pytest.approx(2.0, **EXACT)
 
 
-@pytest.mark.slow
 def test_feddyn_reaches_it_with_few_local_steps_too():
     assert Federation("feddyn", {"alpha": 0.5}, lr=0.3).run(200) == pytest.approx(2.0, **EXACT)
 
@@ -76,13 +72,11 @@ def optimum(a, b):
     return np.sum(np.multiply(a, b), axis=0) / np.sum(a, axis=0)
 
 
-@pytest.mark.slow
 def test_scaffold_in_three_dimensions_with_three_clients():
     federation = Federation("scaffold", {}, **VECTORS, steps=(2, 5, 3), samples=(1, 1, 1))
     np.testing.assert_allclose(federation.run(250), optimum(**VECTORS), rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_feddyn_in_three_dimensions_with_three_clients():
     a = ((1.0, 0.8, 1.6), (1.6, 1.4, 0.8), (0.8, 1.0, 1.2))  # with alpha between 1.3 and 2.1
     given = {"a": a, "b": VECTORS["b"]}
@@ -92,7 +86,6 @@ def test_feddyn_in_three_dimensions_with_three_clients():
     np.testing.assert_allclose(federation.run(80), optimum(**given), rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_fedavg_in_three_dimensions():
     steps, samples = (2, 5, 3), (10, 20, 30)
     federation = Federation("fedavg", {}, **VECTORS, steps=steps, samples=samples)
