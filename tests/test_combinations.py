@@ -14,6 +14,7 @@ import fedsim
 from fedsim.core.errors import ConfigError
 from fedsim.testing.rounds import rounds
 from fedsim.training import driver
+from tests.sampling import marked_beside
 
 ROOT = Path(__file__).parents[1]
 _SPEC = importlib.util.spec_from_file_location("docs_pairs", ROOT / "docs" / "pairs.py")
@@ -74,13 +75,8 @@ def test_more_combinations(seed):
         runs(*chosen)
 
 
-@pytest.mark.parametrize(
-    "chunk",
-    [
-        pytest.param(chunk, marks=pytest.mark.nightly if chunk else pytest.mark.slow)
-        for chunk in range(CHUNKS)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", marked_beside((0,), range(CHUNKS), pytest.mark.nightly))
 def test_every_pair(chunk):
     for pair in pairs.pairs()[chunk::CHUNKS]:
         runs(*pair)

@@ -13,6 +13,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.testing import check_method
 from fedsim.testing.methods import CASES, everybody_answers, trains
 from fedsim.testing.rounds import NUM_CLIENTS, config, rounds, small
+from tests.sampling import marked_beside
 
 pytestmark = pytest.mark.integration
 
@@ -23,10 +24,7 @@ RESUMED = ("fedavg", "scaffold", "fedbn", "fediir", "fedpac", "fedsr", "pfedla",
 """Stateless; client state; personal slots; a probe; phases and private answers; an adapted model;
 a server of its own; a server optimiser."""
 
-ONE_OF_EACH = [
-    name if name in RESUMED else pytest.param(name, marks=pytest.mark.slow)
-    for name in algorithms.names()
-]
+ONE_OF_EACH = marked_beside(RESUMED, algorithms.names())
 """A method of each structure; the others are slow."""
 
 ELSEWHERE = ("stopped and resumed", "a model without BatchNorm", "one client", "blocks of clients")

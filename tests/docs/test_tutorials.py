@@ -12,12 +12,13 @@ from typing import NamedTuple
 import pytest
 
 from tests.commands import clean_environment
+from tests.sampling import marked_beside
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
-LONG = ("attack-and-defend",)
+LONG = ROOT / "docs" / "tutorials" / "attack-and-defend.md"
 """Two sweeps: minutes."""
 FENCE = re.compile(r"^```(\w+)(?: title=\"(.+?)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = {"fedsim": "fedsim", "python": ""}
@@ -55,10 +56,8 @@ def environment(tmp_path):
 
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.nightly] * (page.stem in LONG))
-        for page in PAGES
-    ],
+    marked_beside({*PAGES} - {LONG}, PAGES, pytest.mark.nightly),
+    ids=lambda page: page.stem,
 )
 def test_the_blocks_of_a_tutorial_run_in_order(page, tmp_path, environment):
     ran = 0

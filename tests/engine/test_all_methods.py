@@ -9,6 +9,7 @@ from fedsim import algorithms
 from fedsim.testing.rounds import config, results
 from fedsim.training.setup import needs_whole_updates, prepare
 from tests.engine.chaos import SHARE
+from tests.sampling import marked_beside
 
 pytestmark = pytest.mark.ray
 
@@ -27,11 +28,7 @@ SHAPES = {
 """A method of each structural shape; the others are slow."""
 
 
-def by_shape(name):
-    return name if name in SHAPES else pytest.param(name, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("name", [*map(by_shape, algorithms.names())])
+@pytest.mark.parametrize("name", marked_beside(SHAPES, algorithms.names()))
 def test_serial_and_two_actors(name, shared_ray, tmp_path):
     reference = results(fedsim.run(config(name), tmp_path / "serial"))
     on_ray = config(name, engine={"kind": "ray", "actors": 2} | SHARE)

@@ -21,7 +21,7 @@ def settings(name, **engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedavg", pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["fedavg", "local"])
 def test_serial_and_ray(name, shared_ray, tmp_path):
     serial = fedsim.run(settings(name), tmp_path / "serial")
     on_ray = fedsim.run(settings(name, kind="ray", actors=2), tmp_path / "ray", session=shared_ray)

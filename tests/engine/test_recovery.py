@@ -109,7 +109,7 @@ def test_actors_killed_while_they_are_idle_and_a_lost_object(
     ("policy", "actors"),
     [
         ("raise", 2),
-        pytest.param("drop", 1, marks=pytest.mark.slow),
+        ("drop", 1),
         pytest.param("raise", 1, marks=pytest.mark.nightly),
         pytest.param("drop", 2, marks=pytest.mark.nightly),
     ],
@@ -137,7 +137,7 @@ def test_work_that_is_lost_again_and_again(policy, actors, shared_ray, orders, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("build", ["build", pytest.param("build_late", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("build", ["build", "build_late"])
 def test_a_failing_client_is_left_out_with_the_same_bytes_everywhere(
     build, shared_ray, orders, tmp_path
 ):

@@ -84,11 +84,8 @@ def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
 @pytest.mark.parametrize(
     "evaluation",
     [
-        pytest.param({"decompose_split": "common_test", "batch_size": 7}, marks=pytest.mark.slow),
-        pytest.param(
-            {"decompose_split": "test", "decompose_scope": "cohort", "batch_size": 1000},
-            marks=pytest.mark.slow,
-        ),
+        {"decompose_split": "common_test", "batch_size": 7},
+        {"decompose_split": "test", "decompose_scope": "cohort", "batch_size": 1000},
         {"decompose_split": "train", "decompose_max_samples": 5},
     ],
 )

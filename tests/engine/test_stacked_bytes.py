@@ -9,12 +9,13 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import WorkerError
 from fedsim.training import driver
 from tests.engine.chaos import SHARE, TABLES, Orders
+from tests.sampling import marked_beside
 from tests.stopping import Stopper
 
 pytestmark = pytest.mark.ray
 
 METHODS = ("fedavg", "fedprox", "scaffold", "feddyn", "fedld")
-ONCE = [pytest.param(m, marks=pytest.mark.nightly) if m != "fedld" else m for m in METHODS]
+ONCE = marked_beside(("fedld",), METHODS, pytest.mark.nightly)
 """One of them, and nightly the others."""
 
 

@@ -19,10 +19,10 @@ TABLES = (
 @pytest.mark.parametrize(
     ("data", "method", "split"),
     [
-        pytest.param("phrases", "fedbn", "train", marks=pytest.mark.slow),
+        ("phrases", "fedbn", "train"),
         ("moods", "fedpac", "test"),
-        pytest.param("phrases", "fedavg", "test", marks=pytest.mark.slow),
-        pytest.param("numbers", "fedld", "train", marks=pytest.mark.slow),
+        ("phrases", "fedavg", "test"),
+        ("numbers", "fedld", "train"),
     ],
 )
 def test_serial_and_ray_with_one_and_several_actors(data, method, split, shared_ray, tmp_path):

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 
 from tests.fuzz.harness import Case, check, fedsim, workplace
+from tests.sampling import marked_beside
 from tests.unit.analysis.run_files import run_of
 
 pytestmark = pytest.mark.integration
@@ -158,12 +159,7 @@ def leaders(values: Values, table: pd.DataFrame) -> None:
         assert own >= every, f"{label} leads without {every - own}"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.nightly)
-        for name in sorted(TABLES)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked_beside(FEW, sorted(TABLES), pytest.mark.nightly))
 def test_odd_tables(name: str, tmp_path: Path) -> None:
     tried(TABLES[name], tmp_path / "odd")

@@ -241,7 +241,7 @@ def leading_by_hand(values: dict[str, dict[Any, float]], lowest: bool) -> str | 
     return None
 
 
-@pytest.mark.parametrize("tables", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tables", [12, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("lowest", [False, True])
 def test_bold_is_complete_and_better_than_each_over_common_units(

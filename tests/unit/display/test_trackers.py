@@ -194,9 +194,7 @@ def killed(path, checkpoint):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "checkpoint", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 3))]
-)
+@pytest.mark.parametrize("checkpoint", [1, 0, 3])
 def test_a_resumed_run_has_every_round_once(checkpoint, plain, tmp_path):
     killed(tmp_path / "run", checkpoint)
     resumed = fedsim.resume(tmp_path / "run")  # the run remembers its trackers

@@ -50,6 +50,7 @@ from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
 from tests.rounding import rounding, sgd_operations
+from tests.sampling import marked_beside
 from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration
@@ -57,7 +58,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = 6
 METHODS = ("fedavg", "fedbn", "fedpac", "fedld", "fedld_released")
-ONCE = [pytest.param(m, marks=pytest.mark.slow) if m != "fedbn" else m for m in METHODS]
+ONCE = marked_beside(("fedbn",), METHODS)
 """One of them, and with the slow tests the others."""
 
 
