@@ -26,6 +26,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how ma
 _deterministic: Any = torch.utils.deterministic  # a module with a property, hidden from mypy
 
 
+def client_device(gpu: bool) -> torch.device:
+    """The device of this process: its first visible GPU, or the CPU.
+
+    A GPU always has its index, which some of torch's functions need.
+    """
+    return torch.device("cuda", 0) if gpu else torch.device("cpu")
+
+
 def configure(threads: int, fast: bool, device: torch.device) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
 

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import ClientTask, ClientUpdate, Vectors
 from fedsim.engine.base import EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import clients_of, shared_out
-from fedsim.engine.devices import device_name, torch_flags
+from fedsim.engine.devices import client_device, device_name, torch_flags
 from fedsim.engine.worker import Worker, WorkerSpec, with_deltas
 
 
@@ -40,7 +40,7 @@ class SerialExecutor:
     def __init__(self, spec: WorkerSpec, engine: EngineConfig | None = None) -> None:
         engine = engine or EngineConfig()
         check_settings(engine)
-        self._device = torch.device("cuda" if engine.gpus_per_client else "cpu")
+        self._device = client_device(bool(engine.gpus_per_client))
         self._drops = engine.on_client_failure == "drop"
         self._incidents: list[Incident] = []
         self._sizes = [len(own) for own in spec.partition.train]

@@ -39,7 +39,10 @@ def run(method, model, out, **engine):
 def test_same_bytes_for_any_number_of_actors(method, model, tmp_path):
     reference = run(method, model, tmp_path / "serial", kind="serial", gpus_per_client=1)
     engines = {
+        "default": {},
         "one": {"gpus_per_client": 1, "cpus_per_client": 0.1},
+        "two": {"gpus_per_client": 0.5, "cpus_per_client": 0.1},
+        "small": {"gpus_per_client": 0.0625, "cpus_per_client": 0.1},
         "own": {"gpus_per_client": 0.125, "cpus_per_client": 0.1, "actors": "per-client"},
     }
     for name, engine in engines.items():

@@ -278,7 +278,7 @@ def plan_for(
 ) -> Placement:
     """The placement on the given machines.
 
-    Without ``gpus_per_client`` an actor takes half a GPU where there are GPUs. The memory that it
+    Without ``gpus_per_client`` an actor takes a whole GPU where there are GPUs. The memory that it
     needs follows from the sizes of the model's vector and of its frozen tensors; images are shared
     by all of a machine.
 
@@ -292,11 +292,11 @@ def plan_for(
 
 
 def share_of(engine: EngineConfig, nodes: Sequence[Node]) -> Share:
-    """What a client actor holds on these machines: half a GPU, or what there is of one, unless
+    """What a client actor holds on these machines: a whole GPU, or what there is of one, unless
     ``gpus_per_client`` says it."""
     gpus = engine.gpus_per_client
     if gpus is None:
-        gpus = min(0.5, max((n.gpus for n in nodes), default=0.0))
+        gpus = min(1.0, max((n.gpus for n in nodes), default=0.0))
     return Share(engine.cpus_per_client, gpus)
 
 

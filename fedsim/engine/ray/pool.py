@@ -82,7 +82,7 @@ class ClientActor:
                 f"Ray gave a client actor GPU {held}, but torch {torch.__version__} on "
                 f"{platform.node()} cannot use it; --gpus-per-client 0 trains on the CPU"
             )
-        device = torch.device("cuda" if held else "cpu")
+        device = devices.client_device(bool(held))
         here = ray.get_runtime_context()
         fraction = here.get_assigned_resources().get("GPU", 1.0)
         devices.limit_memory(device, fraction)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from fedsim.engine.devices import (
     requested_bytes,
     tensor_fraction,
 )
+from fedsim.engine.ray import pool
 
 
 def test_tensors_get_the_share_less_what_the_process_itself_takes():
@@ -36,17 +38,74 @@ def test_a_share_that_no_process_fits_into_is_refused():
         tensor_fraction(16 * GIB, least - 1e-4)
 
 
+class Driver:
+    """What torch's Python code asks of its compiled part, on a machine with one GPU of 16 GiB.
+
+    The functions of ``torch.cuda`` themselves are torch's own, with their checks of arguments.
+    """
+
+    def __init__(self, monkeypatch):
+        self.caps = []
+        properties = SimpleNamespace(total_memory=16 * GIB)
+        stats = {"reserved_bytes": {"all": {"current": 9 * GIB}}}
+        runtime = SimpleNamespace(cudaMemGetInfo=lambda index: (4 * GIB, 16 * GIB))
+        for module in (torch.cuda, torch.cuda.memory):
+            monkeypatch.setattr(module, "_lazy_init", lambda: None)
+        monkeypatch.setattr(torch.cuda.memory, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+        replaced = {
+            (torch.cuda, "_get_device_properties"): lambda index: properties,
+            (torch._C, "_cuda_setMemoryFraction"): lambda *cap: self.caps.append(cap),
+            (torch._C, "_cuda_memoryStats"): lambda index: stats,
+        }
+        for (module, name), function in replaced.items():
+            monkeypatch.setattr(module, name, function, raising=False)
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    return Driver(monkeypatch)
+
+
 @pytest.mark.parametrize(
-    ("device", "share", "fraction"),
-    [("cpu", 0.5, None), ("cuda", 1.0, None), ("cuda", 2.0, None), ("cuda", 0.5, 0.46875)],
+    ("gpu", "share", "caps"),
+    [
+        (False, 0.5, []),
+        *((True, whole, []) for whole in (1.0, 2.0)),
+        *((True, 1 / n, [(1 / n - 1 / 32, 0)]) for n in (2, 4, 8, 16)),
+    ],
 )
-def test_only_a_shared_gpu_is_capped(monkeypatch, device, share, fraction):
-    caps = []
-    properties = type("Properties", (), {"total_memory": 16 * GIB})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *a: caps.append(a))
-    devices.limit_memory(torch.device(device), share)
-    assert caps == ([] if fraction is None else [(fraction, torch.device(device))])
+def test_only_a_shared_gpu_is_capped(driver, gpu, share, caps):
+    devices.limit_memory(devices.client_device(gpu), share)
+    assert driver.caps == caps
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_every_part_of_torch_takes_the_device(gpu):
+    device = devices.client_device(gpu)
+    assert device.type == ("cuda" if gpu else "cpu")
+    if gpu:
+        assert torch.cuda.memory._get_device_index(device) == 0
+        assert torch.get_device_module(device) is torch.cuda
+
+
+def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
+    actor, workers = pool.ClientActor(), []
+    context = SimpleNamespace(
+        get_assigned_resources=lambda: {"GPU": 0.5}, get_node_id=lambda: "node"
+    )
+    monkeypatch.setattr(pool, "with_samples", lambda spec: spec)
+    monkeypatch.setattr(pool, "Worker", lambda *built: workers.append(built))
+    monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
+    monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr(devices, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    assert actor.build("spec").device == "GPU 0"
+    assert driver.caps == [(0.5 - 1 / 32, 0)]
+    assert workers == [("spec", torch.device("cuda", 0), 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +173,11 @@ def test_a_gpu_that_others_fill(share):
     assert text.endswith("which that fraction holds, but other processes have 70.5 GiB")
 
 
-def test_the_reason_of_a_failure(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (40 * GIB, 80 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 9 * GIB)
+def test_the_reason_of_a_failure(driver):
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has")
-    on_gpu, on_cpu = torch.device("cuda", 0), torch.device("cpu")
-    assert devices.reason(error, 0.125, on_gpu) == explain(
-        Usage(80 * GIB, 40 * GIB, 9 * GIB, 3 * GIB), 0.125
-    )
+    on_gpu, on_cpu = devices.client_device(True), devices.client_device(False)
+    usage = Usage(16 * GIB, 4 * GIB, 9 * GIB, 3 * GIB)
+    assert devices.reason(error, 0.125, on_gpu) == explain(usage, 0.125)
     assert devices.reason(ValueError("on purpose"), 0.125, on_gpu) == "ValueError: on purpose"
     assert devices.reason(RuntimeError("CUDA error: out of memory"), 1.0, on_cpu).startswith(
         "Runtime"

@@ -528,8 +528,8 @@ def test_machines_are_looked_for_now_and_then(executor):
     ("before", "after", "gpus", "actors"),
     [
         ((Node(4),), (Node(4), Node(8, 2)), 0.0, 8),
-        ((Node(4, 1),), (Node(4, 1), Node(8, 2)), 0.5, 6),
-        ((Node(4, 1), Node(4)), (Node(4), Node(4)), 0.5, 2),
+        ((Node(4, 1),), (Node(4, 1), Node(8, 2)), 1.0, 3),
+        ((Node(4, 1), Node(4)), (Node(4), Node(4)), 1.0, 1),
     ],
     ids=["a GPU joins CPUs", "more GPUs", "the only GPU leaves"],
 )
@@ -546,7 +546,7 @@ def test_where_nothing_is_left_that_fits_the_plan_stays_until_something_is(execu
     before = ours._plan
     assert executor.replan(ours) is before
     assert executor.replan(ours, Node(8)) is before
-    assert executor.replan(ours, Node(8, 2)).actors == 4
+    assert executor.replan(ours, Node(8, 2)).actors == 2
 
 
 def test_slots_that_were_given_up_get_another_chance_where_the_machines_changed(executor):

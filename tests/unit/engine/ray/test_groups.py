@@ -15,7 +15,7 @@ FOUR = [Node(4, 2, f"n{i}") for i in range(4)]
 
 
 def needs(count, cohort=5, model_bytes=0, **engine):
-    given = EngineConfig(**engine)
+    given = EngineConfig(**{"gpus_per_client": 0.5, **engine})
     need = Need(engine=given, num_clients=50, cohort_size=cohort, model_bytes=model_bytes)
     return [need] * count
 
@@ -28,7 +28,8 @@ def plan(nodes, runs, parallel="auto", cores=64, **engine):
 @pytest.mark.parametrize(
     ("runs", "engine", "expected"),
     [
-        (16, {}, (16, 1)),  # half a GPU each
+        (16, {"gpus_per_client": None}, (8, 1)),  # a GPU each
+        (16, {}, (16, 1)),  # half of one
         (18, {}, (16, 1)),
         (8, {}, (8, 2)),
         (3, {}, (3, 5)),
@@ -65,7 +66,7 @@ def test_runs_of_several_shapes_have_room_for_the_largest():
 
 
 def test_memory_of_actors_and_of_the_drivers_on_their_machine():
-    engine = {"memory_per_client": 1.0, "model_bytes": (GIB - PROCESS) // 9}
+    engine = {"gpus_per_client": 0, "memory_per_client": 1.0, "model_bytes": (GIB - PROCESS) // 9}
     nodes = [Node(64, memory=2 * GIB), Node(64, memory=6 * GIB)]  # a driver takes 1 GiB too
     assert plan(nodes, 16, **engine) == (2, 3)
     assert plan(nodes[:1], 16, **engine) == (1, 1)
@@ -82,7 +83,7 @@ def test_too_many_are_refused_with_the_number_that_fits():
     with pytest.raises(ConfigError, match=expected):
         plan(FOUR, 16, 9, actors=2)
     with pytest.raises(ConfigError, match=r"each do not fit, 1 does \("):
-        plan([Node(1)], 2, 2)
+        plan([Node(1)], 2, 2, gpus_per_client=0)
 
 
 def test_where_no_run_fits_it_is_said_what_would():

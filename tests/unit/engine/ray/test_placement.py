@@ -295,7 +295,7 @@ def test_several_types_of_gpus_are_refused_unless_allowed():
         ConfigError, match=r"mixes devices \(A100, H200\).*allow_mixed_devices=true"
     ):
         plan_for(EngineConfig(), nodes, 4)
-    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).share == Share(1.0, 0.5)
+    assert plan_for(EngineConfig(allow_mixed_devices=True), nodes, 4).share == Share(1.0, 1.0)
     assert plan_for(EngineConfig(gpus_per_client=0), nodes, 4).actors == 4
 
 
