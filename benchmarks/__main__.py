@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 import torch
@@ -18,6 +18,7 @@ from benchmarks.profiles import profile
 from benchmarks.report import Result, of_pairs, of_step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
 from fedsim.core.errors import FedsimError
+from fedsim.core.settings import Arithmetic
 from fedsim.display.tables import show
 from fedsim.training.setup import prepare
 
@@ -181,7 +182,7 @@ def _s1(options: Options) -> Iterator[Result]:
 def _gpu(
     name: str, key: str, gpus: float, *, stacked: bool = False
 ) -> Callable[[Options], Iterator[Result]]:
-    """A workload on the GPU, with the same float32 on both sides and with --fast and TF32.
+    """A workload on the GPU in each precision; the bare loop has float32 or TF32.
 
     ``stacked``: once more with one actor that trains clients as one model.
     """
@@ -194,12 +195,12 @@ def _gpu(
             yield Result(name, WORKLOADS[key].title, skipped="skipped: torch finds no GPU here")
             return
         for method in METHODS:
-            for (suffix, engine), fast in product(ways.items(), (False, True)):
+            for (suffix, engine), precision in product(ways.items(), get_args(Arithmetic)):
                 pairs = compare(
-                    WORKLOADS[key], method, options.repeats, device="cuda", tf32=fast,
-                    fast=fast, **engine,
+                    WORKLOADS[key], method, options.repeats, device="cuda",
+                    tf32=precision != "float32", precision=precision, **engine,
                 )  # fmt: skip
-                yield of_pairs(name, method + suffix + ", --fast" * fast, pairs, None)
+                yield of_pairs(name, f"{method}{suffix}, {precision}", pairs, None)
 
     return measure
 

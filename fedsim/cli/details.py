@@ -13,6 +13,7 @@ from typing import Any
 from fedsim import data
 from fedsim.cli import names
 from fedsim.config import earlier, experiments
+from fedsim.config.section import REMOVED
 from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
@@ -223,14 +224,15 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the keys that an earlier version did not know.
+    """The settings with the keys that an earlier version did not know, without those that went.
 
     Model and partition have the data set's default where the first versions left them open.
     """
     filled = earlier.values(*earlier.used(settings)) | dict(settings)
     standard = default_settings(filled)
     left_open = [key for key in ("model.name", "data.partition") if filled[key] is None]
-    return filled | {key: standard[key] for key in left_open}
+    filled |= {key: standard[key] for key in left_open}
+    return {k: v for k, v in filled.items() if k not in REMOVED or v != REMOVED[k][0]}
 
 
 def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:

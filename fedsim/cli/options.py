@@ -60,7 +60,8 @@ class Flag:
         key: dotted, see :mod:`fedsim.config.sections`.
         names: such as ``("-a", "--algorithm")``.
         metavar: of its value in the help; None: by the key's type.
-        switch: what the switch does, where the key is an option of a data set, which has no text.
+        switch: what the switch does, where the key has no text: an option of a data set, or one of
+            :data:`~fedsim.config.sections.SHORTHANDS`.
     """
 
     key: str
@@ -184,7 +185,13 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         Flag("engine.checkpoint_every", ("--checkpoint-every",)),
         Flag("engine.aggregation_shards", ("--aggregation-shards",), "N|auto"),
         Flag("engine.working_dir", ("--working-dir",), "DIR"),
-        Flag("engine.fast", ("--fast/--no-fast",)),
+        Flag("engine.precision", ("--precision",)),
+        Flag(
+            "engine.fast",
+            ("--fast",),
+            switch="On a GPU: --precision bf16 and kernels whose bits may differ from run to run "
+            "(engine.deterministic=false).",
+        ),
     ),
 }
 """By heading of the help."""

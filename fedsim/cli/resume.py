@@ -22,7 +22,10 @@ from fedsim.core.terminal import echo
 if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
-DECISIVE = ("engine.client_batch", "engine.on_client_failure", "engine.fast")
+DECISIVE = (
+    *("engine.client_batch", "engine.on_client_failure"),
+    *("engine.precision", "engine.deterministic", "engine.fast"),
+)
 """Keys of section engine that can change a result: they are fixed for a run."""
 CHANGEABLE = {"Engine": tuple(flag for flag in FLAGS["Engine"] if flag.key not in DECISIVE)}
 """The flags that may be given anew, since they cannot change a result."""

@@ -13,7 +13,7 @@ from fedsim.config import earlier, experiments, presets
 from fedsim.config.experiments import COLUMNS_KEY, Setting, Settings
 from fedsim.config.run import RunConfig
 from fedsim.config.section import REMOVED
-from fedsim.config.sections import SECTIONS, fields
+from fedsim.config.sections import SECTIONS, SHORTHANDS, fields
 from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting, column_names
@@ -157,8 +157,16 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
     settings = dict(
         experiments.setting(key, None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
-        if value is not None
+        if value is not None and key not in SHORTHANDS
     )
+    for key, meant in SHORTHANDS.items():
+        flag, switched_on = flags.get(key, ("", None))
+        for full_key, value in meant.items() if switched_on else ():
+            if full_key in settings:
+                raise ConfigError(
+                    f"{flag}: {full_key} is also given by {settings[full_key].origin}"
+                )
+            settings[full_key] = Setting(value, flag)
     for text in sets:
         key, equals, value = text.partition("=")
         if not (equals and key):

@@ -19,11 +19,19 @@ from fedsim.config.hints import unknown_key
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.settings import InvalidSetting, first_problem
 
-REMOVED = {
-    "engine.client_resources": "clients cannot ask for different resources any more: "
-    "engine.cpus_per_client and engine.gpus_per_client hold for all; allowed is null",
+REMOVED: Mapping[str, tuple[object, str]] = {
+    "engine.client_resources": (
+        None,
+        "clients cannot ask for different resources any more: engine.cpus_per_client and "
+        "engine.gpus_per_client hold for all; allowed is null",
+    ),
+    "engine.fast": (
+        False,
+        "precision and reproducibility are two settings: engine.precision=bf16 and "
+        "engine.deterministic=false are what it was; allowed is false",
+    ),
 }
-"""Keys of earlier versions, accepted at their old default null, and why they are refused else."""
+"""Keys of earlier versions, accepted at their old default, and why they are refused else."""
 
 
 class Section(BaseModel):
@@ -61,8 +69,9 @@ class Section(BaseModel):
         if isinstance(values, Mapping):
             for key in REMOVED.keys() & {cls.prefix + str(leaf) for leaf in values}:
                 given = values[key.removeprefix(cls.prefix)]
-                if given is not None:
-                    raise InvalidSetting(key, f"{given!r} given, but {REMOVED[key]}")
+                default, reason = REMOVED[key]
+                if given not in (default, None, str(default).lower()):
+                    raise InvalidSetting(key, f"{given!r} given, but {reason}")
             values = {k: v for k, v in values.items() if f"{cls.prefix}{k}" not in REMOVED}
         try:
             return handler(values)

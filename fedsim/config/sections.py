@@ -6,7 +6,6 @@ The text under a key is its only description: the help of the command line and t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -17,6 +16,7 @@ from fedsim.config.asynchrony import AsyncConfig as AsyncConfig
 from fedsim.config.attack import AttackConfig
 from fedsim.config.compress import CompressConfig as CompressConfig
 from fedsim.config.dp import DpConfig as DpConfig
+from fedsim.config.engine import EngineConfig as EngineConfig
 from fedsim.config.section import Section
 from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.settings import (
@@ -35,8 +35,6 @@ from fedsim.core.settings import (
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS, TIMED
 
-SMALLEST_AMOUNT = 1e-4
-"""The smallest amount of a CPU or GPU that Ray assigns."""
 RENAMED: Mapping[str, str] = {
     "data.correlation": "shortcut.correlation",
     "data.samples_per_client": "shortcut.samples_per_client",
@@ -45,6 +43,10 @@ RENAMED: Mapping[str, str] = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Keys of earlier versions, which go on working, and what they are called now."""
+SHORTHANDS: Mapping[str, Mapping[str, object]] = {
+    "engine.fast": {"engine.precision": "bf16", "engine.deterministic": False},
+}
+"""Switches of the command line, and the settings that each stands for."""
 
 
 class DataConfig(Section):
@@ -363,82 +365,6 @@ class ClockConfig(Section):
                 f"{', '.join(f'clock.{trait}' for trait in TIMED)} or clock.trace",
             )
         return self
-
-
-class EngineConfig(Section):
-    """Section ``engine``: where the work is done.
-
-    Results depend on the kind of device, on ``fast``, ``client_batch`` and ``on_client_failure``,
-    on nothing else.
-    """
-
-    prefix = "engine."
-    kind: str = "ray"
-    """Where clients train: on Ray, or in one process (serial)."""
-    actors: Literal["auto", "per-client"] | int = "auto"
-    """Worker processes that hold the clients."""
-    client_batch: Literal["auto"] | int = 1
-    """Number of clients that train together as one stacked model, which is faster for small models;
-    auto: by model and data, 1: one by one."""
-    gpus_per_client: float | None = Field(default=None, ge=0, le=MOST)
-    """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
-    engine."""
-    cpus_per_client: float = Field(default=1.0, gt=0, le=MOST)
-    """CPU cores for each client, a fraction up to 1 or a whole number."""
-    address: str | None = None
-    """Ray cluster to join: its address, or auto for the one that runs here; local or unset: start
-    one."""
-    working_dir: str | None = None
-    """Folder with your own modules, shipped to the workers."""
-    memory_per_client: float | None = Field(default=None, gt=0, le=MOST)
-    """GiB of memory that an actor needs; unset: an estimate."""
-    client_timeout: float | None = Field(default=None, gt=0, le=MOST)
-    """Seconds until a client's work in a round counts as lost; unset: ten times the median for work
-    of its size, at least 60 s."""
-    max_retries: int = Field(default=3, ge=0, le=MOST)
-    """How often a client's lost work is retried before the client counts as failed."""
-    on_client_failure: Literal["raise", "drop"] = "raise"
-    """What happens when a client fails or diverges; raise: the run ends, drop: the client is left
-    out of its round."""
-    checkpoint_every: int = Field(default=1, ge=0, le=MOST)
-    """Rounds from one checkpoint to the next; 0: only when the run is interrupted or fails."""
-    keep_checkpoints: int = Field(default=2, ge=1, le=MOST)
-    """Number of the newest checkpoints that are kept."""
-    keep_every: int = Field(default=0, ge=0, le=MOST)
-    """Keep a checkpoint of every so many rounds beside the newest, from which `fedsim verify` and
-    `fedsim replay` start; 0: the newest alone."""
-    save_model: bool = True
-    """Leave the final models in the run directory (model.safetensors, clients.safetensors): not
-    needed for tables and `fedsim verify`, but for predictions."""
-    state_memory: float = Field(default=1.0, ge=0, le=MOST)
-    """GiB of client states that the driver keeps in memory; the rest is on disk."""
-    aggregation_shards: Literal["auto"] | int = 1
-    """Number of parameter ranges that are summed up on several nodes; auto: one per node, 1: on the
-    driver."""
-    data_from: Literal["object_store", "node"] = "object_store"
-    """How data reach the actors: through Ray's object store, or each node reads data.dir itself."""
-    allow_mixed_devices: bool = False
-    """Accept a cluster with several types of accelerator."""
-    fast: bool = False
-    """On a GPU: bfloat16, TF32, channels last, autotuned kernels; bits may differ between runs."""
-
-    @field_validator("actors", "client_batch", "aggregation_shards", mode="plain")
-    @classmethod
-    def _words_or_numbers(cls, value: object, info: ValidationInfo) -> str | int:
-        words = ("auto", "per-client") if info.field_name == "actors" else ("auto",)
-        return word_or_number(value, words)
-
-    @field_validator("gpus_per_client", "cpus_per_client")
-    @classmethod
-    def _amount_that_ray_assigns(cls, value: float | None) -> float | None:
-        if value and value < SMALLEST_AMOUNT:
-            raise ValueError(f"must be {SMALLEST_AMOUNT:g} or more: Ray assigns no smaller amounts")
-        if value is not None and value > 1 and not value.is_integer():
-            raise ValueError(
-                f"must be at most 1 or a whole number (nearest: {math.floor(value)} or "
-                f"{math.ceil(value)})"
-            )
-        return value
 
 
 class RunSettings(Section):

@@ -26,6 +26,8 @@ Alpha = Annotated[float, Field(gt=0, le=1e12)]
 Shards = Annotated[int, Field(ge=1, le=10**9)]
 """Pieces of the sorted data that a client gets."""
 Prior = Literal["uniform", "frequencies"]
+Arithmetic = Literal["float32", "tf32", "bf16"]
+"""Of networks on a GPU, see ``engine.precision``."""
 Order = Literal["round_robin", "sequential"]
 """In which clients draw from the classes: in turn, or one after another."""
 

@@ -1,8 +1,7 @@
 """Torch on a device: the flags that fix a result's bits, and the memory limit on a shared GPU.
 
 Ray counts fractions of a GPU but enforces none of them, so each process limits its own memory.
-``--fast`` does without ``torch.compile``, which takes longer than the whole training of most
-clients.
+Nothing uses ``torch.compile``, which takes longer than the whole training of most clients.
 """
 
 import contextlib
@@ -20,6 +19,7 @@ import torch
 
 from fedsim.client.context import Precision
 from fedsim.core.errors import ConfigError, described
+from fedsim.core.settings import Arithmetic
 from fedsim.core.types import GIB
 
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how many blocks are not
@@ -34,29 +34,34 @@ def client_device(gpu: bool) -> torch.device:
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
-def configure(threads: int, fast: bool, device: torch.device) -> None:
+def configure(
+    threads: int, precision: Arithmetic, deterministic: bool, device: torch.device
+) -> None:
     """Fixes what changes bits: threads on the CPU; TF32, autotuning and atomics on a GPU.
 
+    TF32 is as reproducible as float32: its kernels round their factors and sum in a fixed order.
     Deterministic algorithms also write NaN into fresh memory before each use, to show reads of what
     was never written; that is switched off, it costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.backends.cuda.matmul.allow_tf32 = fast
-        torch.backends.cudnn.allow_tf32 = fast
-        torch.backends.cudnn.benchmark = fast
-        torch.use_deterministic_algorithms(not fast, warn_only=True)
+        torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
+        torch.backends.cudnn.allow_tf32 = precision != "float32"
+        torch.backends.cudnn.benchmark = not deterministic
+        torch.use_deterministic_algorithms(deterministic, warn_only=True)
         _deterministic.fill_uninitialized_memory = False
 
 
-def precision(fast: bool, device: torch.device) -> tuple[Precision, torch.memory_format]:
-    """The context of forward passes, and how images lie in memory: both faster on a GPU.
+def forward_passes(
+    precision: Arithmetic, device: torch.device
+) -> tuple[Precision, torch.memory_format]:
+    """The context of forward passes, and how images lie in memory: with bf16, both faster on a GPU.
 
     Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
     own must use ``flatten`` or ``reshape`` where it would use ``view``.
     """
-    if fast and device.type == "cuda":
+    if precision == "bf16" and device.type == "cuda":
         return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last
     return nullcontext, torch.preserve_format
 

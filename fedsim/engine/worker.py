@@ -28,6 +28,7 @@ from fedsim.core import reuse
 from fedsim.core.errors import ContractError, DataError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
+from fedsim.core.settings import Arithmetic
 from fedsim.core.types import (
     I64,
     Array,
@@ -95,8 +96,8 @@ class WorkerSpec:
         seed: of the run, for the start weights.
         threads: torch threads on the CPU; part of the result's bits.
         batch_size: images per forward pass of an evaluation.
-        fast: on a GPU bfloat16 forward passes, TF32, autotuned kernels and images with channels
-            last; bits may differ between runs and from those of an exact run.
+        precision: of networks on a GPU, ``engine.precision``.
+        deterministic: whether a GPU's kernels repeat their bits, ``engine.deterministic``.
         finetune_epochs: of the fine-tuning after the last round, 0 for none.
         stacking: how clients train together; None where they train one by one.
         frozen: by name the tensors of the model that do not train; once per node.
@@ -113,7 +114,8 @@ class WorkerSpec:
     seed: int
     threads: int
     batch_size: int
-    fast: bool
+    precision: Arithmetic
+    deterministic: bool
     local_images: LocalImages | None = None
     finetune_epochs: int = 0
     stacking: Stacking | None = None
@@ -181,7 +183,7 @@ class Worker:
     """
 
     def __init__(self, spec: WorkerSpec, device: torch.device, gpu_fraction: float = 1.0) -> None:
-        devices.configure(spec.threads, spec.fast, device)
+        devices.configure(spec.threads, spec.precision, spec.deterministic, device)
         self.spec = spec
         self.device = device
         self.gpu_fraction = gpu_fraction
@@ -195,7 +197,7 @@ class Worker:
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
-        self.precision, layout = devices.precision(spec.fast, device)
+        self.precision, layout = devices.forward_passes(spec.precision, device)
         self.transforms = transforms(spec.dataset.pipeline, device, layout)
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
         self.images = as_tensor(images)

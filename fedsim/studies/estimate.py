@@ -203,7 +203,8 @@ def _shape_of(config: RunConfig) -> str:
     values = config.model_dump(mode="json")
     for section, keys in NOT_OF_SHAPE.items():
         values[section] = {k: v for k, v in values[section].items() if k not in keys}
-    engine = {key: values["engine"][key] for key in ("kind", "client_batch", "fast")}
+    shaping = ("kind", "client_batch", "precision", "deterministic")
+    engine = {key: values["engine"][key] for key in shaping}
     free = dict.fromkeys(("label", "seed", "hyperparameters"))
     return json.dumps(values | free | {"engine": engine})
 

@@ -190,7 +190,11 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
         update={
             "model": config.model.model_copy(update=START_WEIGHTS),
             "evaluation": config.evaluation.model_copy(update={"decompose_every": 0}),
-            "engine": EngineConfig(kind="serial", fast=config.engine.fast),
+            "engine": EngineConfig(
+                kind="serial",
+                precision=config.engine.precision,
+                deterministic=config.engine.deterministic,
+            ),
             "clock": ClockConfig(),
             "attack": AttackConfig(),
         }

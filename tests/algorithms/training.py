@@ -50,7 +50,8 @@ def worker(name, model="cnn", training=None, **hyperparameters):
         seed=0,
         threads=1,
         batch_size=32,
-        fast=False,
+        precision="float32",
+        deterministic=True,
     )
     return Worker(spec, torch.device("cpu"))
 

@@ -26,7 +26,7 @@ def test_every_key_has_a_row_with_its_default_and_range():
     assert rows["train.rounds"].startswith("| `train.rounds`<br>`--rounds` | 100 | ")
     assert rows["model.norm"].endswith("(`batch`, `group`) |")
     assert "| unset |" in rows["data.dir"]
-    assert "| false |" in rows["engine.fast"]
+    assert "| true |" in rows["engine.deterministic"]
     assert "≥ 0, < 2^64" in rows["seed"]
     assert [line.count(" | ") for line in rows.values()] == [2] * len(rows)
 

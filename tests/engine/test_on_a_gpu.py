@@ -35,9 +35,13 @@ def run(method, model, out, **engine):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("method", ["fedld", "fedbn", "fedpac"])
-def test_same_bytes_for_any_number_of_actors(method, model, tmp_path):
-    reference = run(method, model, tmp_path / "serial", kind="serial", gpus_per_client=1)
+@pytest.mark.parametrize(
+    ("method", "precision"),
+    [*((m, "float32") for m in ("fedld", "fedbn", "fedpac")), ("fedld", "tf32"), ("fedld", "bf16")],
+)
+def test_same_bytes_for_any_number_of_actors(method, precision, model, tmp_path):
+    serial = {"kind": "serial", "gpus_per_client": 1}
+    reference = run(method, model, tmp_path / "serial", precision=precision, **serial)
     engines = {
         "default": {},
         "one": {"gpus_per_client": 1, "cpus_per_client": 0.1},
@@ -46,5 +50,5 @@ def test_same_bytes_for_any_number_of_actors(method, model, tmp_path):
         "own": {"gpus_per_client": 0.125, "cpus_per_client": 0.1, "actors": "per-client"},
     }
     for name, engine in engines.items():
-        got = run(method, model, tmp_path / name, **engine)
+        got = run(method, model, tmp_path / name, precision=precision, **engine)
         assert [f for f in FILES if got[f] != reference[f]] == [], f"serial and {name} differ"

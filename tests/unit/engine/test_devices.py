@@ -5,11 +5,12 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from fedsim.engine.devices import torch_flags
+from fedsim.engine.devices import client_device, configure, forward_passes, torch_flags
 from tests.commands import clean_environment
 
 
@@ -21,6 +22,28 @@ def test_flags_come_back():
     torch.set_num_threads(before[1] + 1)
     restore()
     assert (deterministic.fill_uninitialized_memory, torch.get_num_threads()) == before
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_precision_and_reproducibility_are_two_settings(precision, deterministic):
+    gpu, restore = client_device(gpu=True), torch_flags()
+    try:
+        configure(1, precision, deterministic, gpu)
+        reduced = precision != "float32"
+        assert torch.backends.cuda.matmul.allow_tf32 is reduced
+        assert torch.backends.cudnn.allow_tf32 is reduced
+        assert torch.backends.cudnn.benchmark is not deterministic
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+    finally:
+        restore()
+    context, layout = forward_passes(precision, gpu)
+    assert (context is not nullcontext) is (precision == "bf16")
+    assert (layout == torch.channels_last) is (precision == "bf16")
+    assert forward_passes(precision, client_device(gpu=False)) == (
+        nullcontext,
+        torch.preserve_format,
+    )
 
 
 FAULTS = """

@@ -15,7 +15,7 @@ from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Partition, Pipeline, Training
 from fedsim.engine.base import OUTPUTS, SCORES
-from fedsim.engine.devices import torch_flags
+from fedsim.engine.devices import client_device, torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
 from fedsim.metrics.scores import score
@@ -319,30 +319,35 @@ def test_a_client_without_a_step_has_not_diverged():
     assert not deltas.any()
 
 
-def test_fast_is_for_gpus():
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_cpu_computes_in_float32(precision):
     w = worker("fedavg")
     start = w.flat.vector()
-    assert bits(train(rebuilt(w, fast=True), params=start)) == bits(train(w, params=start))
+    other = rebuilt(w, precision=precision, deterministic=False)
+    assert bits(train(other, params=start)) == bits(train(w, params=start))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("method", ["fedavg", "fedpac"])
-def test_fast_trains_about_the_same_on_a_gpu(method):
+def test_lower_precision_trains_about_the_same_on_a_gpu_and_repeats_its_bits(method, precision):
     restore = torch_flags()
     try:
         spec, start = worker(method).spec, worker(method).flat.vector()
-        gpu = torch.device("cuda")
-        exact, fast = (
-            train(Worker(replace(spec, fast=fast), gpu), params=start) for fast in (False, True)
+        gpu = client_device(gpu=True)
+        exact, lower, again = (
+            train(Worker(replace(spec, precision=p), gpu), params=start)
+            for p in ("float32", precision, precision)
         )
     finally:
         restore()
-    assert fast[1].tobytes() != exact[1].tobytes()
+    assert lower[1].tobytes() == again[1].tobytes()
+    assert lower[1].tobytes() != exact[1].tobytes()
     # bfloat16 has 8 bits: an update of a few steps agrees in direction, not in digits
-    for a, b in zip(exact[1], fast[1], strict=True):
+    for a, b in zip(exact[1], lower[1], strict=True):
         assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b)
-    for a, b in zip(exact[0], fast[0], strict=True):
+    for a, b in zip(exact[0], lower[0], strict=True):
         assert b.train_loss == pytest.approx(a.train_loss, rel=0.05)
         assert b.diverged is None
 

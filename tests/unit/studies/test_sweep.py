@@ -272,8 +272,8 @@ def written(clients: int = 50, partition: str = "dirichlet", **sections: object)
 def test_placement_does_not_make_another_run() -> None:
     placed = RunConfig(engine={"actors": 8, "kind": "serial", "cpus_per_client": 0.5})
     assert resume.difference(placed, written()) is None
-    fast = resume.difference(RunConfig(engine={"fast": True}), written())
-    assert fast == "engine.fast (False, wanted True)"
+    rounded = resume.difference(RunConfig(engine={"precision": "tf32"}), written())
+    assert rounded == "engine.precision ('float32', wanted 'tf32')"
 
 
 @pytest.mark.parametrize(

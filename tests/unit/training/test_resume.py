@@ -1151,7 +1151,10 @@ def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed
             "--set train.lr=1",
             r"error: --set train\.lr: train\.lr cannot change when a run is resumed",
         ),
-        ("--set engine.fast=true", r"error: --set engine\.fast: engine\.fast cannot change"),
+        (
+            "--set engine.precision=tf32",
+            r"error: --set engine\.precision: engine\.precision cannot change",
+        ),
         ("--set engine.keep_checkpoints=0", r"error: --set engine\.keep_checkpoints: .* 1"),
         ("--actors 2 --set engine.actors=3", r"error: --set engine\.actors=3: .*by --actors"),
     ],
