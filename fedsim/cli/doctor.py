@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,9 +123,8 @@ def doctor(
             hint = "--assume-gpus 1x8:80GB plans for GPUs that are not here"
             raise ConfigError(f"{error}; {hint}") from None
         rows = plan_rows(plan)
-        if assumed is not None and assumed.memory and plan.share.gpus:
-            each = assumed.memory * plan.share.gpus
-            rows.append(("GPU memory", f"{each:g} GB for an actor"))
+        if plan.share.gpus:
+            rows += gpu_rows(settings, plan.share.gpus, assumed)
     echo()
     show([{"": name, "plan": value} for name, value in rows])
 
@@ -175,6 +175,29 @@ def plan_rows(plan: Placement) -> list[tuple[str, str]]:
         ),
         *((f"on {node.name}", counted(n, "actor")) for node, n in used),
     ]
+
+
+def gpu_rows(
+    settings: RunConfig, gpus: float, assumed: Assumed | None
+) -> Iterator[tuple[str, str]]:
+    """Name and value: what of a GPU an actor has, and what training a client takes of it.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    from fedsim.engine import devices, footprint
+    from fedsim.studies.capacity import gpu_need
+
+    total = devices.total_memory() if assumed is None else assumed.memory * 10**9
+    if total:
+        yield "GPU memory", f"{min(gpus, 1.0) * total / 2**30:.1f} GiB for an actor"
+    need = gpu_need(settings)
+    if need is None:
+        yield "GPU memory needed", "not known for this model"
+        return
+    if total:
+        footprint.check(need, int(total), gpus)
+    yield "GPU memory needed", f"about {need / 2**30:.1f} GiB for an actor, without the samples"
 
 
 def size(settings: RunConfig) -> tuple[int, int, int]:

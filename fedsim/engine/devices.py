@@ -206,10 +206,10 @@ def explain(usage: Usage, fraction: float) -> str:
     if usage.needed <= fraction * usage.total:
         others = f"but other processes have {_gib(usage.others)}"
         return f"{text}; {need}, which that fraction holds, {others}"
-    return f"{text}; --gpus-per-client {_fitting(usage.needed / usage.total):g} would fit: {need}"
+    return f"{text}; --gpus-per-client {fitting(usage.needed / usage.total):g} would fit: {need}"
 
 
-def _fitting(fraction: float) -> float:
+def fitting(fraction: float) -> float:
     """The smallest 1/k that holds a fraction of a GPU and a little more, as Ray counts it."""
     clients = max(1, math.floor(1 / (fraction * HEADROOM)))
     return math.floor(1e4 / clients) / 1e4
@@ -217,6 +217,11 @@ def _fitting(fraction: float) -> float:
 
 def _gib(amount: int) -> str:
     return f"{amount / GIB:.3g} GiB"
+
+
+def total_memory() -> int | None:
+    """Bytes of this machine's first GPU; None where torch finds none."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def device_name(device: torch.device) -> str:

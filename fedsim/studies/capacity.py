@@ -263,6 +263,23 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
     return sum(t.nbytes for t in sizes.values()) - frozen, frozen
 
 
+def gpu_need(config: RunConfig) -> int | None:
+    """Bytes of GPU memory that a client's training needs, with the sizes of :func:`model_bytes`.
+
+    None for a model of text or of the user's, and where it cannot be built or traced.
+    """
+    from fedsim.engine.footprint import need_of
+
+    spec = _likely_spec(config)
+    try:
+        model = None if spec is None else _shapes(spec, config.seed)
+    except ConfigError:  # the run will say why
+        model = None
+    if spec is None or model is None:
+        return None
+    return need_of(model, spec, config.training, config.evaluation.batch_size)
+
+
 def _likely_spec(config: RunConfig) -> ModelSpec | None:
     """The model with the sizes of :func:`model_bytes`, None where these cannot be guessed."""
     from fedsim import data

@@ -72,7 +72,7 @@ class ClientActor:
         """Builds the worker of a run; says where that is.
 
         Raises:
-            ConfigError: the actor holds a GPU that torch cannot use.
+            ConfigError: the actor holds a GPU that torch cannot use, or too small a fraction of it.
             RayError: the samples were lost on their way.
         """
         spec = with_samples(spec)
@@ -98,6 +98,8 @@ class ClientActor:
                 raise
             why = devices.reason(error, fraction, device)
             raise WorkerError(f"a client actor failed to start: {why}") from error
+        if device.type == "cuda" and fraction < 1:
+            self._worker.check_memory()
         return Location(
             device=devices.device_name(device),
             node=ray.util.get_node_ip_address(),

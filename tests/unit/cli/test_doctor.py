@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -38,4 +40,18 @@ def test_a_plan_for_gpus_that_are_not_here(monkeypatch: pytest.MonkeyPatch) -> N
     assert "machine 1 16 actors on machine 2 16 actors" in words.replace(
         "on machine 1", "machine 1"
     )
-    assert "GPU memory 40 GB for an actor" in words
+    assert "GPU memory 37.3 GiB for an actor" in words
+    assert "GPU memory needed about 0.8 GiB for an actor" in words
+
+
+@pytest.mark.parametrize(("memory", "fraction"), [("16GB", "0.1"), ("80GB", "0.1")])
+def test_a_fraction_that_does_not_hold_the_training_is_refused(memory: str, fraction: str) -> None:
+    command = ["doctor", "--preset", "table3", "--gpus-per-client", fraction, "--assume-gpus"]
+    refused = CliRunner().invoke(main, [*command, f"1x8:{memory}"])
+    assert refused.exit_code == 2
+    share, named = refused.stderr.split(" of GPU memory, and ")
+    assert f"--gpus-per-client {fraction}: training one client takes an estimated" in share
+    fitting = re.search(r"--gpus-per-client ([\d.]+) would fit", named)
+    assert fitting is not None
+    command[4] = fitting[1]
+    assert CliRunner().invoke(main, [*command, f"1x8:{memory}"]).exit_code == 0

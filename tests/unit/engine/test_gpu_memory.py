@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -92,12 +93,12 @@ def test_every_part_of_torch_takes_the_device(gpu):
 
 
 def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
-    actor, workers = pool.ClientActor(), []
+    actor, worker = pool.ClientActor(), mock.Mock()
     context = SimpleNamespace(
         get_assigned_resources=lambda: {"GPU": 0.5}, get_node_id=lambda: "node"
     )
     monkeypatch.setattr(pool, "with_samples", lambda spec: spec)
-    monkeypatch.setattr(pool, "Worker", lambda *built: workers.append(built))
+    monkeypatch.setattr(pool, "Worker", worker)
     monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
     monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
@@ -105,7 +106,8 @@ def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     assert actor.build("spec").device == "GPU 0"
     assert driver.caps == [(0.5 - 1 / 32, 0)]
-    assert workers == [("spec", torch.device("cuda", 0), 0.5)]
+    worker.assert_called_once_with("spec", torch.device("cuda", 0), 0.5)
+    worker.return_value.check_memory.assert_called_once_with()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,112 @@
+"""The estimate of a training step's memory, against what PyTorch's profiler sees allocated."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from fedsim import models
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import GIB, ModelSpec, Training
+from fedsim.engine.devices import CONTEXT
+from fedsim.engine.footprint import WORKSPACES, PeakMemory, check, need_of
+from fedsim.models.registry import zeros
+
+
+def spec_of(name, size=32, channels=3, classes=10):
+    return ModelSpec(name=name, num_classes=classes, in_channels=channels, image_size=size)
+
+
+def allocated(model, spec, batch):
+    """The most bytes that were allocated at once in a step, by the profiler's events."""
+    x = torch.rand(batch, *zeros(spec).shape[1:])
+    labels = torch.zeros(batch, dtype=torch.long)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        nn.functional.cross_entropy(model(x), labels).backward()
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(("name", "batch"), [("cnn", 20), ("mlp", 20), ("resnet18", 4)])
+def test_a_traced_step_takes_what_a_real_one_allocates(name, batch):
+    spec = spec_of(name)
+    model = models.build(spec, seed=0)
+    x = zeros(spec)[:1].expand(batch, 3, 32, 32).contiguous()
+    measured = allocated(model, spec, batch) + x.nbytes
+    training = Training(batch_size=batch, momentum=0.0)
+    weights = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+    need = need_of(model, spec, training, evaluation_batch=1)
+    # small tensors are rounded up, a CPU's kernels take workspaces of their own, and a traced
+    # gradient is there twice for a moment, since the trace holds it when it becomes p.grad
+    largest = max(p.nbytes for p in model.parameters())
+    traced = need - CONTEXT - WORKSPACES - 2 * weights
+    assert 0.9 * measured < traced < 1.1 * measured + largest
+    assert all(p.grad is None or p.device.type == "cpu" for p in model.parameters())
+
+
+def test_the_parts_of_a_linear_model():
+    spec = ModelSpec(name="logistic", num_classes=256, in_channels=1, image_size=32)
+    model = models.build(spec, seed=0)
+    weights = 4 * (256 * 1024 + 256)
+    none, momentum, adam = (
+        need_of(model, spec, Training(batch_size=512, **kind), evaluation_batch=1)
+        for kind in ({"momentum": 0.0}, {"momentum": 0.5}, {"optimizer": "adamw", "momentum": 0.0})
+    )
+    assert momentum - none == weights
+    assert adam - none == 2 * weights
+    batches = [
+        need_of(model, spec, Training(batch_size=b, momentum=0.0), evaluation_batch=1)
+        for b in (512, 1024)
+    ]
+    assert batches[1] - batches[0] >= 512 * 4 * (1024 + 256)  # images and logits
+
+
+def test_a_large_evaluation_batch_counts():
+    spec, training = spec_of("cnn"), Training(batch_size=1)
+    model = models.build(spec, seed=0)
+    small, large = (need_of(model, spec, training, batch) for batch in (1, 10_000))
+    assert large - small > 10_000 * 3 * 32 * 32 * 4
+
+
+def test_a_model_that_looks_at_values_has_no_estimate():
+    class Picky(nn.Linear):
+        def forward(self, x):
+            x = x.flatten(1)
+            return super().forward(x if x.sum().item() < 1 else x + 1)
+
+    spec = spec_of("logistic", size=4, channels=1)
+    assert need_of(Picky(16, 10), spec, Training(), evaluation_batch=1) is None
+
+
+def test_what_was_freed_is_not_counted():
+    with PeakMemory() as memory:
+        for _ in range(5):
+            torch.empty(1024, device="meta")
+        kept = [torch.empty(1024, device="meta") for _ in range(3)]
+        kept.append(kept[0].view(32, 32))
+    assert memory.peak == 3 * 4096
+
+
+@pytest.mark.parametrize("fraction", [0.1, 1.0, 2.0])
+def test_what_fits_is_accepted(fraction):
+    check(int(1.5 * GIB), 16 * GIB, fraction)
+
+
+def test_a_fraction_that_is_too_small():
+    with pytest.raises(ConfigError) as error:
+        check(13 * GIB, 80 * GIB, 0.1)
+    assert str(error.value) == (
+        "--gpus-per-client 0.1: training one client takes an estimated 13.0 GiB of GPU memory, and "
+        "0.1 of a GPU with 80.0 GiB is 8.0 GiB; --gpus-per-client 0.2 would fit"
+    )
+
+
+def test_a_gpu_that_is_too_small():
+    with pytest.raises(ConfigError, match=r"16\.0 GiB is 16\.0 GiB; a smaller train\.batch_size"):
+        check(17 * GIB, 16 * GIB, 1.0)
