@@ -8,6 +8,7 @@ import copy
 import math
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.utils._pytree import tree_leaves
 from fedsim.client.criterion import cross_entropies
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import GIB, ModelSpec, Training
-from fedsim.engine.devices import CONTEXT, fitting
+from fedsim.engine.devices import CONTEXT, fitting, total_memory
+from fedsim.engine.worker import Worker
 from fedsim.models.registry import zeros
 
 ROUNDED_TO = 512
@@ -32,7 +34,7 @@ class PeakMemory(TorchDispatchMode):
     """Counts the bytes of tensors that are made within it and still alive; ``peak`` is the most."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
         self._alive = 0
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
@@ -125,3 +127,17 @@ def check(need: int, total: int, fraction: float) -> None:
             f"{text}; a smaller train.batch_size, evaluation.batch_size or model would help"
         )
     raise ConfigError(f"{text}; --gpus-per-client {fitting(need / total):g} would fit")
+
+
+def check_worker(worker: Worker) -> None:
+    """Refuses a fraction of a GPU that does not hold the training of the worker's clients.
+
+    Raises:
+        ConfigError: see :func:`check`.
+    """
+    spec, total = worker.spec, total_memory()
+    batch = min(spec.training.batch_size, max(worker.sizes))
+    training = replace(spec.training, batch_size=batch)
+    need = need_of(worker.flat.model, spec.model, training, spec.batch_size)
+    if need is not None and total is not None:
+        check(need, total, worker.gpu_fraction)

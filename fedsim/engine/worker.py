@@ -50,7 +50,6 @@ from fedsim.data.transforms import transforms
 from fedsim.engine import devices
 from fedsim.engine.base import Measure, T
 from fedsim.engine.blocks import Block, Stacking, clients_of, named
-from fedsim.engine.footprint import check, need_of
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
 from fedsim.metrics.splits import count, indices, name
@@ -209,19 +208,6 @@ class Worker:
         self.mean_size = fmean(len(train[client]) for client in spec.partition.participants)
         self.sizes = [len(own) for own in train]
         self.progress: tuple[Block, float] | None = None
-
-    def check_memory(self) -> None:
-        """Refuses a fraction of a GPU that does not hold the training of a client.
-
-        Raises:
-            ConfigError: names the fraction that would, by :func:`fedsim.engine.footprint.need_of`.
-        """
-        spec, total = self.spec, devices.total_memory()
-        batch = min(spec.training.batch_size, max(self.sizes))
-        training = replace(spec.training, batch_size=batch)
-        need = need_of(self.flat.model, spec.model, training, spec.batch_size)
-        if need is not None and total is not None:
-            check(need, total, self.gpu_fraction)
 
     def run(
         self, blocks: Sequence[Block], models: Mapping[int, Sent], states: Mapping[int, Vectors]

@@ -30,7 +30,7 @@ with uncollected():
     from fedsim.config.sections import EngineConfig
     from fedsim.core.errors import ConfigError, FedsimError, WorkerError
     from fedsim.core.types import Part, Vector, Vectors
-    from fedsim.engine import devices
+    from fedsim.engine import devices, footprint
     from fedsim.engine.base import Incident, Measure
     from fedsim.engine.blocks import Block
     from fedsim.engine.ray.cluster import connect, machines, refuse_mixed
@@ -99,7 +99,7 @@ class ClientActor:
             why = devices.reason(error, fraction, device)
             raise WorkerError(f"a client actor failed to start: {why}") from error
         if device.type == "cuda" and fraction < 1:
-            self._worker.check_memory()
+            footprint.check_worker(self._worker)
         return Location(
             device=devices.device_name(device),
             node=ray.util.get_node_ip_address(),

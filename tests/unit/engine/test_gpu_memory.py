@@ -93,12 +93,13 @@ def test_every_part_of_torch_takes_the_device(gpu):
 
 
 def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
-    actor, worker = pool.ClientActor(), mock.Mock()
+    actor, worker, check = pool.ClientActor(), mock.Mock(), mock.Mock()
     context = SimpleNamespace(
         get_assigned_resources=lambda: {"GPU": 0.5}, get_node_id=lambda: "node"
     )
     monkeypatch.setattr(pool, "with_samples", lambda spec: spec)
     monkeypatch.setattr(pool, "Worker", worker)
+    monkeypatch.setattr(pool.footprint, "check_worker", check)
     monkeypatch.setattr(pool.ray, "get_gpu_ids", lambda: ["3"])
     monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
@@ -107,7 +108,7 @@ def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     assert actor.build("spec").device == "GPU 0"
     assert driver.caps == [(0.5 - 1 / 32, 0)]
     worker.assert_called_once_with("spec", torch.device("cuda", 0), 0.5)
-    worker.return_value.check_memory.assert_called_once_with()
+    check.assert_called_once_with(worker.return_value)
 
 
 @pytest.mark.parametrize(
