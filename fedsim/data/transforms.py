@@ -118,21 +118,104 @@ def _cropped(scale: tuple[float, float]) -> Callable[[Tensor, int], Tensor]:
 
     FedLD's released pipelines. Bilinear crop with anti-aliasing, nearest rotation filled with
     black: torchvision's defaults. (A crop of more than the whole area falls back to the whole.)
+    A CPU takes one image after the other, which is faster there; a GPU the whole batch.
     """
 
     def augment(x: Tensor, size: int) -> Tensor:
-        from torchvision.transforms import v2  # takes two seconds to import
-
-        pipeline = v2.Compose(
-            [
-                v2.RandomResizedCrop(size, scale=scale, antialias=True),
-                v2.RandomRotation(10),
-                v2.RandomHorizontalFlip(),
-            ]
-        )
-        return torch.stack([pipeline(image) for image in x])
+        by_device = one_by_one if x.device.type == "cpu" else at_once
+        return by_device(x, size, scale)
 
     return augment
+
+
+def one_by_one(x: Tensor, size: int, scale: tuple[float, float]) -> Tensor:
+    """:func:`_cropped` by torchvision; (B, C, H, W) uint8 to (B, C, size, size)."""
+    from torchvision.transforms import v2  # takes two seconds to import
+
+    crop, rotation = v2.RandomResizedCrop(size, scale=scale, antialias=True), v2.RandomRotation(10)
+    pipeline = v2.Compose([crop, rotation, v2.RandomHorizontalFlip()])
+    return torch.stack([pipeline(image) for image in x])
+
+
+def at_once(x: Tensor, size: int, scale: tuple[float, float]) -> Tensor:
+    """The same with the same random numbers in a few operations of the whole batch.
+
+    Pixels agree to one of 255 levels: here the crop is rounded once, in torchvision once a side.
+    """
+    from torchvision.transforms import v2  # takes two seconds to import
+
+    crop, rotation = v2.RandomResizedCrop(size, scale=scale, antialias=True), v2.RandomRotation(10)
+    boxes, angles, flips = [], [], []
+    for image in x:
+        box = crop.make_params([image])
+        boxes.append([box[key] for key in ("top", "left", "height", "width")])
+        angles.append(rotation.make_params([image])["angle"])
+        flips.append(bool(torch.rand(1) < 0.5))
+    x = resized_crops(x, size, torch.tensor(boxes))
+    x = rotated(x, torch.tensor(angles, dtype=torch.float64))
+    return torch.where(torch.tensor(flips).to(x.device).view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+def resized_crops(x: Tensor, size: int, boxes: Tensor) -> Tensor:
+    """Cuts a box of its own out of each image and resizes it, bilinear with anti-aliasing.
+
+    An output row is a weighted sum of input rows, a column of columns, so that a batch is two
+    batched products with matrices of weights: as ``v2.functional.resized_crop``, up to rounding.
+
+    Args:
+        x: (B, C, H, W) uint8.
+        size: pixels of the result's sides.
+        boxes: (B, 4) top, left, height, width.
+
+    Returns:
+        (B, C, size, size) uint8.
+    """
+    top, left, height, width = boxes.to(x.device).unbind(1)
+    rows = _triangles(size, x.shape[-2], top, height)
+    columns = _triangles(size, x.shape[-1], left, width)
+    resized = rows.unsqueeze(1) @ x.to(torch.float32) @ columns.mT.unsqueeze(1)
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _triangles(size: int, length: int, start: Tensor, extent: Tensor) -> Tensor:
+    """Weights (B, size, length) of input pixels in output pixels, those of a triangle filter.
+
+    Args:
+        size: output pixels.
+        length: input pixels, of which ``extent`` (B,) from ``start`` (B,) are used.
+        start: (B,) first pixel.
+        extent: (B,) number of pixels.
+    """
+    start, extent = (v.to(torch.float32).view(-1, 1, 1) for v in (start, extent))
+    scale = extent / size
+    output = torch.arange(size, device=start.device, dtype=torch.float32).view(1, -1, 1)
+    pixel = torch.arange(length, device=start.device, dtype=torch.float32).view(1, 1, -1) - start
+    distance = (pixel + 0.5 - scale * (output + 0.5)).abs() / scale.clamp(min=1)
+    used = (pixel >= 0) & (pixel < extent)
+    weights = torch.where(used, (1 - distance).clamp_(min=0), 0)
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def rotated(x: Tensor, angles: Tensor) -> Tensor:
+    """Turns each image about its centre, nearest pixel, black outside: ``v2.functional.rotate``.
+
+    Args:
+        x: (B, C, H, W) uint8.
+        angles: (B,) degrees counter-clockwise, float64.
+    """
+    height, width = x.shape[-2:]
+    radians = angles.deg2rad()
+    cos, sin = (
+        v.to(x.device, torch.float32).view(-1, 1, 1) for v in (radians.cos(), radians.sin())
+    )
+    across = torch.arange(width, device=x.device).view(1, 1, -1) - (width - 1) / 2
+    down = torch.arange(height, device=x.device).view(1, -1, 1) - (height - 1) / 2
+    column = (cos * across - sin * down + (width - 1) / 2).round_().long()
+    row = (sin * across + cos * down + (height - 1) / 2).round_().long()
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    pixels = (row.clamp_(0, height - 1) * width + column.clamp_(0, width - 1)).flatten(1)
+    turned = x.flatten(2).gather(2, pixels.unsqueeze(1).expand(-1, x.shape[1], -1)).view_as(x)
+    return torch.where(inside.unsqueeze(1), turned, 0)
 
 
 def _autoaugmented(policy: Literal["cifar10", "imagenet"]) -> Callable[[Tensor, int], Tensor]:

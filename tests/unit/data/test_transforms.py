@@ -8,7 +8,14 @@ import torch
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import torch_scope
 from fedsim.core.types import Pipeline
-from fedsim.data.transforms import AUGMENTS, Transforms
+from fedsim.data.transforms import (
+    AUGMENTS,
+    Transforms,
+    at_once,
+    one_by_one,
+    resized_crops,
+    rotated,
+)
 
 CPU = torch.device("cpu")
 
@@ -112,6 +119,39 @@ def test_memory_format_changes_how_images_lie_and_nothing_else():
     assert lies == [False, False, True, True]
     assert torch.equal(outs[0], outs[2])
     assert torch.equal(outs[1], outs[3])
+
+
+@pytest.mark.parametrize("scale", [(0.6, 1.0), (0.8, 1.2)])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("size", [12, 16, 23])
+def test_a_batch_at_once_is_the_images_one_by_one(scale, channels, size):
+    results = []
+    for augment in (one_by_one, at_once):
+        with torch_scope(3):
+            results.append(augment(pictures(20, channels, 17), size, scale).int())
+    assert (results[0] - results[1]).abs().max() <= 1
+
+
+def test_a_crop_by_hand():
+    # 4 columns to 2: weights 1, 3, 3, 1 of 8 about each pair's centre, cut off at the box's edge
+    x = torch.tensor([[[[0, 80, 160, 240]] * 4]], dtype=torch.uint8)
+    out = resized_crops(x, 2, torch.tensor([[0, 0, 4, 4]]))
+    left = (3 * 0 + 3 * 80 + 1 * 160) / 7
+    assert out[0, 0].tolist() == [[round(left), round(240 - left)]] * 2
+    whole = resized_crops(x, 4, torch.tensor([[0, 0, 4, 4]]))
+    assert torch.equal(whole, x)
+    part = resized_crops(x, 2, torch.tensor([[1, 2, 2, 2]]))
+    assert part[0, 0].tolist() == [[160, 240]] * 2
+
+
+def test_a_rotation_by_hand():
+    x = torch.arange(1, 26, dtype=torch.uint8).view(1, 1, 5, 5)
+    quarter = rotated(x, torch.tensor([90.0], dtype=torch.float64))
+    assert torch.equal(quarter, x.rot90(1, (2, 3)))
+    eighth = rotated(x, torch.tensor([45.0], dtype=torch.float64))[0, 0]
+    assert eighth[2, 2] == 13
+    assert eighth[1, 1] == 8, "what was above the centre"
+    assert eighth[0, 0] == 0, "it was outside"
 
 
 def test_unknown_augmentation_is_refused_with_the_nearest():
