@@ -17,8 +17,8 @@ SMALLEST_AMOUNT = 1e-4
 class EngineConfig(Section):
     """Section ``engine``: where the work is done.
 
-    Results depend on the kind of device, on ``precision``, ``deterministic``, ``client_batch`` and
-    ``on_client_failure``, on nothing else.
+    Results depend on the kinds of device that train and aggregate, on ``precision``,
+    ``deterministic``, ``client_batch`` and ``on_client_failure``, on nothing else.
     """
 
     prefix = "engine."
@@ -64,6 +64,9 @@ class EngineConfig(Section):
     aggregation_shards: Literal["auto"] | int = 1
     """Number of parameter ranges that are summed up on several nodes; auto: one per node, 1: on the
     driver."""
+    server_device: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where the server multiplies and sums updates, in float64 in any case; auto: on this process's
+    GPU where clients train on GPUs and it has one, gpu: there, or the run is refused."""
     data_from: Literal["object_store", "node"] = "object_store"
     """How data reach the actors: through Ray's object store, or each node reads data.dir itself."""
     allow_mixed_devices: bool = False

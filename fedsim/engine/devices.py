@@ -18,10 +18,13 @@ from typing import Any
 import torch
 
 from fedsim.client.context import Precision
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, described
 from fedsim.core.settings import Arithmetic
 from fedsim.core.types import GIB
 
+WORKSPACE_CONFIG = ":4096:8"
+"""Of cuBLAS, with which the sums of its products have a fixed order."""
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how many blocks are not
 _deterministic: Any = torch.utils.deterministic  # a module with a property, hidden from mypy
 
@@ -32,6 +35,25 @@ def client_device(gpu: bool) -> torch.device:
     A GPU always has its index, which some of torch's functions need.
     """
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
+
+
+def server_device(engine: EngineConfig) -> torch.device | None:
+    """The GPU on which the server computes, None for the CPU; see ``engine.server_device``.
+
+    Raises:
+        ConfigError: it is to be a GPU, and torch finds none here.
+    """
+    clients_on_cpu = engine.gpus_per_client == 0 or (
+        engine.kind == "serial" and engine.gpus_per_client is None
+    )
+    if engine.server_device == "cpu" or (engine.server_device == "auto" and clients_on_cpu):
+        return None
+    if torch.cuda.is_available():
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE_CONFIG
+        return client_device(gpu=True)
+    if engine.server_device == "gpu":
+        raise ConfigError("engine.server_device=gpu: torch finds no GPU here")
+    return None
 
 
 def configure(
@@ -45,7 +67,7 @@ def configure(
     """
     torch.set_num_threads(threads)
     if device.type == "cuda":
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE_CONFIG
         torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
         torch.backends.cudnn.allow_tf32 = precision != "float32"
         torch.backends.cudnn.benchmark = not deterministic

@@ -13,6 +13,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import DataError
 from fedsim.core.machine import processor
+from fedsim.engine.devices import device_name
 from fedsim.models import weights
 from fedsim.storage.run_dir import RunStore, environment
 from fedsim.training.provenance import Provenance, accepted, check_code, check_data
@@ -23,6 +24,8 @@ def describe(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     known = environment() | {"processor": processor(), "classes": list(setup.dataset.class_names)}
     known |= setup.provenance.record()
+    if setup.server_device is not None:
+        known["server_device"] = device_name(setup.server_device)
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
     if setup.partition.held_out:

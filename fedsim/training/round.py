@@ -22,7 +22,8 @@ from fedsim.engine.base import Executor, Models
 from fedsim.engine.worker import array_sha256
 from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
-from fedsim.server.columns import LocalColumns
+from fedsim.server.columns import Columns, LocalColumns
+from fedsim.server.device_columns import DeviceColumns
 from fedsim.server.gram import gradient_diversity, shares, spectrum
 from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
@@ -132,7 +133,10 @@ def gather(
     mixed = setup.config.asynchrony.mixing is not None
     updates = rebased(setup.layout, updates, models, state.params, whole=mixed)
     updates = [replace(u, staleness=steps_since(u.version, state, ctx)) for u in updates]
-    columns = executor.columns(updates, models, state.clients)
+    columns: Columns | None = executor.columns(updates, models, state.clients)
+    if columns is None and updates and setup.server_device is not None:
+        ordered = sorted(updates, key=lambda update: update.client_id)
+        columns = DeviceColumns.on(setup.server_device, [update.delta for update in ordered])
     if not updates and setup.budget is None:  # the noise is released in any case
         return Gathered(updates=updates, attack=None)
     cohort = Cohort.empty(setup.layout, state.params)

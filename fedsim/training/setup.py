@@ -36,6 +36,7 @@ from fedsim.data import partitions, patients
 from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import Stacking
+from fedsim.engine.devices import server_device
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
@@ -80,6 +81,7 @@ class Setup:
         triggered: the test samples by whose predictions the attack's success is measured.
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
+        server_device: the GPU that aggregates, None where the CPU does.
     """
 
     config: RunConfig
@@ -102,6 +104,7 @@ class Setup:
     triggered: Triggered | None = None
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    server_device: torch.device | None = None
 
     @property
     def personalised(self) -> bool:
@@ -268,6 +271,7 @@ def assemble(
         attack=attack.omniscient,
         triggered=attack.triggered,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
+        server_device=server_device(config.engine),
     )
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:
