@@ -306,7 +306,7 @@ def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[:3] == [
         "small: 8 finished",
         " search      key  choices  low  high widen",
-        "      1 train.lr        4    0     4   yes",
+        "      1 train.lr        4    0     4      ",
     ]
     made = [f"{name}.csv" for name in ("deviations", "small", "small_curves", "small_trials")]
     made += ["sweep.csv", "sweep_curves.csv"]
