@@ -285,24 +285,35 @@ def test_the_first_screen_says_what_could_have_been_found():
     families = pd.read_csv(STUDY / "families.csv")
     runs = check.stored(None, families["block"].unique())
     made = [check.compared(families, runs, ratio) for ratio in (False, True)]
-    for row, (family, size) in zip(
-        cells(table(PAGE, "power")), (("headline", 72), ("whole", 24)), strict=False
+    rows = cells(table(PAGE, "power"))
+    for (_, said, *found), (family, size) in zip(
+        rows, (("headline", 72), ("whole", 24)), strict=False
     ):
-        assert row[1] == str(size)
-        for cell, none, part in zip(row[2::2], row[3::2], made, strict=True):
+        assert said == str(size)
+        for cell, none, part in zip(found[::2], found[1::2], made, strict=True):
             own = part[part["family"] == family].sort_values("scale")
             assert none == f"0 of {len(own)}"
-            ends = [float(text) / 100 for text in cell.split(" / ")]
-            for end, (_, at) in zip(
-                (ends[0], ends[2]), (own.iloc[[0, -1]]).iterrows(), strict=True
-            ):
-                n = int(at["n"])
-                limit = stats.t.isf(0.05 / size / 2, n - 1)
-                low, high = (
-                    stats.nct.sf(limit, n - 1, (end + step) / at["scale"])
-                    for step in (-0.0006, 0.0006)
-                )
+            least, _, most = (float(text) / 100 for text in cell.split(" / "))
+            for end, at in ((least, own.iloc[0]), (most, own.iloc[-1])):
+                limit = stats.t.isf(0.05 / size / 2, at["n"] - 1)
+                near = (end - 0.0006) / at["scale"], (end + 0.0006) / at["scale"]
+                low, high = (stats.nct.sf(limit, at["n"] - 1, away) for away in near)
                 assert low < 0.8 < high
+    heads = made[0][made[0]["family"] == "headline"].assign(
+        low=lambda t: t["mean"] - t["half"], high=lambda t: t["mean"] + t["half"]
+    )
+    alike = heads[(heads["claim_id"] == "C1") & (heads["block"] != "head_covid_sites")]
+    said = " ".join(PAGE.split())
+    assert (
+        f"within {100 * alike['mean'].abs().max():.1f} points and the intervals reach from "
+        f"{100 * alike['low'].min():.1f} to {100 * alike['high'].max():.1f}."
+    ) in said
+    decided = heads[~heads["verdict"].str.startswith("not")]
+    assert set(decided["block"]) == {"head_covid_sites"}
+    accuracy, balanced = (
+        -100 * decided.loc[decided["second"] == "FedGH", "mean"].sort_values()[::-1]
+    )
+    assert f"(by {accuracy:.1f} and {balanced:.1f} points, *refuted*)" in said
 
 
 def test_what_would_have_been_found_stands_beside_not_decidable():
