@@ -124,8 +124,7 @@ class StudyPlan:
 def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> StudyPlan:
     """Makes the plan of a study; every method, partition and searched key is checked.
 
-    The sampler's seed is the place of the partition, from 0, the same for all methods: candidates
-    differ between partitions, and methods with the same keys have the same ones.
+    The sampler's seed is the place of the partition, from 0, and the same for all its methods.
 
     Raises:
         ConfigError: settings, a search space or seeds that cannot be used.
@@ -237,30 +236,23 @@ def searches_in(
         ConfigError: another search was begun in one of their directories, or other code.
         DataError, StoreError: as :class:`~fedsim.studies.tune.Tuning`.
     """
-    searches = [
-        (cell, search, out / TUNING / sweep.plain(cell.name)) for cell, search in plan.searches
-    ]
-    begun = {cell.partition for cell, _, folder in searches if _begun_with_seed_0(folder)}
+    searches = [(c, search, out / TUNING / sweep.plain(c.name)) for c, search in plan.searches]
+    begun = {
+        c.partition for c, _, at in searches if (read_study(at) or {}).get("sampler_seed") == 0
+    }
     tunings = [
         Tuning(
-            replace(search, proposer=replace(search.proposer, seed=0))
-            if cell.partition in begun
-            else search,
+            search.seeded(0) if c.partition in begun else search,
             folder,
             trackers,
             accept_changed_code,
-            cell.title,
+            c.title,
         )
-        for cell, search, folder in searches
+        for c, search, folder in searches
     ]
     for tuning in tunings:
         tuning.check_trials(accept_changed_code)
     return tunings
-
-
-def _begun_with_seed_0(folder: Path) -> bool:
-    """Whether a directory holds a search whose sampler has seed 0."""
-    return (read_study(folder) or {}).get("sampler_seed") == 0
 
 
 def names_of(tunings: Sequence[Tuning]) -> list[str]:

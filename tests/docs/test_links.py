@@ -9,6 +9,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from tests.commands import clean_environment
+
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"(?<!!)\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)|!\[[^\]]*\]\(([^()\s]+)\)")
 CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[^\n]*$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
@@ -16,7 +18,8 @@ CODE = re.compile(r"^( *)(```+|~~~+).*?^\1\2[^\n]*$|`[^`\n]+`", re.DOTALL | re.M
 
 def tracked() -> list[str]:
     """The files of the checkout that git knows."""
-    found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    command = ["git", "ls-files", "-z"]
+    found = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True)
     if found.returncode:
         pytest.skip("no git checkout")
     names = found.stdout.decode().rstrip("\0").split("\0")
