@@ -24,6 +24,7 @@ from fedsim.cli.names import CATALOGUES
 from fedsim.cli.options import FLAGS
 from fedsim.config import sections
 
+ROOT = Path(__file__).resolve().parents[1]
 logger = logging.getLogger("mkdocs.hooks.fedsim")
 EXTERNAL = re.compile(
     r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>"
@@ -42,9 +43,11 @@ traceback, too.
 NAMES = """# Data sets, models, partitions, presets
 
 What `fedsim list datasets`, `models`, `partitions` and `presets` show; the methods have
-[a page of their own](../METHODS.md). A data set, a model or a method may also be a function of
-yours, named `module:function`: see [add a data set](../tutorials/own-data.md),
-[a model](../tutorials/own-model.md), [a method](../tutorials/own-method.md).
+[a page of their own](../METHODS.md). All data sets are for classification.
+
+A data set, a model or a method may also be a function of yours, named `module:function`: see
+[add a data set](../tutorials/own-data.md), [a model](../tutorials/own-model.md),
+[a method](../tutorials/own-method.md).
 
 Decoded images, features of frozen networks and downloads are kept in a cache, `$FEDSIM_CACHE`, by
 default `~/.cache/fedsim`. A data set that is downloaded is read from `--data-dir` where that is
@@ -55,6 +58,16 @@ COMBINATIONS = """# What cannot be combined
 These runs are refused before anything starts, with the reason, and [pair by pair](#pair-by-pair).
 Whether a server rule goes with another method's clients is said in [Methods](../METHODS.md).
 """
+SHOWN = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "launch/README.md": "how-to/clusters.md",
+    "fedsim/config/sections.py": "reference/config.md",
+    "fedsim/training/combinations.py": "reference/combinations.md",
+}
+"""Files beside docs/ that pages link, as a checkout needs it, and the pages that show them."""
+BESIDE = re.compile(r"\]\((\.\./[^)#\s]+)((?:#[^)\s]*)?)\)")
 COLUMNS: dict[str, tuple[str, ...]] = {
     "data sets": ("name", "description", "classes", "pixels", "partition", "options", "source"),
     "models": ("name", "inputs", "description"),
@@ -73,7 +86,11 @@ those of the data sets.
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made from the commands and from :mod:`fedsim.config.sections`."""
+    """Adds the pages that are made from commands and keys, and those of files beside docs/."""
+    for source, page in SHOWN.items():
+        if source.endswith(".md"):
+            text = (ROOT / source).read_text(encoding="utf-8")
+            files.append(File.generated(config, page, content=text))
     files.append(File.generated(config, "reference/cli.md", content=commands()))
     files.append(File.generated(config, "reference/config.md", content=keys()))
     files.append(File.generated(config, "reference/names.md", content=names()))
@@ -95,6 +112,18 @@ def pairs() -> ModuleType:
     module = ModuleType(loader.name)
     loader.exec_module(module)
     return module
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Turns links to files beside docs/ into links to the pages that show them."""
+
+    def linked(match: re.Match[str]) -> str:
+        file = posixpath.normpath(posixpath.join("docs", folder, match[1]))
+        shown = posixpath.relpath(SHOWN[file], folder or ".") if file in SHOWN else match[1]
+        return f"]({shown}{match[2]})"
+
+    folder = posixpath.dirname(page.file.src_uri)
+    return BESIDE.sub(linked, markdown)
 
 
 def on_page_content(html: str, page: Page, files: Files, **_: object) -> str:

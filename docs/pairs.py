@@ -119,6 +119,8 @@ def merged(given: Iterable[Settings]) -> dict[str, Any]:
             made[key] = {**made.get(key, {}), **value} if nested else value
     if "server" in made and made.get("algorithm", "fedavg") != "fedavg":
         made["server"] = [*made["server"], made["algorithm"]]
+    if made.get("algorithm") == "fedbn":
+        made.pop("model", None)  # it needs BatchNorm
     return made
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,14 @@ MARGINS = {"accuracy": 0.01, "balanced_accuracy": 0.01, "loss": 0.05}
 """Regions of practical equivalence: shares of images for scores, nats for losses."""
 FIG2_RATE = 0.01
 """The learning rate of Fig. 2's verdicts."""
+LEAD = 0.016
+"""The paper's largest lead over the best other method, in accuracy (part 5 of PROTOCOL.md)."""
+POWER = 0.8
+"""Probability with which a comparison that is decidable finds that lead, or its absence."""
+FEW = 0.1
+"""A word rests on collapsed models where more than this share of a method's runs collapsed."""
 CONFIRMED, REFUTED, EQUAL, OPEN = "confirmed", "refuted", "practically equal", "not decidable"
+DESIGN = f"{OPEN} by design"
 UNITS = ("method", "data_seed", "seed")
 
 
@@ -92,15 +100,40 @@ def holm(p: Sequence[float]) -> list[float]:
     return [float(each) for each in adjusted]
 
 
-def verdict(mean: float, p_holm: float, p_equal: float, claim: str) -> str:
-    """The word of one comparison: rules 1 to 5 of part 6, where nan is a missing comparison."""
+def finds(scale: float, n: int, difference: float, level: float) -> float:
+    """The probability that a two-sided t test at a level finds a true difference."""
+    limit, away = stats.t.isf(level / 2, n - 1), difference / scale
+    return float(stats.nct.sf(limit, n - 1, away) + stats.nct.cdf(-limit, n - 1, away))
+
+
+@cache
+def estimates(n: int) -> np.ndarray:
+    """2,000 quantiles of an estimated scale from n values, over the true one."""
+    middle = (np.arange(2000) + 0.5) / 2000
+    return np.sqrt(stats.chi2.ppf(middle, n - 1) / (n - 1))
+
+
+def finds_equal(scale: float, n: int, margin: float) -> float:
+    """The probability that TOST says practically equal where the true difference is 0."""
+    within = margin - stats.t.ppf(1 - LEVEL, n - 1) * scale * estimates(n)
+    return float((1 - 2 * stats.norm.sf(np.maximum(within, 0) / scale)).mean())
+
+
+def verdict(
+    mean: float, p_holm: float, p_equal: float, claim: str, *, decidable: bool = True
+) -> str:
+    """The word of one comparison: rules 1 to 5 of part 6, where nan is a missing comparison.
+
+    Where it is not ``decidable``, neither the paper's largest lead nor its absence would have been
+    found with probability 0.8, or all partitions have one test part: not decidable by design.
+    """
     if np.isnan([mean, p_holm, p_equal]).any():
-        return OPEN
+        return OPEN if decidable else DESIGN
     if p_equal < LEVEL:
         return EQUAL
     if p_holm < LEVEL:
         return CONFIRMED if (mean > 0) == (claim == "higher") else REFUTED
-    return OPEN
+    return OPEN if decidable else DESIGN
 
 
 def together(words: Sequence[str]) -> str:
@@ -109,13 +142,16 @@ def together(words: Sequence[str]) -> str:
         return REFUTED
     if OPEN in words or not words:
         return OPEN
+    if DESIGN in words:
+        return DESIGN
     return EQUAL if EQUAL in words else CONFIRMED
 
 
 def phrase(words: Sequence[str]) -> str:
     """``confirmed in 1 of 3, not decidable in 2 of 3``: a claim over blocks, without one word."""
     n = len(words)
-    counts = [(word, list(words).count(word)) for word in (CONFIRMED, REFUTED, EQUAL, OPEN)]
+    every = (CONFIRMED, REFUTED, EQUAL, OPEN, DESIGN)
+    counts = [(word, list(words).count(word)) for word in every]
     return ", ".join(f"{word} in {count} of {n}" for word, count in counts if count)
 
 
@@ -124,32 +160,57 @@ def compared(
 ) -> pd.DataFrame:
     """Every comparison with its statistics and its word; of new images where ``ratio``."""
     rows = []
+    sizes = families["family"].value_counts()
     for _, row in families.iterrows():
         d, share = differences(row, blocks.get(row["block"]))
         made = dict.fromkeys(("n", "mean", "half", "p", "scale", "p_equal"), float("nan"))
-        if len(d) > 1 and not (ratio and np.isnan(share)):
+        made["decidable"] = True
+        if len(d) > 1 and ratio and np.isnan(share):
+            made["decidable"] = False
+        elif len(d) > 1:
             made |= paired(d, share if ratio else 0.0)
-            made["p_equal"] = equivalence(
-                made["mean"], made["scale"], int(made["n"]), margin_of(row["metric"])
-            )
-        rows.append(row.to_dict() | made)
+            n, margin = int(made["n"]), margin_of(row["metric"])
+            made["p_equal"] = equivalence(made["mean"], made["scale"], n, margin)
+            if made["scale"] > 0 and not row["metric"].endswith("loss"):
+                level = LEVEL / sizes[row["family"]]
+                found = finds(made["scale"], n, LEAD, level), finds_equal(made["scale"], n, margin)
+                made["decidable"] = max(found) >= POWER
+        rows.append(row.to_dict() | made | collapsed(row, blocks.get(row["block"])))
     table = pd.DataFrame(rows)
     table["p_holm"] = np.nan
     for _, own in table.groupby("family"):
         table.loc[own.index, "p_holm"] = holm(own["p"].to_list())
     table["verdict"] = [
-        verdict(row["mean"], row["p_holm"], row["p_equal"], row["claim"])
+        verdict(
+            row["mean"], row["p_holm"], row["p_equal"], row["claim"], decidable=row["decidable"]
+        )
         for _, row in table.iterrows()
-    ]
+    ]  # fmt: skip
     return table
+
+
+def compared_runs(row: pd.Series, runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of a block that a comparison looks at: of Fig. 2 those of its alpha and rate."""
+    if pd.isna(row["alpha"]):
+        return runs
+    return runs[(runs["alpha"] == row["alpha"]) & (runs["lr"] == FIG2_RATE)]
+
+
+def collapsed(row: pd.Series, runs: pd.DataFrame | None) -> dict[str, int]:
+    """How many runs of either method collapsed, and how many there are of each."""
+    if runs is None or "collapsed" not in runs:
+        return {"collapsed_first": 0, "collapsed_second": 0, "runs": 0}
+    runs = compared_runs(row, runs)
+    down = runs[runs["collapsed"].astype(float) == 1]["method"].value_counts()
+    counts = {f"collapsed_{side}": int(down.get(row[side], 0)) for side in ("first", "second")}
+    return counts | {"runs": int((runs["method"] == row["first"]).sum())}
 
 
 def differences(row: pd.Series, runs: pd.DataFrame | None) -> tuple[pd.Series, float]:
     """First minus second by partition, and test / training samples (nan: one test part)."""
     if runs is None:
         return pd.Series(dtype=float), float("nan")
-    if not pd.isna(row["alpha"]):
-        runs = runs[(runs["alpha"] == row["alpha"]) & (runs["lr"] == FIG2_RATE)]
+    runs = compared_runs(row, runs)
     planned, seeds = int(row["partitions"]), int(row["seeds"])
     first, second = (
         values(runs, row["metric"], row[side], planned, seeds) for side in ("first", "second")

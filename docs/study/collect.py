@@ -6,15 +6,14 @@
 STUDIES has a folder per block, as the commands of part 8 make it. What was planned is read from the
 block's YAML file beside this one: a run that is missing is a row, too. Where the range of a search
 was widened, the folder of the first search is STUDIES/BLOCK_first. Printed are the runs by status,
-and how many choices of each searched key lie at an edge of its range.
+and of how many choices of each searched key no candidate lies beyond.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -29,9 +28,7 @@ import archive  # noqa: E402
 from analysis import AnalysisError  # noqa: E402
 from analysis.files import csv_text, read_json, read_table  # noqa: E402
 from analysis.scores import TOLERANCE  # noqa: E402
-from fedsim.config import search  # noqa: E402
 from fedsim.config import study as study_files  # noqa: E402
-from fedsim.config.experiments import Setting  # noqa: E402
 from fedsim.config.study import StudyFile  # noqa: E402
 from fedsim.core.errors import FedsimError  # noqa: E402
 from fedsim.storage import status, trials  # noqa: E402
@@ -40,10 +37,8 @@ from fedsim.studies import sweep  # noqa: E402
 
 PROTOCOL, FILES = HERE / "PROTOCOL.md", HERE
 TAILS, FIRST = "tails_", "_first"
-EDGE = 0.025
-"""The outermost share of a range, on the scale of the logarithm, on either side."""
 COUNTED = ("train.lr", "fedavgm.eta")
-"""Keys whose ranges are widened where more than one choice in ten is at an edge."""
+"""Keys whose ranges are widened where more choices than twice by chance are at an edge."""
 DIVERGED = re.compile("NaN or infinite|too large to be added")
 """What failure.json and trials.jsonl say of a run that diverged."""
 SCORES = ("accuracy", "balanced_accuracy", "auc")
@@ -253,6 +248,8 @@ def candidates(folder: Path, study: StudyFile, take: str) -> Iterator[Row]:
             if begun is None or len(ended) != count:
                 raise ValueError(f"{where}: {len(ended)} of {count} trials have ended")
             rows = [candidate(where, trial, begun, take) for trial in ended]
+            for row in rows:
+                row["at_edge"] = "; ".join(edges(row, rows, begun["search"]))
             best = choice(rows, begun["by"])
             said = chosen.get((method.label, part.label), {}).get("trial", "")
             if said != ("" if best is None else str(best)):
@@ -271,7 +268,6 @@ def choice(rows: Sequence[Row], by: str) -> int | None:
 def candidate(where: Path, trial: Trial, begun: Mapping[str, Any], take: str) -> Row:
     """The row of a candidate; scores are means over the training seeds of the search."""
     row = {"trial": trial.number, "state": trial.state, **trial.params}
-    row["at_edge"] = "; ".join(edges(trial.params, begun["search"]))
     if trial.state != "complete":
         diverged = DIVERGED.search(trial.error or "")
         return row | {"state": "diverged" if diverged else trial.state}
@@ -289,29 +285,30 @@ def scored(rounds: Sequence[Mapping[str, str]], column: str, take: str) -> float
     return fmean(float(row[column]) for row in rounds if int(row["round"]) > first)
 
 
-def edges(params: Mapping[str, Any], ranges: Mapping[str, str]) -> list[str]:
-    """The keys, as in ``train.lr low``, whose value is in the outermost part of its range."""
-    found = []
-    for key, value in params.items():
-        low, high = map(math.log, search.parse(Setting(ranges[key], key)).bounds)
-        place = (math.log(value) - low) / (high - low)
-        if min(place, 1 - place) <= EDGE:
-            found.append(f"{key} {'low' if place < 0.5 else 'high'}")
-    return found
+def edges(row: Row, rows: Sequence[Row], keys: Iterable[str]) -> list[str]:
+    """The keys, as in ``train.lr low``, beyond whose value no candidate of the search lies."""
+    ends = {key: sorted(each[key] for each in rows) for key in keys}
+    sides = (("low", 0), ("high", -1))
+    return [f"{k} {side}" for k, end in ends.items() for side, at in sides if row[k] == end[at]]
 
 
 def at_edges(table: pd.DataFrame) -> pd.DataFrame:
-    """The choices of each search by key: how many, and how many at either edge."""
+    """The choices of each search by key: how many, and how many at either edge.
+
+    A range is widened where a side has more than 2 / candidates, twice as many as by chance.
+    """
     rows = []
     fixed = {"method", "data_seed", "trial", "state", *TRIALS, "chosen", "at_edge", "search"}
-    for place, own in table[table["chosen"] == 1].groupby("search"):
+    for place, own in table.groupby("search"):
+        chance = 1 / own.groupby(["method", "data_seed"]).size().min()
+        chosen = own[own["chosen"] == 1]
         for key in (column for column in table if column not in fixed):
-            there = own[own[key].notna()]
+            there = chosen[chosen[key].notna()]
             sides = [
                 sum(f"{key} {side}" in cell.split("; ") for cell in there["at_edge"])
                 for side in ("low", "high")
             ]
-            widen = key in COUNTED and sum(sides) > 0.1 * len(there)
+            widen = key in COUNTED and max(sides) > 2 * chance * len(there)
             rows.append([place, key, len(there), *sides, "yes" if widen else ""])
     return pd.DataFrame(rows, columns=["search", "key", "choices", "low", "high", "widen"])
 

@@ -34,20 +34,30 @@ SUMMARY = {
     "fig2": "Fig. 2, F1 to F4, by alpha", "retina": "Head, RetinaMNIST, R1 and R2",
 }  # fmt: skip
 """Families in the summary; those of Fig. 2 are one there."""
+POWERED = {
+    "headline": "Heads (points)", "whole": "Whole networks (points)",
+    "fig2 absolute": "Fig. 2, absolute terms (nats)",
+    "fig2 signed": "Fig. 2, signed terms and global loss (nats)",
+}  # fmt: skip
+"""Families in the table of what would have been found."""
 CONTROLS = {"C1": ("C6", "equal weights in both"), "C3": ("C7", "a server learning rate in both")}
 EDGE = "\N{DOUBLE DAGGER}"
 """Marks verdicts of a block of which more than one choice in ten lies at an edge."""
 
 
 def summary(study: Study) -> str:
-    """The claims by family: verdict words counted over blocks, for each metric and scope."""
+    """The claims by family: words counted over the blocks that were run, by metric and scope."""
     said = {row[0]: row for row in rows("Claim", "What")}
     parts, sure, told = [], [], set[str]()
     for family, title in SUMMARY.items():
         own = FAMILIES[FAMILIES["family"].str.startswith(family)]
-        blocks = [block for block in study.blocks if block.name in set(own["block"])]
-        lacking = [block.code for block in blocks if block.runs.empty]
+        blocks = {block.name: block for block in study.blocks if block.name in set(own["block"])}
+        codes = {name: block.code for name, block in blocks.items() if not block.runs.empty}
+        if not codes:
+            continue
+        lacking = [block.code for block in blocks.values() if block.runs.empty]
         heading = f"**{title}**" + f" (not run: {', '.join(lacking)})" * bool(lacking)
+        own = own[own["block"].isin(codes)]
         head, body = [], []
         for claim in sorted(own["claim_id"].unique(), key=lambda name: int(name[1:])):
             cells, words = {}, set()
@@ -56,43 +66,88 @@ def summary(study: Study) -> str:
                 members = own[(own["claim_id"] == claim) & (own["metric"] == metric)].index
                 for scope, table in study.compared.items():
                     each = by_block(table.loc[members])
-                    words |= {word for _, word in each}
+                    words |= {word for _, word, _ in each}
                     column = f"{COLUMNS.get(metric, METRICS[metric])}, {scope}"
-                    text = check.phrase([word for _, word in each])
+                    text = counted([(codes[name], *rest) for name, *rest in each])
                     cells[column] = text + control(claim, family, metric, table, each)
             head = ["Claim", *cells, "Confirmed"]
-            if words == {check.CONFIRMED}:
+            yes = words == {check.CONFIRMED} and not lacking
+            if yes:
                 sure.append(f"{claim} ({title})")
             text, comparison = said[claim][1], said[claim][5]
             name = f"**{claim}.** " + f"{text}: " * (claim not in told) + f"*{comparison}*"
             told.add(claim)
-            body.append([name, *cells.values(), "yes" if words == {check.CONFIRMED} else "no"])
+            body.append([name, *cells.values(), "yes" if yes else "no"])
         parts.append(f"{heading}\n\n{markdown(head, body, len(head))}")
     sentence = f"Confirmed without a qualifier: {', '.join(sure) if sure else 'no claim'}."
     return "\n\n".join([sentence, *parts])
 
 
-def by_block(members: pd.DataFrame) -> list[tuple[str, str]]:
-    """Block and word of a claim; of Fig. 2 one for each alpha of a block."""
+def counted(words: Sequence[tuple[str, str, bool]]) -> str:
+    """Words of (block, word, whether models collapsed) as by ``check.phrase``, with where they are.
+
+    ``confirmed in 8 of 20 (F1, F2; 6 on collapsed models), not decidable in 12 of 20``
+    """
+    parts = []
+    for part in check.phrase([word for _, word, _ in words]).split(", "):
+        own = [each for each in words if each[1] == part.partition(" in ")[0]]
+        down = sum(fallen for *_, fallen in own)
+        notes = [", ".join(dict.fromkeys(code for code, *_ in own))]
+        notes += [f"{down} on collapsed models"] * bool(down)
+        parts.append(part if part.startswith(check.OPEN) else f"{part} ({'; '.join(notes)})")
+    return ", ".join(parts)
+
+
+def by_block(members: pd.DataFrame) -> list[tuple[str, str, bool]]:
+    """Block, word and whether it rests on collapsed models; of Fig. 2 one for each alpha."""
+    down = members[["collapsed_first", "collapsed_second"]].max(axis=1)
+    fallen = down > check.FEW * members["runs"]
     if members["alpha"].notna().any():
-        return list(zip(members["block"], members["verdict"], strict=True))
+        return list(zip(members["block"], members["verdict"], fallen, strict=True))
     return [
-        (str(block), check.together(own["verdict"].to_list()))
+        (str(block), check.together(own["verdict"].to_list()), bool(fallen[own.index].any()))
         for block, own in members.groupby("block", sort=False)
     ]
 
 
+def power(study: Study) -> str:
+    """The differences that comparisons would have found with probability 0.8, by family."""
+    body = []
+    for family, title in POWERED.items():
+        size = int((FAMILIES["family"] == family).sum())
+        cells: list[str] = []
+        for table in study.compared.values():
+            own = table[(table["family"] == family) & table["mean"].notna()]
+            unit = 1 if own["metric"].str.endswith("loss").any() else 100
+            found = [least(row, size) for _, row in own.iterrows()]
+            ends = [f"{number(np.quantile(found, q), unit)}" for q in (0, 0.5, 1)] if found else []
+            cells += [" / ".join(ends) or EMPTY]
+            if unit == 100 and found:
+                lead = sum(each <= check.LEAD for each in found)
+                cells += [f"{lead} of {len(found)}"]
+            else:
+                cells += [EMPTY]
+        body.append([title, str(size), *cells])
+    least_lead = f"find {100 * check.LEAD:g} points"
+    head = ["Family", "Comparisons", "These images", least_lead, "New images", least_lead]
+    return markdown(head, body)
+
+
 def control(
-    claim: str, family: str, metric: str, table: pd.DataFrame, words: Sequence[tuple[str, str]]
+    claim: str,
+    family: str,
+    metric: str,
+    table: pd.DataFrame,
+    words: Sequence[tuple[str, str, bool]],
 ) -> str:
     """What else may explain that C1 or C3 is confirmed, where C6 or C7 is not (PROTOCOL part 6)."""
-    sure = [block for block, word in words if word == check.CONFIRMED]
+    sure = [block for block, word, _ in words if word == check.CONFIRMED]
     if claim not in CONTROLS or not sure:
         return ""
     other, what = CONTROLS[claim]
     own = table[(table["claim_id"] == other) & (table["metric"] == metric)]
     own = own[(own["family"] == family) & own["block"].isin(sure)]
-    given = [word for _, word in by_block(own)]
+    given = [word for _, word, _ in by_block(own)]
     if not given or set(given) == {check.CONFIRMED}:
         return ""
     cause = "weights" if claim == "C1" else "step length"
@@ -190,14 +245,25 @@ def p_values(row: pd.Series) -> str:
 
 
 def word(row: pd.Series, unit: int, size: int, lacking: str = "runs missing") -> str:
-    """The verdict; beside one that is not decidable what would have been found, or what lacks."""
-    said = str(row["verdict"])
-    if said != check.OPEN:
-        return f"**{said}**"
+    """The verdict, with what would have been found or what lacks, and how many runs collapsed."""
+    said, notes = str(row["verdict"]), []
+    undecided = said.startswith(check.OPEN)
     if math.isnan(row["mean"]):
-        return f"{said} ({lacking})"
+        notes.append(lacking)
+    elif undecided:
+        notes.append(number(least(row, size), unit))
+    if row["collapsed_first"] or row["collapsed_second"]:
+        notes.append(
+            f"collapsed {row['collapsed_first']} and {row['collapsed_second']} of {row['runs']}"
+        )
+    shown = said if undecided else f"**{said}**"
+    return shown + f" ({'; '.join(notes)})" * bool(notes)
+
+
+def least(row: pd.Series, size: int) -> float:
+    """The smallest true difference that a comparison of a family finds with probability 0.8."""
     n = int(row["n"])
-    return f"{said} ({number(row['scale'] * math.sqrt(n) * detectable(n, size), unit)})"
+    return float(row["scale"] * math.sqrt(n) * detectable(n, size))
 
 
 @cache

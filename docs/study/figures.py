@@ -19,7 +19,9 @@ from analysis.stats import estimate
 
 LOOKS = {"accuracy": (style.ORANGE, 0.17), "balanced_accuracy": (style.BLUE, -0.17)}
 """Colour and height of a metric's marks."""
-WORN = {check.CONFIRMED: "o", check.REFUTED: "X", check.EQUAL: "s", check.OPEN: "|"}
+WORN = {
+    check.CONFIRMED: "o", check.REFUTED: "X", check.EQUAL: "s", check.OPEN: "d", check.DESIGN: "|",
+}  # fmt: skip
 """Marks by verdict for these images."""
 SIZES = {"markersize": 7, "markeredgewidth": 1.6}
 TITLES = 7.5
@@ -68,12 +70,14 @@ def headline(study: Study) -> Figure:
         places[0].set_yticks(range(len(names)), labels)
         places[0].set_ylim(len(names) - 0.5, -0.5)
         marks = [Line2D([], [], color=c, linewidth=3, alpha=0.55) for c, _ in LOOKS.values()]
-        marks += [Line2D([], [], color="#555555", marker=m, ls="", **SIZES) for m in WORN.values()]
+        said = set(these.loc[own.index[own["block"].isin([b.name for b in blocks])], "verdict"])
+        worn = {word: mark for word, mark in WORN.items() if word in said}
+        marks += [Line2D([], [], color="#555555", marker=m, ls="", **SIZES) for m in worn.values()]
         note = (
             "First minus second (points). Thick: 95 % interval for these images, thin: for new "
             "ones; grey: within one point"
         )
-        panels.legend(figure, marks, ["accuracy", "balanced accuracy", *WORN], note)
+        panels.legend(figure, marks, ["accuracy", "balanced accuracy", *worn], note)
     return figure
 
 

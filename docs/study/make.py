@@ -29,6 +29,7 @@ from stored import Study  # noqa: E402
 PAGE = DOCS / "RESULTS.md"
 BLOCK = re.compile(r"(<!-- (table|figure) (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 TABLES: dict[str, Callable[[Study], str]] = {
+    "power": comparisons.power,
     "summary": comparisons.summary,
     "headline": comparisons.family("headline"),
     "whole": comparisons.family("whole"),

@@ -69,13 +69,13 @@ def named(study: Study) -> str:
 
 
 def places(runs: pd.DataFrame) -> list[str]:
-    """``20/1``, partition and training seed, of Fig. 2 with alpha and rate."""
+    """``20/1``, partition and training seed, of Fig. 2 by alpha and rate."""
     fig2 = "alpha" in runs and runs["alpha"].notna().any()
-    return [
-        f"{row['data_seed']}/{row['seed']}"
-        + (f" (alpha {row['alpha']:g}, rate {row['lr']:g})" if fig2 else "")
-        for row in runs.to_dict("records")
-    ]
+    found: dict[str, list[str]] = {}
+    for row in runs.to_dict("records"):
+        where = f"alpha {row['alpha']:g}, rate {row['lr']:g}: " if fig2 else ""
+        found.setdefault(where, []).append(f"{row['data_seed']}/{row['seed']}")
+    return [where + ", ".join(own) for where, own in found.items()]
 
 
 def left_out(study: Study) -> str:
@@ -85,10 +85,7 @@ def left_out(study: Study) -> str:
         codes.append("T")
     if not codes:
         return "Every block of the protocol was run."
-    return (
-        f"**Not run: {', '.join(codes)}.** Their comparisons count with p = 1 and are "
-        "*not decidable*."
-    )
+    return f"**Not run: {', '.join(codes)}.** Their comparisons count with p = 1 in their families."
 
 
 def deviations(study: Study) -> str:

@@ -15,8 +15,6 @@ from analysis.scores import SCORES
 
 COUNTED = ("train.lr", "fedavgm.eta")
 """Keys whose choices are counted; the ranges of others are those of papers."""
-MOST = 0.1
-"""Share of choices at an edge above which a search is done again."""
 RAN = "complete"
 """State of a candidate that ran to its end."""
 SHOWN = (1, 2, 3, 5, 10, 20)
@@ -28,32 +26,33 @@ def chosen(trials: pd.DataFrame) -> pd.DataFrame:
     return trials[trials["chosen"].astype(float) == 1]
 
 
-def edges(block: Block) -> dict[str, tuple[int, int]]:
-    """By searched key the choices at an edge, and all choices."""
-    if block.trials.empty:
-        return {}
-    own = chosen(block.trials)
-    named = own["at_edge"].fillna("").str.split(r"[;, ]+")
-    keys = [key for key in own.columns if "." in key]
-    found = {
-        key: (int(named.map(lambda at, key=key: key in at).sum()), int(own[key].notna().sum()))
-        for key in keys
-    }
-    return {key: counts for key, counts in found.items() if counts[1]}
+def edges(block: Block) -> dict[str, tuple[int, int, int]]:
+    """By searched key the choices below and above which no candidate lies, and all choices."""
+    found = {}
+    for key in (column for column in block.trials if "." in column):
+        values = block.trials.groupby(["method", "data_seed"])[key]
+        own = chosen(block.trials)[key].dropna()
+        low, high = ((own == values.transform(of)[own.index]).sum() for of in ("min", "max"))
+        if len(own):
+            found[key] = (int(low), int(high), len(own))
+    return found
 
 
 def at_edges(block: Block) -> list[str]:
-    """The counted keys of which more than one choice in ten is at an edge."""
+    """The counted keys of which more choices than twice by chance are at one edge."""
+    if block.trials.empty:
+        return []
+    chance = 1 / block.trials.groupby(["method", "data_seed"]).size().min()
     return [
         key
-        for key, (count, every) in edges(block).items()
-        if key in COUNTED and count > MOST * every
+        for key, (low, high, every) in edges(block).items()
+        if key in COUNTED and max(low, high) > 2 * chance * every
     ]
 
 
-def share(counts: tuple[int, int]) -> str:
-    """``5 of 130``."""
-    return f"{counts[0]} of {counts[1]}"
+def share(counts: tuple[int, int, int]) -> str:
+    """``0 low, 5 high of 130``."""
+    return f"{counts[0]} low, {counts[1]} high of {counts[2]}"
 
 
 def candidates(study: Study) -> str:
@@ -83,11 +82,11 @@ def candidates(study: Study) -> str:
     text = markdown(head, body)
     if warned:
         return (
-            f"{text}\n\n**More than one choice in ten is at an edge** after the last search: "
-            f"{', '.join(warned)}. A better value may lie beyond; the verdicts of these blocks are "
-            "marked \N{DOUBLE DAGGER}."
+            f"{text}\n\n**More than twice as many choices as by chance are at an edge** after the "
+            f"last search: {', '.join(warned)}. A better value may lie beyond; the verdicts of "
+            "these blocks are marked \N{DOUBLE DAGGER}."
         )
-    return f"{text}\n\nIn no block is more than one counted choice in ten at an edge."
+    return f"{text}\n\nIn no block are more counted choices at an edge than twice by chance."
 
 
 def best(trials: pd.DataFrame, by: str) -> pd.DataFrame:

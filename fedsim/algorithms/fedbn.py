@@ -2,7 +2,8 @@
 
 Weight, bias and running statistics of every BatchNorm module are personal. They are found by
 module type: the names miss ``downsample.1`` in every torchvision ResNet, which the released FedLD
-code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats that).
+code, FL-bench and PFLlib therefore average (``bn_selection="name"`` repeats that). A model without
+such modules (``logistic``, ``model.norm=group``) is refused: it would be FedAvg.
 
 :client: plain SGD from the shared part and its own BatchNorm
 :server: mean by samples of the shared part

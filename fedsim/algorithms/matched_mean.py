@@ -65,9 +65,15 @@ def check(model: nn.Module) -> nn.Module:
     """The model.
 
     Raises:
-        ConfigError: its channels cannot be matched: it is no chain, or its vector does not show it.
+        ConfigError: its channels cannot be matched: it is no chain, has no hidden layer, or its
+            vector does not show it.
     """
     links = chain(model, "algorithm=matched_mean")
+    if len(links) < 2:
+        raise ConfigError(
+            "algorithm=matched_mean permutes the channels of hidden layers; the model has none, so "
+            "that this is fedavg"
+        )
     if frozen_names(model):
         raise ConfigError(
             "algorithm=matched_mean permutes channels in all tensors, none of which may be frozen: "

@@ -211,10 +211,17 @@ def check_fit(
             f"algorithm {name} trains features(x) and a linear head apart; model {spec.name} does "
             "not have both"
         )
-    if flat.frozen and keeps is not no_slot and not any(map(keeps, flat.layout.slots)):
+    if keeps is not no_slot and not any(map(keeps, flat.layout.slots)):
+        if flat.frozen:
+            raise ConfigError(
+                f"model.trainable={spec.trainable}: no tensor that trains is one of those that "
+                f"clients of {name} keep to themselves"
+            )
+        norm = " with model.norm=group" if spec.norm == "group" else ""
         raise ConfigError(
-            f"model.trainable={spec.trainable}: no tensor that trains is one of those that clients "
-            f"of {name} keep to themselves"
+            f"algorithm {name}: model {spec.name}{norm} has none of the tensors that its clients "
+            "keep to themselves (those of fedbn: BatchNorm), without which it is fedavg under "
+            "another name; take another model or method"
         )
     if lr_head is not None:
         given = f"train.lr_head: {lr_head:g} given"

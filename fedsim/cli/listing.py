@@ -17,7 +17,7 @@ from fedsim.core.terminal import echo
 @format_option
 @verbose_option
 def listing(kind: str, form: str) -> None:
-    """List the names that an experiment can use.
+    """List the names that an experiment can use; all data sets are for classification.
 
     An algorithm, a data set, a model or a partition may also be a function of your own,
     module:function or FILE.py:function.
@@ -33,6 +33,10 @@ def listing(kind: str, form: str) -> None:
         echo(json.dumps(rows, indent=2))
         return
     show([{k: _cell(value) for k, value in row.items() if k != "source"} for row in rows])
+    if kind == "datasets":
+        from fedsim.data.dataset import SCOPE
+
+        echo(f"note: {SCOPE}", err=True)
 
 
 def _cell(value: object) -> str:

@@ -49,7 +49,7 @@ def run(
     track: tuple[str, ...],
     flags: Settings,
 ) -> None:
-    """Run one experiment and write its tables.
+    """Run one experiment, a classification task, and write its tables.
 
     Without options: FedLD on scikit-learn's digits, 50 clients, 10 % of them in each of 100 rounds,
     Dirichlet(0.5). Flags win over the file, the file over the preset, the preset over defaults.

@@ -54,8 +54,9 @@ class DataConfig(Section):
 
     prefix = "data."
     name: str = "digits"
-    """Data set: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR for a saved Hugging
-    Face data set in DIR, or a function of your own, module:function or FILE.py:function."""
+    """Data set, for classification: a name of `fedsim list datasets`, csv:FILE for a table, hf:DIR
+    for a saved Hugging Face data set in DIR, or a function of your own, module:function or
+    FILE.py:function."""
     dir: str | None = None
     """Folder that holds the data set's files, or that folder's parent; of csv the file."""
     partition: str | None = None

@@ -148,7 +148,9 @@ def column_names(given: object) -> dict[str, str]:
         if what in columns:
             raise ValueError(f"{what} is given twice")
         if name is not None and (not isinstance(name, str) or not name or set(name) & set(",=")):
-            raise ValueError(f"{what}={name!r}: must be a name without comma and equals sign")
+            raise ValueError(
+                f"{what}={name!r}: must be the name of one column, without comma and equals sign"
+            )
         if name is not None:
             columns[what] = name
     return {what: columns[what] for what in COLUMNS if what in columns}

@@ -16,6 +16,11 @@ from fedsim.data.holdout import held_out, held_out_by_user
 from fedsim.data.images import resize
 from fedsim.data.patients import numbered
 
+SCOPE = (
+    "fedsim trains classifiers, one class for each sample: no regression, several labels, survival "
+    "or segmentation"
+)
+"""For messages about data that are none of this."""
 TRAIN, VAL, TEST, OWN_TEST = 0, 1, 2, 3
 Parts = NDArray[np.int8]
 """(N,): TRAIN, VAL or TEST for every sample; OWN_TEST: only its site is tested on it."""

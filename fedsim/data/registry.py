@@ -21,7 +21,7 @@ from fedsim.core.imports import call, resolve, signature, users_code
 from fedsim.core.settings import Scalar, checked
 from fedsim.core.types import Dataset
 from fedsim.data import readers
-from fedsim.data.dataset import DatasetInfo, Request, assemble, check, in_one_part
+from fedsim.data.dataset import SCOPE, DatasetInfo, Request, assemble, check, in_one_part
 from fedsim.data.readers.medmnist import REFUSED
 
 _OF_LOADERS = ("image_size", "augment", "val_fraction", "test_fraction", "seed", "split")
@@ -143,7 +143,7 @@ def reader(name: str) -> Callable[..., Any]:
         raise ConfigError(f"data set {name!r} {REFUSED[name]}")
     known = [info.name for info in catalogue()]
     raise ConfigError(
-        f"unknown data set {name!r}{nearest(name, known)}; allowed: {', '.join(known)}, "
+        f"unknown data set {name!r}{nearest(name, known)}; {SCOPE}; allowed: {', '.join(known)}, "
         "module:function"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,10 @@ class SearchPlan:
         layers = self.settings, search.point(self.proposer.space, params), self.overrides, given
         runs = self.count * len(self.seeds) + self.others
         return with_engine(resolve(*layers), layers, runs, self.parallel)
+
+    def seeded(self, seed: int) -> SearchPlan:
+        """The same search with another seed of its sampler."""
+        return replace(self, proposer=replace(self.proposer, seed=seed))
 
     @property
     def examples(self) -> list[RunConfig]:

@@ -124,6 +124,8 @@ class StudyPlan:
 def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> StudyPlan:
     """Makes the plan of a study; every method, partition and searched key is checked.
 
+    The sampler's seed is the place of the partition, from 0, and the same for all its methods.
+
     Raises:
         ConfigError: settings, a search space or seeds that cannot be used.
         DataError: the data, which may have a validation part, cannot be read.
@@ -137,6 +139,7 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
     seeds = _fresh(file, used)
     spaces = _spaces(file, [method.label for _, method in rows], bases, overrides)
     others = file.trials * max(1, len(tuning_seeds)) * (len(rows) - 1) + len(rows) * len(seeds)
+    places = {part.label: place for place, part in enumerate(file.partitions)}
     plans = [
         make_plan(
             Experiment(settings=layer, search=space, grid=file.experiment.grid),
@@ -145,13 +148,14 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
             by=file.by,
             sampler=file.sampler,
             pruner=file.pruner,
+            sampler_seed=places[part.label],
             count=file.trials,
             parallel=parallel,
             others=others,
         )
         if space
         else None
-        for layer, space in zip(layers, spaces, strict=True)
+        for (part, _), layer, space in zip(rows, layers, spaces, strict=True)
     ]
     runs = others + file.trials * max(1, len(tuning_seeds))
     cells = [
@@ -226,19 +230,25 @@ def searches_in(
 ) -> list[Tuning]:
     """The searches of a study, in the order of the cells, with what has ended of them.
 
+    A partition whose searches were begun with sampler seed 0, as all were earlier, goes on with it.
+
     Raises:
         ConfigError: another search was begun in one of their directories, or other code.
         DataError, StoreError: as :class:`~fedsim.studies.tune.Tuning`.
     """
+    searches = [(c, search, out / TUNING / sweep.plain(c.name)) for c, search in plan.searches]
+    begun = {
+        c.partition for c, _, at in searches if (read_study(at) or {}).get("sampler_seed") == 0
+    }
     tunings = [
         Tuning(
-            search,
-            out / TUNING / sweep.plain(cell.name),
+            search.seeded(0) if c.partition in begun else search,
+            folder,
             trackers,
             accept_changed_code,
-            cell.title,
+            c.title,
         )
-        for cell, search in plan.searches
+        for c, search, folder in searches
     ]
     for tuning in tunings:
         tuning.check_trials(accept_changed_code)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from fedsim import algorithms
+from fedsim.algorithms.base import no_slot
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ContractError, FedsimError
 from fedsim.core.imports import users_code
@@ -33,6 +34,7 @@ from fedsim.testing.rounds import (
 )
 from fedsim.training import driver
 from fedsim.training.callbacks import Callback
+from fedsim.training.setup import prepare
 
 BLOCK_TOLERANCE = 1e-3
 """How far a client's arrays may be from those of the client alone, as a part of their norm: for
@@ -54,6 +56,13 @@ class Method:
     def small(self, model: str = "cnn", **sections: Any) -> RunConfig:
         """The configuration of :func:`fedsim.testing.rounds.small`."""
         return small(self.name, model, **self._own(), **sections)
+
+    @cached_property
+    def plain(self) -> str:
+        """A model without BatchNorm, unless that is what the method's clients keep of a model."""
+        personal = algorithms.load(self.name, self.hyperparameters).personal
+        mlp = prepare(config("fedavg", "mlp")).layout
+        return "mlp" if personal is no_slot or any(map(personal, mlp.slots)) else "cnn"
 
     def config(self) -> RunConfig:
         """The configuration of :func:`fedsim.testing.rounds.config`."""
@@ -150,7 +159,7 @@ def with_batchnorm(method: Method) -> None:
 
 def without_batchnorm(method: Method) -> None:
     """Three rounds of a network without statistics."""
-    trains(rounds(method.small("mlp")))
+    trains(rounds(method.small(method.plain)))
 
 
 def absent_clients(method: Method) -> None:
@@ -214,7 +223,7 @@ def stopped_and_resumed(method: Method) -> None:
 def one_client(method: Method) -> None:
     """A federation of one client, m = 1."""
     one = {"data": {"num_clients": 1}, "train": {"sample_rate": 1.0}}
-    trains(rounds(method.small("mlp", **one)))
+    trains(rounds(method.small(method.plain, **one)))
 
 
 def one_sample(method: Method) -> None:
@@ -285,7 +294,7 @@ def updates(method: Method, size: int) -> list[ClientUpdate]:
 
     engine = {"kind": "serial", "client_batch": size}
     train = {"sample_rate": 1.0, "rounds": 2}
-    rounds(method.small("mlp", train=train, engine=engine), arrival=arrival)
+    rounds(method.small(method.plain, train=train, engine=engine), arrival=arrival)
     return seen
 
 

@@ -17,6 +17,12 @@ from tests.sampling import marked_beside
 
 pytestmark = pytest.mark.integration
 
+
+def plain(name):
+    """A model without BatchNorm; FedBN needs one with it."""
+    return "cnn" if name == "fedbn" else "mlp"
+
+
 every_method = pytest.mark.parametrize("name", algorithms.names())
 
 
@@ -97,7 +103,7 @@ UNDER_SERVERS = [
 
 @pytest.mark.parametrize(("name", "server"), UNDER_SERVERS)
 def test_a_server_rule_and_margin_control_go_with_any_clients(name, server):
-    alone = small(name, "mlp", train={"rounds": 2})
+    alone = small(name, plain(name), train={"rounds": 2})
     both = alone.model_copy(update={"server": server, "margin": "sigma_damp"})
     if name in ALONE:
         with pytest.raises(ConfigError, match=f"cannot serve {name}, which .*{ALONE[name]}"):
@@ -122,7 +128,7 @@ def test_a_server_part_serves_others_unless_it_needs_its_own_clients(name):
 
 @every_method
 def test_one_client_learns(name):
-    one = small(name, "mlp", data={"num_clients": 1}, train={"sample_rate": 1.0, "lr": 0.1})
+    one = small(name, plain(name), data={"num_clients": 1}, train={"sample_rate": 1.0, "lr": 0.1})
     made = rounds(one)
     trains(made)
     assert all(r.row["conflict_ratio"] is None for r in made)

@@ -8,6 +8,7 @@ from torch import nn
 
 import fedsim
 from fedsim import algorithms, models
+from fedsim.core.errors import ConfigError
 from fedsim.core.layout import layout_of, select
 from fedsim.core.types import ModelSpec, Training
 from fedsim.engine.base import OUTPUTS
@@ -16,7 +17,7 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
 from fedsim.training.round import run_round
 from fedsim.training.schedule import draw_cohort
-from fedsim.training.setup import Setup
+from fedsim.training.setup import Setup, prepare
 from tests.oracles import aggregation as oracle
 
 from .cases import assert_step, draw, every_cohort, every_input
@@ -91,10 +92,19 @@ def test_a_client_resumes_with_its_own_norms_and_the_newest_rest():
     )
 
 
-def test_a_model_without_batchnorm_is_fedavg_bit_for_bit():
-    reports, deltas = train(worker("fedbn", model="mlp"))
-    np.testing.assert_array_equal(deltas, train(worker("fedavg", model="mlp"))[1])
-    assert all("personal" not in r.state for r in reports)
+@pytest.mark.parametrize(
+    ("model", "selection", "named"),
+    [
+        ({"name": "mlp"}, "module", "model mlp has none"),
+        ({"name": "logistic"}, "module", "model logistic has none"),
+        ({"name": "cnn"}, "name", "model cnn has none"),  # features.1, ... by name
+        ({"name": "cnn", "norm": "group"}, "module", "model cnn with model.norm=group has none"),
+    ],
+)
+def test_a_model_of_which_nothing_stays_on_the_clients_is_refused(model, selection, named):
+    config = fedsim.RunConfig(algorithm="fedbn", model=model, fedbn={"bn_selection": selection})
+    with pytest.raises(ConfigError, match=f"^algorithm fedbn: {named} .* BatchNorm"):
+        prepare(config)
 
 
 @pytest.mark.integration

@@ -39,6 +39,21 @@ def test_every_command_has_its_help():
     assert "--baseline" in page  # of a command that is imported when it runs
 
 
+def test_links_to_files_beside_docs_are_those_of_the_pages_that_show_them():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorials/compare.md"))
+    made = hooks.on_page_markdown(
+        "[a](../../launch/README.md#experiment-files) [b](../../fedsim/config/sections.py) "
+        "[c](../METHODS.md#fedbn) ![d](../x.png)", page,
+    )  # fmt: skip
+    assert made == (
+        "[a](../how-to/clusters.md#experiment-files) [b](../reference/config.md) "
+        "[c](../METHODS.md#fedbn) ![d](../x.png)"
+    )
+    page.file.src_uri = "index.md"
+    wanted = "[a](how-to/clusters.md)"
+    assert hooks.on_page_markdown("[a](../launch/README.md)", page) == wanted
+
+
 def test_every_preset_and_data_set_is_named():
     page = hooks.names()
     assert "| `table3_small` | 18 | " in page

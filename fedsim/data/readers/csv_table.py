@@ -15,7 +15,7 @@ import numpy as np
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.files import TableRow, read_lines, read_table
 from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
+from fedsim.data.dataset import OWN_TEST, SCOPE, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.readers.folder import check_patients, coded
 
 USUAL = ("target", "site", "patient", "split")
@@ -115,10 +115,10 @@ def _read(request: Request) -> tuple[list[str], list[TableRow], dict[str, str]]:
     try:
         rows = read_table(file, (target,))
     except DataError as error:
-        known = "target" in request.columns or "is given twice" in str(error)
-        if known or "needed are the columns" not in str(error):
+        if "is given twice" in str(error) or "needed are the columns" not in str(error):
             raise
-        raise DataError(f"{error}; data.columns.target names the column of the classes") from None
+        said = "" if "target" in request.columns else "data.columns.target names the classes; "
+        raise DataError(f"{error}; {said}{SCOPE}") from None
     columns = list(rows[0].values)
     named = {what: what for what in USUAL if what in columns}
     for what, name in request.columns.items():
@@ -210,14 +210,14 @@ def _target(rows: Sequence[TableRow], column: str) -> tuple[tuple[str, ...], I64
         if value is not None and not value.is_integer():
             raise DataError(
                 f"{row.where}, column {column}: {cell!r} is no class; classes are whole numbers "
-                "or names"
+                f"or names ({SCOPE})"
             )
         levels.append(level)
     classes = _ordered(set(levels))
     if not 2 <= len(classes) <= _MOST_CLASSES:
         raise DataError(
             f"{rows[0].where.rpartition(', ')[0]}, column {column}: {len(classes)} classes, needed "
-            f"are 2 to {_MOST_CLASSES:,}"
+            f"are 2 to {_MOST_CLASSES:,} ({SCOPE})"
         )
     number = {name: i for i, name in enumerate(classes)}
     return tuple(classes), np.array([number[level] for level in levels], dtype=np.int64)

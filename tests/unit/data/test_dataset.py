@@ -81,6 +81,11 @@ def test_catalogue_names_readers_and_defaults():
     [
         ("retinamnst", {}, "unknown data set 'retinamnst' .did you mean 'retinamnist'"),
         ("chestmnist", {}, "14 labels per image"),
+        (
+            "survival",
+            {},
+            "unknown data set 'survival'; fedsim trains classifiers, .* no regression",
+        ),
         ("digits", {"augment": "flp"}, "data.augment 'flp' is unknown .*'flip'"),
         ("digits", {"split": "split_1"}, "digits has no folders of client lists"),
         ("digits", {"folder": Path("x")}, "digits is embedded"),
@@ -89,6 +94,26 @@ def test_catalogue_names_readers_and_defaults():
 def test_wrong_options_are_refused(name, options, message):
     with pytest.raises(ConfigError, match=message):
         data.load(name, **options)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("price", "column price: '0.5' is no class; .* or names .fedsim trains classifiers"),
+        (
+            "x+y",
+            r"needed are the columns x\+y.*; fedsim trains classifiers, .* no .*several labels",
+        ),
+        (None, "needed are the columns target.* names the classes; fedsim trains classifiers"),
+        ("count", "10001 classes, needed are 2 to 10,000 .fedsim trains classifiers"),
+    ],
+)
+def test_a_target_that_is_no_class_is_refused_with_what_is_trained(target, message, tmp_path):
+    file = tmp_path / "table.csv"
+    rows = "".join(f"{i % 7},{i + 0.5},{i}\n" for i in range(10_001))
+    file.write_text(f"v,price,count\n{rows}")
+    with pytest.raises(DataError, match=message):
+        data.load("csv", file, columns={} if target is None else {"target": target})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -307,7 +306,7 @@ def test_check_reads_what_is_stored(studies: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().out.splitlines()[:3] == [
         "small: 8 finished",
         " search      key  choices  low  high widen",
-        "      1 train.lr        4    0     4   yes",
+        "      1 train.lr        4    0     4      ",
     ]
     made = [f"{name}.csv" for name in ("deviations", "small", "small_curves", "small_trials")]
     made += ["sweep.csv", "sweep_curves.csv"]
@@ -330,29 +329,24 @@ def test_last10_is_the_mean_over_evaluated_rounds_among_the_last_ten() -> None:
     assert collect.scored(rounds, "x", "final") == 20
 
 
-@pytest.mark.parametrize(
-    ("lr", "edge"),
-    [
-        *((1e-4, ["train.lr low"]), (10**-3.91, ["train.lr low"]), (10**-3.89, [])),
-        *((10**-0.11, []), (10**-0.09, ["train.lr high"]), (1.0, ["train.lr high"])),
-    ],
-)
-def test_an_edge_is_a_fortieth_of_the_decades(lr: float, edge: list[str]) -> None:
-    ranges = {"train.lr": "loguniform(0.0001, 1)"}  # four decades: edges of 0.1
-    assert collect.edges({"train.lr": lr}, ranges) == edge
+def test_an_edge_is_a_value_beyond_which_no_candidate_lies() -> None:
+    """Whatever the range is: its outermost part may hold no candidate."""
+    rows = [{"train.lr": lr, "fedprox.mu": mu} for lr, mu in ((0.01, 1), (0.2, 0.1), (0.1, 0.2))]
+    assert [collect.edges(row, rows, rows[0]) for row in rows] == [
+        ["train.lr low", "fedprox.mu high"], ["train.lr high", "fedprox.mu low"], [],
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("more", "widen"), [(0, "yes"), (1, "")])
-def test_choices_at_edges_are_counted_by_key_and_side(more: int, widen: str) -> None:
-    cells = ["train.lr low", "fedprox.mu high", "train.lr high"] + [""] * (7 + more)
-    table = pd.DataFrame(
-        {
-            "chosen": [1, 1, 0] + [1] * (7 + more), "search": 1, "at_edge": cells,
-            "train.lr": 0.1, "fedprox.mu": [math.nan, 1.0] + [math.nan] * (8 + more),
-        }
-    )  # fmt: skip
+@pytest.mark.parametrize(("high", "widen"), [(3, "yes"), (2, "")])
+def test_choices_at_edges_are_counted_by_key_and_side(high: int, widen: str) -> None:
+    """20 searches of 20 candidates: one choice by chance at either side, more than two widen."""
+    search = pd.DataFrame({"method": "FedAvg", "data_seed": range(20)})
+    table = search.merge(pd.DataFrame({"trial": range(20)}), how="cross")
+    table = table.assign(chosen=(table["trial"] == 0).astype(int), search=1, at_edge="")
+    table = table.assign(**{"train.lr": 0.1, "fedprox.mu": 1.0})
+    table.loc[table["data_seed"] < high, "at_edge"] = "train.lr high; fedprox.mu low"
     assert collect.at_edges(table).to_numpy().tolist() == [
-        [1, "train.lr", 9 + more, 1, 0, widen], [1, "fedprox.mu", 1, 0, 1, ""],
+        [1, "train.lr", 20, 0, high, widen], [1, "fedprox.mu", 20, high, 0, ""],
     ]  # fmt: skip
 
 

@@ -176,7 +176,10 @@ class TestCheck:
             (D, "lower", "refuted"),
             ([0.001, -0.001, 0.002, 0.0, -0.002], "higher", "practically equal"),
             ([0.004, 0.005, 0.004, 0.005, 0.0045], "higher", "practically equal"),
-            ([0.1, -0.1, 0.05, -0.05, 0.02], "higher", "not decidable"),
+            ([0.1, -0.1, 0.05, -0.05, 0.02], "higher", "not decidable by design"),
+            ([0.004, -0.005, 0.004, -0.005, 0.02], "higher", "not decidable by design"),
+            ([0.01, 0.017, 0.007, 0.013, 0.009], "higher", "confirmed"),
+            ([0.012, -0.004, 0.010, -0.002, 0.004], "higher", "not decidable"),
         ],
     )
     def test_planted_words(self, d: list[float], claim: str, word: str) -> None:
@@ -246,7 +249,7 @@ class TestCheck:
         wide = check.compared(member(), {"b": runs}, ratio=True)
         assert wide["half"][0] > check.compared(member(), {"b": runs})["half"][0]
         fixed = check.compared(member(), {"b": runs.assign(test_drawn=0)}, ratio=True)
-        assert fixed["verdict"].to_list() == ["not decidable"]
+        assert fixed["verdict"].to_list() == ["not decidable by design"]
 
     @pytest.mark.parametrize(
         ("words", "word"),
@@ -255,6 +258,8 @@ class TestCheck:
             (["confirmed", "practically equal"], "practically equal"),
             (["confirmed", "not decidable", "practically equal"], "not decidable"),
             (["confirmed", "not decidable", "refuted"], "refuted"),
+            (["confirmed", "not decidable by design"], "not decidable by design"),
+            (["not decidable", "not decidable by design"], "not decidable"),
             ([], "not decidable"),
         ],
     )

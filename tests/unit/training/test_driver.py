@@ -685,14 +685,6 @@ def test_the_round_log_times_and_tags():
     assert timing["seconds"] >= 0
 
 
-@pytest.mark.slow
-def test_fedbn_without_batchnorm_has_one_model(tmp_path):
-    ours = fedsim.run(config("fedbn", model={"name": "mlp"}), tmp_path / "fedbn")
-    fedavg = fedsim.run(config("fedavg", model={"name": "mlp"}), tmp_path / "fedavg")
-    assert contents(ours)["rounds.csv"] == contents(fedavg)["rounds.csv"]
-    assert not (ours.path / "evaluations.csv").exists()
-
-
 def test_the_same_state_with_other_parameters_is_another_model():
     settings = config("fedbn", model={"name": "cnn"})
     setup = prepare(settings)

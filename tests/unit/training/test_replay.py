@@ -35,7 +35,8 @@ def small(name="fedavg", **sections):
     sections["data"] = {"num_clients": 8, **VALIDATION} | sections.get("data", {})
     sections["train"] = {"sample_rate": 0.75, "lr": 0.05} | sections.get("train", {})
     every = {"every": 1} | sections.pop("evaluation", {})
-    return config(name, "mlp", evaluation=every, engine=SERIAL, **sections)
+    model = "cnn" if name == "fedbn" else "mlp"
+    return config(name, model, evaluation=every, engine=SERIAL, **sections)
 
 
 def made_run(tmp_path_factory, name, **sections):

@@ -629,8 +629,8 @@ def test_all_packages_of_other_versions_are_named():
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("train", "lr", 0.02), ("train", "rounds", 9), ("fedbn", "bn_selection", "name"),
-     ("data", "alpha", 0.5), ("engine", "on_client_failure", "drop")],
+    [("train", "lr", 0.02), ("train", "rounds", 9), ("data", "alpha", 0.5),
+     ("engine", "on_client_failure", "drop")],
 )  # fmt: skip
 def test_an_edited_configuration_is_refused_with_its_key(section, key, value, after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")

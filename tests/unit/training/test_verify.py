@@ -30,8 +30,9 @@ pytestmark = pytest.mark.integration
 ROUNDS = 6
 
 
-def small(name="fedavg", model="mlp", **sections):
+def small(name="fedavg", model=None, **sections):
     """Six rounds of a method with checkpoints of every second one, and all tables."""
+    model = model or ("cnn" if name == "fedbn" else "mlp")
     given = {
         "train": {"rounds": ROUNDS},
         "evaluation": {"every": 2, "cosines": True},
