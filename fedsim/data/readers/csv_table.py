@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.files import TableRow, read_lines, read_table
+from fedsim.core.files import TableRow, read_table, records
 from fedsim.core.types import F64, I64, Array
 from fedsim.data.dataset import OWN_TEST, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.readers.folder import check_patients, coded
@@ -129,8 +129,8 @@ def _read(request: Request) -> tuple[list[str], list[TableRow], dict[str, str]]:
             f"data.columns: {named[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
         )
     if "" in columns:
-        line = read_lines(file)[0][0]
-        raise DataError(f"{file}, row {line}: column {columns.index('') + 1} has no name")
+        number, _ = next(records(file))
+        raise DataError(f"{file}, row {number}: column {columns.index('') + 1} has no name")
     return columns, rows, named
 
 
