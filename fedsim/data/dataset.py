@@ -65,8 +65,6 @@ class Raw(LabelledSamples):
         size: the model's image size where ``x`` is stored at another one and fitted on the
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
-        prepare: gives the samples as the model sees them, of the parts (N,), where they depend on
-            which of them are for training; None: they are ``x``.
     """
 
     source: Path | str
@@ -75,7 +73,6 @@ class Raw(LabelledSamples):
     parts: Parts | None = None
     size: int | None = None
     augment: str = "none"
-    prepare: Callable[[Parts], Array] | None = None
 
 
 Reader = Callable[..., Raw]
@@ -165,7 +162,7 @@ def assemble(
     x = raw.x
     if raw.prepare is not None:
         known = parts if raw.parts is None or not whole else raw.parts
-        x = raw.prepare(known)
+        x = raw.prepare(np.flatnonzero(known == TRAIN))
     if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
         x = resize(x, image_size)
     clients = raw.clients

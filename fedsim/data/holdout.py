@@ -216,7 +216,8 @@ def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
         part[enough[site[part]]] if (counts[site[part]] > 0).any() else part
         for part in (dataset.val, dataset.test)
     )
-    return replace(dataset, train=dataset.train[enough[site[dataset.train]]], val=val, test=test)
+    train = dataset.train[enough[site[dataset.train]]]
+    return dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
 
 
 def num_left_out(dataset: Dataset) -> int:

@@ -113,7 +113,7 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
-    """The data set with the parts of a split file, and the clients in it.
+    """The data set with the parts of a split file, its samples fitted to them, and the clients.
 
     Raises:
         DataError: the file is missing or damaged, or belongs to other data; names file and row.
@@ -245,12 +245,11 @@ def _assembled(
         raise DataError(f"{file}: no sample is in the part test")
     tested = sample[part == TEST]
     groups = {name: own[np.isin(own, tested)] for name, own in dataset.groups.items()}
+    own_test = dataset.own_test[np.isin(dataset.own_test, sample[part == OWN_TEST])]
+    training = np.setdiff1d(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))], own_test)
     changed = replace(
-        dataset,
+        dataset.with_parts(train=training, val=sample[part == VAL], test=tested, own_test=own_test),
         groups={name: own for name, own in groups.items() if len(own)},
-        train=np.sort(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))]),
-        val=sample[part == VAL],
-        test=tested,
     )
     partition = Partition(
         train=of_clients(TRAIN), val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)

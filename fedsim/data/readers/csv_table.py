@@ -2,7 +2,8 @@
 
 Which column is what follows from ``data.columns`` (target, site, patient, split); all others are
 features, numbers or one-hot coded categories. Scaling and the values put in for missing ones are
-those of the training rows, so that they are computed once the parts are known.
+those of the training rows, so that they are computed once the parts are known, and again where a
+split file gives other ones.
 """
 
 import math
@@ -325,7 +326,7 @@ def _prepared(
     none: int,
     scaling: str,
     missing: str,
-    parts: Parts,
+    training: I64,
 ) -> Array:
     """(n, d) float32: without gaps, and scaled, by the training rows.
 
@@ -337,9 +338,10 @@ def _prepared(
         none: the number of the site that stands for no site.
         scaling: ``site``, ``all`` or ``none``.
         missing: ``mean`` or ``median`` where there are gaps.
-        parts: (n,) of each row.
+        training: (m,) the numbers of the training rows.
     """
-    train = parts == TRAIN
+    train = np.zeros(len(x), dtype=bool)
+    train[training] = True
     gaps = np.isnan(x)
     if not train.any() and (scaling != "none" or gaps.any()):
         what = f"csv.scaling={scaling}" if scaling != "none" else f"csv.missing={missing}"
