@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import DataError, HeldError, StoreError, one_line
+from fedsim.core.errors import ConfigError, DataError, HeldError, StoreError, one_line
 from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 
@@ -62,9 +62,21 @@ def write(path: Path, data: bytes) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder for packed and downloaded data sets, and what else can be made anew."""
+    """The folder for packed and downloaded data sets, and what else can be made anew.
+
+    Raises:
+        ConfigError: none is set, and the user has no home folder.
+    """
     given = os.environ.get("FEDSIM_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "fedsim"
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "fedsim"
+    except RuntimeError:
+        raise ConfigError(
+            "FEDSIM_CACHE: not set, and this user has no home folder (HOME is not set, passwd has "
+            "no entry): set it to a folder for packed and downloaded data"
+        ) from None
 
 
 def sha256(path: Path) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
 
 import pytest
 
 from fedsim import data
-from fedsim.core.errors import DataError
-from fedsim.core.files import SEPARATORS, read_lines, read_table, records
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import SEPARATORS, cache_dir, read_lines, read_table, records
 
 BREAKS = {
     "line feed": "\n",
@@ -86,3 +87,15 @@ def test_no_row_of_a_table_is_invented(what, tmp_path: Path):
     read = data.load("csv", tmp_path / "x.csv", features="age", scaling="none")
     assert read.x.ravel().tolist() == pytest.approx([age + 0.1 for age in range(60)])
     assert read.y.tolist() == [age % 2 for age in range(60)]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="another rule for the home folder")
+def test_a_user_without_a_home_has_to_name_the_cache(tmp_path: Path, monkeypatch):
+    """As in a container that is started with ``--user 12345``."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("FEDSIM_CACHE", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2_000_000_007)
+    with pytest.raises(ConfigError, match=r"^FEDSIM_CACHE: not set, and this user has no home"):
+        cache_dir()
+    monkeypatch.setenv("FEDSIM_CACHE", str(tmp_path))
+    assert cache_dir() == tmp_path
