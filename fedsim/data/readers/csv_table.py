@@ -29,6 +29,8 @@ NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
 _MOST_CLASSES = 10_000
 _MOST_LEVELS = 1_000
+_COMPARED = 200
+"""The most names of classes among which typing errors are looked for."""
 _FEW = 10
 """So many whole numbers, or fewer, may be the codes of categories."""
 _EXACT = 2.0**53
@@ -76,7 +78,8 @@ def table(
     if not kept:
         raise DataError(f"{file}: csv.missing=drop leaves no row, each has a missing value")
     classes, y = _target(kept, named["target"])
-    remarks = odd_labels(kept, classes, y, thing="row")
+    meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
+    remarks = odd_labels(kept, classes, y, named=meant, thing="row")
     if len(kept) < len(rows):
         left = len(rows) - len(kept)
         remarks += (f"{left} of {len(rows)} rows have a missing value and were left out",)

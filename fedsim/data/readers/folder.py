@@ -97,7 +97,7 @@ def odd_labels(
     classes: tuple[str, ...],
     y: I64,
     *,
-    named: bool = False,
+    named: bool,
     thing: str = "image",
 ) -> tuple[str, ...]:
     """What is odd about the labels, in a line for each kind; nothing where all is well.
@@ -110,7 +110,7 @@ def odd_labels(
         rows: of the table.
         classes: their names.
         y: (n,) the class of each row.
-        named: whether classes.txt says which classes there are, so that all are meant.
+        named: whether all are meant, as where classes.txt says which classes there are.
         thing: what a row is.
     """
     count = Counter(y.tolist())

@@ -299,6 +299,8 @@ def test_what_is_odd_about_a_table_is_said(tmp_path: Path):
     assert remarks[0].startswith("labels that may be typing errors: 'yes' (10 rows, first in row 3")
     assert remarks[1] == "class with a single row: 'ni' (1 row in row 32)"
     assert "csv.missing=median fills gaps between few whole numbers: code" in remarks[2]
+    numbers = write(tmp_path, ["v", "target"], [[i, 1 - i % 2 * 2] for i in range(30)])
+    assert data.load("csv", numbers).remarks == ()
     rows = [[1, "a"], [2, "b"]]
     with pytest.raises(DataError, match=r"t.csv: 2 samples are too few to hold out a fraction 0.2"):
         data.load("csv", write(tmp_path, ["v", "target"], rows))
