@@ -43,7 +43,7 @@ _connected = _forked = False
 
 def _after_fork() -> None:
     global _forked  # noqa: PLW0603 - of the process
-    _forked = _forked or _connected
+    _forked = _forked or _connected or ray.is_initialized()
 
 
 if hasattr(os, "register_at_fork"):
