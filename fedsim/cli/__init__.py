@@ -8,6 +8,7 @@ be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import click
@@ -145,6 +146,13 @@ def main(ctx: click.Context) -> None:
     show_log()
     if ctx.invoked_subcommand is None:
         echo(ctx.get_help())
+        return
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError(
+            "the working folder was removed meanwhile: change to one that exists (cd)"
+        ) from None
 
 
 for command in (

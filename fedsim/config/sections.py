@@ -29,6 +29,7 @@ from fedsim.core.settings import (
     Scalar,
     Shards,
     column_names,
+    in_line,
     with_folder,
     word_or_number,
 )
@@ -97,7 +98,8 @@ class DataConfig(Section):
     columns: str | None = None
     """Names of the columns that hold target, site, patient or split in a table, or image, text,
     label, site, user or patient in a saved Hugging Face data set, as in label=fine_label,
-    site=hospital; also one by one, as data.columns.label; unset: these names."""
+    site=hospital, a pair with a comma in quotes; also one by one, as data.columns.label; unset:
+    these names."""
     augment: str | None = None
     """Augmentation of training images; unset: the data set's default."""
     client_val_fraction: float = Field(default=0.0, ge=0, lt=1)
@@ -127,7 +129,7 @@ class DataConfig(Section):
     @classmethod
     def _columns(cls, value: object) -> str | None:
         names = {} if value is None else column_names(value)
-        return ",".join(f"{what}={name}" for what, name in names.items()) or None
+        return in_line(f"{what}={name}" for what, name in names.items()) or None
 
     @property
     def column_names(self) -> dict[str, str]:

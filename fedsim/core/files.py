@@ -14,13 +14,14 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from fedsim.core.errors import DataError, HeldError, StoreError, one_line
+from fedsim.core.errors import ConfigError, DataError, HeldError, StoreError, one_line
 from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 
@@ -61,9 +62,21 @@ def write(path: Path, data: bytes) -> None:
 
 
 def cache_dir() -> Path:
-    """The folder for packed and downloaded data sets, and what else can be made anew."""
+    """The folder for packed and downloaded data sets, and what else can be made anew.
+
+    Raises:
+        ConfigError: none is set, and the user has no home folder.
+    """
     given = os.environ.get("FEDSIM_CACHE")
-    return Path(given) if given else Path.home() / ".cache" / "fedsim"
+    if given:
+        return Path(given)
+    try:
+        return Path.home() / ".cache" / "fedsim"
+    except RuntimeError:
+        raise ConfigError(
+            "FEDSIM_CACHE: not set, and this user has no home folder (HOME is not set, passwd has "
+            "no entry): set it to a folder for packed and downloaded data"
+        ) from None
 
 
 def sha256(path: Path) -> str:
@@ -292,20 +305,21 @@ def read_lines(path: Path) -> list[tuple[int, str]]:
     Raises:
         DataError: missing, not readable, not UTF-8, with a NUL character, or without any line.
     """
-    try:
-        text = regular(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file") from error
-    except (OSError, UnicodeDecodeError) as error:
-        hint = "; a spreadsheet saves one as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
-        raise DataError(f"{path}: not a readable UTF-8 text file ({error}){hint}") from error
-    lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise DataError(f"{path}: the file is empty")
-    if "\0" in text:
-        row = next(number for number, line in lines if "\0" in line)
-        raise DataError(f"{path}, row {row}: holds a NUL character")
-    return lines
+    lines = enumerate(_text(path).split("\n"), 1)
+    return [(number, line.strip()) for number, line in lines if line.strip()]
+
+
+def records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Row number and stripped values of the rows of a CSV file that are not blank.
+
+    A value in quotes may hold separators and line breaks. Numbers are those of lines, from 1; that
+    of a row is its last line's.
+
+    Raises:
+        DataError: as :func:`read_lines`, a value of more than 131,072 characters, a quote that is
+            not closed.
+    """
+    return _records(path, _text(path), SEPARATORS[0])
 
 
 def read_table(
@@ -322,12 +336,13 @@ def read_table(
             are columns of no meaning beside a column of that name.
 
     Raises:
-        DataError: a missing file or column, a column given twice, a row of another length, a cell
-            of more than 131,072 characters.
+        DataError: as :func:`records`, a missing column, a column given twice, a row of another
+            length.
     """
-    lines, twice = read_lines(path), ""
+    text, twice = _text(path), ""
     for separator in SEPARATORS:
-        first = _cells(lines[0][1], f"{path}, row {lines[0][0]}", separator)
+        parsed = _records(path, text, separator)
+        _, first = next(parsed)
         given = [name.lower() for name in first]
         renamed = {name: new for name, new in (aliases or {}).items() if new not in given}
         header = [renamed.get(name, name) for name in given]
@@ -337,29 +352,64 @@ def read_table(
                 break
             twice = f"; {several[0]!r} is given twice"
     else:
+        line = text.strip().partition("\n")[0].strip()
         raise DataError(
-            f"{path}: the header is {lines[0][1]}, needed are the columns {', '.join(required)}, "
+            f"{path}: the header is {line}, needed are the columns {', '.join(required)}, "
             f"each once, separated by commas, semicolons or tabs{twice}"
         )
-    parsed = [_cells(line, f"{path}, row {number}", separator) for number, line in lines]
-    if len(parsed) == 1:
-        raise DataError(f"{path}: no rows below the header")
     rows = []
-    for (number, _), values in zip(lines[1:], parsed[1:], strict=True):
+    for number, values in parsed:
         where = f"{path}, row {number}"
         if len(values) != len(header):
             raise DataError(f"{where}: {len(values)} values, the header has {len(header)}")
         rows.append(TableRow(dict(zip(header, values, strict=True)), where))
+    if not rows:
+        raise DataError(f"{path}: no rows below the header")
     return rows
 
 
-def _cells(line: str, where: str, separator: str) -> list[str]:
-    """The stripped values of a line of CSV."""
+def _text(path: Path) -> str:
+    """The content of a text file, with "\\n" at line ends; errors as :func:`read_lines`."""
     try:
-        return [value.strip() for value in next(csv.reader([line], delimiter=separator))]
+        text = regular(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: there is no such file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "; a spreadsheet saves one as 'CSV UTF-8'" if path.suffix.lower() == ".csv" else ""
+        raise DataError(f"{path}: not a readable UTF-8 text file ({error}){hint}") from error
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty")
+    before, nul, _ = text.partition(_END)
+    if nul:
+        number = before.count("\n") + 1
+        raise DataError(f"{path}, row {number}: holds a NUL character")
+    return text
+
+
+_END = "\0"
+"""In no text; as the last line of CSV it is a row of its own, unless a quote is open before it."""
+
+
+def _records(path: Path, text: str, separator: str) -> Iterator[tuple[int, list[str]]]:
+    lines = text.split("\n")
+    reader = csv.reader(
+        chain((f"{line}\n" for line in lines), [_END]), delimiter=separator, skipinitialspace=True
+    )
+    begin = 0
+    try:
+        for values in reader:
+            end = reader.line_num
+            if values == [_END]:
+                return
+            if end > len(lines):
+                raise DataError(f"{path}, row {begin + 1}: a quote is not closed")
+            if any(line.strip() for line in lines[begin:end]):
+                yield end, [value.strip() for value in values]
+            begin = end
     except csv.Error:
         raise DataError(
-            f"{where}: a cell has more than {csv.field_size_limit():,} characters"
+            f"{path}, row {begin + 1}: a cell has more than {csv.field_size_limit():,} characters; "
+            "is a quote not closed?"
         ) from None
 
 

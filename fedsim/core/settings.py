@@ -1,13 +1,15 @@
 """Settings that are refused by their key, and typed keyword parameters as settings."""
 
+import csv
 import functools
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from fedsim.core.errors import ConfigError, nearest
 
@@ -125,32 +127,67 @@ def _known_adapter(kind: Any) -> TypeAdapter[Scalar]:
     return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False))
 
 
+def listed(text: str) -> list[str]:
+    """The names in a line of CSV, stripped; one with a comma stands in quotes.
+
+    Raises:
+        ValueError: a quote is not closed, or there are several lines.
+    """
+    try:
+        names, *more = csv.reader([text.strip(), ""], skipinitialspace=True)
+    except csv.Error:
+        more = []
+    if more != [[]]:
+        raise ValueError("must be one line of names with commas between; a quote has to be closed")
+    return [name.strip() for name in names]
+
+
+def in_line(names: Iterable[str]) -> str:
+    """The line of CSV that :func:`listed` reads as these names."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(names)
+    return text.getvalue()
+
+
+def _line(given: object) -> object:
+    line = in_line(map(str, given)) if isinstance(given, list | tuple) else given
+    if isinstance(line, str):
+        listed(line)
+    return line
+
+
+Names = Annotated[str, BeforeValidator(_line)]
+"""Names in a line of CSV; in a YAML file also a list of them."""
+
+
 def column_names(given: object) -> dict[str, str]:
     """The names of columns by what they hold, in the order of :data:`COLUMNS`.
 
     Args:
-        given: a text ``label=fine_label,site=hospital`` or a mapping; a name that is None is none.
+        given: a line of CSV, ``label=fine_label,site=hospital``, or a mapping; a name that is None
+            is none.
 
     Raises:
         ValueError: another form, something that no column holds, or an empty name.
     """
     if isinstance(given, str):
-        pairs = [tuple(text.split("=")) for text in given.split(",")] if given else []
+        pairs = [tuple(text.split("=", 1)) for text in listed(given)]
     else:
         pairs = list(given.items()) if isinstance(given, Mapping) else [()]
     if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("must be names of columns, as in label=fine_label,site=hospital")
+        raise ValueError(
+            "must be names of columns, as in label=fine_label,site=hospital, with quotes around a "
+            'pair that holds a comma, "site=ward, floor"'
+        )
     columns: dict[str, str] = {}
     for what, name in pairs:
         if what not in COLUMNS:
             near = nearest(str(what), COLUMNS)
-            raise ValueError(f"unknown column {what!r}{near}; allowed: {', '.join(COLUMNS)}")
+            raise ValueError(f"must be of {', '.join(COLUMNS)}; {what!r} is none of them{near}")
         if what in columns:
-            raise ValueError(f"{what} is given twice")
-        if name is not None and (not isinstance(name, str) or not name or set(name) & set(",=")):
-            raise ValueError(
-                f"{what}={name!r}: must be the name of one column, without comma and equals sign"
-            )
+            raise ValueError(f"must name each column once; {what} is given twice")
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ValueError(f"must be names of columns; {what}={name!r} is none")
         if name is not None:
             columns[what] = name
     return {what: columns[what] for what in COLUMNS if what in columns}

@@ -4,10 +4,10 @@ Dimension letters: K clients, m clients in the cohort of a round, P trained para
 B float statistics (running means and variances), D = P + B, N images, C classes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,6 +214,8 @@ class LabelledSamples:
         patient_names: names of the patients.
         files: the file of each sample, relative to the folder of the data, where it has one.
         remarks: what somebody should look at before training, a line each.
+        prepare: gives ``x`` where it depends on which samples (n,) int64 are for training, as
+            scaled features do; None: it does not.
     """
 
     x: Array
@@ -231,6 +233,7 @@ class LabelledSamples:
     files: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    prepare: Callable[[I64], Array] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,6 +256,13 @@ class Dataset(LabelledSamples):
     test: I64
     pipeline: Pipeline | None
     own_test: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def with_parts(self, *, train: I64, val: I64, test: I64, own_test: I64) -> Self:
+        """Other parts in place of its own, with the samples that follow from them."""
+        x = self.x
+        if self.prepare is not None and not np.array_equal(train, self.train):
+            x = self.prepare(train)
+        return replace(self, x=x, train=train, val=val, test=test, own_test=own_test)
 
     @property
     def num_classes(self) -> int:

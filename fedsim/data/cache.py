@@ -32,8 +32,8 @@ from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, cache_dir
 from fedsim.core.types import Array
 
-_VERSION = 2
-"""Part of the names of packs of images: 2 since their EXIF orientation is applied."""
+_VERSION = 3
+"""Part of the names of packs of images: 3 since files whose content would be cut are refused."""
 _MARK = b"fedsim-crc32"
 """Before the checksum (four bytes, little endian) at the end of a pack."""
 _BLOCK = 1 << 22

@@ -70,8 +70,6 @@ class Raw(LabelledSamples):
         size: the model's image size where ``x`` is stored at another one and fitted on the
             device; None: ``x`` is resized once.
         augment: the training augmentation of the published pipeline.
-        prepare: gives the samples as the model sees them, of the parts (N,), where they depend on
-            which of them are for training; None: they are ``x``.
     """
 
     source: Path | str
@@ -80,7 +78,6 @@ class Raw(LabelledSamples):
     parts: Parts | None = None
     size: int | None = None
     augment: str = "none"
-    prepare: Callable[[Parts], Array] | None = None
 
 
 Reader = Callable[..., Raw]
@@ -166,11 +163,11 @@ def assemble(
     if whole:
         parts = np.full(len(raw.y), TEST, dtype=np.int8)
     else:
-        parts = _parts(raw, patient, name, val_fraction, test_fraction, seed)
+        parts = _parts(raw, patient, val_fraction, test_fraction, seed)
     x = raw.x
     if raw.prepare is not None:
         known = parts if raw.parts is None or not whole else raw.parts
-        x = raw.prepare(known)
+        x = raw.prepare(np.flatnonzero(known == TRAIN))
     if not raw.size and image_size is not None and (enlarge or image_size < x.shape[-1]):
         x = resize(x, image_size)
     clients = raw.clients
@@ -205,7 +202,7 @@ def in_one_part(dataset: Dataset) -> Dataset:
 
 
 def _parts(
-    raw: Raw, patient: I64 | None, name: str, val_fraction: float, test_fraction: float, seed: int
+    raw: Raw, patient: I64 | None, val_fraction: float, test_fraction: float, seed: int
 ) -> Parts:
     """TRAIN, VAL or TEST for every sample: as the files say, and drawn where they do not."""
     parts = np.full(len(raw.y), TRAIN, dtype=np.int8) if raw.parts is None else raw.parts.copy()
@@ -213,19 +210,20 @@ def _parts(
         if fraction > 0 and not (parts == part).any():
             train = np.flatnonzero(parts == TRAIN)
             stream = "split.test" if part == TEST else "split.val"
-            parts[train[_drawn(raw, patient, train, fraction, seed, stream, name)]] = part
+            parts[train[_drawn(raw, patient, train, fraction, seed, stream)]] = part
     return parts
 
 
 def _drawn(
-    raw: Raw, patient: I64 | None, train: I64, fraction: float, seed: int, stream: str, name: str
+    raw: Raw, patient: I64 | None, train: I64, fraction: float, seed: int, stream: str
 ) -> I64:
     """Positions in ``train`` of a random part: within users, else by class, site and patient."""
+    source = str(raw.source)
     if raw.sites_are_users and raw.site is not None:
-        return held_out_by_user(raw.y[train], raw.site[train], fraction, seed, stream, name)
+        return held_out_by_user(raw.y[train], raw.site[train], fraction, seed, stream, source)
     stratum = raw.y if raw.site is None else raw.y + len(raw.class_names) * raw.site
     members = None if patient is None else patient[train]
-    return held_out(stratum[train], members, fraction, seed, stream, name)
+    return held_out(stratum[train], members, fraction, seed, stream, source)
 
 
 def check(dataset: Dataset, source: str, whole: bool = False) -> None:

@@ -166,7 +166,9 @@ def stratified(labels: I64, count: int, draw: np.random.Generator) -> I64:
     return by_class[(np.arange(len(labels))[:count] * n + draw.integers(n)) // taken]
 
 
-def held_out_by_user(y: I64, user: I64, fraction: float, seed: int, stream: str, name: str) -> I64:
+def held_out_by_user(
+    y: I64, user: I64, fraction: float, seed: int, stream: str, source: str
+) -> I64:
     """Positions of random samples, ``fraction`` of each user's rounded to the nearest number.
 
     ``y`` holds (n,) labels, of each of which nearly its share is taken, or (n, T), not looked at,
@@ -185,7 +187,7 @@ def held_out_by_user(y: I64, user: I64, fraction: float, seed: int, stream: str,
     out = np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
     if not 0 < len(out) < len(y):
         raise DataError(
-            f"{name}: {len(y)} samples of {len(parts)} users are too few to hold out a fraction "
+            f"{source}: {len(y)} samples of {len(parts)} users are too few to hold out a fraction "
             f"{fraction} of each user's"
         )
     return out
@@ -214,7 +216,8 @@ def without_small_users(dataset: Dataset, min_samples: int) -> Dataset:
         part[enough[site[part]]] if (counts[site[part]] > 0).any() else part
         for part in (dataset.val, dataset.test)
     )
-    return replace(dataset, train=dataset.train[enough[site[dataset.train]]], val=val, test=test)
+    train = dataset.train[enough[site[dataset.train]]]
+    return dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
 
 
 def num_left_out(dataset: Dataset) -> int:
@@ -226,7 +229,7 @@ def num_left_out(dataset: Dataset) -> int:
 
 
 def held_out(
-    stratum: I64, group: I64 | None, fraction: float, seed: int, stream: str, name: str
+    stratum: I64, group: I64 | None, fraction: float, seed: int, stream: str, source: str
 ) -> I64:
     """Positions of a random held-out part of about ``fraction`` of every stratum, ascending.
 
@@ -240,7 +243,7 @@ def held_out(
         fraction: in 0..1, both excluded.
         seed: of the draw.
         stream: purpose of the draw, which makes it independent of other draws of ``seed``.
-        name: of the data set, for messages.
+        source: of the data, for messages.
 
     Raises:
         DataError: one side would be empty.
@@ -258,9 +261,9 @@ def held_out(
         taken = _taken_whole(counts / totals, fraction, order)
     out = np.flatnonzero(taken[members])
     if not 0 < len(out) < len(stratum):
+        of = "" if group is None else f" of {groups} patients"
         raise DataError(
-            f"{name}: {len(stratum)} images of {groups} patients are too few to hold out a "
-            f"fraction {fraction}"
+            f"{source}: {len(stratum)} samples{of} are too few to hold out a fraction {fraction}"
         )
     return out
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL.PngImagePlugin import PngImageFile
+from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, TiffImageFile
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
@@ -71,8 +73,9 @@ def decode(source: Path | bytes, size: int, where: str = "") -> Array:
     Messages begin with ``where``, by default the file.
 
     Raises:
-        DataError: the file is truncated or no image, or has more than eight bits a channel or
-            :data:`MOST_PIXELS` pixels, also after Resize(size).
+        DataError: the file is truncated or no image; or its content would be cut: it has several
+            pages, more than eight bits a channel, channels beside colours and transparency, or more
+            than :data:`MOST_PIXELS` pixels, also after Resize(size).
     """
     from torchvision.transforms.v2.functional import center_crop
 
@@ -110,6 +113,8 @@ def _opened(source: Path | bytes, where: Path | str) -> Iterator[Image.Image]:
         file = regular(source) if isinstance(source, Path) else BytesIO(source)
         with Image.open(file, formats=FORMATS) as image:
             _check_size(where, *image.size)
+            if cut := _cut(image):
+                raise DataError(f"{where}: {cut}")
             yield image
     except UnidentifiedImageError as error:
         wanted = ", ".join(FORMATS)
@@ -118,6 +123,26 @@ def _opened(source: Path | bytes, where: Path | str) -> Iterator[Image.Image]:
         ) from error
     except _BROKEN as error:
         raise DataError(f"{where}: truncated or not an image ({one_line(error)})") from error
+
+
+def _cut(image: Image.Image) -> str:
+    """What the file has that eight bits a channel of one RGB image do not hold; empty: nothing.
+
+    Pillow opens 16-bit colours as RGB, cut to their high bytes: the file's own header says it.
+    """
+    pages = getattr(image, "n_frames", 1)
+    if pages > 1 and image.format != "MPO":  # a JPEG file with previews after the image
+        return f"{pages} pages or frames, needed is a file for each image"
+    deep = f"pixels of mode {image.mode!r}" if image.mode not in EIGHT_BIT else ""
+    if isinstance(image, PngImageFile) and any(";16" in str(tile[3]) for tile in image.tile):
+        deep = "16 bits a channel"
+    if isinstance(image, TiffImageFile):
+        most = max(image.tag_v2.get(BITSPERSAMPLE, (1,)))
+        deep = f"{most} bits a channel" if most > 8 else deep
+        deep = "signed numbers" if 2 in image.tag_v2.get(SAMPLEFORMAT, ()) else deep
+        if 0 in image.tag_v2.get(EXTRASAMPLES, ()):
+            return "a channel beside colours and transparency"
+    return deep and f"{deep}, needed are eight bits a channel (0..255)"
 
 
 def _check_size(where: Path | str, width: int, height: int) -> None:
@@ -141,10 +166,6 @@ def _rgb(source: Path | bytes, where: str = "") -> torch.Tensor:
     """(3, H, W) float32 in 0..255, upright as the EXIF orientation says."""
     where = where or str(source)
     with _opened(source, where) as image:
-        if image.mode not in EIGHT_BIT:
-            raise DataError(
-                f"{where}: pixels of mode {image.mode!r}, needed are eight bits a channel"
-            )
         pixels = np.array(_upright(image.convert("RGB")), dtype=np.float32)
     import torch
 

@@ -5,7 +5,6 @@ gives back the parts and the clients. The older form ``client,index[,name]`` lis
 samples alone.
 """
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.core.errors import DataError, one_line
-from fedsim.core.files import csv_plain, read_lines, read_table, whole_number
-from fedsim.core.reading import regular
+from fedsim.core.errors import DataError
+from fedsim.core.files import csv_plain, read_table, records, whole_number
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")
@@ -115,62 +113,73 @@ def _sites_of(dataset: Dataset, partition: Partition) -> tuple[str, ...]:
 
 
 def read(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
-    """The data set with the parts of a split file, and the clients in it.
+    """The data set with the parts of a split file, its samples fitted to them, and the clients.
 
     Raises:
         DataError: the file is missing or damaged, or belongs to other data; names file and row.
     """
-    (_, header), *_ = read_lines(file)
-    if "sample" in [name.strip().lower() for name in header.split(",")]:
+    _, header = next(records(file))
+    if "sample" in [name.lower() for name in header]:
         return _read_split(dataset, file)
     return dataset, _read_clients(dataset, file)
 
 
+class _Table(NamedTuple):
+    """The cells of a file as texts, (n,) by column, and the number of each row in it."""
+
+    file: Path
+    columns: Mapping[str, Array]
+    numbers: Sequence[int]
+
+    def row(self, where: Array) -> str:
+        """The first of some rows, as it is numbered in an editor."""
+        return f"{self.file}, row {self.numbers[where[0]]}"
+
+    def whole(self, texts: Array, what: str) -> I64:
+        """Whole numbers (n,) of the texts of a column."""
+        import pandas as pd  # takes a third of a second to import
+
+        values = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
+        where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
+        if len(where):
+            raise DataError(f"{self.row(where)}: {what} {texts[where[0]]!r} is not a whole number")
+        return values.astype(np.int64)
+
+
 def _read_split(dataset: Dataset, file: Path) -> tuple[Dataset, Partition]:
     table = _table(file)
-    sample = _numbers(table["sample"], file, "sample")
+    columns = table.columns
+    sample = table.whole(columns["sample"], "sample")
     where = np.flatnonzero((sample < 0) | (sample >= len(dataset.y)))
     if len(where):
         raise DataError(
-            f"{_row(file, where)}: sample {sample[where[0]]} is not in {dataset.name}, which has "
+            f"{table.row(where)}: sample {sample[where[0]]} is not in {dataset.name}, which has "
             f"0..{len(dataset.y) - 1}"
         )
     first = np.unique(sample, return_index=True)[1]
     if len(first) < len(sample):
         where = np.setdiff1d(np.arange(len(sample)), first)
-        raise DataError(f"{_row(file, where)}: sample {sample[where[0]]} is given twice")
+        raise DataError(f"{table.row(where)}: sample {sample[where[0]]} is given twice")
     known = {name: number for number, name in enumerate(PARTS)}
-    part = np.array([known.get(name, -1) for name in table["part"]], dtype=np.int64)
+    part = np.array([known.get(name, -1) for name in columns["part"]], dtype=np.int64)
     where = np.flatnonzero(part < 0)
     if len(where):
         raise DataError(
-            f"{_row(file, where)}: part {table['part'][where[0]]!r} is unknown; known: "
+            f"{table.row(where)}: part {columns['part'][where[0]]!r} is unknown; known: "
             f"{', '.join(PARTS)}"
         )
-    nobody = table["client_id"] == ""
-    client = _numbers(np.where(nobody, "-1", table["client_id"]), file, "client_id")
+    nobody = columns["client_id"] == ""
+    client = table.whole(np.where(nobody, "-1", columns["client_id"]), "client_id")
     where = np.flatnonzero((client < 0) & (~nobody | np.isin(part, (OWN_VAL, OWN_TEST))))
     if len(where):
-        raise DataError(f"{_row(file, where)}: a sample of {PARTS[part[where[0]]]} needs a client")
-    _check_data(dataset, table, sample, file)
-    return _assembled(dataset, table, Rows(sample, part, client), file)
+        raise DataError(f"{table.row(where)}: a sample of {PARTS[part[where[0]]]} needs a client")
+    _check_data(dataset, table, sample)
+    return _assembled(dataset, columns, Rows(sample, part, client), file)
 
 
-def _table(file: Path) -> dict[str, Array]:
-    """The file's cells as stripped texts, (n,) by column."""
-    try:
-        with regular(file).open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream)
-            try:
-                header, *lines = reader
-            except csv.Error as error:
-                where = f"{file}, row {reader.line_num}"
-                raise DataError(f"{where}: not a row of CSV ({error})") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: not a CSV table ({one_line(error)})") from error
-    while lines and not lines[-1]:
-        lines.pop()
-    names = [name.strip().lower() for name in header]
+def _table(file: Path) -> _Table:
+    (_, header), *lines = records(file)
+    names = [name.lower() for name in header]
     if set(_NEEDED) - set(names) or len(set(names)) < len(names):
         raise DataError(
             f"{file}: the header is {','.join(names)}, needed are the columns "
@@ -178,35 +187,20 @@ def _table(file: Path) -> dict[str, Array]:
         )
     if not lines:
         raise DataError(f"{file}: no rows below the header")
-    other = [i for i, line in enumerate(lines) if len(line) != len(names)]
-    if other:
-        raise DataError(
-            f"{file}, row {other[0] + 2}: {len(lines[other[0]])} values, the header has "
-            f"{len(names)}"
-        )
-    cells = zip(*lines, strict=True)
-    return {
-        name: np.array([csv_plain(text.strip()) for text in column], dtype=object)
-        for name, column in zip(names, cells, strict=True)
+    for number, values in lines:
+        if len(values) != len(names):
+            raise DataError(
+                f"{file}, row {number}: {len(values)} values, the header has {len(names)}"
+            )
+    numbers, rows = zip(*lines, strict=True)
+    columns = {
+        name: np.array([csv_plain(text) for text in column], dtype=object)
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
     }
+    return _Table(file, columns, numbers)
 
 
-def _row(file: Path, where: Array) -> str:
-    """The first row, as it is numbered in an editor."""
-    return f"{file}, row {int(where[0]) + 2}"
-
-
-def _numbers(texts: Array, file: Path, what: str) -> I64:
-    import pandas as pd  # takes a third of a second to import
-
-    values = np.asarray(pd.to_numeric(texts, errors="coerce"), dtype=np.float64)
-    where = np.flatnonzero(~(np.abs(values) < 2**53) | (values != np.floor(values)))
-    if len(where):
-        raise DataError(f"{_row(file, where)}: {what} {texts[where[0]]!r} is not a whole number")
-    return values.astype(np.int64)
-
-
-def _check_data(dataset: Dataset, table: Mapping[str, Array], sample: I64, file: Path) -> None:
+def _check_data(dataset: Dataset, table: _Table, sample: I64) -> None:
     """Refuses labels and files that are not those of the data set."""
     known: dict[str, Array] = {}
     if not dataset.per_token:
@@ -214,13 +208,13 @@ def _check_data(dataset: Dataset, table: Mapping[str, Array], sample: I64, file:
     if dataset.files:
         known["file"] = np.array([name.strip() for name in dataset.files], dtype=object)
     for name, values in known.items():
-        if name not in table:
+        if name not in table.columns:
             continue
-        texts = table[name]
+        texts = table.columns[name]
         where = np.flatnonzero((texts != values[sample]) & (texts != ""))
         if len(where):
             raise DataError(
-                f"{_row(file, where)}: {name} {texts[where[0]]!r} of sample {sample[where[0]]}, "
+                f"{table.row(where)}: {name} {texts[where[0]]!r} of sample {sample[where[0]]}, "
                 f"{dataset.name} has {str(values[sample[where[0]]])!r} there: the split belongs "
                 "to other data"
             )
@@ -251,12 +245,11 @@ def _assembled(
         raise DataError(f"{file}: no sample is in the part test")
     tested = sample[part == TEST]
     groups = {name: own[np.isin(own, tested)] for name, own in dataset.groups.items()}
+    own_test = dataset.own_test[np.isin(dataset.own_test, sample[part == OWN_TEST])]
+    training = np.setdiff1d(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))], own_test)
     changed = replace(
-        dataset,
+        dataset.with_parts(train=training, val=sample[part == VAL], test=tested, own_test=own_test),
         groups={name: own for name, own in groups.items() if len(own)},
-        train=np.sort(sample[np.isin(part, (TRAIN, OWN_VAL, OWN_TEST))]),
-        val=sample[part == VAL],
-        test=tested,
     )
     partition = Partition(
         train=of_clients(TRAIN), val=of_clients(VAL, OWN_VAL), test=of_clients(TEST, OWN_TEST)

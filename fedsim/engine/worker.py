@@ -158,7 +158,9 @@ class WorkerSpec:
 
     def to_send(self) -> WorkerSpec:
         """What has to travel: no names and lists of clients, no images where nodes read them."""
-        bare = replace(self.dataset, clients=None, patient=None, patient_names=(), files=())
+        bare = replace(
+            self.dataset, clients=None, patient=None, patient_names=(), files=(), prepare=None
+        )
         if self.local_images is not None:
             bare = replace(bare, x=bare.x[:0])
         return replace(self, dataset=bare)

@@ -105,6 +105,8 @@ def options(reader: Reader) -> None:
 def sound(reader: Reader) -> None:
     """Arrays, labels and parts keep the rules of :func:`fedsim.data.dataset.check`."""
     info, dataset = data.find(reader.name), reader.dataset
+    fitted = dataset.x if dataset.prepare is None else dataset.prepare(dataset.train)
+    require(content(fitted) == content(dataset.x), "x is not what prepare gives for train")
     if info is None or (info.generated and reader.folder is not None):
         return  # nothing is declared, or what is drawn
     x = dataset.x
@@ -121,7 +123,7 @@ def twice(reader: Reader) -> None:
     before, again, after = generators(), reader.load(), generators()
     drawn = [library for library, state in before.items() if after[library] != state]
     require(not drawn, f"it draws from the global generator of {drawn}; use fedsim.core.rng")
-    for field in fields(Dataset):
+    for field in (field for field in fields(Dataset) if field.compare):
         one, two = getattr(reader.dataset, field.name), getattr(again, field.name)
         require(content(one) == content(two), f"{field.name} is another one when read again")
 

@@ -40,7 +40,7 @@ def deal(config: RunConfig) -> tuple[Dataset, Partition, str]:
     Raises:
         ConfigError, DataError: as :func:`load`.
     """
-    dataset, kind, listed = _dataset(config)
+    dataset, kind, listed = divided(config)
     partition = _partition(config, dataset, kind, listed)
     # before the shift, which looks at the common parts: nodes that shift themselves know these
     return *hold_out_clients(
@@ -58,13 +58,17 @@ def with_shifts(config: RunConfig, dataset: Dataset, partition: Partition) -> Da
     return shifted(dataset, partition, *shift)
 
 
-def _dataset(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
+def divided(config: RunConfig) -> tuple[Dataset, str, Partition | None]:
     """The data set, the kind of partition, by default the data set's own, and that of a file.
 
-    Users with too few samples are in no part of it, where each user is to be a client.
+    A split file gives the parts, and with them what is fitted to the training samples. Users with
+    too few samples are in no part, where each user is to be a client.
+
+    Raises:
+        ConfigError, DataError: as :func:`load`.
     """
     c = config.data
-    file = _client_file(config)
+    file = client_file(config)
     if file is not None and c.partition not in (None, "files"):
         raise ConfigError(
             f"data.partition_file {file} goes with data.partition 'files', not {c.partition!r}"
@@ -142,7 +146,7 @@ def read_arguments(config: RunConfig) -> dict[str, Any]:
         "val_fraction": c.val_fraction,
         "test_fraction": c.test_fraction,
         "seed": c.seed,
-        "split": c.partition_file if _client_file(config) is None else None,
+        "split": c.partition_file if client_file(config) is None else None,
         "num_clients": c.num_clients,
         "group": c.group or kept,
         "columns": c.column_names,
@@ -172,11 +176,12 @@ def read_images(
     """
     with nullcontext() if check else unchecked():
         train, val, test = parts
-        dataset = replace(read(config), train=train, val=val, test=test)
+        dataset = read(config)
+        dataset = dataset.with_parts(train=train, val=val, test=test, own_test=dataset.own_test)
         return with_shifts(config, dataset, partition).x
 
 
-def _client_file(config: RunConfig) -> Path | None:
+def client_file(config: RunConfig) -> Path | None:
     """``data.partition_file`` where it is a CSV file, not the name of a folder of client lists."""
     name = config.data.partition_file
     return Path(name) if name and name.lower().endswith(".csv") else None

@@ -64,7 +64,11 @@ LOAD
 out = csv.writer(sys.stdout)
 out.writerow(["file", "prediction", *(f"probability_{name}" for name in known["classes"])])
 for file in sys.argv[1:]:
-    image = ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+    image = Image.open(file)
+    several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
+    if several or image.mode[0] in "IF" or ";16" in str(image.tile):
+        sys.exit(f"{file}: needed is one image of eight bits a channel")
+    image = ImageOps.exif_transpose(image).convert("RGB")
     scaled = [int(side * size / min(image.size)) for side in image.size]  # the shorter one: size
     RESIZE
     left, top = (round((side - size) / 2) for side in scaled)

@@ -324,13 +324,20 @@ class Comparison:
         from fedsim.training import loading  # imports torch, which a sweep need not
 
         arguments = loading.read_arguments(config)
-        if info is not None and not info.prepared:
+        places: dict[str, Path | str | None] = {"data.dir": folder}
+        prepared = info is None or info.prepared
+        if prepared:
+            places["data.partition_file"] = loading.client_file(config)
+        else:
             arguments = {key: v for key, v in arguments.items() if key not in OF_PARTS}
-        key = repr((config.data.name, arguments))
+        key = repr((config.data.name, arguments, places))
         if key not in self._known:
-            there = folder is None or Path(folder).exists()
-            if not there:
-                logger.info("data.dir %s is not there: the data are not compared", folder)
-            self._known[key] = data_of(loading.read(config), folder) if there else None
+            gone = [f"{k} {path}" for k, path in places.items() if path and not Path(path).exists()]
+            if gone:
+                logger.info("%s is not there: the data are not compared", gone[0])
+                self._known[key] = None
+            else:
+                read = loading.divided(config)[0] if prepared else loading.read(config)
+                self._known[key] = data_of(read, folder)
         known = self._known[key]
         return None if known is None else replace(known, dir=folder)

@@ -2,7 +2,8 @@
 
 Which column is what follows from ``data.columns`` (target, site, patient, split); all others are
 features, numbers or one-hot coded categories. Scaling and the values put in for missing ones are
-those of the training rows, so that they are computed once the parts are known.
+those of the training rows, so that they are computed once the parts are known, and again where a
+split file gives other ones.
 """
 
 import math
@@ -13,10 +14,11 @@ from typing import Literal
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.files import TableRow, read_lines, read_table
+from fedsim.core.files import TableRow, read_table, records
+from fedsim.core.settings import Names, listed
 from fedsim.core.types import F64, I64, Array
 from fedsim.data.dataset import OWN_TEST, SCOPE, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
-from fedsim.data.readers.folder import check_patients, coded
+from fedsim.data.readers.folder import check_patients, coded, odd_labels
 
 USUAL = ("target", "site", "patient", "split")
 """What a column may be beside a feature, and its name where ``data.columns`` gives none."""
@@ -27,6 +29,10 @@ NO_SITE = "(none)"
 """The site of rows for validation and test that belong to no site."""
 _MOST_CLASSES = 10_000
 _MOST_LEVELS = 1_000
+_COMPARED = 200
+"""The most names of classes among which typing errors are looked for."""
+_FEW = 10
+"""So many whole numbers, or fewer, may be the codes of categories."""
 _EXACT = 2.0**53
 """Below it whole numbers are exact as floats."""
 _SMALL = 1e-9
@@ -36,8 +42,8 @@ _SMALL = 1e-9
 def table(
     request: Request,
     *,
-    features: str = "",
-    categorical: str = "",
+    features: Names = "",
+    categorical: Names = "",
     scaling: Literal["site", "all", "none"] = "site",
     missing: Literal["refuse", "drop", "mean", "median"] = "refuse",
 ) -> Raw:
@@ -45,10 +51,10 @@ def table(
 
     Args:
         request: ``columns`` names columns by what they are; ``folder`` is the file.
-        features: columns that the model sees, in this order, separated by commas; empty: all that
-            are nothing else, in the order of the table.
-        categorical: columns with categories, separated by commas, as in cp=1,restecg: a column for
-            each value in ascending order, but for the one after the equals sign.
+        features: columns that the model sees, in this order, separated by commas, a name that holds
+            one in quotes; empty: all that are nothing else, in the order of the table.
+        categorical: columns with categories, in the same way, as in cp=1,restecg: a column for each
+            value in ascending order, but for the one after the equals sign.
         scaling: (x - mean) / (sd + 1e-9), sd with n - 1, from the training rows of the row's site,
             or from all training rows (also for sites without any); none leaves numbers as they are.
         missing: what becomes of rows with a missing value; mean, median: that of the training rows
@@ -56,7 +62,7 @@ def table(
     """
     file = request.own_folder
     columns, rows, named = _read(request)
-    chosen = [_known(name, columns, "csv.features") for name in _list(features)]
+    chosen = [_known(name, columns, "csv.features") for name in listed(features)]
     for name in chosen:
         if name in named.values() or chosen.count(name) > 1:
             why = "is no feature (data.columns)" if chosen.count(name) == 1 else "is given twice"
@@ -71,22 +77,24 @@ def table(
     kept = [row for row in rows if missing != "drop" or _complete(row, (*chosen, named["target"]))]
     if not kept:
         raise DataError(f"{file}: csv.missing=drop leaves no row, each has a missing value")
-    told = f"{len(rows) - len(kept)} of {len(rows)} rows have a missing value and were left out"
     classes, y = _target(kept, named["target"])
+    meant = len(classes) > _COMPARED or all(_number(name) is not None for name in classes)
+    remarks = odd_labels(kept, classes, y, named=meant, thing="row")
+    if len(kept) < len(rows):
+        left = len(rows) - len(kept)
+        remarks += (f"{left} of {len(rows)} rows have a missing value and were left out",)
     parts = _parts(kept, named["split"]) if "split" in named else None
     sites, site = _sites(kept, named["site"], parts) if "site" in named else ((), None)
     patients, patient = coded(kept, named.get("patient", ""))
     if parts is not None and patient is not None:
         common = np.where(parts == OWN_TEST, TEST, parts).astype(np.int8)
         check_patients(kept, common, named)
-    x = np.column_stack(
-        [
-            _categories(kept, name, dropped[name])
-            if name in dropped
-            else _numbers(kept, name, missing)
-            for name in chosen
-        ]
-    )
+    coded_or_not = [
+        _categories(kept, name, dropped[name]) if name in dropped else _numbers(kept, name, missing)
+        for name in chosen
+    ]
+    x = np.column_stack(coded_or_not)
+    names = [name for name, c in zip(chosen, coded_or_not, strict=True) for _ in range(c.shape[1])]
     if not x.shape[1]:
         raise DataError(f"{file}: csv.categorical leaves out the only value of each feature")
     code = np.zeros(len(x), np.int64) if site is None else site
@@ -97,12 +105,12 @@ def table(
         y=y,
         class_names=classes,
         parts=parts,
-        prepare=partial(_prepared, str(file), x, code, none, scaling, missing),
+        prepare=partial(_prepared, str(file), names, x, code, none, scaling, missing),
         site=site,
         site_names=sites,
         patient=patient,
         patient_names=patients,
-        remarks=(told,) if len(kept) < len(rows) else (),
+        remarks=remarks + _filled_codes(chosen, coded_or_not, missing),
     )
 
 
@@ -129,13 +137,9 @@ def _read(request: Request) -> tuple[list[str], list[TableRow], dict[str, str]]:
             f"data.columns: {named[twice[0]]!r} is {' and '.join(twice)}, one column can be one"
         )
     if "" in columns:
-        line = read_lines(file)[0][0]
-        raise DataError(f"{file}, row {line}: column {columns.index('') + 1} has no name")
+        number, _ = next(records(file))
+        raise DataError(f"{file}, row {number}: column {columns.index('') + 1} has no name")
     return columns, rows, named
-
-
-def _list(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")] if text.strip() else []
 
 
 def _known(name: str, columns: Sequence[str], key: str) -> str:
@@ -151,13 +155,22 @@ def _known(name: str, columns: Sequence[str], key: str) -> str:
 def _dropped(categorical: str, columns: Sequence[str]) -> dict[str, str | None]:
     """By categorical column the value without a column of its own, None where each has one."""
     dropped: dict[str, str | None] = {}
-    for text in _list(categorical):
-        name, equals, level = text.partition("=")
-        name = _known(name.strip(), columns, "csv.categorical")
+    for cell in listed(categorical):
+        equals = [i for i, letter in enumerate(cell) if letter == "="]
+        pairs = [(cell[:i].strip(), _level(cell[i + 1 :].strip())) for i in equals]
+        ways = sorted(  # a name may hold equals signs: the one in quotes, else the shortest
+            [*pairs, (cell, None)], key=lambda way: _in_quotes(way[0]) not in categorical
+        )
+        name, level = next((way for way in ways if way[0].lower() in columns), ways[0])
+        name = _known(name, columns, "csv.categorical")
         if name in dropped:
             raise ConfigError(f"csv.categorical: {name!r} is given twice")
-        dropped[name] = _level(level.strip()) if equals else None
+        dropped[name] = level
     return dropped
+
+
+def _in_quotes(name: str) -> str:
+    return '"{}"'.format(name.replace('"', '""'))
 
 
 def _is_missing(cell: str) -> bool:
@@ -295,21 +308,43 @@ def _categories(rows: Sequence[TableRow], column: str, out: str | None) -> F64:
     return (np.array(cells, dtype=object)[:, None] == kept).astype(np.float64)
 
 
+def _filled_codes(names: Sequence[str], columns: Sequence[F64], missing: str) -> tuple[str, ...]:
+    """A remark on columns of few whole numbers whose gaps are filled: they may be codes."""
+    few = [
+        name
+        for name, x in zip(names, columns, strict=True)
+        if np.isnan(x).any()
+        and len(levels := np.unique(x[~np.isnan(x)])) <= _FEW
+        and (levels % 1 == 0).all()
+    ]
+    what = f"csv.missing={missing} fills gaps between few whole numbers: {', '.join(few)}"
+    return (f"{what} (categories belong into csv.categorical)",) if few else ()
+
+
 def _prepared(
-    file: str, x: F64, site: I64, none: int, scaling: str, missing: str, parts: Parts
+    file: str,
+    names: Sequence[str],
+    x: F64,
+    site: I64,
+    none: int,
+    scaling: str,
+    missing: str,
+    training: I64,
 ) -> Array:
     """(n, d) float32: without gaps, and scaled, by the training rows.
 
     Args:
         file: that was read, for messages.
+        names: the column of each of the d features.
         x: (n, d), NaN where a value is missing.
         site: (n,) of each row.
         none: the number of the site that stands for no site.
         scaling: ``site``, ``all`` or ``none``.
         missing: ``mean`` or ``median`` where there are gaps.
-        parts: (n,) of each row.
+        training: (m,) the numbers of the training rows.
     """
-    train = parts == TRAIN
+    train = np.zeros(len(x), dtype=bool)
+    train[training] = True
     gaps = np.isnan(x)
     if not train.any() and (scaling != "none" or gaps.any()):
         what = f"csv.scaling={scaling}" if scaling != "none" else f"csv.missing={missing}"
@@ -320,10 +355,10 @@ def _prepared(
     every = [s for s in np.unique(site) if s != none]
     if gaps.any():
         centre = np.nanmean if missing == "mean" else np.nanmedian
-        for column in np.flatnonzero(gaps.any(axis=0)):
+        for column in np.flatnonzero(gaps.any(axis=0)).tolist():
             known = train & ~gaps[:, column]
             if not known.any():
-                raise DataError(f"{file}: no training row has a value of feature {column + 1}")
+                raise DataError(f"{file}: no training row has a value in column {names[column]}")
             filled = np.full(len(x), centre(x[known, column]))
             for s in every:
                 if (own := known & (site == s)).any():

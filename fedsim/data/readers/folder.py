@@ -93,7 +93,12 @@ def folder(request: Request, *, strict_labels: bool = False) -> Raw:
 
 
 def odd_labels(
-    rows: list[TableRow], classes: tuple[str, ...], y: I64, *, named: bool
+    rows: list[TableRow],
+    classes: tuple[str, ...],
+    y: I64,
+    *,
+    named: bool,
+    thing: str = "image",
 ) -> tuple[str, ...]:
     """What is odd about the labels, in a line for each kind; nothing where all is well.
 
@@ -105,15 +110,16 @@ def odd_labels(
         rows: of the table.
         classes: their names.
         y: (n,) the class of each row.
-        named: whether classes.txt says which classes there are, so that all are meant.
+        named: whether all are meant, as where classes.txt says which classes there are.
+        thing: what a row is.
     """
     count = Counter(y.tolist())
     first = {label: row for label, row in zip(y[::-1].tolist(), rows[::-1], strict=True)}
 
     def told(label: int) -> str:
         row = first[label].where.rpartition(", ")[2]
-        images = "1 image" if count[label] == 1 else f"{count[label]} images, first"
-        return f"{classes[label]!r} ({images} in {row})"
+        things = f"1 {thing}" if count[label] == 1 else f"{count[label]} {thing}s, first"
+        return f"{classes[label]!r} ({things} in {row})"
 
     spelt = {label: _spelling(classes[label]) for label in count}
     frequent = [label for label, _ in count.most_common()]
@@ -135,7 +141,7 @@ def odd_labels(
         remarks.append(f"labels that may be typing errors: {_few(pairs)}")
     if single:
         what = "class" if len(single) == 1 else "classes"
-        remarks.append(f"{what} with a single image: {_few([told(label) for label in single])}")
+        remarks.append(f"{what} with a single {thing}: {_few([told(label) for label in single])}")
     return tuple(remarks)
 
 

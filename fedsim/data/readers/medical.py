@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError, nearest
-from fedsim.core.files import find_folder, inside, read_lines, whole_number
+from fedsim.core.files import find_folder, inside, records, whole_number
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
@@ -94,8 +94,8 @@ def _read(
 def _names(path: Path) -> dict[str, str]:
     """The names of a list in order, with "file, row n" of each; refuses one that is given twice."""
     seen: dict[str, str] = {}
-    for row, line in read_lines(path):
-        name, where = line.split(",")[0].strip(), f"{path}, row {row}"
+    for row, (name, *_) in records(path):
+        where = f"{path}, row {row}"
         if name in seen:
             earlier = seen[name].removeprefix(f"{path}, ")
             raise DataError(f"{where}: {name!r} was given in {earlier} already")
@@ -105,17 +105,16 @@ def _names(path: Path) -> dict[str, str]:
 
 def _labels(path: Path, num_classes: int) -> dict[str, int]:
     labels: dict[str, int] = {}
-    for row, line in read_lines(path):
-        name, comma, text = line.partition(",")
+    for row, (name, *rest) in records(path):
         where = f"{path}, row {row}"
-        if not comma:
-            raise DataError(f"{where}: {line!r} is not name,label")
-        label = whole_number(text.strip(), f"{where}: label")
+        if len(rest) != 1:
+            raise DataError(f"{where}: {','.join((name, *rest))!r} is not name,label")
+        label = whole_number(rest[0], f"{where}: label")
         if not 0 <= label < num_classes:
             raise DataError(f"{where}: label {label} is outside the classes 0..{num_classes - 1}")
-        if name.strip() in labels:
-            raise DataError(f"{where}: {name.strip()!r} was given in an earlier row already")
-        labels[name.strip()] = label
+        if name in labels:
+            raise DataError(f"{where}: {name!r} was given in an earlier row already")
+        labels[name] = label
     return labels
 
 

@@ -37,6 +37,19 @@ ENDING = 10.0
 """Seconds that processes have to end after they were killed."""
 
 
+_connected = _forked = False
+"""Whether this process was ever connected to Ray, and whether its parent was when it was forked."""
+
+
+def _after_fork() -> None:
+    global _forked  # noqa: PLW0603 - of the process
+    _forked = _forked or _connected or ray.is_initialized()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def connect(engine: EngineConfig) -> Callable[[], None]:
     """Starts Ray on this machine, quietly, or joins the cluster at ``engine.address``.
 
@@ -44,12 +57,20 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
         What ends the connection; nothing to end where this process already had one.
 
     Raises:
-        ConfigError: there is no cluster at the address, no such working_dir, or Ray refuses a
-            setting.
+        ConfigError: there is no cluster at the address, no such working_dir, Ray refuses a
+            setting, or this process was forked from one that Ray ran in.
         FedsimError: Ray's processes did not come up, :data:`TRIES` times.
         Interrupted: the process was told to end while Ray started.
     """
+    global _connected  # noqa: PLW0603 - of the process
+    if _forked:
+        raise ConfigError(
+            "engine.kind=ray: this process was forked from one that had connected to Ray, whose "
+            "threads it lacks: start it with multiprocessing.get_context('spawn'), or set "
+            "engine.kind=serial"
+        )
     if ray.is_initialized():
+        _connected = True
         given = [key for key in ("address", "working_dir") if getattr(engine, key) is not None]
         if given:
             raise ConfigError(f"engine.{given[0]}: this process is connected to Ray already")
@@ -62,15 +83,20 @@ def connect(engine: EngineConfig) -> Callable[[], None]:
     address = engine.address or LOCAL
     try:
         with _keep_sigterm_handler():
+            if address != LOCAL:
+                _check_reachable(address)
+            _connected = True
             if address == LOCAL:
                 _start(options)
             else:
-                _check_reachable(address)
                 ray.init(address=address, **options)
     except (OSError, ValueError, RuntimeError, RayError) as error:
         where = f"--address {address}: cannot join the cluster"
         where = "Ray cannot start" if address == LOCAL else where
-        raise ConfigError(f"{where} ({one_line(error)})") from error
+        remedy = ""
+        if "AF_UNIX" in str(error):  # the folder of its sockets, below that for temporary files
+            remedy = "; set RAY_TMPDIR to a folder with a shorter name, such as /tmp"
+        raise ConfigError(f"{where} ({one_line(error)}){remedy}") from error
     return ray.shutdown
 
 
@@ -215,9 +241,11 @@ def _auth_token() -> dict[str, str]:
     Newer versions of Ray ask for one and would leave it in the home folder. A secret that the user
     has set up counts; a mode alone is none.
     """
-    given = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
-    if given or (Path.home() / ".ray" / "auth_token").exists():
+    if {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ):
         return {}
+    with contextlib.suppress(RuntimeError):  # this user has no home folder
+        if (Path.home() / ".ray" / "auth_token").exists():
+            return {}
     return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 

@@ -19,6 +19,8 @@ from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, splits
 from fedsim.storage.run_dir import csv_text
 from fedsim.training import loading, setup
+from fedsim.training.provenance import Comparison
+from tests.unit.data import leaf_files
 
 N = 240
 
@@ -131,10 +133,10 @@ HEAD = "sample,part,client_id,label"
         (2, "1,train,0", "row 3: 3 values, the header has 4"),
         (2, "1,train,0,1,9", "row 3: 5 values, the header has 4"),
         (1, "0,train,0,0,9", "row 2: 5 values"),
-        (2, "", "row 3: 0 values, the header has 4"),
+        (2, '1,train,0,"1', "row 3: a quote is not closed"),
         (3, "2,train,3,2", "client 2 has no training samples; clients are numbered 0, 1"),
         (3, "2,train,999999999999,2", "client 2 has no training samples"),
-        (3, "2,train,1," + "2" * 140_000, "row 4: not a row of CSV"),
+        (3, "2,train,1," + "2" * 140_000, "row 4: a cell has more than"),
         (5, "4,test,7,1", "client 2 has no training samples"),
         (5, "4,val,,1", "no sample is in the part test"),
         (0, "sample,part,label", "the header is sample,part,label, needed are the columns sample"),
@@ -218,3 +220,94 @@ def test_groups_of_test_samples_follow_an_edited_test_part(tmp_path):
     assert {name: own.tolist() for name, own in again.groups.items()} == {
         "hard": [200, 201, 202, 203, 204]
     }
+
+
+def patients(file: Path, changed: int | None = None) -> Path:
+    """A table of 120 patients of two sites, with gaps; the row ``changed`` has other values."""
+    draw = np.random.default_rng(0)
+    values = draw.normal(size=(120, 3)).round(3).astype(object)
+    values[::7, 1] = "?"
+    if changed is not None:
+        values[changed] = 1e4
+    lines = [f"{a},{b},{c},{i % 2},{'ns'[i % 3 == 0]}" for i, (a, b, c) in enumerate(values)]
+    file.write_text("a,b,c,target,site\n" + "\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("scaling", ["site", "all", "none"])
+@pytest.mark.parametrize("missing", ["mean", "median"])
+def test_what_is_fitted_follows_the_file_never_the_draw_that_it_replaces(
+    scaling, missing, tmp_path: Path
+):
+    options = {"csv": {"scaling": scaling, "missing": missing}}
+
+    def config(table: Path, **more: object) -> RunConfig:
+        return RunConfig(data={"name": f"csv:{table}", **more}, hyperparameters=options)
+
+    table = patients(tmp_path / "one.csv")
+    data, made, _ = loading.load(
+        config(table, seed=7, client_test_fraction=0.2, client_val_fraction=0.2)
+    )
+    written(data, made, tmp_path / "split.csv")
+    split = {"partition": "files", "partition_file": str(tmp_path / "split.csv")}
+    used = np.concatenate([data.train, data.val, data.test])
+    other = patients(tmp_path / "other.csv", changed=int(data.test[0]))
+    for seed, read in itertools.product((7, 1, 2), (table, other)):
+        again = config(read, seed=seed, **split)
+        found, partition, _ = loading.load(again)
+        same = np.setdiff1d(used, data.test[:1] if read == other else [])
+        assert found.x[same].tobytes() == data.x[same].tobytes()
+        parts = found.train, found.val, found.test
+        assert loading.read_images(again, partition, parts, True).tobytes() == found.x.tobytes()
+        assert found.prepare is not None
+        assert found.prepare(found.train).tobytes() == found.x.tobytes()
+
+
+def test_rows_that_the_table_marks_as_own_test_are_not_fitted_to(tmp_path: Path):
+    table = patients(tmp_path / "t.csv")
+    head, *lines = table.read_text().replace("?", "0").split()
+    parts = ["train", "own_test", "test", "train"]
+    rows = [f"{line},{parts[i % 4]}" for i, line in enumerate(lines)]
+    table.write_text("\n".join([f"{head},split", *rows]) + "\n")
+    data, made, _ = loading.load(RunConfig(data={"name": f"csv:{table}"}))
+    written(data, made, tmp_path / "split.csv")
+    split = {"partition": "files", "partition_file": str(tmp_path / "split.csv")}
+    again, _, _ = loading.load(RunConfig(data={"name": f"csv:{table}", **split}))
+    for field in ("x", "train", "test", "own_test"):
+        assert getattr(again, field).tobytes() == getattr(data, field).tobytes()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_finished_run_of_a_split_file_is_that_of_its_own_samples(tmp_path: Path):
+    table = patients(tmp_path / "t.csv")
+    data, made, _ = loading.load(
+        RunConfig(data={"name": f"csv:{table}", "seed": 7}, csv={"missing": "mean"})
+    )
+    written(data, made, tmp_path / "split.csv")
+    config = RunConfig(
+        data={"name": f"csv:{table}", "seed": 1, "partition_file": str(tmp_path / "split.csv")},
+        csv={"missing": "mean"},
+        train={"rounds": 1, "sample_rate": 1.0},
+        engine={"kind": "serial"},
+    )
+    run = fedsim.run(config, out=tmp_path / "run")
+    Comparison(accept=False).check(config, [run.path])
+    assert len(fedsim.predict(run.path)) == len(data.test)
+    patients(table, changed=int(data.test[0]))
+    with pytest.raises(DataError, match="the samples are not those"):
+        Comparison(accept=False).check(config, [run.path])
+
+
+def test_the_vocabulary_of_texts_follows_neither_the_draw_nor_the_file(tmp_path: Path):
+    texts = [["1", "d", "q", "u", f"word{i} word{i % 7}", "x"] for i in range(40)]
+    leaf_files.write(tmp_path / "train", "a.json", {"u": (texts, [i % 2 for i in range(40)])})
+    given = {"name": "sent140", "dir": str(tmp_path), "min_samples": 1}
+    data, made, _ = loading.load(RunConfig(data={**given, "seed": 7}))
+    written(data, made, tmp_path / "split.csv")
+    split = {"partition": "files", "partition_file": str(tmp_path / "split.csv")}
+    for seed in (7, 1):
+        again, _, _ = loading.load(RunConfig(data={**given, **split, "seed": seed}))
+        assert again.words == data.words
+        assert again.x.tobytes() == data.x.tobytes()
+        assert again.test.tobytes() == data.test.tobytes()

@@ -66,14 +66,24 @@ def test_its_script_says_what_predict_says(run, client, form, runs, scans, tmp_p
     files = sorted(map(str, scans.iterdir()))
     code = "import runpy, sys; sys.modules['fedsim'] = None; del sys.argv[0]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    alone = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, out / "predict.py", *files],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
+
+    def script(*images: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, out / "predict.py", *images],
+            cwd=tmp_path,
+            env=clean_environment(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    Image.fromarray(np.full((9, 9), 4000, np.uint16)).save(tmp_path / "deep.png")
+    refused = script("deep.png")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        "deep.png: needed is one image of eight bits a channel\n",
     )
+    alone = script(*files)
     assert alone.returncode == 0, alone.stderr
     (tmp_path / "alone.csv").write_text(alone.stdout)
     done = invoke("predict", runs / run, *client, "--images", *files, "--out", tmp_path / "new.csv")

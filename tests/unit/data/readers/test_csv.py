@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -35,6 +36,12 @@ def load(folder: Path, text: str = TABLE, columns: dict[str, str] | None = None,
     if "kind" in text and "features" not in given:
         given.setdefault("categorical", "kind")
     return data.load("csv", file, columns=named, **given)
+
+
+def write(folder: Path, header: list[str], rows: list[list[object]]) -> Path:
+    with (folder / "t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return folder / "t.csv"
 
 
 def standard(values: list[float], x: float) -> float:
@@ -120,7 +127,7 @@ def test_gaps_are_filled_from_the_training_rows_of_the_site(tmp_path: Path, miss
 def test_rows_with_gaps_are_dropped_and_counted(tmp_path: Path):
     d = load(tmp_path, GAPS.replace("c,test", "b,test"), {}, missing="drop", scaling="none")
     assert d.x.tolist() == [[1, 5], [2, 1], [8, 9]]
-    assert d.remarks == ("5 of 8 rows have a missing value and were left out",)
+    assert d.remarks[-1] == "5 of 8 rows have a missing value and were left out"
     with pytest.raises(DataError, match="leaves no row"):
         load(tmp_path, "v,target\n?,1\n2,\n", {}, missing="drop")
 
@@ -220,6 +227,83 @@ def test_bad_tables_are_refused(tmp_path: Path, change, given, message):
 def test_bad_settings_are_refused(tmp_path: Path, given, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, **given)
+
+
+ODD = 'a,b=1;bmi>=25,BMI>;x=1;x;5" pipe'.lower().split(";")
+"""Names of columns with the characters of lists in them."""
+
+
+@pytest.mark.parametrize(
+    ("features", "used"),
+    [
+        ('"a,b=1", x', ["a,b=1", "x"]),
+        ('bmi>=25",BMI>', None),
+        ('"bmi>=25,BMI>","5"" pipe"', ["bmi>=25,bmi>", '5" pipe']),
+        (["a,b=1", '5" pipe', "x=1"], ["a,b=1", '5" pipe', "x=1"]),
+        ("x=1,x", ["x=1", "x"]),
+    ],
+)
+def test_names_with_commas_and_quotes_are_listed_as_csv(tmp_path: Path, features, used):
+    file = write(tmp_path, [*ODD, "target"], [[*range(i, i + 5), i % 2] for i in range(20)])
+    if used is None:
+        with pytest.raises(ConfigError, match=r"csv.features: there is no column 'bmi>=25\"'"):
+            data.load("csv", file, features=features)
+        return
+    d = data.load("csv", file, features=features, scaling="none")
+    assert d.x[0].tolist() == [ODD.index(name) for name in used]
+
+
+@pytest.mark.parametrize(
+    ("categorical", "columns"),  # of the four features, two for a column with both its values
+    [
+        ('"a,b=1"', 5),
+        ('"a,b=1"=0', 4),
+        ('"a,b=1=0"', 4),
+        ("x=0", 4),  # x without its value 0
+        ('"x=1"', 5),  # the column x=1
+        ('"x=1"=0,x', 5),
+        ('"bmi>=25,BMI>"', 5),
+        ('"bmi>=25,BMI>=1"', 4),
+        (["a,b=1", "x=0"], 5),
+    ],
+)
+def test_categories_of_columns_with_equals_signs(tmp_path: Path, categorical, columns):
+    file = write(tmp_path, [*ODD, "target"], [[i % 2] * 6 for i in range(20)])
+    d = data.load("csv", file, categorical=categorical, scaling="none", features=["x", *ODD[:3]])
+    assert d.x.shape[1] == columns
+
+
+def test_the_class_and_the_site_may_be_columns_with_commas(tmp_path: Path):
+    rows = [[i % 2, "ab"[i % 3 == 0], i] for i in range(20)]
+    file = write(tmp_path, ["ill, or not=?", "ward, floor", "v"], rows)
+    named = {"target": "ill, or not=?", "site": "ward, floor"}
+    for given in (named, '"target=ill, or not=?","site=ward, floor"'):
+        found = fedsim.RunConfig(data={"name": f"csv:{file}", "columns": given}).data
+        assert found.column_names == named
+        again = fedsim.RunConfig(data={"name": "csv", "columns": found.columns}).data
+        assert again.column_names == named
+    assert data.load("csv", file, columns=named).site_names == ("a", "b")
+    with pytest.raises(ConfigError, match='with quotes around a pair that holds a comma, "site='):
+        fedsim.RunConfig(data={"name": "csv", "columns": "target=ill, or not"})
+
+
+def test_a_quote_that_is_not_closed_is_refused_in_a_list():
+    with pytest.raises(ConfigError, match="must be one line of names"):
+        fedsim.RunConfig(data={"name": "csv"}, hyperparameters={"csv": {"features": '"a,b'}})
+
+
+def test_what_is_odd_about_a_table_is_said(tmp_path: Path):
+    cells = [[i % 4 or "?", ["Yes", "yes", "no"][i % 3]] for i in range(30)]
+    file = write(tmp_path, ["code", "target"], [*cells, [1, "ni"]])
+    remarks = data.load("csv", file, missing="median").remarks
+    assert remarks[0].startswith("labels that may be typing errors: 'yes' (10 rows, first in row 3")
+    assert remarks[1] == "class with a single row: 'ni' (1 row in row 32)"
+    assert "csv.missing=median fills gaps between few whole numbers: code" in remarks[2]
+    numbers = write(tmp_path, ["v", "target"], [[i, 1 - i % 2 * 2] for i in range(30)])
+    assert data.load("csv", numbers).remarks == ()
+    rows = [[1, "a"], [2, "b"]]
+    with pytest.raises(DataError, match=r"t.csv: 2 samples are too few to hold out a fraction 0.2"):
+        data.load("csv", write(tmp_path, ["v", "target"], rows))
 
 
 def test_a_feature_of_one_value_that_is_left_out_is_refused(tmp_path: Path):

@@ -208,11 +208,11 @@ def test_columns_are_given_one_by_one_together_or_as_a_mapping():
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (("data.columns.lable=x",), "--set data.columns.lable: unknown column 'lable' (did you"),
+        (("data.columns.lable=x",), "--set data.columns.lable: must be of image, text, label,"),
         (("data.columns=grade",), "--set data.columns: 'grade' given; must be names of columns"),
         (("data.columns=label=a,label=b",), "label is given twice"),
-        (("data.columns.label=a,b",), "label='a,b': must be the name of one column, without comma"),
-        (("data.columns=label=a=b",), "must be names of columns, as in label=fine_label,site"),
+        (("data.columns=label=a,b",), "must be names of columns, as in label=fine_label,site"),
+        (("data.columns=label=",), "must be names of columns; label='' is none"),
     ],
 )
 def test_bad_columns_are_refused_with_their_flag(sets, message):

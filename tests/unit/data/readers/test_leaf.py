@@ -282,5 +282,5 @@ def test_fedprox_synthetic(shared_data: Path, which, samples, classes):
 def test_a_fraction_of_no_training_samples_is_refused(tmp_path: Path):
     write(tmp_path / "train", "a.json", {"u": ([], [])})
     write(tmp_path / "test", "a.json", {"u": points(0, 4)})
-    with pytest.raises(DataError, match="synthetic: 0 samples of 0 users are too few"):
+    with pytest.raises(DataError, match="0 samples of 0 users are too few"):
         data.load("synthetic", tmp_path, val_fraction=0.2)
