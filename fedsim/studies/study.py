@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,7 @@ from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.studies.search import BEST, SearchPlan, make_plan, seeds_of
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
+from fedsim.training.resume import decisive
 
 TUNING, RUNS, REPORT = "tuning", "runs", "report"
 CHOSEN, COMPARISON = "chosen.csv", "comparison.yaml"
@@ -166,10 +168,30 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
         )
         for (part, method), layer, plan, base in zip(rows, layers, plans, bases, strict=True)
     ]
+    _check_different(cells)
+    return StudyPlan(file=file, cells=cells, seeds=seeds, overrides=overrides, parallel=parallel)
+
+
+def _check_different(cells: Sequence[Cell]) -> None:
+    """Refuses rows that have one directory, and those that do the same.
+
+    Raises:
+        ConfigError: there are such; names them.
+    """
     for folder, times in Counter(sweep.plain(cell.name) for cell in cells).items():
         if times > 1:
             raise ConfigError(f"methods, partitions: two rows have the same directory {folder}")
-    return StudyPlan(file=file, cells=cells, seeds=seeds, overrides=overrides, parallel=parallel)
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        space = {} if cell.plan is None else cell.plan.proposer.space
+        searched = {key: str(dimension) for key, dimension in sorted(space.items())}
+        content = json.dumps([decisive(cell.examples[0]), searched])
+        same = seen.setdefault(content, cell)
+        if same is not cell:
+            raise ConfigError(
+                f"methods, partitions: {same.title} and {cell.title} have the same settings, so "
+                "that their runs would be the same; leave one of them out"
+            )
 
 
 def _fresh(file: StudyFile, used: set[int]) -> list[int]:
@@ -190,7 +212,7 @@ def _spaces(
 ) -> list[Settings]:
     """What is searched in each cell: the shared keys that have an effect there, and its own."""
     shared = {key: given for key, given in file.search.items() if key not in overrides}
-    chosen = {"algorithm", "server", "data.name"} & shared.keys()
+    chosen = {"algorithm", "server"} & shared.keys()
     without = [{} if chosen else unused(shared, [base]) for base in bases]
     for key in shared:
         if all(key in keys for keys in without):
