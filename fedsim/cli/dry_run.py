@@ -86,6 +86,13 @@ def show_estimate(
         rows.append(row)
     echo()
     show(rows)
+    for shape in found.shapes:
+        shortened = {} if shape.measured is None else shape.measured.shortened
+        for key, (done, wanted) in shortened.items():
+            scaled = "not scaled" if key.endswith("iterations") else "scaled"
+            echo(
+                f"{shape}: measured with {key}={done} in place of {wanted:,}, its time is {scaled}"
+            )
     echo()
     show([{"": name, "estimate": text} for name, text in totals(found, len(configs), gpu_price)])
 
