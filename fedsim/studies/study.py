@@ -12,7 +12,6 @@ import csv
 import io
 import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,25 +172,18 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
 
 
 def _check_different(cells: Sequence[Cell]) -> None:
-    """Refuses rows that have one directory, and those that do the same.
-
-    Raises:
-        ConfigError: there are such; names them.
-    """
-    for folder, times in Counter(sweep.plain(cell.name) for cell in cells).items():
-        if times > 1:
-            raise ConfigError(f"methods, partitions: two rows have the same directory {folder}")
+    """Refuses, by a ConfigError, rows that have one directory and rows that do the same."""
     seen: dict[str, Cell] = {}
     for cell in cells:
         space = {} if cell.plan is None else cell.plan.proposer.space
         searched = {key: str(dimension) for key, dimension in sorted(space.items())}
-        content = json.dumps([decisive(cell.examples[0]), searched])
-        same = seen.setdefault(content, cell)
-        if same is not cell:
-            raise ConfigError(
-                f"methods, partitions: {same.title} and {cell.title} have the same settings, so "
-                "that their runs would be the same; leave one of them out"
-            )
+        settings = json.dumps([decisive(cell.examples[0]), searched])
+        for text, alike in ((sweep.plain(cell.name), "directory"), (settings, "settings")):
+            other = seen.setdefault(text, cell)
+            if other is not cell:
+                raise ConfigError(
+                    f"methods, partitions: {other.title} and {cell.title} have the same {alike}"
+                )
 
 
 def _fresh(file: StudyFile, used: set[int]) -> list[int]:
