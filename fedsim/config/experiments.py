@@ -158,6 +158,24 @@ def one_error(source: str) -> Iterator[None]:
         raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
 
 
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuses names of rows that are empty, too long or equal but for case and blanks."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
+            raise ConfigError(
+                f"{where}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
+                f"at most {MOST_NAME} characters"
+            )
+        spelling = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if spelling in seen:
+            raise ConfigError(
+                f"{where}: the names {seen[spelling]!r} and {name!r} are the same but for "
+                "case and blanks"
+            )
+        seen[spelling] = name
+
+
 def _number(text: str) -> object:
     """The number that a text is, so that ``1`` and ``1.0`` are the same; else the text."""
     for kind in (int, float):
@@ -311,25 +329,8 @@ class Reader:
             if content in seen:
                 raise ConfigError(f"{where}: {value.label} is given twice")
             seen.add(content)
-        self.check_names([value.label for value in values if value.named], where)
+        check_names([value.label for value in values if value.named], where)
         return Axis(name, values)
-
-    def check_names(self, names: Sequence[str], where: str) -> None:
-        """Refuses names of rows that are empty, too long or equal but for case and blanks."""
-        seen: dict[str, str] = {}
-        for name in names:
-            if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
-                raise ConfigError(
-                    f"{where}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
-                    f"at most {MOST_NAME} characters"
-                )
-            spelling = "".join(unicodedata.normalize("NFKC", name).casefold().split())
-            if spelling in seen:
-                raise ConfigError(
-                    f"{where}: the names {seen[spelling]!r} and {name!r} are the same but for "
-                    "case and blanks"
-                )
-            seen[spelling] = name
 
     def axis_value(self, axis: str, node: yaml.Node) -> AxisValue:
         """A value of an axis: plain, or a named row."""

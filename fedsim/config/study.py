@@ -147,7 +147,7 @@ class _StudyReader(Reader):
                     raise ConfigError(f"{row.settings[setting].origin}: {_NOT_IN_ROWS[setting]}")
         if not rows:
             raise ConfigError(f"{self.origin(node, key)}: must have at least one row")
-        self.check_names([row.label for row in rows], self.origin(node, key))
+        experiments.check_names([row.label for row in rows], self.origin(node, key))
         return rows
 
     def partitions(self, node: yaml.Node) -> tuple[AxisValue, ...]:
