@@ -151,7 +151,10 @@ def test_verbose_and_the_environment_show_the_traceback(monkeypatch: pytest.Monk
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     result = fedsim("partition", "--clients", "4", "--sample-rate", "0.5", "--out", "/dev/null/p")
-    assert (result.exit_code, result.stderr) == (1, "error: /dev/null/p: cannot be written (Not a directory)\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: /dev/null/p: cannot be written (Not a directory)\n",
+    )
     (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
     (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
     result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")
