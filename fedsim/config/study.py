@@ -133,10 +133,9 @@ class _StudyReader(Reader):
             baseline=baseline,
             origins=origins,
         )
-        if "partitions" in nodes:
-            study = replace(study, partitions=self.partitions(nodes["partitions"]))
-        _check_given_once(study)
-        return study
+        if "partitions" not in nodes:
+            return study
+        return replace(study, partitions=self.partitions(nodes["partitions"]))
 
     def rows(self, key: str, node: yaml.Node) -> tuple[AxisValue, ...]:
         """Named rows of settings, at least one."""
@@ -201,7 +200,7 @@ class _StudyReader(Reader):
         return str(value)
 
 
-def _check_given_once(study: StudyFile) -> None:
+def check_given_once(study: StudyFile) -> None:
     """Refuses a key of a method that one of its partitions or its search replaces, or reverse.
 
     Raises:

@@ -22,7 +22,7 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_dict, unused
 from fedsim.config.run import RunConfig
-from fedsim.config.study import StudyFile
+from fedsim.config.study import StudyFile, check_given_once
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.reading import read_text
@@ -33,7 +33,7 @@ from fedsim.studies import sweep
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.confirm import seeds_after
 from fedsim.studies.parallel import Drivers, Follower, control
-from fedsim.studies.search import BEST, SearchPlan, make_plan, seeds_of
+from fedsim.studies.search import BEST, SearchPlan, check_searched, make_plan, seeds_of
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
 from fedsim.training.resume import decisive
@@ -130,6 +130,9 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
         DataError: the data, which may have a validation part, cannot be read.
     """
     top = {**file.experiment.settings}
+    for searched in (file.search, *file.own.values()):
+        check_searched(searched, top)
+    check_given_once(file)
     rows = [(part, method) for part in file.partitions for method in file.methods]
     layers = [{**top, **part.settings, **method.settings} for part, method in rows]
     bases = [resolve(layer, overrides) for layer in layers]

@@ -218,6 +218,8 @@ def test_one_partition_needs_no_name(tmp_path: Path) -> None:
         (FILE.replace("Plain:", "mean:"), "the names 'Mean' and 'mean' are the same but for case"),
         (FILE.replace("Plain:", "'Me an':"), "the names 'Mean' and 'Me an' are the same but for"),
         (FILE.replace("mixed:", '"\\uff33kewed":'), "the names 'skewed' and '.*' are the same"),
+        (FILE.replace("Mean: {train.lr: 'loguniform(0.001, 1)'", "Mean: {data.alpha: 'choice(1)'"),
+         r"study.yaml:12 \(data.alpha\): data.alpha is not searched: it decides which data"),
         (
             FILE.replace("data.alpha: 10}", "algorithm: fedavg}"),
             r"study.yaml:5 \(algorithm\): also given at study.yaml:10 \(algorithm\), for the same "
