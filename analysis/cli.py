@@ -8,6 +8,7 @@ import click
 import pandas as pd
 from matplotlib.figure import Figure
 
+from fedsim.core.files import write
 from fedsim.core.terminal import echo
 
 from . import (
@@ -231,7 +232,7 @@ def table_command(
         written = layout.latex(made, caption, label)
     else:
         written = layout.FORMATS[out.suffix](made)
-    out.write_text(written, encoding="utf-8", newline="\n")
+    write(out, written.encode())
     echo(f"wrote {out}")
 
 
@@ -317,7 +318,7 @@ def select_command(
     echo(layout.markdown([table]), nl=False)
     if out is not None:
         chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
-        out.write_text(csv_text(chosen), encoding="utf-8", newline="")
+        write(out, csv_text(chosen).encode())
         echo(f"wrote {out}")
 
 
@@ -402,7 +403,7 @@ def _write(made: Sequence[Table], draw: Callable[[], Figure], outs: Sequence[Pat
     echo(layout.markdown(made), nl=False)
     for out in outs:
         if out.suffix in layout.FORMATS:
-            out.write_text(layout.FORMATS[out.suffix](made), encoding="utf-8", newline="\n")
+            write(out, layout.FORMATS[out.suffix](made).encode())
         else:
             style.save(draw(), out)
         echo(f"wrote {out}")

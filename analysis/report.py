@@ -11,7 +11,7 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedsim.core.files import run_around
+from fedsim.core.files import replacing_folder, run_around
 from fedsim.core.terminal import printable
 
 from . import (
@@ -117,19 +117,19 @@ def write(
     found = _sites(split)
     whom = captions.left_out(sites.made(found), without) if found else []
     made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
-    for folder in (out, out / "figures"):
-        folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
+    contents: dict[str, bytes] = {}
     absent = []
     for part, drawn in _drawings(groups, settings, metrics[0]):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
-            pictures.setdefault(part, []).append(_picture(drawn, out / "figures"))
+            pictures.setdefault(part, []).append(_picture(drawn, contents))
     methods = overview.methods(groups, descriptions or {})
     common = overview.settings(groups, descriptions or {})
     _write_page(
         out,
+        contents,
         tables=[methods, common, *whom, *made],
         title=title or overview.title(groups),
         lead=overview.lead(groups, baseline),
@@ -151,12 +151,12 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     _check(out)
     search = trials.read_search(folder)
     again = trials.confirmed(folder, search)
-    for each in (out, out / "figures"):
-        each.mkdir(parents=True, exist_ok=True)
-    first, *rest = (_picture(drawn, out / "figures") for drawn in trials.drawings(search))
+    contents: dict[str, bytes] = {}
+    first, *rest = (_picture(drawn, contents) for drawn in trials.drawings(search))
     listed = trials.table(search)
     _write_page(
         out,
+        contents,
         tables=[listed] if again is None else [again, listed],
         title=title or f"Search over {', '.join(search.keys)}",
         lead=trials.lead(search),
@@ -173,13 +173,19 @@ def write_search(folder: Path, out: Path, title: str | None = None) -> Written:
     return Written(out / PAGE, (), ())
 
 
-def _write_page(out: Path, tables: Sequence[layout.Table], **content: object) -> None:
-    """Writes the tables, and the page of what the template asks for."""
-    (out / "tables").mkdir(exist_ok=True)
-    for table in tables:
-        for suffix, formatted in layout.FORMATS.items():
-            file = out / "tables" / f"{table.name}{suffix}"
-            file.write_text(formatted([table]), encoding="utf-8", newline="\n")
+def _write_page(
+    out: Path, contents: Mapping[str, bytes], tables: Sequence[layout.Table], **content: object
+) -> None:
+    """Writes the files of ``contents``, the tables, and the page of what the template asks for.
+
+    Raises:
+        StoreError: they cannot be written; then none of them is.
+    """
+    files = {
+        f"tables/{table.name}{suffix}": formatted([table]).encode()
+        for table in tables
+        for suffix, formatted in layout.FORMATS.items()
+    }
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, keep_trailing_newline=True,
@@ -187,7 +193,10 @@ def _write_page(out: Path, tables: Sequence[layout.Table], **content: object) ->
     environment.filters["inline"] = _inline
     page = environment.get_template("report.html").render(foot=say("report.foot"), **content)
     seen = printable(page, keep="\n\N{NO-BREAK SPACE}")
-    (out / PAGE).write_text(seen, encoding="utf-8", newline="\n")
+    with replacing_folder(out) as folder:
+        for name, data in {**contents, **files, PAGE: seen.encode()}.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes(data)
 
 
 def _check(out: Path) -> None:
@@ -270,14 +279,14 @@ def _tables(
         yield from captions.left_out(rest, tables.without_rows(name, groups))
 
 
-def _picture(drawn: Drawing, folder: Path) -> Picture:
-    """Writes the figure as PNG and PDF; the layout is computed once for both."""
+def _picture(drawn: Drawing, contents: dict[str, bytes]) -> Picture:
+    """Adds the files of the figure, PNG and PDF; the layout is computed once for both."""
     with style.look():
         drawn.figure.draw_without_rendering()
     drawn.figure.set_layout_engine("none")
     for suffix in (".pdf", ".png"):
-        style.save(drawn.figure, folder / f"{drawn.name}{suffix}")
-    png = (folder / f"{drawn.name}.png").read_bytes()
+        contents[f"figures/{drawn.name}{suffix}"] = style.rendered(drawn.figure, suffix)
+    png = contents[f"figures/{drawn.name}.png"]
     return Picture(base64.b64encode(png).decode("ascii"), drawn)
 
 

@@ -5,6 +5,7 @@ them differ by 15 or more in CIE Lab, also as seen with deuteranopia (Machado et
 ten methods the line style tells them apart.
 """
 
+import io
 import re
 import textwrap
 import warnings
@@ -19,7 +20,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter
 
-from fedsim.core.files import run_around
+from fedsim.core.files import run_around, write
 from fedsim.core.terminal import printable
 
 from . import AnalysisError
@@ -236,9 +237,17 @@ def save(figure: Figure, path: Path) -> None:
 
     Raises:
         AnalysisError: another suffix, or as :func:`check_output`.
+        StoreError: the file cannot be written.
     """
     if path.suffix not in FORMATS:
         raise AnalysisError(f"{path}: a figure is a file named .png, .pdf or .svg")
     check_output(path)
+    write(path, rendered(figure, path.suffix))
+
+
+def rendered(figure: Figure, suffix: str) -> bytes:
+    """The file of a figure, by its suffix as :func:`save` writes it."""
+    file = io.BytesIO()
     with look(), mpl.rc_context({"svg.hashsalt": "fedsim"}):
-        figure.savefig(path, dpi=200, metadata=FORMATS[path.suffix])
+        figure.savefig(file, format=suffix[1:], dpi=200, metadata=FORMATS[suffix])
+    return file.getvalue()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from fedsim.studies.execute import How
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
+
+
+SMALLEST, LARGEST = 1e-150, 1e150
+"""Of the largest entry of updates: their squares are neither 0 nor infinite in float64."""
 
 
 def run(
@@ -253,7 +258,8 @@ def aggregate(
 
     Raises:
         ContractError: shapes that do not fit, or a method that needs more than updates.
-        ConfigError: an unknown method or hyperparameter.
+        ConfigError: an unknown method or hyperparameter, or one without effect on the step, such as
+            those of the clients' training.
     """
     rows = _rows(updates)
     counts = np.asarray(num_samples, dtype=np.float64)
@@ -267,6 +273,7 @@ def aggregate(
         raise ContractError(f"num_samples must be positive, got {counts.tolist()}")
     layout = _layout(len(rows[0]), sizes)
     server = _server(algorithm, pre, hyperparameters)
+    _check_used(algorithm, pre, hyperparameters, server)
     _check_alone(algorithm, server, round)
     if any(part.needs_own_clients for part in server.receive) and num_steps is None:
         raise ContractError(f"{algorithm} needs num_steps (m,), the local steps of each client")
@@ -359,6 +366,28 @@ def _server(algorithm: str, pre: Sequence[str], given: Mapping[str, Any]) -> Ser
     return algorithms.compose(algorithm, known, server=",".join([*pre, algorithm])).server
 
 
+OF_TRAINING = {"fednova": ("mu", "gh_on"), "fltrust": ("samples",)}
+"""By method hyperparameters of its server on which the step depends only in a run."""
+
+
+def _check_used(
+    algorithm: str, pre: Sequence[str], given: Mapping[str, Any], server: Server
+) -> None:
+    """Refuses hyperparameters, other than their defaults, that do not change the step."""
+    declared = algorithms.parameters(algorithm)
+    for key, value in given.items():
+        default = declared[key].default if key in declared else value
+        if default in (value, Parameter.empty):
+            continue
+        others = {name: other for name, other in given.items() if name != key}
+        unused = key in OF_TRAINING.get(algorithm, ()) and not (pre and key == "gh_on")
+        if unused or _server(algorithm, pre, others) == server:
+            raise ConfigError(
+                f"{algorithm}.{key}: {value!r} given; it changes the training of a run, not the "
+                "step from updates: leave it out"
+            )
+
+
 def _check_alone(algorithm: str, server: Server, round: int) -> None:
     """Refuses a method whose server needs more than updates."""
     why = server.incompatible_reason
@@ -385,6 +414,12 @@ def _rows(updates: Sequence[ArrayLike] | Array) -> list[Array]:
     bad = [i for i, r in enumerate(rows) if not np.isfinite(r).all()]
     if bad:
         raise ContractError(f"updates {bad} contain NaN or infinity")
+    largest = max(float(np.abs(r).max(initial=0.0)) for r in rows)
+    if largest and not SMALLEST <= largest <= LARGEST:
+        raise ContractError(
+            f"the largest entry of the updates is {largest:g}; rules square them, which needs it "
+            f"between {SMALLEST:g} and {LARGEST:g}: scale the updates"
+        )
     return rows
 
 

@@ -3,8 +3,10 @@
     w <- w + mean of the m - f updates whose greatest distance from each other is least
 
 m >= 2f + 1. Distances are over the parameters. One of the farthest pair has to go, f times: 2^f
-subsets are looked at, not all (m over f). Of those with the same diameter that with the least sum
-of squared distances is taken.
+subsets are looked at, not all (m over f). The paper leaves ties open: of pairs at the same distance
+(duplicates, small integers) that of smaller ids counts as farther, so that ties depend on the order
+of the clients. Of subsets with the same farthest pair that with the least sum of squared distances
+is taken.
 
 :client: plain SGD
 :server: the mean of the m - f updates that lie closest together; statistics too
@@ -35,7 +37,8 @@ def minimum_diameter(gram: F64, f: int, n: F64) -> F64:
     m, distances = len(gram), squared_distances(gram)
     if f > MOST:
         raise ConfigError(f"mda.f: {f} of {m} clients; mda looks at 2^f subsets, f at most {MOST}")
-    best, open_nodes = (np.inf, np.inf, list(range(m))), [(list(range(m)), f)]
+    best: tuple[F64, tuple[int, int], F64, list[int]] | None = None
+    open_nodes = [(list(range(m)), f)]
     while open_nodes:
         kept, left = open_nodes.pop()
         among = distances[np.ix_(kept, kept)]
@@ -43,9 +46,11 @@ def minimum_diameter(gram: F64, f: int, n: F64) -> F64:
         if left and i != j:
             open_nodes += [(kept[:k] + kept[k + 1 :], left - 1) for k in (i, j)]
         else:  # with some left all are equal
-            best = min(best, (among[i, j], among.sum(), kept[: len(kept) - left]))
+            pair = -kept[i], -kept[j]
+            subset = among[i, j], pair, among.sum(), kept[: len(kept) - left]
+            best = min(best or subset, subset)
     c = np.zeros(m)
-    c[best[2]] = 1 / (m - f)
+    c[best[-1] if best else []] = 1 / (m - f)
     return c
 
 

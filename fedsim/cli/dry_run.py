@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -42,10 +43,12 @@ def dry_run_options(function: F) -> F:
 
 
 def check_dry_run(dry_run: bool, measure: bool | None, gpu_price: float | None) -> None:
-    """Refuses options of ``--dry-run`` without it by a ConfigError."""
+    """Refuses options of ``--dry-run`` without it, and a price without end, by a ConfigError."""
     if not dry_run and (measure is not None or gpu_price is not None):
         flag = "--gpu-price" if measure is None else "--measure" if measure else "--no-measure"
         raise ConfigError(f"{flag}: has no effect without --dry-run")
+    if gpu_price is not None and not math.isfinite(gpu_price):
+        raise ConfigError(f"--gpu-price {gpu_price}: must be a finite number")
 
 
 def show_estimate(
@@ -86,6 +89,13 @@ def show_estimate(
         rows.append(row)
     echo()
     show(rows)
+    for shape in found.shapes:
+        shortened = {} if shape.measured is None else shape.measured.shortened
+        for key, (done, wanted) in shortened.items():
+            scaled = "not scaled" if key.endswith("iterations") else "scaled"
+            echo(
+                f"{shape}: measured with {key}={done} in place of {wanted:,}, its time is {scaled}"
+            )
     echo()
     show([{"": name, "estimate": text} for name, text in totals(found, len(configs), gpu_price)])
 

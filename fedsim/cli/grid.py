@@ -49,8 +49,10 @@ def grid(searches: tuple[str, ...], out: str, seeds: int) -> None:
         if name in given:
             raise ConfigError(f"{text}: the name {name} is given twice")
         given[name] = Path(folder)
+    from fedsim.config import experiments
     from fedsim.core import files
     from fedsim.studies import study
 
+    experiments.check_names([*given], "NAME=DIR")
     files.write(file, study.grid_of_searches(given, seeds).encode())
     echo(f"wrote {file}: {counted(len(given), 'row')}; run it with: fedsim sweep {file}")

@@ -175,14 +175,14 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
     from fedsim.data import partitions, splits
     from fedsim.storage.run_dir import csv_text
 
-    folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame(partitions.table(dataset, split, malicious=malicious))
-    files.write(folder / "partition.csv", csv_text(frame).encode())
-    files.write(folder / "split.csv", csv_text(splits.columns(dataset, split, malicious)).encode())
+    samples = splits.columns(dataset, split, malicious)
     names = () if dataset.per_token else class_names(dataset)
     figure = analysis("partition").figure(frame, names)
-    with analysis("style").look():
-        figure.savefig(folder / "partition.png", dpi=150, bbox_inches="tight")
+    with files.replacing_folder(folder) as unfinished, analysis("style").look():
+        (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
+        (unfinished / "split.csv").write_bytes(csv_text(samples).encode())
+        figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:

@@ -57,7 +57,8 @@ def study(
 
     FILE is a YAML file of settings with 'methods:' and 'partitions:' (rows 'NAME: {KEY: VALUE}'; of
     partitions also a list of seeds), 'search:' as in 'fedsim tune' (for one method under its name),
-    'trials:' of each method on each partition, and 'seeds:' of the comparison.
+    'trials:' of each method on each partition, and 'seeds:' of the comparison. A key stands in one
+    place: the search, a method or a partition.
 
     \b
       fedsim study launch/study_small.yaml --dry-run

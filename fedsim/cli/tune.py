@@ -127,7 +127,9 @@ def tune(
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
     uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim
-    list presets'. A flag takes the place of a searched key. Needs the extra 'tune'.
+    list presets'. A flag takes the place of a searched key. What trials are compared under (data,
+    evaluation, seeds, clock, attack, participation, communication, privacy) is not searched. Needs
+    the extra 'tune'.
 
     \b
       fedsim tune my_search.yaml --trials 40 --confirm 3

@@ -15,9 +15,9 @@ The file of a study, :mod:`fedsim.config.study`, has more keys.
 from __future__ import annotations
 
 import reprlib
-from collections import Counter
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ MOST_BYTES = 2**20
 """Of a file of settings: 1 MiB, which YAML takes seconds to read."""
 MOST_NODES = 100_000
 """Of a file of settings: values, lists and sections, what an alias stands for counted each time."""
+MOST_NAME = 200
+"""Characters of the name of a row, which may be the label of a run."""
 MOST_BITS = 1023
 """Of a whole number; so many fit into a floating-point number."""
 
@@ -154,6 +156,32 @@ def one_error(source: str) -> Iterator[None]:
         raise ConfigError(f"{where}: not valid YAML: {problem}") from error
     except RecursionError as error:
         raise ConfigError(f"{source}: nested too deeply; sections are one level deep") from error
+
+
+def check_names(names: Sequence[str], where: str) -> None:
+    """Refuses names of rows that are empty, too long or equal but for case and blanks."""
+    seen: dict[str, str] = {}
+    for name in names:
+        if not any(map(str.isalnum, name)) or len(name) > MOST_NAME:
+            raise ConfigError(
+                f"{where}: {reprlib.repr(name)} given; a name must have a letter or digit, and "
+                f"at most {MOST_NAME} characters"
+            )
+        spelling = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+        if spelling in seen:
+            raise ConfigError(
+                f"{where}: the names {seen[spelling]!r} and {name!r} are the same but for "
+                "case and blanks"
+            )
+        seen[spelling] = name
+
+
+def _number(text: str) -> object:
+    """The number that a text is, so that ``1`` and ``1.0`` are the same; else the text."""
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
 
 
 class Loader(yaml.SafeLoader):
@@ -295,9 +323,13 @@ class Reader:
         if not isinstance(node, yaml.SequenceNode) or not node.value:
             raise ConfigError(f"{self.origin(node, f'grid.{name}')}: must be a list of values")
         values = tuple(self.axis_value(name, entry) for entry in node.value)
-        for label, count in Counter(value.label for value in values).items():
-            if count > 1:
-                raise ConfigError(f"{self.origin(node, f'grid.{name}')}: {label} is given twice")
+        where, seen = self.origin(node, f"grid.{name}"), set[object]()
+        for value in values:
+            content = value.label if value.named else _number(value.label)
+            if content in seen:
+                raise ConfigError(f"{where}: {value.label} is given twice")
+            seen.add(content)
+        check_names([value.label for value in values if value.named], where)
         return Axis(name, values)
 
     def axis_value(self, axis: str, node: yaml.Node) -> AxisValue:

@@ -146,6 +146,7 @@ class _StudyReader(Reader):
                     raise ConfigError(f"{row.settings[setting].origin}: {_NOT_IN_ROWS[setting]}")
         if not rows:
             raise ConfigError(f"{self.origin(node, key)}: must have at least one row")
+        experiments.check_names([row.label for row in rows], self.origin(node, key))
         return rows
 
     def partitions(self, node: yaml.Node) -> tuple[AxisValue, ...]:
@@ -197,6 +198,28 @@ class _StudyReader(Reader):
                 f"{nearest(str(value), allowed)}"
             )
         return str(value)
+
+
+def check_given_once(study: StudyFile) -> None:
+    """Refuses a key of a method that one of its partitions or its search replaces, or reverse.
+
+    Raises:
+        ConfigError: such a key; names both places.
+    """
+    partitions = [row.settings for row in study.partitions]
+    for method in study.methods:
+        searched = {**study.search, **study.own.get(method.label, {})}
+        for settings, others in (
+            (searched, [method.settings, *partitions]),
+            (method.settings, partitions),
+        ):
+            for key, given in settings.items():
+                for other in others:
+                    if key in other:
+                        raise ConfigError(
+                            f"{given.origin}: also given at {other[key].origin}, for the same runs "
+                            f"of {method.label}; give it in one of the two"
+                        )
 
 
 _NOT_IN_ROWS = {

@@ -55,6 +55,39 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(path.parent)
 
 
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder to write to; its files are then flushed and moved into ``folder``.
+
+    ``folder`` is made where it is missing; other files in it stay.
+
+    Raises:
+        StoreError: a file cannot be written. Then none is moved, and no folder made here stays.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=folder) as name:
+                unfinished = Path(name)
+                yield unfinished
+                for path in sorted(unfinished.rglob("*")):
+                    target = folder / path.relative_to(unfinished)
+                    if not path.is_dir():
+                        sync(path)
+                    elif not target.exists():
+                        target.mkdir()
+                        made.insert(0, target)
+                for path in sorted(unfinished.rglob("*")):
+                    if not path.is_dir():
+                        path.replace(folder / path.relative_to(unfinished))
+    except BaseException:
+        for path in made:
+            with suppress(OSError):  # files were moved into it before another could not be
+                path.rmdir()
+        raise
+
+
 def write(path: Path, data: bytes) -> None:
     """Writes or replaces a file as :func:`replacing` does, whole or not at all."""
     with replacing(path) as unfinished:

@@ -14,7 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,10 @@ NOT_OF_SHAPE: Mapping[str, tuple[str, ...]] = {
 SECONDS, ROUNDS, PATIENCE = 3.0, 10, 20.0
 """A shape is measured for so many seconds, from two rounds to so many; a first round that takes
 longer than the last number is the only one."""
+MOST: Mapping[str, int] = {"epochs": 10, "steps": 200, "iterations": 1000}
+"""By the last word of a key the most of them that a measured round does."""
+FINETUNING = "evaluation.finetune_epochs"
+"""The key of what is done once, after the last round."""
 CONTENTION = 1.25
 """How much longer a run takes beside others on all cores: 49 s of CPU instead of 39 s for 18 short
 runs in two processes."""
@@ -55,7 +59,8 @@ class _Clock(Callback):
             took[row["phase"]] += row["seconds"]
         took["samples"] = sum(row["num_samples"] or 0 for row in rows["clients"])
         self.rounds.append(took)
-        seconds = time.perf_counter() - self.begun
+        self.last = time.perf_counter()
+        seconds = self.last - self.begun
         enough = round >= ROUNDS or (round > 1 and seconds > SECONDS) or seconds > PATIENCE
         return "stop" if enough else None
 
@@ -73,6 +78,8 @@ class Measured:
         other: seconds of a round's other work.
         fixed: bytes of files that do not grow.
         per_round: bytes that a round adds.
+        shortened: by key how many epochs, steps or iterations were measured, and how many there
+            are; the time of epochs and steps is scaled to all of them.
     """
 
     num_clients: int
@@ -83,6 +90,7 @@ class Measured:
     other: float
     fixed: float
     per_round: float
+    shortened: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def seconds(self, config: RunConfig) -> float:
         """Of the whole run, without early stopping."""
@@ -212,7 +220,7 @@ def _shape_of(config: RunConfig) -> str:
 def _measured(config: RunConfig, session: Any) -> Measured:
     """Trains the first rounds of a run in a temporary folder.
 
-    Every round is evaluated, so that one is seen.
+    Every round is evaluated, so that one is seen; rounds of many epochs or steps are shortened.
 
     Raises:
         FedsimError: the run failed.
@@ -221,7 +229,8 @@ def _measured(config: RunConfig, session: Any) -> Measured:
 
     every = {"every": 1, "decompose_every": min(config.evaluation.decompose_every, 1)}
     evaluation = config.evaluation.model_copy(update=every)
-    short, clock = config.model_copy(update={"evaluation": evaluation}), _Clock()
+    short, shortened = _shortened(config.model_copy(update={"evaluation": evaluation}))
+    clock = _Clock()
     level = logger.level
     with tempfile.TemporaryDirectory(prefix="fedsim-") as folder:
         logger.setLevel(logging.WARNING)  # what the run says is said again when it is done
@@ -232,7 +241,7 @@ def _measured(config: RunConfig, session: Any) -> Measured:
             raise
         finally:
             logger.setLevel(level)
-        seconds = time.perf_counter() - clock.begun
+        end = time.perf_counter()
         later = clock.rounds[1:] or clock.rounds
         split = store.read("partition").groupby("client_id")["train_samples"].sum()
         growing = {
@@ -244,16 +253,42 @@ def _measured(config: RunConfig, session: Any) -> Measured:
     mean = {key: sum(r[key] for r in later) / len(later) for key in (*PHASES, "samples")}
     expected = cohort_size(len(split), config.train.sample_rate) * float(split.mean())
     more = expected / mean["samples"] if mean["samples"] else 1.0
+    scale = {key: wanted / done for key, (done, wanted) in shortened.items()}
+    tuned = scale.pop(FINETUNING, 1.0)
+    longer = max((n for key, n in scale.items() if not key.endswith("iterations")), default=1.0)
+    first = end - clock.begun - sum(r["total"] for r in clock.rounds[1:])
+    first += (longer - 1) * clock.rounds[0]["train"] + (tuned - 1) * (end - clock.last)
     return Measured(
         num_clients=len(split),
-        first=seconds - sum(r["total"] for r in clock.rounds[1:]),
-        train=mean["train"] * more,
+        first=first,
+        train=mean["train"] * more * longer,
         evaluate=mean["evaluate"],
         decompose=mean["decompose"],
         other=mean["total"] - mean["train"] - mean["evaluate"] - mean["decompose"],
         fixed=files - sum(growing.values()),
         per_round=sum(growing.values()) / len(clock.rounds),
+        shortened=shortened,
     )
+
+
+def _shortened(config: RunConfig) -> tuple[RunConfig, dict[str, tuple[int, int]]]:
+    """The configuration with at most :data:`MOST` epochs, steps and iterations in a round.
+
+    Returns:
+        It, and by key the number that is measured and the one that was wanted, where they differ.
+    """
+    sections = {"train": dict(config.train), "evaluation": dict(config.evaluation)}
+    fewer: dict[str, tuple[int, int]] = {}
+    update: dict[str, dict[str, Any]] = {}
+    for name, values in {**sections, **config.hyperparameters}.items():
+        for leaf, value in values.items():
+            most = MOST.get(leaf.rpartition("_")[2])
+            if most is not None and isinstance(value, int) and value > most:
+                fewer[f"{name}.{leaf}"] = most, value
+                update.setdefault(name, {})[leaf] = most
+    methods = {k: {**own, **update.get(k, {})} for k, own in config.hyperparameters.items()}
+    changed = {name: getattr(config, name).model_copy(update=update.get(name)) for name in sections}
+    return config.model_copy(update={**changed, "hyperparameters": methods}), fewer
 
 
 PHASES = ("total", "train", "evaluate", "decompose")

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fedsim import data
 from fedsim.config import search
 from fedsim.config.experiments import Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_yaml, unused, warn_unused
@@ -34,6 +35,42 @@ NO_VALIDATION = (
     "there is no validation part to judge trials by: set data.val_fraction, such as 0.1 "
     "(the test part is never looked at)"
 )
+
+
+@dataclass(frozen=True)
+class Held:
+    """Keys that a search holds fixed, since the validation part does not show what they cost.
+
+    Args:
+        reason: what they decide.
+        besides: keys of the section that may be searched.
+    """
+
+    reason: str
+    besides: tuple[str, ...] = ()
+
+
+DATA = Held("decides which data are trained on and scored", ("augment",))
+WHO, PRIVACY = Held("decides how many clients take part"), "decides how much privacy is spent"
+HELD: Mapping[str, Held] = {
+    "data": DATA,
+    "evaluation": Held("decides how models are scored"),
+    "clock": Held("decides how fast clients are and which of them answer"),
+    "attack": Held("decides what malicious clients do"),
+    "compress": Held("decides how much clients send", ("error_feedback",)),
+    "dp": Held(
+        PRIVACY, ("clip", "quantile", "clip_lr", "count_noise", "clip_control", "max_samples")
+    ),
+    **dict.fromkeys(
+        ("train.sample_rate", "train.cohort", "train.clients", "async.concurrency"), WHO
+    ),
+}
+"""By section or key what is not searched."""
+SPENT = {
+    "user": ("train.rounds",),
+    "example": ("train.rounds", "train.batch_size", "train.local_epochs", "train.local_steps"),
+}
+"""By ``dp.level`` the keys of training on which epsilon depends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +145,7 @@ def make_plan(
         if key in overrides:
             raise ConfigError(f"{searched[key].origin}: {key} is also given by a flag")
     wanted = {**experiment.search, **searched}
-    for key, given in wanted.items():
-        if key == "seed":
-            raise ConfigError(
-                f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
-                "training seeds of every trial"
-            )
-        if key in FREE:
-            raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
+    check_searched(wanted, {**experiment.settings, **overrides})
     space = search.make_space(wanted, experiment.settings, overrides)
     seeds = seeds_of(experiment, overrides)
     settings = experiment.settings
@@ -162,6 +192,39 @@ def make_plan(
         check_stackable(example, layers)
     check_trainable(examples)
     return plan
+
+
+def check_searched(wanted: Settings, settings: Settings) -> None:
+    """Refuses keys that trials, and the methods of a study, must have in common.
+
+    Args:
+        wanted: the searched keys.
+        settings: all others, which say what the data set, its partition and ``dp.level`` are.
+
+    Raises:
+        ConfigError: such a key; names where it was given, and the reason.
+    """
+    used = {k: settings[k].value for k in ("data.name", "data.partition") if k in settings}
+    level = settings["dp.level"].value if "dp.level" in settings else None
+    for key, given in wanted.items():
+        section, _, leaf = key.rpartition(".")
+        if key == "seed":
+            raise ConfigError(
+                f"{given.origin}: seeds are not searched; 'grid: {{seed: [0, 1, 2]}}' gives the "
+                "training seeds of every trial"
+            )
+        if key in FREE:
+            raise ConfigError(f"{given.origin}: {key} changes no result; nothing to search")
+        held = HELD.get(key) or HELD.get(section.removesuffix(".columns"))
+        if data.find(section) is not None or section in used.values():
+            held = DATA
+        if key in SPENT.get(str(level), ()):
+            held = Held(f"with dp.level={level} {PRIVACY}")
+        if held is not None and leaf not in held.besides:
+            raise ConfigError(
+                f"{given.origin}: {key} is not searched: it {held.reason}, which must be the same "
+                "in all trials; give its value outside of the search"
+            )
 
 
 def seeds_of(experiment: Experiment, overrides: Settings) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from fedsim.config import experiments
 from fedsim.config.experiments import Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, to_dict, unused
 from fedsim.config.run import RunConfig
-from fedsim.config.study import StudyFile
+from fedsim.config.study import StudyFile, check_given_once
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.reading import read_text
@@ -33,9 +33,10 @@ from fedsim.studies import sweep
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.confirm import seeds_after
 from fedsim.studies.parallel import Drivers, Follower, control
-from fedsim.studies.search import BEST, SearchPlan, make_plan, seeds_of
+from fedsim.studies.search import BEST, SearchPlan, check_searched, make_plan, seeds_of
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
+from fedsim.training.resume import decisive
 
 TUNING, RUNS, REPORT = "tuning", "runs", "report"
 CHOSEN, COMPARISON = "chosen.csv", "comparison.yaml"
@@ -131,6 +132,9 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
         DataError: the data, which may have a validation part, cannot be read.
     """
     top = {**file.experiment.settings}
+    for searched in (file.search, *file.own.values()):
+        check_searched(searched, top)
+    check_given_once(file)
     rows = [(part, method) for part in file.partitions for method in file.methods]
     layers = [{**top, **part.settings, **method.settings} for part, method in rows]
     bases = [resolve(layer, overrides) for layer in layers]
@@ -170,10 +174,23 @@ def make(file: StudyFile, overrides: Settings, parallel: Parallel = "auto") -> S
         )
         for (part, method), layer, plan, base in zip(rows, layers, plans, bases, strict=True)
     ]
-    for folder, times in Counter(sweep.plain(cell.name) for cell in cells).items():
-        if times > 1:
-            raise ConfigError(f"methods, partitions: two rows have the same directory {folder}")
+    _check_different(cells)
     return StudyPlan(file=file, cells=cells, seeds=seeds, overrides=overrides, parallel=parallel)
+
+
+def _check_different(cells: Sequence[Cell]) -> None:
+    """Refuses, by a ConfigError, rows that have one directory and rows that do the same."""
+    seen: dict[str, Cell] = {}
+    for cell in cells:
+        space = {} if cell.plan is None else cell.plan.proposer.space
+        searched = {key: str(dimension) for key, dimension in sorted(space.items())}
+        settings = json.dumps([decisive(cell.examples[0]), searched])
+        for text, alike in ((sweep.plain(cell.name), "directory"), (settings, "settings")):
+            other = seen.setdefault(text, cell)
+            if other is not cell:
+                raise ConfigError(
+                    f"methods, partitions: {other.title} and {cell.title} have the same {alike}"
+                )
 
 
 def _fresh(file: StudyFile, used: set[int]) -> list[int]:
@@ -194,7 +211,7 @@ def _spaces(
 ) -> list[Settings]:
     """What is searched in each cell: the shared keys that have an effect there, and its own."""
     shared = {key: given for key, given in file.search.items() if key not in overrides}
-    chosen = {"algorithm", "server", "data.name"} & shared.keys()
+    chosen = {"algorithm", "server"} & shared.keys()
     without = [{} if chosen else unused(shared, [base]) for base in bases]
     for key in shared:
         if all(key in keys for keys in without):

@@ -6,13 +6,15 @@ client that is done is followed by another one. With a buffer of 1 and ``async.m
 FedAsync (Xie et al., OPT 2020). A round of the tables is a server step.
 
 Arrivals are ordered by (simulated time, client id), those of one moment come before the starts of
-that moment. When an update arrives is known before its client trains, so that the order depends on
-configuration, clock and seed alone. A client that trains, or whose update waits in the buffer, is
-not drawn; so it starts at most once from a version, which is the key of its random numbers. Where
-nobody trains any more, as after the first ``buffer = concurrency = m`` arrivals, the clients drawn
-are those of the synchronous cohort.
+that moment. Times that differ by less than :data:`MOMENT` of their size, as rounding makes sums
+that are equal, are one moment. When an update arrives is known before its client trains, so that
+the order depends on configuration, clock and seed alone. A client that trains, or whose update
+waits in the buffer, is not drawn; so it starts at most once from a version, which is the key of its
+random numbers. Where nobody trains any more, as after the first ``buffer = concurrency = m``
+arrivals, the clients drawn are those of the synchronous cohort.
 """
 
+import math
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from operator import itemgetter
@@ -30,6 +32,8 @@ Start = tuple[float, int, int]
 """Arrival in simulated seconds from the last step of the server, client, version of the model."""
 KEYS = ("arrival", "client", "version")
 TYPES = (np.float64, np.int64, np.int64)
+MOMENT = 1e-9
+"""Relative difference below which two arrivals are at one moment."""
 MOST_AHEAD = 16
 """Rounds that a plan looks ahead at most, for workers without work."""
 client_of, version_of = itemgetter(1), itemgetter(2)
@@ -107,10 +111,11 @@ class Buffered:
             if not queue or queue[0][0] > now:
                 while (free := concurrency - len(queue)) > 0 and len(asked) < len(clients):
                     drawn = rng.choice(len(clients), min(free, len(clients)), replace=False)
-                    for client in {clients[i] for i in drawn.tolist()} - asked:
+                    for client in sorted({clients[i] for i in drawn.tolist()} - asked):
                         own = roster.participation(client, ctx.round)
                         if own.absent is None:
-                            heappush(queue, (now + own.seconds(down, up), client, ctx.round))
+                            at = _moment(now + own.seconds(down, up), queue)
+                            heappush(queue, (at, client, ctx.round))
                         asked.add(client)
             if not queue:
                 break
@@ -118,6 +123,14 @@ class Buffered:
             now = done[-1][0]
         queue[:] = sorted((arrival - now, client, version) for arrival, client, version in queue)
         return done
+
+
+def _moment(arrival: float, queue: list[Start]) -> float:
+    """The time of another arrival at the same moment; ``arrival`` where there is none.
+
+    Equal times stay equal, since the same numbers are subtracted from them.
+    """
+    return next((t for t, _, _ in queue if math.isclose(t, arrival, rel_tol=MOMENT)), arrival)
 
 
 def _tasks(roster: Roster, starts: list[Start], ctx: RoundContext) -> tuple[ClientTask, ...]:

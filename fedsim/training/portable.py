@@ -8,6 +8,7 @@ preprocessing of ``fedsim predict --images``.
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import logging
 import warnings
@@ -118,35 +119,41 @@ def export(
             )
     check_free(folder)
     model = image_model(run, client, accept_changed_code=accept_changed_code)
-    with files.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    network = folder / MODELS[form]
-    with files.replacing(network) as unfinished, _quiet(run, form):
-        _write(model, form, unfinished)
-    about = folder / "preprocessing.json"
     text = json.dumps(_preprocessing(model, client), indent=1, ensure_ascii=False)
-    files.write(about, f"{text}\n".encode())
-    script = folder / "predict.py"
-    files.write(script, _script(form).encode())
-    return [network, about, script]
+    with _quiet(run, form):
+        network = _network(model, form)
+    contents = {
+        MODELS[form]: network,
+        "preprocessing.json": f"{text}\n".encode(),
+        "predict.py": _script(form).encode(),
+    }
+    with files.replacing_folder(folder) as unfinished:
+        for name, content in contents.items():
+            (unfinished / name).write_bytes(content)
+    return [folder / name for name in contents]
 
 
-def _write(model: ImageModel, form: Form, file: Path) -> None:
-    """The network, for any number of images."""
+def _network(model: ImageModel, form: Form) -> bytes:
+    """The file of the network, for any number of images.
+
+    It is made in memory: where torch itself cannot write a file, it ends the process.
+    """
     size, channels = model.spec.image_size, model.spec.in_channels
     images = torch.zeros(2, channels, size, size)
     batch = {0: torch.export.Dim("batch", min=1)}
     with torch.no_grad():
         program = torch.export.export(model.network, (images,), dynamic_shapes=(batch,))
         if form == "torch":
+            file = io.BytesIO()
             torch.export.save(program, file)
-            return
+            return file.getvalue()
         done = torch.onnx.export(
             program, input_names=["images"], output_names=["logits"], verbose=False
         )
     if done is None:
         raise RuntimeError("torch.onnx.export returned nothing")
-    done.save(file, external_data=False)
+    content: bytes = done.model_proto.SerializeToString()
+    return content
 
 
 def _preprocessing(model: ImageModel, client: int | str | None) -> dict[str, object]:

@@ -126,8 +126,9 @@ def test_a_client_without_steps_adds_nothing():
 
 @pytest.mark.parametrize("gh_on", ["normalised", "delta"])
 def test_where_nobody_made_a_step_nothing_moves(gh_on):
-    step = fedsim.aggregate(np.zeros((2, 3)), [1, 2], "fednova", num_steps=[0, 0], gh_on=gh_on)
-    assert step.tolist() == [0.0, 0.0, 0.0]
+    server = algorithms.load("fednova", {"gh_on": gh_on}).server
+    step = server.step(RuleState(), cohort([0.0, 0.0]), CTX).step
+    assert step[:2].tolist() == [0.0, 0.0]
 
 
 def test_the_server_momentum_is_in_units_of_the_rate():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -38,6 +40,34 @@ def test_weights_are_those_of_the_kept():
     assert single("robfedavg", values, n).step[0] == pytest.approx(expected, rel=1e-14)
     uniform = single("robfedavg", values, n, weights="uniform").step[0]
     assert uniform == pytest.approx(2.125, rel=1e-14)
+
+
+@pytest.mark.parametrize("scale", ["0.1", "1", "0.3", "1e-6"])
+@pytest.mark.parametrize(("test", "z"), [("zscore", "1"), ("zscore", "2"), ("iqr", "0.5")])
+def test_values_at_the_edge_are_kept_whatever_rounding_says(test, z, scale):
+    """Of multiples of a decimal number; the band is computed in fractions."""
+    digits = np.random.default_rng(3).integers(-3, 4, (300, 4)).tolist()
+    digits += [[1, 2], [0, 1, 2], [1, 1, 3, 3]]
+    for column in digits:
+        exact, n = sorted(Fraction(scale) * digit for digit in column), len(column)
+        if test == "zscore":
+            mean = sum(exact) / n
+            square = sum((x - mean) ** 2 for x in exact) / n
+            keep = [(x - mean) ** 2 <= Fraction(z) ** 2 * square for x in exact]
+        else:
+            low, high = (_quantile(exact, Fraction(q)) for q in ("0.25", "0.75"))
+            keep = [
+                low - Fraction(z) * (high - low) <= x <= high + Fraction(z) * (high - low)
+                for x in exact
+            ]
+        found = robfedavg.inside(np.array(exact, float)[:, None], test, float(z))
+        assert found[:, 0].tolist() == keep
+
+
+def _quantile(ordered, q):
+    at = q * (len(ordered) - 1)
+    low = ordered[int(at)]
+    return low + (at - int(at)) * (ordered[min(int(at) + 1, len(ordered) - 1)] - low)
 
 
 @every_input

@@ -278,6 +278,24 @@ def test_mda_by_hand():
         fedsim.aggregate(np.ones((40, 3)), np.ones(40), "mda", f=17)
 
 
+def test_mda_of_ties_by_hand():
+    # A, A, B, B, C = (0, 0), (0, 0), (10, 0), (10, 0), (5, 8): every diameter is 10. The
+    # farthest pair is 1-2 without client 0, 0-3 without 2, else 0-2; of these 1-2 is the least.
+    g = [[0.0, 0.0], [0.0, 0.0], [10.0, 0.0], [10.0, 0.0], [5.0, 8.0]]
+    assert single("mda", g, f=1).step.tolist() == [6.25, 2.0]
+    assert single("mda", [g[i] for i in (4, 0, 1, 2, 3)], f=1).step.tolist() == [6.25, 2.0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mda_of_duplicates_and_small_integers(seed):
+    rng = np.random.default_rng(seed)
+    for m, f in ((3, 1), (5, 1), (5, 2), (7, 2), (8, 3)):
+        g = rng.integers(0, 4, (m, 2)).astype(float)
+        g[rng.integers(0, m, 2)] = g[0]
+        found = single("mda", g, f=f).step
+        np.testing.assert_allclose(found, oracle.mda(g, f), rtol=1e-12, atol=1e-12)
+
+
 def test_bulyan_by_hand():
     # f = 1, m = 7. Krum takes 5 of 0, 1, 2, 4, 7, 11, 100, with r - 3 neighbours among r: 2 with
     # 4 + 1 + 4 + 25 = 34; 4 with 16 + 9 + 9 = 34; 1 with 1 + 36 = 37; 7 with 16 (11: the same, a

@@ -81,11 +81,14 @@ def trimmed_mean(g, f):
 
 
 def mda(g, f):
-    """The mean of the subset with the least diameter, all of them compared."""
+    """The mean of the subset with the least diameter, all of them compared.
+
+    Of equal distances that of smaller ids is the larger one.
+    """
 
     def size(chosen):
-        pairs = [_away(g[i], g[j]) ** 2 for i, j in itertools.combinations(chosen, 2)]
-        return max(pairs, default=0.0), math.fsum(pairs)
+        pairs = [(_away(g[i], g[j]) ** 2, -i, -j) for i, j in itertools.combinations(chosen, 2)]
+        return max(pairs, default=(0.0,)), math.fsum(pair[0] for pair in pairs)
 
     best = min(itertools.combinations(range(len(g)), len(g) - f), key=size)
     return sum(g[i] for i in best) / len(best)

@@ -336,12 +336,12 @@ def test_an_earlier_report_is_replaced_and_other_files_stay(tmp_path: Path) -> N
     out = tmp_path / "r"
     write_run(tmp_path / "runs", "fedavg", 0, tables=())
     assert invoke(tmp_path / "runs", "--out", out, "--title", "first").exit_code == 0
-    (out / "figures" / "own.png").write_bytes(b"mine")
+    (out / "tables" / "own.png").write_bytes(b"mine")
     assert invoke(tmp_path / "runs", "--out", out, "--title", "second").exit_code == 0
     text = (out / "report.html").read_text(encoding="utf-8")
     assert "<h1>second</h1>" in text
     assert "<h1>first" not in text
-    assert (out / "figures" / "own.png").read_bytes() == b"mine"
+    assert (out / "tables" / "own.png").read_bytes() == b"mine"
 
 
 # ---- in a browser

@@ -93,6 +93,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep https://host/grid.yaml", ["argument: 'https://host/grid.yaml' given"]),
         ("predict simplecache::s3://b/run --out f.csv", ["argument: 'simplecache::s3://b/run'"]),
         ("run --gpu-price 2", ["--gpu-price: has no effect without --dry-run"]),
+        ("run --dry-run --gpu-price nan", ["--gpu-price nan: must be a finite number"]),
+        ("run --dry-run --gpu-price 1e400", ["--gpu-price inf: must be a finite number"]),
         ("sweep table2 --no-measure", ["--no-measure: has no effect without --dry-run"]),
         ("doctor --assume-gpus 2x", ["--assume-gpus", "'2x' given; must be such as 8, 2x8"]),
         ("run --lr fast", ["--lr: 'fast' given", "number"]),
@@ -149,7 +151,10 @@ def test_verbose_and_the_environment_show_the_traceback(monkeypatch: pytest.Monk
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path) -> None:
     result = fedsim("partition", "--clients", "4", "--sample-rate", "0.5", "--out", "/dev/null/p")
-    assert (result.exit_code, result.stderr) == (1, "error: /dev/null/p: Not a directory\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "error: /dev/null/p: cannot be written (Not a directory)\n",
+    )
     (tmp_path / "g.yaml").write_text("grid: {seed: [0]}")
     (tmp_path / "s" / "summary.csv").mkdir(parents=True)  # so that the table cannot be written
     result = fedsim("sweep", "g.yaml", *QUICK, *ALONE, "--out", "s")

@@ -182,6 +182,9 @@ def test_searches_as_a_grid(studied: tuple[Path, Result], tmp_path: Path) -> Non
     assert again.stderr == f"error: --out {file}: is already there\n"
     wrong = call("grid", search, "--out", tmp_path / "b.yaml")
     assert "must be NAME=DIR, such as FedAvg=runs/tune-fedavg" in wrong.stderr
+    for names in ((" ",), ("Mean", "mean")):
+        wrong = call("grid", *(f"{name}={search}" for name in names), "--out", tmp_path / "b.yaml")
+        assert (wrong.exit_code, wrong.stderr.startswith("error: NAME=DIR: ")) == (2, True)
 
 
 @pytest.mark.slow

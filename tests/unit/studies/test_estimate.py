@@ -88,6 +88,43 @@ def test_rounds_are_measured_and_nothing_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("sets", "most"),
+    [
+        (("train.local_epochs=1000000000",), 10),
+        (("train.local_steps=1000000000", "algorithm=fedavg"), 200),
+        (("evaluation.finetune_epochs=1000000000",), 10),
+        (("algorithm=fedpac", "fedpac.head_epochs=1000000000"), 10),
+        (("algorithm=centered_clipping", "centered_clipping.iterations=1000000000"), 1000),
+        (("train.local_epochs=10", "train.batch_size=1000000000"), 0),
+    ],
+)
+def test_a_measured_round_has_an_end(sets: tuple[str, ...], most: int) -> None:
+    wanted = config(*sets)
+    short, fewer = estimates._shortened(wanted)
+    assert list(fewer.values()) == ([(most, 10**9)] if most else [])
+    assert str(10**9) not in str(short.model_dump(exclude={"train": {"batch_size"}}))
+    back = short.model_copy(
+        update={k: getattr(wanted, k) for k in ("train", "evaluation", "hyperparameters")}
+    )
+    assert back == wanted
+
+
+@pytest.mark.integration
+def test_the_dry_run_of_a_round_without_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(estimates, "SECONDS", 0.0)
+    monkeypatch.chdir(tmp_path)
+    sets = [f"--set={each}" for each in (*TINY, "train.local_epochs=1000000000", "model.name=mlp")]
+    done = CliRunner().invoke(main, ["run", "-a", "fedavg", "--dry-run", *sets])
+    assert done.exit_code == 0, done.output
+    assert (
+        "measured with train.local_epochs=10 in place of 1,000,000,000, its time is" in done.output
+    )
+    assert int(done.output.split("time ")[-1].split(" h ")[0].split()[-1]) > 1000
+
+
 def test_a_run_that_fails_says_how_to_do_without(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise DivergedError("round 1")

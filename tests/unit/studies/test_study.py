@@ -34,7 +34,14 @@ search:
 trials: 5
 pruner: none
 """
-SHARED = FILE.partition("  Mean: {train")[0] + (
+COMPARED = """
+data: {name: shortcut, val_fraction: 0.1}
+methods:
+  Mean: {algorithm: fedavg}
+  Prox: {algorithm: fedprox}
+search:
+"""
+SHARED = FILE.partition("  Mean: {train")[0].replace(", train.lr: 0.5", "") + (
     "  train.lr: loguniform(0.001, 1)\n  fedprox.mu: choice(0.1, 1)\ntrials: 2\npruner: none\n"
 )
 
@@ -236,11 +243,65 @@ def test_one_partition_needs_no_name(tmp_path: Path) -> None:
         (FILE + "partition: []\n", r"unknown key 'partition'"),
         (FILE.replace("val_fraction: 0.1", "val_fraction: 0"), "no validation part"),
         (FILE.replace("Prox:", "Mea_n:").replace("Mean:", "Mea n:"), "the same directory"),
+        (FILE.replace("Plain:", "'':"), r"\(methods\): '' given; a name must have a letter"),
+        (FILE.replace("mixed:", "' ':"), r"\(partitions\): ' ' given; a name must have a letter"),
+        (FILE.replace("Plain:", "..:"), r"\(methods\): '..' given; a name must have a letter"),
+        (FILE.replace("Plain:", f"{'P' * 201}:"), r"\(methods\): 'PP.* at most 200 characters"),
+        (FILE.replace("Plain:", "mean:"), "the names 'Mean' and 'mean' are the same but for case"),
+        (FILE.replace("Plain:", "'Me an':"), "the names 'Mean' and 'Me an' are the same but for"),
+        (FILE.replace("mixed:", '"\\uff33kewed":'), "the names 'skewed' and '.*' are the same"),
+        (FILE.replace("Mean: {train.lr: 'loguniform(0.001, 1)'", "Mean: {data.alpha: 'choice(1)'"),
+         r"study.yaml:12 \(data.alpha\): data.alpha is not searched: it decides which data"),
+        (
+            FILE.replace("data.alpha: 10}", "algorithm: fedavg}"),
+            r"study.yaml:5 \(algorithm\): also given at study.yaml:10 \(algorithm\), for the same "
+            "runs of Mean",
+        ),
+        (
+            FILE.replace("Mean: {train.lr", "Plain: {train.lr"),
+            r"study.yaml:12 \(train.lr\): also given at study.yaml:7 \(train.lr\)",
+        ),
+        (
+            FILE.replace("data.alpha: 10}", "train.lr: 1}"),
+            r"study.yaml:12 \(train.lr\): also given at study.yaml:10 \(train.lr\)",
+        ),
+        (FILE.replace("alpha: 10", "alpha: 0.1"), "Mean on skewed and Mean on mixed have the same"),
+        (FILE.replace("data.alpha: 0.1", "data.seed: 0").replace("data.alpha: 10", ""),
+         "Mean on skewed and Mean on mixed have the same settings"),
+        (FILE.replace("fedsam, train.lr: 0.5", "fedavg, train.momentum: 0.5")
+         .replace("  Mean: {train.lr: 'loguniform(0.001, 1)'}\n", ""),
+         "Mean on skewed and Plain on skewed have the same settings"),
     ],
 )  # fmt: skip
 def test_a_file_that_cannot_be_used_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_of(text)
+
+
+@pytest.mark.parametrize("where", ["  {}\n", "  Mean: {{{}}}\n"])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("data.alpha: 'choice(0.01, 100)'", "which data are trained on"),
+        ("data.test_fraction: 'uniform(0.1, 0.5)'", "which data"),
+        ("data.seed: 'int(0, 5)'", "which data"),
+        ("data.name: 'choice(digits, synthetic)'", "which data"),
+        ("shortcut.correlation: 'uniform(0, 1)'", "which data"),
+        ("evaluation.target_accuracy: 'uniform(0.1, 1)'", "how models are scored"),
+        ("evaluation.every: 'int(1, 3)'", "how models are scored"),
+        ("train.sample_rate: 'uniform(0.1, 1)'", "how many clients take part"),
+        ("clock.availability: 'uniform(0.1, 1)'", "how fast clients are"),
+        ("attack.fraction: 'uniform(0.1, 1)'", "what malicious clients do"),
+        ("compress.fraction: 'uniform(0.1, 1)'", "how much clients send"),
+        ("dp.noise_multiplier: 'uniform(0, 1)'", "how much privacy is spent"),
+    ],
+)
+def test_what_methods_are_compared_under_is_not_searched(
+    where: str, line: str, reason: str
+) -> None:
+    key = line.partition(":")[0]
+    with pytest.raises(ConfigError, match=rf"study.yaml:\d+ \({key}\): .* it decides {reason}"):
+        plan_of(COMPARED + where.format(line))
 
 
 def test_a_sweep_names_the_command_of_a_study() -> None:

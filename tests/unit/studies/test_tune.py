@@ -240,12 +240,12 @@ def test_values_that_do_not_go_together_are_a_failed_trial(tmp_path: Path) -> No
 data: {val_fraction: 0.1}
 train: {rounds: 2}
 search:
-  data.test_fraction: choice(0.3, 0.6)
-  data.val_fraction: choice(0.1, 0.5)
+  train.local_epochs: choice(1, 2)
+  train.local_steps: choice(null, 5)
 """
     found = searched(tmp_path, plan_of(text, sampler="grid"), Planted(), 4)
     assert [t.state for t in found.ended] == ["complete", "complete", "complete", "failed"]
-    assert "nothing is left for training" in str(found.ended[3].error)
+    assert "give one of them" in str(found.ended[3].error)
 
 
 def test_a_grid_is_all_combinations_and_no_more(tmp_path: Path) -> None:
@@ -416,11 +416,40 @@ def test_placement_may_change_when_a_search_goes_on(tmp_path: Path) -> None:
     [
         ("seed: int(0, 3)", "seeds are not searched"),
         ("engine.actors: int(1, 3)", "changes no result"),
+        ("data.seed: int(0, 3)", "decides which data"),
+        ("data.columns.label: choice(a, b)", "decides which data"),
+        ("synthetic.alpha: uniform(0, 1)", "decides which data"),
+        ("mine:blobs.classes: int(2, 5)", "decides which data"),
+        ("evaluation.every: int(1, 3)", "decides how models are scored"),
+        ("dp.delta: uniform(0.1, 0.2)", "decides how much privacy"),
+        ("train.rounds: int(1, 3)", "with dp.level=user decides how much privacy"),
     ],
 )
 def test_keys_that_make_no_sense(line: str, wanted: str) -> None:
-    with pytest.raises(ConfigError, match=wanted):
-        plan_of(f"data: {{val_fraction: 0.1}}\nsearch:\n  {line}\n")
+    head = "data: {val_fraction: 0.1, name: 'mine:blobs'}\n"
+    head += "dp: {level: user, clip: 1}\n"
+    with pytest.raises(ConfigError, match=rf"search.yaml:4 .*{wanted}"):
+        plan_of(f"{head}search:\n  {line}\n")
+    key, _, form = line.partition(": ")
+    with pytest.raises(ConfigError, match=rf"--search {key}: .*{wanted}"):
+        plan_of(f"{head}search: {{train.lr: 'uniform(0, 1)'}}\n", searched=(f"{key}={form}",))
+
+
+@pytest.mark.parametrize(
+    ("dp", "key"),
+    [
+        ("user", "dp.clip"),
+        ("user", "train.batch_size"),
+        ("example", "dp.clip"),
+        ("", "train.rounds"),
+    ],
+)
+def test_what_says_how_models_are_trained_is_searched(dp: str, key: str) -> None:
+    text = f"data: {{val_fraction: 0.1, augment: none}}\nsearch: {{{key}: 'choice(1, 2)'}}\n"
+    level = (f"dp.level={dp}", "dp.clip=1") if dp else ()
+    settings = {**experiments.parse(text, "s.yaml").settings, **from_flags({}, level)}
+    searches.check_searched(experiments.parse(text, "s.yaml").search, settings)
+    assert searches.HELD["data"].besides == ("augment",)
 
 
 def test_of_a_grid_only_seeds() -> None:

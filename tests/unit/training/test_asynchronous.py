@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from fedsim.client.trainer import LocalRule, Uplink
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext
 from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
@@ -29,8 +31,8 @@ from tests.stopping import Stop, Stopper
 SPEEDS = {"mode": "async", "samples_per_second": "lognormal(100, 0.8)", "upload_mb_s": 1}
 
 
-def roster(speeds, held_out=(), **trace):
-    """Clients with a hundred samples, one epoch, and a model without weight."""
+def roster(speeds, held_out=(), sizes=None, **trace):
+    """Clients with a hundred samples or ``sizes``, one epoch, and a model without weight."""
     traits = {"samples_per_second": speeds, **trace}
     clock = Clock(
         trace={
@@ -40,7 +42,7 @@ def roster(speeds, held_out=(), **trace):
         schedule=LocalSchedule(epochs=1, batch_size=100),
     )
     return Roster(
-        sizes=[100] * len(speeds),
+        sizes=sizes or [100] * len(speeds),
         cohort_size=2,
         held_out=held_out,
         clock=clock,
@@ -94,6 +96,45 @@ def test_a_buffer_of_two_by_hand():
         (1.5, [(0, 1), (2, 0)]),  # at 3.5 s and at 4 s
         (1.0, [(0, 2), (1, 1)]),  # both at 5 s
     ]
+
+
+def by_fractions(durations, size, concurrency, rounds):
+    """The (client, version) of each step in exact arithmetic, every client available."""
+    queue, found, now = [], [], Fraction(0)
+    for t in range(rounds):
+        rng, done, asked = generator(2, "cohort", t), [], {client for _, client, _ in queue}
+        while len(done) < size:
+            if not queue or min(queue)[0] > now:  # before starts come the arrivals of the moment
+                while (free := concurrency - len(queue)) > 0 and len(asked) < len(durations):
+                    drawn = rng.choice(len(durations), min(free, len(durations)), replace=False)
+                    started = set(drawn.tolist()) - asked
+                    queue += [(now + durations[c], c, t) for c in started]
+                    asked |= started
+            done.append(min(queue))
+            queue.remove(done[-1])
+            now = done[-1][0]
+        found.append(sorted((client, version) for _, client, version in done))
+    return found
+
+
+def drawn(speeds, count, seed):
+    return np.random.default_rng(seed).choice(speeds, count).tolist()
+
+
+@pytest.mark.parametrize(
+    ("speeds", "sizes"),
+    [
+        ([600, 200, 200, 200], [360, 360, 359, 359]),  # thrice 0.6 s and once 1.8 s
+        *((drawn([10, 30, 70], 12, seed), [100] * 12) for seed in range(12)),
+        *((drawn([7, 9, 11], 9, seed), [60, 90, 30] * 3) for seed in range(6)),
+    ],
+)
+@pytest.mark.parametrize("of", [(1, 4), (3, 4)])
+def test_arrivals_at_one_moment_are_ordered_by_client_whatever_rounding_says(speeds, sizes, of):
+    durations = [Fraction(n) / v for n, v in zip(sizes, speeds, strict=True)]
+    (size, concurrency), rounds = of, 60
+    found = arrivals(Buffered(size, concurrency), roster(speeds, sizes=sizes), rounds)
+    assert [tasks for _, tasks in found] == by_fractions(durations, size, concurrency, rounds)
 
 
 def test_a_task_has_round_and_learning_rate_of_its_start():
