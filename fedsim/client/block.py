@@ -132,8 +132,9 @@ def train_block(
         if type(rule).finish is not LocalRule.finish:
             env.flat.load(row)
             enter(env, Phase(0, 0.0))
-            with streams.of(i):
+            with streams.of(i, torch_only=False):
                 uplink = rule.finish(env, _tensors(itemgetter(i), s))
+            env.flat.settle()
             row.copy_(env.flat.flat)
         updates.append(
             ClientUpdate(
@@ -161,8 +162,9 @@ def _begin(
             continue
         env.flat.load(env.start)
         enter(env, env.phase)
-        with streams.of(i):
+        with streams.of(i, torch_only=False):
             begun.append(rule.begin(env))
+        env.flat.settle()
         row.copy_(env.flat.flat)
     return begun
 
@@ -179,6 +181,7 @@ def _train(
     """All steps; the vectors ``rows`` (B, D) are changed in place. The clients' training losses."""
     env, training = envs[0], envs[0].training
     clip, P = training.clip_norm, env.flat.layout.num_params
+    stack.reset()
     for norm in stack.norms:
         norm.train(not training.frozen_bn)
     x, y = torch.cat([e.x for e in envs]), torch.cat([e.y for e in envs])

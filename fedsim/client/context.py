@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.client.criterion import MarginControl
+from fedsim.client.optimizer import dense
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import RoundContext, Slot, Training, Vectors
 
@@ -137,11 +138,18 @@ class LocalEnv:
         return [slot for slot, _ in self.flat.params if slot.head in PARTS[self.phase.part]]
 
     def grads(self) -> list[Tensor]:
-        """The gradients of ``params``; zeros where the loss does not reach one."""
+        """The gradients of ``params``; zeros from now on where the loss does not reach one."""
         for p in self.params:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params if p.grad is not None]
+
+    def reached(self) -> None:
+        """After a backward pass: what forward has replaced is taken over, no gradient is sparse."""
+        self.flat.settle()
+        self.flat.changing()
+        for p in self.params:
+            p.grad = dense(p.grad)
 
     @property
     def weights(self) -> Tensor | None:
@@ -169,6 +177,7 @@ class LocalEnv:
             with self.precision():
                 loss = self.criterion(self.model(self.test(x)), y)
             (loss * (labels(y) / n)).backward()
+        self.reached()
         gradient = self.start.new_zeros(self.flat.layout.num_params)
         with torch.no_grad():
             for view, g, p in zip(self.split(gradient), self.grads(), self.params, strict=True):
@@ -194,6 +203,8 @@ class LocalEnv:
         try:
             features: Tensor = functional_call(_Features(self.model), values, (x,))
         finally:
+            self.model.train()  # lets go of what it kept of these values
+            self.flat.changing()
             for module, training in modes:
                 module.training = training
         return features

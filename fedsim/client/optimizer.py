@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from fedsim.core.types import Slot, Training
 
@@ -32,11 +33,22 @@ class Optimizer:
             parts = {lr: list(everything)}
         self._parts = [(numbers, kind(training, rate)) for rate, numbers in parts.items()]
 
-    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor]) -> None:
-        """One step of all parameters, in place; contiguous tensors in the order of the slots."""
+    def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+        """One step in place of the parameters that have a gradient, as in ``torch.optim``.
+
+        Args:
+            params: contiguous tensors in the order of the slots.
+            grads: theirs; None where the loss did not reach one.
+        """
         for numbers, optimizer in self._parts:
-            if numbers:
-                optimizer.step([params[i] for i in numbers], [grads[i] for i in numbers])
+            used = {i: g for i in numbers if (g := grads[i]) is not None}
+            if used:
+                optimizer.step([params[i] for i in used], used)
+
+
+def dense(grad: Tensor | None) -> Tensor | None:
+    """A gradient as the steps take it, also of an embedding with ``sparse=True``."""
+    return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
 class Sgd:
@@ -44,11 +56,18 @@ class Sgd:
 
     def __init__(self, training: Training, lr: float) -> None:
         self._training, self._lr = training, lr
-        self._momentum: list[Tensor] = []
+        self._momentum: dict[int, Tensor] = {}
 
-    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """One step in place; the tensors are contiguous."""
-        self._momentum = sgd(params, grads, self._momentum, self._training, self._lr)
+    def step(self, params: list[Tensor], grads: dict[int, Tensor]) -> None:
+        """One step in place; the tensors are contiguous, gradients by the parameter's number."""
+        each = dict(zip(grads, params, strict=True))
+        fresh = [i for i in grads if i not in self._momentum]  # their gradients become the buffers
+        for some in (fresh, [i for i in grads if i in self._momentum]):
+            if some:
+                chosen, own = [each[i] for i in some], [grads[i] for i in some]
+                momentum = [self._momentum[i] for i in some if i in self._momentum]
+                momentum = sgd(chosen, own, momentum, self._training, self._lr)
+                self._momentum.update(zip(some, momentum, strict=False))
 
 
 class AdamW:
@@ -56,19 +75,19 @@ class AdamW:
 
     def __init__(self, training: Training, lr: float) -> None:
         self._weight_decay, self._lr = training.weight_decay, lr
-        self._state: list[list[Tensor]] = []
+        self._state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
 
-    def step(self, params: list[Tensor], grads: list[Tensor]) -> None:
-        """One step in place; the tensors are contiguous."""
-        if not self._state:
-            first, second = ([torch.zeros_like(p) for p in params] for _ in range(2))
-            steps = [torch.zeros((), dtype=torch.float32, device=p.device) for p in params]
-            self._state = [first, second, steps]
-        first, second, steps = self._state
+    def step(self, params: list[Tensor], grads: dict[int, Tensor]) -> None:
+        """One step in place; the tensors are contiguous, gradients by the parameter's number."""
+        for i, p in zip(grads, params, strict=True):
+            if i not in self._state:
+                count = torch.zeros((), dtype=torch.float32, device=p.device)
+                self._state[i] = torch.zeros_like(p), torch.zeros_like(p), count
+        first, second, steps = map(list, zip(*(self._state[i] for i in grads), strict=True))
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
             params,
-            grads,
+            list(grads.values()),
             first,
             second,
             [],
@@ -81,6 +100,7 @@ class AdamW:
             amsgrad=False,
             maximize=False,
         )
+        increment_version(params)
 
 
 def sgd(
@@ -104,4 +124,5 @@ def sgd(
         maximize=False,
         is_first_step=buffers is grads,
     )
+    increment_version(params)  # which the kernel leaves out
     return buffers

@@ -17,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedsim.client.context import LocalEnv, Precision
 from fedsim.client.criterion import MarginControl
-from fedsim.core.layout import FlatModel
+from fedsim.core.layout import FlatModel, changed, values
 from fedsim.core.rng import torch_generator, torch_scope
 from fedsim.core.types import PrivateSteps
 
@@ -123,7 +123,10 @@ def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None
     named = {slot.name: p for slot, p in flat.params}
     with torch_scope(0):
         try:
+            before = values(flat.model)
             _by_sample(flat.model, named, criterion, x, torch.zeros(len(x), dtype=torch.long))
+            if others := changed(before, values(flat.model)):
+                return f"training changes {others[0]}, by all samples together"
         except Exception as error:  # noqa: BLE001 a model may raise anything
             return f"{type(error).__name__}: {(str(error).strip() or 'no message').splitlines()[0]}"
     return None
@@ -131,6 +134,6 @@ def obstacle(flat: FlatModel, criterion: MarginControl, x: Tensor) -> str | None
 
 def clipped(gradients: list[Tensor], clip: float) -> list[Tensor]:
     """Gradients (b, *shape), those of each sample together of norm ``clip`` at most."""
-    squares = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0)
+    squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients]).sum(0)
     factors = (clip / squares.sqrt()).clamp(max=1.0)
     return [g * factors.view(-1, *[1] * (g.ndim - 1)) for g in gradients]

@@ -1,21 +1,27 @@
 """Which clients can be stacked, and a model whose layers work on a block of clients at once."""
 
 import copy
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedsim.client.batched import Padding, prepare, without_vmap
 from fedsim.client.criterion import MarginControl
 from fedsim.client.trainer import UNDECLARED, LocalRule
 from fedsim.core.errors import described
-from fedsim.core.layout import frozen_names, layout_of
-from fedsim.core.rng import TorchStreams, seed_torch, torch_scope
+from fedsim.core.layout import (
+    FlatModel,
+    Pristine,
+    changed,
+    frozen_names,
+    layout_of,
+    places,
+    values,
+)
+from fedsim.core.rng import TorchStreams, draws, seed_torch, torch_scope
 
 
 def obstacle(
@@ -43,10 +49,17 @@ def obstacle(
             return (
                 f"the model's {type(module).__name__} ({name}) takes one client's weights at a time"
             )
+        if isinstance(module, torch.jit.ScriptModule):
+            return (
+                f"the model's scripted {module.original_name} ({name}) takes one client's weights"
+            )
         if getattr(module, "track_running_stats", False) and module.momentum is None:
             return f"the model's {type(module).__name__} ({name}) has no momentum"
     if any(slot.role == "stat" and not slot.batchnorm for slot in layout_of(model).slots):
         return "the model has float buffers that do not belong to a BatchNorm"
+    for name, p in model.named_parameters():
+        if p._backward_hooks or p._post_accumulate_grad_hooks:
+            return f"the model's parameter {name} has a hook of its own"
     if frozen_names(model) or not all(p.requires_grad for p in model.parameters()):
         return "the model has parameters that are not trained"
     return None if samples is None or without_vmap(model) else _vmap_fault(model, samples)
@@ -68,8 +81,16 @@ class Stack:
         self.vmapped = type(rule).loss is not LocalRule.loss or not without_vmap(self.model)
         self.padding: Padding
         prepare(self.model, lambda: self.padding, self.vmapped)
-        self.norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
-        self._places = list(_places(self.model, [slot.name for slot in self.slots]))
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        self.norms = [m for m in norms if m.training]
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        tensors = [named[slot.name] for slot in self.slots]
+        self._places = places(self.model, tensors)
+        self._pristine = Pristine(self.model, tensors)
+
+    def reset(self) -> None:
+        """Makes all but parameters and running statistics that of a new model, for a new block."""
+        self._pristine.restore()
 
     def views(self, matrix: Tensor) -> list[Tensor]:
         """The tensors (A, *shape) of the slots, as views of the columns of (A, P) or (A, D)."""
@@ -77,48 +98,91 @@ class Stack:
         parts = matrix.split([s.stop - s.start for s in slots], dim=1)
         return [p.view(len(p), *s.shape) for p, s in zip(parts, slots, strict=True)]
 
-    def load(self, values: Sequence[Tensor]) -> None:
-        """Sets the model's parameters and buffers to the values, one for each slot."""
-        for places, value in zip(self._places, values, strict=True):
-            for table, key in places:
+    def load(self, tensors: Sequence[Tensor]) -> None:
+        """Puts in the places of the model's parameters and buffers a tensor for each slot."""
+        for holders, value in zip(self._places, tensors, strict=True):
+            for table, key in holders:
                 table[key] = value
 
 
 def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
     """How two clients at once, one of them padded, differ from each alone; None: they do not."""
-    stack, n = Stack(model, LocalRule()), len(samples)
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    values = [torch.stack([v, 1.1 * v]) for v in (named[s.name].detach() for s in stack.slots)]
-    weights = torch.ones(2, n, dtype=values[0].dtype) / torch.tensor([[n - 1], [n]])
-    weights[0, -1] = 0
+    try:
+        flat = FlatModel(copy.deepcopy(model), torch.device("cpu"))
+        stack = Stack(model, LocalRule())
+    except Exception as error:  # noqa: BLE001 - of a lock, or of torch.nn.utils.weight_norm
+        return f"the model cannot be copied: {described(error)}"
+    n, slots = len(samples), flat.layout.slots
+    others = _others(flat)
+    with torch_scope(0):
+        flat.model(samples.clone()).sum().backward()
+        flat.settle()
+    if idle := [slot.name for slot, p in flat.params if p.grad is None]:
+        return f"the loss does not reach the parameter {idle[0]}"
+    if counted := changed(others, _others(flat)):
+        return f"training changes the model's buffer {counted[0]}, which is not averaged"
+    flat.load(flat.flat.clone())
+    rows = torch.stack([flat.flat, 1.1 * flat.flat])
+    counts = torch.tensor([[n - 1], [n]])
+    real = torch.arange(n) < counts
     streams, alone = TorchStreams(lambda client: client), torch.zeros(2, dtype=torch.bool)
+    weights = real.to(rows) / counts
     stack.padding = Padding(weights, alone, [n - 1, n], streams)
 
-    def forward(values: Sequence[Tensor], weights: Tensor, alone: Tensor) -> Tensor:
-        stack.load(values)
+    def forward(tensors: Sequence[Tensor], weights: Tensor, alone: Tensor) -> Tensor:
+        stack.load(tensors)
         stack.padding = replace(stack.padding, weights=weights, alone=alone)
-        logits: Tensor = stack.model(samples)
+        logits: Tensor = stack.model(samples.clone())
         return logits
 
-    with torch_scope(0), torch.no_grad():
+    P = flat.layout.num_params
+    stats = [v.clone() for v in stack.views(rows)[len(flat.params) :]]
+    logits: list[Tensor] = []
+    gradients: list[Tensor] = []
+    with torch_scope(0):
+        draws_before = draws()
         try:
-            logits = torch.vmap(forward)([v.clone() for v in values], weights, alone)
+            for step in range(2):  # the second with other parameters
+                leaf = (rows[:, :P] * 1.05**step).requires_grad_()
+                logits.append(torch.vmap(forward)([*stack.views(leaf), *stats], weights, alone))
+                gradients += torch.autograd.grad(logits[-1][real].sum(), leaf)
         except (RuntimeError, ValueError, TypeError) as error:
             return f"the model does not run within torch.vmap: {described(error)}"
+        if draws() != draws_before:
+            return "the model draws from Python's or NumPy's generator, one number for all clients"
         for client, count in enumerate((n - 1, n)):
             seed_torch(client)
-            own = {s.name: v[client].clone() for s, v in zip(stack.slots, values, strict=True)}
-            wanted = functional_call(copy.deepcopy(model).train(), own, (samples[:count],))
-            if not torch.allclose(logits[client, :count], wanted, rtol=1e-3, atol=1e-4):
-                return "the model's output for a sample depends on the other samples of a batch"
+            flat.load(rows[client])
+            for step in range(2):
+                wanted = flat.model(samples[:count].clone())
+                if not _near(logits[step][client, :count], wanted):
+                    return "the model's output for a sample depends on the other samples of a batch"
+                wanted.sum().backward()
+                flat.settle()
+                for slot, p in flat.params:
+                    got = gradients[step][client, slot.where].view(slot.shape)
+                    if p.grad is None or not _near(got, p.grad):
+                        return f"the gradient of {slot.name} is another one within torch.vmap"
+                    p.grad = None
+                with torch.no_grad():
+                    for _, p in flat.params:
+                        p.mul_(1.05)
+            for slot, found in zip(slots[len(flat.params) :], stats, strict=True):
+                if not _near(found[client], flat.flat[slot.where].view(slot.shape)):
+                    return f"training changes the model's tensor {slot.name} by a rule of its own"
     return None
 
 
-def _places(
-    model: nn.Module, names: Sequence[str]
-) -> Iterator[list[tuple[MutableMapping[str, Any], str]]]:
-    """The dictionaries that hold each parameter or buffer; several where modules share it."""
-    named = dict(model.named_parameters()) | dict(model.named_buffers())
-    tables = [table for m in model.modules() for table in (m._parameters, m._buffers)]
-    for name in names:
-        yield [(t, key) for t in tables for key, value in t.items() if value is named[name]]
+def _near(a: Tensor, b: Tensor) -> bool:
+    largest = float(b.detach().abs().amax()) if b.numel() else 0.0
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-4 * max(1.0, largest))
+
+
+def _others(flat: FlatModel) -> dict[str, Tensor]:
+    """By name the buffers that are no part of the vector; those of BatchNorm count only."""
+    slots = {slot.name for slot in flat.layout.slots}
+    return {
+        name: t
+        for name, t in values(flat.model).items()
+        if name not in slots and not name.endswith("num_batches_tracked")
+    }

@@ -177,6 +177,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
     s = rule.begin(env)
+    env.flat.settle()
     for phase in rule.phases(env):
         enter(env, phase)
         optimizer = Optimizer(env.training, env.slots(), phase.lr)
@@ -192,13 +193,14 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
                 with env.precision():
                     objective, ce = rule.loss(env, s, env.train(x), y)
                 objective.backward()
+                env.reached()
             else:
                 ce = gradients(x, y) / max(len(x), 1)
             with torch.no_grad():
                 rule.adjust_grads(env, s)
                 if clip is not None:
                     torch.nn.utils.clip_grad_norm_(env.params, clip)
-                optimizer.step(env.params, env.grads())
+                optimizer.step(env.params, [p.grad for p in env.params])
                 for p in env.params:
                     p.grad = None
             env.steps += 1
@@ -210,6 +212,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
         losses, sizes = [ce], [len(env.x)]
     enter(env, Phase(0, 0.0))
     uplink = rule.finish(env, s)
+    env.flat.settle()
     state = uplink.state
     if private is not None:
         before = env.state.get(STEPS, np.zeros(1, np.int64))

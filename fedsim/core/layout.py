@@ -4,16 +4,29 @@ Loading a global vector is then one copy, reading the local one is free, and a c
 one subtraction, whatever the number of tensors.
 """
 
+import copy
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from functools import partial
+from itertools import pairwise
+from operator import is_
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import _IncompatibleKeys
 
+from fedsim.core.errors import ContractError
 from fedsim.core.types import Array, Layout, Slot, Vector
+
+Table = MutableMapping[str, Any]
+Place = tuple[Table, str]
+"""Where a module holds something: its ``_parameters``, ``_buffers`` or attributes, and the key."""
 
 
 def layout_of(model: nn.Module) -> Layout:
@@ -24,7 +37,8 @@ def layout_of(model: nn.Module) -> Layout:
     """
     frozen = frozen_names(model)
     norms = {id(t) for m in model.modules() if isinstance(m, _BatchNorm) for t in _tensors(m)}
-    head = {id(t) for t in _tensors(getattr(model, "head", None))}
+    module = getattr(model, "head", None)
+    head = {id(t) for m in module.modules() for t in _tensors(m)} if module is not None else set()
     slots, start = [], 0
     for name, tensor in float_tensors(model).items():
         if name in frozen:
@@ -47,9 +61,10 @@ def layout_of(model: nn.Module) -> Layout:
 
 def float_tensors(model: nn.Module) -> dict[str, Tensor]:
     """By name the parameters, then the float buffers that are part of the model's state."""
-    persistent = model.state_dict().keys()
+    persistent, params = model.state_dict().keys(), dict(model.named_parameters())
+    seen = set(map(id, params.values()))
     buffers = {n: b for n, b in model.named_buffers() if b.is_floating_point() and n in persistent}
-    return {**dict(model.named_parameters()), **buffers}
+    return {**params, **{n: b for n, b in buffers.items() if id(b) not in seen}}
 
 
 def freeze(model: nn.Module, tensors: Collection[Tensor]) -> None:
@@ -88,12 +103,101 @@ def select(layout: Layout, wanted: Callable[[Slot], bool]) -> np.ndarray:
     return mask
 
 
+class Pristine:
+    """What the modules of a model hold beside the model's values, to be put back as it was.
+
+    That are the tensor objects under each name, all attributes, and the values of buffers, of
+    tensors and of arrays that are plain attributes, and of lists, dicts, sets and deques. A forward
+    pass may replace or change them: :meth:`restore` makes them again what they are now.
+
+    Args:
+        model: without lazy tensors.
+        values: tensors of which the values are others' business.
+    """
+
+    def __init__(self, model: nn.Module, values: Collection[Tensor] = ()) -> None:
+        plain = [m for m in model.modules() if not isinstance(m, torch.jit.ScriptModule)]
+        scripted = [m for m in model.modules() if isinstance(m, torch.jit.ScriptModule)]
+        self._scripted = [(m, name, getattr(m, name)) for m in scripted for name in _declared(m)]
+        registered = [t for m in plain for t in (m._parameters, m._buffers, m._modules)]
+        pairs: list[tuple[Table, Table]] = [(cast(Table, t), {**t}) for t in registered]
+        self._tables = [*pairs, *((vars(m), attributes(m)) for m in plain)]
+        self._sizes = [len(table) for table, _ in self._tables]
+        keys = [(t, key, v) for t, before in self._tables for key, v in before.items()]
+        self._lookups = tuple(zip(*keys, strict=True)) or ((), (), ())
+        skipped = set(map(id, values))
+        held: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        for m in plain:
+            for value in attributes(m).values():
+                inside = value.values() if isinstance(value, dict) else value
+                for v in (value, *(inside if type(value) in _CONTAINERS else ())):
+                    if isinstance(v, Tensor | np.ndarray) or type(v) in _CONTAINERS:
+                        held[id(v)] = v
+        held = {key: value for key, value in held.items() if key not in skipped}
+        every = held.values()
+        self._tensors = [(v, v.detach().clone()) for v in every if isinstance(v, Tensor)]
+        self._arrays = [(v, v.copy()) for v in every if isinstance(v, np.ndarray)]
+        self._containers = [(v, copy.copy(v)) for v in every if type(v) in _CONTAINERS]
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        tables, keys, held = self._lookups
+        same = all(map(is_, map(dict.get, tables, keys), held))
+        if not same or [len(table) for table, _ in self._tables] != self._sizes:
+            for table, before in self._tables:
+                for key in table.keys() - before.keys() - _INTERNAL:
+                    del table[key]
+                table.update(before)
+        for module, name, tensor in self._scripted:
+            if getattr(module, name) is not tensor:
+                setattr(module, name, tensor)
+        for tensor, initial in self._tensors:
+            if tensor.shape == initial.shape:
+                tensor.data.copy_(initial)
+            else:
+                tensor.data = initial.clone()
+        for array, content in self._arrays:
+            array[...] = content
+        for value, initial in self._containers:
+            if not _same(value, initial):
+                value.clear()
+                (value.update if isinstance(value, dict | set) else value.extend)(initial)
+
+
+_CONTAINERS = (list, dict, set, deque)
+_HALVES = (torch.bfloat16, torch.float16)
+"""What else may come into the place of a float buffer: under autocast."""
+_INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that torch makes, the mode among them."""
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's attributes but the tensors and modules that it registered, and torch's own."""
+    return {name: value for name, value in vars(module).items() if name not in _INTERNAL}
+
+
+def _declared(module: torch.jit.ScriptModule) -> list[str]:
+    """The attributes of a scripted module, tensors among them, but the mode."""
+    declared = module._concrete_type.get_attributes()
+    return [name for name in declared if name != "training"]
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two containers hold the same objects."""
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(
+            x is y for x, y in zip(a.values(), b.values(), strict=True)
+        )
+    return len(a) == len(b) and all(x is y for x, y in zip(a, b, strict=True))
+
+
 class FlatModel:
     """A model on a device whose parameters and float buffers are views of ``flat`` (D,).
 
-    Integer buffers keep their initial values at every :meth:`load`. ``params`` lists the
-    parameters that require gradients, with their slots, ``norms`` the BatchNorm modules that are
-    not frozen. The model starts in training mode.
+    Other buffers and all attributes are those of a new model again at every :meth:`load`.
+    ``tensors`` are those of the slots by name, ``params`` lists the parameters that require
+    gradients, with their slots, ``norms`` the BatchNorm modules that are in training mode where the
+    model is. The model starts in training mode.
 
     Args:
         model: the model.
@@ -114,26 +218,41 @@ class FlatModel:
         self.model = model.to(device)
         self.flat = torch.empty(self.layout.size, dtype=dtype, device=device)
         named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        views = [self.flat[slot.where].view(slot.shape) for slot in self.layout.slots]
+        tensors = [named[slot.name] for slot in self.layout.slots]
         with torch.no_grad():
-            for slot in self.layout.slots:
-                view = self.flat[slot.where].view(slot.shape)
-                view.copy_(named[slot.name])
-                named[slot.name].data = view
+            for tensor, view in zip(tensors, views, strict=True):
+                view.copy_(tensor)
+                tensor.data = view
             for name, array in (frozen or {}).items():
                 named[name].data = as_tensor(array).to(device).view(named[name].shape)
+        pairs = zip(tensors, views, strict=True)
+        self._views = [(tensor, view, view.data_ptr()) for tensor, view in pairs]
         self._frozen = {name: named[name] for name in sorted(frozen_names(model))}
         params = [(s, named[s.name]) for s in self.layout.slots if s.role == "param"]
         self.params = [(slot, p) for slot, p in params if p.requires_grad]
         self._still = self._frozen_norms()
-        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
-        self.norms = [m for m in norms if m not in self._still]
-        floats = {slot.name for slot in self.layout.slots}
-        still = {id(t) for m in self._still for t in _floats(m)}
-        named_buffers = self.model.named_buffers()
-        kept = [b for name, b in named_buffers if name not in floats and id(b) not in still]
-        self._counters = [(buffer, buffer.clone()) for buffer in kept]
+        still = [t for m in self._still for t in _floats(m)]
+        everything = [p for _, p in self.model.named_parameters()]
+        self._pristine = Pristine(self.model, [*everything, *tensors, *still])
+        self.tensors = dict(zip((s.name for s in self.layout.slots), tensors, strict=True))
+        self._on_load = [
+            partial(hook, m, _IncompatibleKeys([], []))
+            for m in self.model.modules()
+            for hook in m._load_state_dict_post_hooks.values()
+        ]
+        self._places = places(self.model, tensors)
+        self._held = [
+            (table.get, key, tensor, tensor.data_ptr, view.data_ptr())
+            for tensor, view, holders in zip(tensors, views, self._places, strict=True)
+            for table, key in holders
+        ]
         self._modules = [m for m in self.model.modules() if m not in self._still]
-        self._switch(train=True)
+        self._told = any(_listens(m) for m in self._modules)
+        self._changed = True
+        self.mode(train=True)
+        norms = [m for m in self.model.modules() if isinstance(m, _BatchNorm)]
+        self.norms = [m for m in norms if m.training]
 
     def _frozen_norms(self) -> list[nn.Module]:
         """The modules that keep running statistics, where all of their tensors are frozen."""
@@ -147,29 +266,165 @@ class FlatModel:
         return {name: t.detach().cpu().numpy() for name, t in self._frozen.items()}
 
     def load(self, vector: Tensor) -> None:
-        """Copies ``vector`` (D,) into the model, resets integer buffers and drops gradients."""
+        """Copies ``vector`` (D,) into the model, resets all else and drops gradients."""
+        self._pristine.restore()
+        for tensor, view, pointer in self._views:
+            if tensor.data_ptr() != pointer:
+                tensor.data = view
         self.flat.copy_(vector)
+        increment_version(tensor for tensor, _, _ in self._views)
+        self.changing()
         for _, parameter in self.params:
             parameter.grad = None
-        for buffer, initial in self._counters:
-            buffer.copy_(initial)
+        for hook in self._on_load:
+            hook()
+
+    def changing(self) -> None:
+        """Says that the model's values change, so that :meth:`mode` tells the modules."""
+        self._changed = self._told
+
+    def settle(self) -> None:
+        """Takes into ``flat`` what a forward pass has put in the place of parameters and buffers.
+
+        Free if all are where they were.
+
+        Raises:
+            ContractError: another parameter, or a tensor of another shape, is in a place.
+        """
+        for get, key, tensor, data_ptr, pointer in self._held:
+            if get(key) is not tensor or data_ptr() != pointer:
+                self._take()
+                return
+
+    def _take(self) -> None:
+        each = zip(self.layout.slots, self._views, self._places, strict=True)
+        for slot, (tensor, view, pointer), holders in each:
+            table, key = holders[0]
+            now = table.get(key)
+            if any(t.get(k) is not now for t, k in holders):
+                raise ContractError(f"forward unties the tensor {slot.name} from its other names")
+            if now is not tensor and slot.role == "param":
+                raise ContractError(f"forward replaces the parameter {slot.name} by another object")
+            if now is None or now.shape != view.shape or now.dtype not in (view.dtype, *_HALVES):
+                other = "nothing" if now is None else f"{tuple(now.shape)} {str(now.dtype)[6:]}"
+                raise ContractError(
+                    f"forward replaces the tensor {slot.name}, {slot.shape} float32, by {other}"
+                )
+            if now is not tensor or tensor.data_ptr() != pointer:
+                view.copy_(now.detach().clone())
+                tensor.data = view
+                for t, k in holders:
+                    t[k] = tensor
 
     def mode(self, train: bool) -> None:
-        """Switches to training or evaluation mode; free if every module is in it already.
+        """Switches to training or evaluation mode.
 
-        Frozen BatchNorm and InstanceNorm stay in evaluation mode.
+        Free if every module is in it already, but for modules with a ``train`` of their own: these
+        may keep what they compute of their values until it is called, so it is called whenever
+        values have changed. Frozen BatchNorm and InstanceNorm stay in evaluation mode.
         """
-        if any(module.training != train for module in self._modules):
-            self._switch(train)
-
-    def _switch(self, train: bool) -> None:
-        self.model.train(train)
-        for norm in self._still:
-            norm.eval()
+        if self._changed or any(module.training != train for module in self._modules):
+            self._changed = False
+            self.model.train() if train else self.model.eval()
+            for norm in self._still:
+                norm.eval()
 
     def vector(self) -> Vector:
         """A copy (D,) of the current values on the CPU."""
         return self.flat.detach().cpu().numpy().copy()
+
+
+def _listens(module: nn.Module) -> bool:
+    """Whether a module has a ``train`` or ``eval`` of its own."""
+    usual = type(module).train is nn.Module.train and type(module).eval is nn.Module.eval
+    return not usual or not vars(module).keys().isdisjoint(("train", "eval"))
+
+
+def places(model: nn.Module, tensors: Sequence[Tensor]) -> list[list[Place]]:
+    """Where each parameter or buffer of a model is held: in several modules where they share it."""
+    held: dict[int, list[Place]] = {id(t): [] for t in tensors}
+    for m in model.modules():
+        scripted = isinstance(m, torch.jit.ScriptModule)
+        for table in (m._parameters, m._buffers):
+            for key, value in table.items():
+                if id(value) in held:
+                    held[id(value)].append((_OfScript(m) if scripted else table, key))
+    return [held[id(t)] for t in tensors]
+
+
+class _OfScript(dict[str, Any]):
+    """The tensors of a scripted module, which take another one by its attributes alone."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._module = module
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The tensor of this name now."""
+        return getattr(self._module, key, default)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Puts another one there."""
+        setattr(self._module, key, value)
+
+
+def values(model: nn.Module) -> dict[str, Tensor]:
+    """By name copies of all parameters and buffers."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    return {name: t.detach().clone() for name, t in named}
+
+
+def changed(before: Mapping[str, Tensor], now: Mapping[str, Tensor]) -> list[str]:
+    """The names of the tensors that are not the same in both."""
+    names = dict.fromkeys((*before, *now))
+    both = [name for name in names if name in before and name in now]
+    same = {name for name in both if _equal(before[name], now[name])}
+    return [name for name in names if name not in same]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether dtype, shape and every value agree, NaN being NaN."""
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def unsuitable(model: nn.Module, before: Collection[Any]) -> str | None:
+    """What of a model's tensors cannot be values of one vector of float32; None: all can.
+
+    Args:
+        model: after a forward pass.
+        before: the attributes of its modules before that pass.
+    """
+    if set(map(id, model.parameters())) != {id(p) for _, p in model.named_parameters()}:
+        return "parameters() gives others than named_parameters()"
+    for name, t in float_tensors(model).items():
+        if t.dtype != torch.float32:
+            kind = "parameter" if isinstance(t, nn.Parameter) else "buffer"
+            return f"the {kind} {name} is {str(t.dtype)[6:]}, and models train in float32"
+    named: dict[int, tuple[str, Tensor]] = {}
+    made = set(map(id, before))
+    for prefix, m in model.named_modules():
+        for name, t in (*m._parameters.items(), *m._buffers.items(), *attributes(m).items()):
+            if isinstance(t, Tensor) and (id(t) in made or name not in attributes(m)):
+                named.setdefault(id(t), (f"{prefix}.{name}".removeprefix("."), t))
+    state = {id(t) for t in float_tensors(model).values()}
+    spans = sorted(
+        (t.untyped_storage().data_ptr(), *_span(t), id(t) in state, name)
+        for name, t in named.values()
+        if t.layout == torch.strided and t.numel()
+    )
+    for (storage, _, stop, one, name), (other, start, _, two, second) in pairwise(spans):
+        if storage == other and start < stop and (one or two):
+            return f"{name} and {second} share memory without being one tensor"
+    return None
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """The first byte of a tensor in its storage, and the one after the last."""
+    extent = 1 + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+    first = int(t.storage_offset())
+    return first * t.itemsize, (first + int(extent)) * t.itemsize
 
 
 def as_tensor(vector: Array) -> Tensor:

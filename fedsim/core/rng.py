@@ -8,10 +8,12 @@ the number of actors, retries and the order of completion cannot change a run.
 from __future__ import annotations
 
 import hashlib
+import pickle
+import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,14 +41,15 @@ def torch_generator(seed: int, stream: str, *key: int) -> torch.Generator:
 
 
 _TURN = threading.RLock()
-"""A process has one global generator of torch: the thread that seeds it has it until it is done."""
+"""A process has one global generator of a kind: the thread that seeds it has it until the end."""
 
 
 @contextmanager
 def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]:
-    """Runs torch code that knows only the global generator (initialisers, dropout, transforms).
+    """Runs code that knows only global generators (initialisers, dropout, a user's model).
 
-    The global generators of the CPU and of ``device`` are seeded inside and restored afterwards;
+    Those of torch for the CPU and ``device``, of NumPy and of Python are seeded inside and restored
+    afterwards;
     :func:`seed_torch` may seed them anew inside. Threads of a process take turns: a scope waits for
     the end of another thread's, so that neither changes what the other one draws.
     """
@@ -78,7 +81,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def seed_torch(seed: int, device: torch.device | None = None) -> None:
-    """Seeds the global generators of the CPU and of ``device``, for use in :func:`torch_scope`.
+    """Seeds all global generators, those of torch for ``device`` too; in :func:`torch_scope` only.
 
     ``torch.random.manual_seed`` also seeds devices that nobody uses, and formats a stack trace for
     those that are not initialised: that takes longer than a small client's training.
@@ -88,7 +91,7 @@ def seed_torch(seed: int, device: torch.device | None = None) -> None:
 
 
 class TorchStreams:
-    """The draws of several clients from torch's global generators, for clients that take turns.
+    """The draws of several clients from the global generators, for clients that take turns.
 
     Args:
         seed: that of a client by its number, as :func:`seed_torch` takes it.
@@ -98,26 +101,62 @@ class TorchStreams:
     def __init__(self, seed: Callable[[int], int], device: torch.device | None = None) -> None:
         self._seed = seed
         self._generators = _global_generators(device)
-        self._states: dict[int, list[torch.Tensor]] = {}
+        self._states: dict[tuple[int, int], Any] = {}
 
     @contextmanager
-    def of(self, i: int) -> Iterator[None]:
-        """Draws inside continue those of client ``i``."""
-        if i in self._states:
-            for g, state in zip(self._generators, self._states[i], strict=True):
-                g.set_state(state)
-        else:
-            for g in self._generators:
+    def of(self, i: int, torch_only: bool = True) -> Iterator[None]:
+        """Draws inside continue those of client ``i``; ``torch_only`` saves time."""
+        generators = self._generators[: -len(_OTHERS) if torch_only else None]
+        for k, g in enumerate(generators):
+            if (i, k) in self._states:
+                g.set_state(self._states[i, k])
+            else:
                 g.manual_seed(self._seed(i))
         yield
-        self._states[i] = [g.get_state() for g in self._generators]
+        for k, g in enumerate(generators):
+            self._states[i, k] = g.get_state()
 
 
-def _global_generators(device: torch.device | None) -> list[torch.Generator]:
+class _OfNumPy:
+    """NumPy's global generator with the methods of torch's."""
+
+    def manual_seed(self, seed: int) -> None:
+        np.random.seed(seed % 2**32)  # noqa: NPY002, TID251 - here alone
+
+    def get_state(self) -> Any:
+        return np.random.get_state()  # noqa: NPY002
+
+    def set_state(self, state: Any) -> None:
+        np.random.set_state(state)  # noqa: NPY002
+
+
+class _OfPython:
+    """Python's global generator with the methods of torch's."""
+
+    def manual_seed(self, seed: int) -> None:
+        random.seed(seed)
+
+    def get_state(self) -> Any:
+        return random.getstate()
+
+    def set_state(self, state: Any) -> None:
+        random.setstate(state)
+
+
+_OTHERS = (_OfNumPy(), _OfPython())
+
+
+def draws() -> bytes:
+    """Where the global generators of NumPy and Python are: changes with every draw from them."""
+    return pickle.dumps([g.get_state() for g in _OTHERS])
+
+
+def _global_generators(device: torch.device | None) -> list[Any]:
+    """Those of torch, then :data:`_OTHERS`."""
     import torch
 
     if device is None or device.type != "cuda":
-        return [torch.default_generator]
+        return [torch.default_generator, *_OTHERS]
     torch.cuda.init()
     index = torch.cuda.current_device() if device.index is None else device.index
-    return [torch.default_generator, torch.cuda.default_generators[index]]
+    return [torch.default_generator, torch.cuda.default_generators[index], *_OTHERS]

@@ -18,6 +18,7 @@ from typing import Any
 from fedsim.core import imports
 from fedsim.core.errors import ConfigError, DataError, nearest
 from fedsim.core.imports import call, resolve, signature, users_code
+from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.settings import Scalar, checked
 from fedsim.core.types import Dataset
 from fedsim.data import readers
@@ -157,7 +158,8 @@ def _load_own(
     parameters = signature(function, where).parameters
     every = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     accepted = {key: value for key, value in settings.items() if every or key in parameters}
-    dataset = call(function, where, folder, **accepted, **values)
+    with torch_scope(seed_for(settings["seed"], "reader")):  # for one that draws globally
+        dataset = call(function, where, folder, **accepted, **values)
     if not isinstance(dataset, Dataset):
         raise DataError(
             f"{where}: the function returned {type(dataset).__name__}, needed is "

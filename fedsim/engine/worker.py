@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from itertools import count as count_from
 from statistics import fmean
 
 import numpy as np
@@ -274,7 +275,8 @@ class Worker:
         index = torch.from_numpy(self._samples(task))
         # pooled samples are nobody's: their learner has no state of its own
         kept = {} if task.owners else states.get(task.client, {})
-        start = self._load(params, kept)
+        start = self._start(params, kept)
+        self.flat.load(start)
         x = self.images.index_select(0, index).to(self.device)
         y = self.labels.index_select(0, index).to(self.device)
         if work.poison is not None:
@@ -404,11 +406,13 @@ class Worker:
         """
         size = self.spec.batch_size
         index = self.indices(part)
-        if batches is not None:
-            index = index[batches[0] * size : batches[1] * size]
-        with self._named(f"evaluation on the {name(part)} part"), torch.no_grad():
-            mark = partial(marked, pixels=part.pixels) if isinstance(part, Triggered) else None
-            outputs = self._outputs(params, state, torch.from_numpy(index).split(size), mark)
+        batches = batches or (0, len(index))
+        index = index[batches[0] * size : batches[1] * size]
+        mark = partial(marked, pixels=part.pixels) if isinstance(part, Triggered) else None
+        what, numbers = f"evaluation on the {name(part)} part", count_from(batches[0])
+        seeds = (seed_for(self.spec.seed, what, number) for number in numbers)
+        with self._named(what), torch.no_grad(), torch_scope(self.spec.seed, self.device):
+            outputs = self._outputs(params, state, torch.from_numpy(index).split(size), seeds, mark)
         return measure.compute(outputs, self.spec, part, index)
 
     def _outputs(
@@ -416,29 +420,31 @@ class Worker:
         params: Vector,
         state: Vectors,
         batches: Sequence[Tensor],
+        seeds: Iterator[int],
         mark: Callable[[Tensor], Tensor] | None = None,
     ) -> Outputs:
-        """The logits of some samples, as ``mark`` changes them.
+        """The logits of some samples, as ``mark`` changes them; a batch's do not depend on others.
 
         Where every token has a label, each batch's scores.
         """
-        self._load(as_tensor(params).to(self.device), state)
-        self.flat.mode(train=False)
+        start = self._start(as_tensor(params).to(self.device), state)
+
+        def passed(batch: Tensor, seed: int) -> Tensor:
+            self.flat.load(start)
+            self.flat.mode(train=False)
+            seed_torch(seed, self.device)
+            x = self.images[batch] if mark is None else mark(self.images[batch])
+            logits: Tensor = self.flat.model(self.transforms.test(x.to(self.device)))
+            return logits
+
         with self.precision():
-            logits = (
-                self.flat.model(self.transforms.test(x.to(self.device)))
-                for x in (self._images(batch, mark) for batch in batches)
-            )
+            logits = map(passed, batches, seeds)
             if self.spec.dataset.per_token:
                 labels = (self.labels[batch].to(self.device) for batch in batches)
                 wrong = self.spec.dataset.never_right
                 pairs = zip(logits, labels, strict=True)
                 return joined([token_scores(z, y, wrong) for z, y in pairs])
             return torch.cat(list(logits)).float().cpu().numpy()
-
-    def _images(self, batch: Tensor, mark: Callable[[Tensor], Tensor] | None) -> Tensor:
-        x = self.images[batch]
-        return x if mark is None else mark(x)
 
     @contextmanager
     def _named(self, what: str, block: Block = ()) -> Iterator[None]:
@@ -455,12 +461,6 @@ class Worker:
             raise WorkerError(f"{what}: {why}") from error
         finally:
             self.progress = None
-
-    def _load(self, start: Tensor, state: Vectors) -> Tensor:
-        """Loads the global vector with the client's own slots; returns what was loaded (D,)."""
-        start = self._start(start, state)
-        self.flat.load(start)
-        return start
 
     def _start(self, params: Tensor, state: Vectors) -> Tensor:
         """The global vector (D,) with the client's own slots."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedsim.core import reuse
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, resolve, users_code
-from fedsim.core.layout import freeze
+from fedsim.core.layout import Pristine, attributes, freeze, unsuitable
 from fedsim.core.rng import one_torch_thread, seed_for, torch_scope
 from fedsim.core.types import ModelSpec
 from fedsim.models import leaf, libraries, vision, weights
@@ -170,13 +170,25 @@ def make(spec: ModelSpec) -> nn.Module:
 
 
 def checked(model: nn.Module, spec: ModelSpec) -> nn.Module:
-    """The model in training mode; a ConfigError where it does not turn samples into logits."""
+    """The model in training mode, as it was given but for lazy tensors, which have their shapes.
+
+    Raises:
+        ConfigError: it does not turn samples into logits, or has tensors that cannot be trained.
+    """
     where = f"model.name={spec.name}"
     samples = zeros(spec)
     takes = f"{where}: does not take {spec.inputs} {tuple(samples.shape)}"
     with users_code(takes, ConfigError), torch.no_grad():
+        if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+            model.eval()(samples)
+        pristine = Pristine(model)
+        before = [value for m in model.modules() for value in attributes(m).values()]
         logits = model.eval()(samples)
+        fault = unsuitable(model, before)
+        pristine.restore()
     model.train()
+    if fault is not None:
+        raise ConfigError(f"{where}: {fault}")
     tokens = (spec.image_size,) if spec.per_token else ()
     needed = (2, *tokens, spec.num_classes)
     if not isinstance(logits, Tensor) or logits.shape != needed:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
 from fedsim.core.files import CLIENTS, MODEL
-from fedsim.core.layout import FlatModel, not_finite
+from fedsim.core.layout import FlatModel, changed, not_finite
 from fedsim.core.reading import parse_json
 from fedsim.core.types import ModelSpec
 from fedsim.models import libraries
@@ -260,7 +260,10 @@ def _download(spec: ModelSpec) -> dict[str, Tensor]:
 def _copy(
     given: Mapping[str, Tensor], model: nn.Module, origin: str, with_head: bool
 ) -> tuple[str, ...]:
-    """Copies ``given`` into ``model``: all tensors but integer counters, and all must match.
+    """Copies ``given`` into ``model``: all float tensors, and all must match.
+
+    Others are no part of what clients train, and are those of a new model in every round; where
+    the file has other ones than the model they cannot be had. Counters of BatchNorm do not matter.
 
     Names may be the library's (``conv1.weight``, ``fc.weight``) or the model's own. A head that is
     missing or of another shape, or not wanted, stays as it is, and its tensors are returned. A
@@ -269,9 +272,14 @@ def _copy(
     """
     own = {key: value for key, value in model.state_dict().items() if value.is_floating_point()}
     classifier = getattr(model, "classifier", SplitModel.classifier)
+    fixed = {key: value for key, value in model.state_dict().items() if key not in own}
     new: dict[str, Tensor] = {}
     names: dict[str, str] = {}
+    other: list[str] = []
     for key, value in given.items():
+        name = _own_name(key, fixed, classifier)
+        if name in fixed and not name.endswith("num_batches_tracked"):
+            other += changed({name: fixed[name]}, {name: value})
         if value.is_floating_point():
             name = _own_name(key, own, classifier)
             if name in new:
@@ -297,6 +305,7 @@ def _copy(
         if own[key].shape != new[key].shape
     ]
     problems = {"missing": missing, "unknown": unknown, "misshapen": shapes, "not finite": bad}
+    problems["other than the model's, and only float tensors are loaded:"] = other
     faults = [f"{what} {_few(keys)}" for what, keys in problems.items() if keys]
     if faults:
         raise ConfigError(f"{origin}: the weights do not fit the model: {'; '.join(faults)}")

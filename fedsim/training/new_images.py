@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch import nn
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, DivergedError
 from fedsim.core.files import MODEL
-from fedsim.core.layout import layout_of
+from fedsim.core.layout import Pristine, layout_of
+from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.types import Array, ModelSpec, Pipeline
 from fedsim.data.images import decode, grey
 from fedsim.data.transforms import Transforms
@@ -74,13 +76,27 @@ class ImageModel:
         pixels = decode(file, self.spec.image_size)
         return grey(pixels) if self.spec.in_channels == 1 else pixels
 
-    def logits(self, x: Array) -> Array:
-        """(n, C) float32 logits of images (n, channels, size, size) uint8."""
+    @cached_property
+    def _pristine(self) -> Pristine:
+        return Pristine(self.network)
+
+    def logits(self, x: Array, first: int = 0) -> Array:
+        """(n, C) float32 logits of images (n, channels, size, size) uint8.
+
+        Args:
+            x: the images.
+            first: number of the first one among all; what the network draws depends on it.
+        """
         pipeline = Pipeline(size=x.shape[-1], mean=self.mean, std=self.std)
         test = Transforms(pipeline, torch.device("cpu")).test
-        with torch.no_grad():
-            batches = torch.from_numpy(x).split(self.config.evaluation.batch_size)
-            found: Array = torch.cat([self.network(test(b)) for b in batches]).float().numpy()
+        size, logits = self.config.evaluation.batch_size, []
+        for start in range(0, len(x), size):
+            self._pristine.restore()
+            self.network.eval()
+            seed = seed_for(self.config.seed, "evaluate images", first + start)
+            with torch.no_grad(), torch_scope(seed):
+                logits.append(self.network(test(torch.from_numpy(x[start : start + size]))))
+        found: Array = torch.cat(logits).float().numpy()
         return found
 
 
@@ -168,7 +184,7 @@ def frames(model: ImageModel, files: Sequence[Path]) -> Iterator[pd.DataFrame]:
             except DataError as error:
                 broken.append(str(error))
         if not broken:
-            yield _frame(model, block, np.stack(images))
+            yield _frame(model, block, np.stack(images), start)
     if broken:
         more = f"; and {len(broken) - LISTED} more" if len(broken) > LISTED else ""
         text = "; ".join(broken[:LISTED]) + more
@@ -177,8 +193,8 @@ def frames(model: ImageModel, files: Sequence[Path]) -> Iterator[pd.DataFrame]:
         )
 
 
-def _frame(model: ImageModel, files: Sequence[Path], x: Array) -> pd.DataFrame:
-    logits = model.logits(x)
+def _frame(model: ImageModel, files: Sequence[Path], x: Array, first: int) -> pd.DataFrame:
+    logits = model.logits(x, first)
     finite = np.isfinite(logits).all(axis=1)
     if not finite.all():
         raise DivergedError(

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from fedsim import algorithms, models
-from fedsim.algorithms.base import Algorithm
+from fedsim.algorithms.base import Algorithm, identity
+from fedsim.client import probe
 from fedsim.client.compression import Compression, compression
 from fedsim.client.context import LocalEnv
 from fedsim.config.run import RunConfig
@@ -40,6 +41,7 @@ from fedsim.engine.devices import server_device
 from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
+from fedsim.models.libraries import library_of
 from fedsim.models.weights import Loaded
 from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
@@ -231,6 +233,14 @@ def assemble(
     algorithms.check_fit(
         config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
     )
+    published = library_of(model.name) is not None or ":" not in model.name
+    if not published or algorithm.adapt is not identity:
+        again = models.build(model.without_weights, config.seed, algorithm.adapt)
+        fresh = FlatModel(again, torch.device("cpu"), frozen=flat.frozen)
+        samples = stacking.examples(model)
+        why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
+        if why is not None:
+            raise ConfigError(f"model.name={model.name}: {why}")
     attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
     algorithm = attack.algorithm
     schedule = _schedule_of(config, partition.participants)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import replace
 from functools import partial
 
@@ -497,6 +498,7 @@ def test_padding_would_change_the_statistics_of_batchnorm():
     wanted = federation.one_by_one(envs)
     federation.stack = Stack(federation.flat.model, LocalRule())
     federation.stack.vmapped = True
+    federation.stack.reset = lambda: None  # which would undo this
     for m in federation.stack.norms:
         m.forward = partial(type(m).forward, m)
     for m in federation.stack.model.modules():
@@ -562,12 +564,58 @@ class Branches(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.tensor(0))
+
+    def forward(self, x):
+        self.step += 1
+        return x * self.step
+
+
+class CountsBeside(Counts):
+    """As before, with a buffer that no file holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("step", torch.zeros((), dtype=torch.cfloat), persistent=False)
+
+    def forward(self, x):
+        self.step = self.step + 1
+        return x * self.step.real
+
+
+class Idle(nn.Linear):
+    def forward(self, x):
+        return x
+
+
+class DrawsInPython(nn.Module):
+    def forward(self, x):
+        return x * (1 + (random.random() < 2))
+
+
+class Sparse(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e = nn.Embedding(2, 1, sparse=True)
+
+    def forward(self, x):
+        return x + self.e((x[:, 0] > 1e9).long())
+
+
 @pytest.mark.parametrize(
     ("layer", "said"),
     [
         (Permuted(), None),
         (Centred(), "depends on the other samples"),
         (Branches(), "does not run within torch.vmap"),
+        (Counts(), "training changes the model's buffer features."),
+        (CountsBeside(), "training changes the model's buffer features."),
+        (Idle(1, 1), "the loss does not reach the parameter features."),
+        (DrawsInPython(), "draws from Python's or NumPy's generator"),
+        (Sparse(), "sparse"),
     ],
 )
 def test_layers_of_ones_own_are_tried(layer, said):
@@ -578,6 +626,50 @@ def test_layers_of_ones_own_are_tried(layer, said):
     found = obstacle(model, LocalRule(), MarginControl(), samples)
     assert found is None if said is None else said in found
     assert torch.equal(before, torch.get_rng_state())
+
+
+class KeepsNormFrozen(nn.Module):
+    """A model that itself keeps its first BatchNorm in evaluation mode, as in fine-tuning."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = cnn().features, cnn().head
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.features[1].eval()
+        return self
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+def test_norms_that_the_model_keeps_frozen_stay_so_in_a_block():
+    federation = Federation(KeepsNormFrozen(), torch.float64)
+    assert [m.num_features for m in federation.flat.norms] == [6]
+    agree(
+        federation.block(federation.envs()),
+        federation.one_by_one(federation.envs()),
+        federation.start,
+        1e-9,
+    )
+
+
+def test_attributes_of_a_block_are_those_of_a_new_model():
+    class Warm(nn.Module):
+        passes = 0
+
+        def forward(self, x):
+            self.passes += 1
+            return x * min(self.passes, 3)
+
+    model = plain_cnn()
+    model.features.append(Warm())
+    federation = Federation(model, torch.float64)
+    first = federation.block(federation.envs())[1]
+    assert torch.equal(federation.block(federation.envs())[1], first)
+    wanted = federation.one_by_one(federation.envs())[1]
+    assert away(first, wanted) < 1e-9
 
 
 class Unequal(LocalRule):

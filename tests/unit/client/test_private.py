@@ -11,10 +11,12 @@ import torch.nn.functional as functional
 from scipy.stats import chi2
 
 from fedsim.client import LocalRule
+from fedsim.client.criterion import MarginControl
 from fedsim.client.private import (
     STEPS,
     PrivateGradients,
     clipped,
+    obstacle,
     poisson_batches,
     sample_gradients,
 )
@@ -144,4 +146,29 @@ def test_gradients_of_few_samples_at_a_time_are_the_same(monkeypatch):
     assert train_local(LocalRule(), parts).train_loss == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(
         parts.flat.flat.detach(), whole.flat.flat.detach(), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_a_parameter_that_is_a_number_counts_in_the_norm_of_a_sample():
+    # norms: sqrt(3^2 + 4^2) = 5 and 1; the first is halved to 2.5
+    gradients = [torch.tensor([3.0, 1.0]), torch.tensor([[4.0], [0.0]])]
+    number, row = clipped(gradients, 2.5)
+    torch.testing.assert_close(number, torch.tensor([1.5, 1.0]))
+    torch.testing.assert_close(row, torch.tensor([[2.0], [0.0]]))
+
+
+class Counting(Net):
+    def __init__(self):
+        super().__init__(norm=False)
+        self.register_buffer("step", torch.tensor(0))
+
+    def forward(self, x):
+        self.step = self.step + 1
+        return super().forward(x)
+
+
+def test_a_model_whose_buffers_change_has_no_gradients_by_sample():
+    flat = FlatModel(Counting(), torch.device("cpu"))
+    assert obstacle(flat, MarginControl(), torch.rand(2, 1, 2, 2)) == (
+        "training changes step, by all samples together"
     )

@@ -247,3 +247,73 @@ def test_as_tensor_shares_even_read_only_memory_in_silence():
         read_only = as_tensor(array)
     assert read_only.data_ptr() == shared.data_ptr()
     assert as_tensor(np.arange(10.0)[::2]).tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
+class Remembers(nn.Module):
+    """Replaces, deletes and adds what it holds beside its values."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("ema", torch.zeros(2))
+        self.register_buffer("late", None)
+        self.register_buffer("count", torch.tensor(7))
+        self.w = nn.Parameter(torch.ones(2))
+        self.calls, self.modes, self.seen = 0, [], {"first": torch.zeros(1)}
+
+    def train(self, mode=True):
+        self.modes = [*self.modes, mode]
+        return super().train(mode)
+
+    def forward(self, x):
+        self.ema = self.ema + x
+        self.late = x
+        self.count = self.count + 1
+        self.calls += 1
+        self.seen["first"] += 1
+        self.seen["second"] = x
+        self.extra = x
+        self.w.data = self.w * 2
+        return x
+
+
+def test_what_forward_replaces_is_taken_over_and_put_back():
+    flat = FlatModel(Remembers(), CPU)
+    start = flat.flat.clone()
+    model, objects = flat.model, {id(flat.model.w), id(flat.model.ema)}
+    for _ in range(2):
+        model(torch.tensor([1.0, 2.0]))
+        flat.settle()
+    assert flat.vector().tolist() == [4.0, 4.0, 2.0, 4.0]  # w, ema
+    assert {id(model.w), id(model.ema)} == objects
+    flat.flat += 1
+    assert model.ema.tolist() == [3.0, 5.0]
+    assert model.w.tolist() == [5.0, 5.0]
+    flat.load(start)
+    assert torch.equal(flat.flat, start)
+    assert (model.late, model.count.item(), model.calls) == (None, 7, 0)
+    assert model.seen == {"first": torch.zeros(1)}
+    assert not hasattr(model, "extra")
+
+
+def test_a_module_hears_of_new_values_once():
+    flat = FlatModel(Remembers(), CPU)
+    start = flat.flat.clone()
+    flat.mode(train=False)
+    flat.mode(train=False)
+    assert flat.model.modes == [True, False]
+    flat.load(start)
+    flat.mode(train=False)
+    assert flat.model.modes == [False]
+
+
+def test_all_layers_of_a_head_belong_to_it():
+    model = nn.Module()
+    model.features = nn.Linear(2, 3)
+    model.head = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 2)))
+    heads = {slot.name: slot.head for slot in layout_of(model).slots}
+    assert [name for name, head in heads.items() if not head] == [
+        "features.weight",
+        "features.bias",
+    ]
+    assert heads["head.2.0.weight"]
+    assert heads["head.1.running_var"]

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from fedsim.core.rng import generator, seed_for, seed_torch, torch_generator, torch_scope
+from fedsim.core.rng import (
+    TorchStreams,
+    generator,
+    seed_for,
+    seed_torch,
+    torch_generator,
+    torch_scope,
+)
 
 
 def test_seeds_are_the_same_for_ever():
@@ -112,6 +120,36 @@ def test_threads_take_turns():
         drawn.set()
     thread.join()
     assert torch.equal(both, expected)
+
+
+def everywhere():
+    return float(torch.rand(())), random.random(), float(np.random.rand())  # noqa: NPY002
+
+
+def test_scope_seeds_and_restores_python_and_numpy():
+    before = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    drawn = []
+    for _ in range(2):
+        with torch_scope(5):
+            drawn.append(everywhere())
+            seed_torch(5)
+            drawn.append(everywhere())
+    assert len(set(drawn)) == 1
+    assert random.getstate() == before[0]
+    np.testing.assert_array_equal(np.random.get_state()[1], before[1])  # noqa: NPY002
+
+
+def test_clients_that_take_turns_draw_as_alone():
+    with torch_scope(0):
+        alone = []
+        for client in (3, 4):
+            seed_torch(client)
+            alone.append([everywhere(), everywhere()])
+        streams, turns = TorchStreams(lambda client: client), {3: [], 4: []}
+        for client in (3, 4, 4, 3):
+            with streams.of(client, torch_only=False):
+                turns[client].append(everywhere())
+    assert list(turns.values()) == alone
 
 
 @pytest.mark.gpu

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import DivergedError, WorkerError
-from fedsim.core.types import ModelSpec, Partition, Pipeline, Training
+from fedsim.core.types import ModelSpec, Owned, Partition, Pipeline, Training
 from fedsim.engine.base import OUTPUTS, SCORES
 from fedsim.engine.devices import client_device, torch_flags
 from fedsim.engine.serial import SerialExecutor
@@ -91,6 +92,67 @@ def test_clients_rounds_and_seeds_have_global_streams_of_their_own():
         for seed in (0, 1)
     ]
     assert len({d.tobytes() for d in drawn}) == 8
+
+
+class ForgetsTraining(nn.Module):
+    """Dropout that is on in evaluations too, and a state of them."""
+
+    def __init__(self, classes, channels, size):
+        super().__init__()
+        self.head = nn.Linear(channels * size * size, classes)
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, x):
+        if not self.training:
+            self.batches = self.batches + 1
+        return self.head(functional.dropout(x.flatten(1), 0.5)) * self.batches
+
+
+def own(network, **changes):
+    spec = ModelSpec(
+        name=f"{__name__}:{network.__name__}", num_classes=3, in_channels=1, image_size=8
+    )
+    return rebuilt(worker("fedavg"), model=spec, **changes)
+
+
+def test_what_an_evaluation_draws_hangs_on_seed_part_and_batch():
+    w = own(ForgetsTraining, batch_size=8)
+    start = w.flat.vector()
+    logits = w.evaluate(start, {}, "test", OUTPUTS)
+    before = torch.random.get_rng_state()
+    w.evaluate(start + 1, {}, Owned("train", (0, 1)), OUTPUTS)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    last = num_batches(w.spec, "test")
+    cut = [w.evaluate(start, {}, "test", OUTPUTS, (a, b)) for a, b in ((1, last), (0, 1))]
+    np.testing.assert_array_equal(np.concatenate(cut[::-1]), logits)
+    other = own(ForgetsTraining, batch_size=8, seed=1).evaluate(start, {}, "test", OUTPUTS)
+    assert not np.array_equal(other, logits)
+    assert not np.array_equal(logits[:8], logits[8:16])
+
+
+class Keeps(nn.Module):
+    """In evaluation mode it keeps what it makes of a parameter until ``train`` is called."""
+
+    def __init__(self, classes, channels, size):
+        super().__init__()
+        self.head = nn.Linear(channels * size * size, classes)
+        self.kept = None
+
+    def train(self, mode=True):
+        self.kept = None
+        return super().train(mode)
+
+    def forward(self, x):
+        if self.training or self.kept is None:
+            self.kept = self.head.weight * 2
+        return functional.linear(x.flatten(1), self.kept)
+
+
+def test_models_one_after_another_are_evaluated_by_their_own_values():
+    w = own(Keeps)
+    start = w.flat.vector()
+    logits = w.evaluate(start, {}, "test", OUTPUTS)
+    np.testing.assert_allclose(w.evaluate(2 * start, {}, "test", OUTPUTS), 2 * logits, rtol=1e-6)
 
 
 def test_global_generators_are_left_alone():

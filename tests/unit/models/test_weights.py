@@ -169,6 +169,24 @@ def test_two_names_of_one_tensor_are_refused(tmp_path):
     assert prepare(config(model={"weights": str(tmp_path / "w.pt")})).start == weights.Loaded()
 
 
+def numbered(classes, channels, size):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(channels * size**2, classes))
+    model.register_buffer("order", torch.arange(3))
+    return model
+
+
+def test_integers_of_a_file_that_are_not_the_models_are_refused(tmp_path):
+    own = {"name": f"{__name__}:numbered"}
+    spec = prepare(config(model=own)).model
+    tensors = models.build(spec, 0).state_dict()
+    torch.save(tensors, tmp_path / "w.pt")
+    weights_of = own | {"weights": str(tmp_path / "w.pt")}
+    assert prepare(config(model=weights_of)).start == weights.Loaded()
+    torch.save(tensors | {"order": torch.tensor([2, 1, 0])}, tmp_path / "w.pt")
+    with pytest.raises(ConfigError, match="only float tensors are loaded: order"):
+        prepare(config(model=weights_of))
+
+
 @pytest.mark.slow
 @pytest.mark.integration
 @pytest.mark.parametrize(
