@@ -13,7 +13,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.imports import call, plugins, resolve
 from fedsim.engine.base import Executor
-from fedsim.engine.worker import WorkerSpec
+from fedsim.engine.spec import WorkerSpec
 
 _METHODS = [name for name in vars(Executor) if not name.startswith("_")]
 

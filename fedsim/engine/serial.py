@@ -15,7 +15,8 @@ from fedsim.core.types import ClientTask, ClientUpdate, Vectors
 from fedsim.engine.base import EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import clients_of, shared_out
 from fedsim.engine.devices import client_device, device_name, torch_flags
-from fedsim.engine.worker import Worker, WorkerSpec, with_deltas
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Worker, with_deltas
 
 
 def make_executor(spec: WorkerSpec, engine: EngineConfig, **_: Any) -> SerialExecutor:

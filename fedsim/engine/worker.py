@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import count as count_from
 from statistics import fmean
 
@@ -18,31 +16,25 @@ import torch
 from torch import Tensor
 
 from fedsim import models
-from fedsim.algorithms.base import Algorithm, Work
+from fedsim.algorithms.base import Work
 from fedsim.client import LocalEnv
 from fedsim.client.attacks import marked
-from fedsim.client.block import Stack, num_steps, train_block
+from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse
-from fedsim.core.errors import ContractError, DataError, FedsimError, WorkerError
+from fedsim.core.errors import ContractError, FedsimError, WorkerError
 from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
-from fedsim.core.settings import Arithmetic
 from fedsim.core.types import (
     I64,
     Array,
     ClientTask,
     ClientUpdate,
-    Dataset,
-    Kind,
     Layout,
-    ModelSpec,
     Part,
-    Partition,
     Sent,
-    Training,
     Triggered,
     Vector,
     Vectors,
@@ -50,126 +42,12 @@ from fedsim.core.types import (
 from fedsim.data.transforms import transforms
 from fedsim.engine import devices
 from fedsim.engine.base import Measure, T
-from fedsim.engine.blocks import Block, Stacking, clients_of, named
+from fedsim.engine.blocks import Block, clients_of, named
+from fedsim.engine.spec import WorkerSpec
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
 from fedsim.metrics.splits import count, indices, name
 from fedsim.models.frozen import cut
-
-
-@dataclass(frozen=True)
-class LocalImages:
-    """Images that each node reads itself, instead of getting them from the driver.
-
-    Args:
-        read: gives (N, channels, H, W) uint8, on whatever machine it is called; its argument says
-            whether the machine's cache is checked, and mended, first.
-        sha256: of the driver's.
-    """
-
-    read: Callable[[bool], Array]
-    sha256: str
-
-    def __call__(self) -> Array:
-        """The images of this machine.
-
-        Raises:
-            DataError: they are not the driver's.
-        """
-        images = self.read(False)
-        if array_sha256(images) != self.sha256:
-            images = self.read(True)
-        if array_sha256(images) != self.sha256:
-            raise DataError(
-                f"engine.data_from=node: {platform.node()} reads other images than the driver; "
-                "data.dir must hold the same files on every machine, and data.feature_shift may "
-                "give other pixels on another kind of processor"
-            )
-        return images
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
-    """Everything a worker is made of; travels once per node.
-
-    Args:
-        local_images: how a node gets the images itself; None where ``dataset`` brings them.
-        seed: of the run, for the start weights.
-        threads: torch threads on the CPU; part of the result's bits.
-        batch_size: images per forward pass of an evaluation.
-        precision: of networks on a GPU, ``engine.precision``.
-        deterministic: whether a GPU's kernels repeat their bits, ``engine.deterministic``.
-        finetune_epochs: of the fine-tuning after the last round, 0 for none.
-        stacking: how clients train together; None where they train one by one.
-        frozen: by name the tensors of the model that do not train; once per node.
-        cut: the frozen module, by name, whose outputs the samples of ``dataset`` are, so that
-            workers leave it out; None where the samples are the model's input.
-        root: (n,) indices into ``dataset.x`` of the samples that the server itself trains on.
-    """
-
-    dataset: Dataset
-    partition: Partition
-    model: ModelSpec
-    algorithm: Algorithm
-    training: Training
-    seed: int
-    threads: int
-    batch_size: int
-    precision: Arithmetic
-    deterministic: bool
-    local_images: LocalImages | None = None
-    finetune_epochs: int = 0
-    stacking: Stacking | None = None
-    frozen: Vectors = field(default_factory=dict)
-    cut: str | None = None
-    root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
-
-    @property
-    def frozen_bytes(self) -> int:
-        """Size of the frozen tensors."""
-        return sum(array.nbytes for array in self.frozen.values())
-
-    @cached_property
-    def works(self) -> Mapping[Kind, Work]:
-        """What each kind of client work is."""
-        return self.algorithm.works(self.training, self.finetune_epochs)
-
-    def stacking_of(self, task: ClientTask) -> Stacking | None:
-        """How tasks of this kind are done together; None where they are done one by one."""
-        alone = self.algorithm.pools or not self.works[task.work].aggregated
-        return None if alone else self.stacking
-
-    def blocks(self, tasks: Sequence[ClientTask]) -> list[Block]:
-        """Tasks of one kind in blocks; those of a block start from one version of the model.
-
-        Raises:
-            ContractError: the tasks are of several kinds.
-        """
-        if len(kinds := {task.work for task in tasks}) > 1:
-            raise ContractError(f"tasks of several kinds in one call: {', '.join(sorted(kinds))}")
-        stacking = self.stacking_of(tasks[0]) if tasks else None
-        if stacking is None:
-            return [(task,) for task in sorted(tasks, key=lambda task: task.client)]
-        steps: dict[int, list[tuple[ClientTask, int]]] = {}
-        for task in tasks:
-            n = len(self.partition.train[task.client])
-            planned = num_steps(n, self.training, stacking.batchnorm, task.max_steps)
-            steps.setdefault(task.version, []).append((task, planned))
-        return [block for _, own in sorted(steps.items()) for block in stacking.blocks(own)]
-
-    def to_send(self) -> WorkerSpec:
-        """What has to travel: no names and lists of clients, no images where nodes read them."""
-        bare = replace(
-            self.dataset, clients=None, patient=None, patient_names=(), files=(), prepare=None
-        )
-        if self.local_images is not None:
-            bare = replace(bare, x=bare.x[:0])
-        return replace(self, dataset=bare)
-
-
-def array_sha256(array: Array) -> str:
-    """The SHA-256 of an array's bytes, in hex."""
-    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
 class Worker:

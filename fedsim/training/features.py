@@ -26,7 +26,7 @@ from fedsim.core.rng import one_torch_thread, torch_scope
 from fedsim.core.types import Array
 from fedsim.data.cache import stored
 from fedsim.data.transforms import transforms
-from fedsim.engine.worker import WorkerSpec, array_sha256
+from fedsim.engine.spec import WorkerSpec, array_sha256
 from fedsim.models.vision import SplitModel
 
 _VERSION = 1

@@ -19,7 +19,7 @@ from fedsim.core.types import (
     Vectors,
 )
 from fedsim.engine.base import Executor, Models
-from fedsim.engine.worker import array_sha256
+from fedsim.engine.spec import array_sha256
 from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import Columns, LocalColumns

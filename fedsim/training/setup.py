@@ -38,7 +38,7 @@ from fedsim.engine import registry as executors
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import server_device
-from fedsim.engine.worker import LocalImages, WorkerSpec, array_sha256
+from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
 from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
 from fedsim.models.libraries import library_of

@@ -11,7 +11,8 @@ from fedsim.client import LocalEnv
 from fedsim.client.criterion import MarginControl
 from fedsim.core.layout import FlatModel, as_tensor
 from fedsim.core.types import Dataset, ModelSpec, Partition, Pipeline, RoundContext, Training
-from fedsim.engine.worker import Worker, WorkerSpec
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import Worker
 from tests.tasks import run
 
 CLASSES = 3

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from fedsim.engine.ray.ahead import SessionAhead
     from fedsim.engine.ray.executor import RayExecutor
     from fedsim.engine.ray.pool import Session
-    from fedsim.engine.worker import WorkerSpec
+    from fedsim.engine.spec import WorkerSpec
 
 for _name, _value in {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".*",

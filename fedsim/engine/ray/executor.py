@@ -26,7 +26,8 @@ from fedsim.engine.ray.dispatch import Dispatcher
 from fedsim.engine.ray.placement import Node, Placement
 from fedsim.engine.ray.pool import ActorPool, Session
 from fedsim.engine.ray.sharded import Aggregators, Sharded, allowed_shards, held_of, plan_shards
-from fedsim.engine.worker import WorkerSpec, num_batches
+from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.worker import num_batches
 from fedsim.metrics.outputs import concatenated
 from fedsim.metrics.splits import indices
 from fedsim.server.columns import Columns

@@ -40,7 +40,8 @@ with uncollected():
     from fedsim.engine.ray.placement import Node, Share
     from fedsim.engine.ray.sharded import alive_nodes, split
     from fedsim.engine.ray.shared import with_samples, without_samples
-    from fedsim.engine.worker import Worker, WorkerSpec
+    from fedsim.engine.spec import WorkerSpec
+    from fedsim.engine.worker import Worker
 
 ANSWER_TIMEOUT = 10.0
 """Seconds that an idle actor has to answer."""

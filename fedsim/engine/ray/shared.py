@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from fedsim.core.types import Array
 
 if TYPE_CHECKING:
-    from fedsim.engine.worker import WorkerSpec  # imports torch, which the actor does not need
+    from fedsim.engine.spec import WorkerSpec  # imports torch, which the actor does not need
 
 SMALL = 1 << 20
 """Bytes below which an array is not shared, but sent with the rest."""
@@ -79,7 +79,7 @@ def without_samples(spec: WorkerSpec, register: Any) -> WorkerSpec:
 
 
 def _object_of(array: Array, register: Any) -> Any:
-    from fedsim.engine.worker import array_sha256  # imports torch, which the register does not need
+    from fedsim.engine.spec import array_sha256  # imports torch, which the register does not need
 
     digest = f"{array_sha256(array)} {array.shape} {array.dtype}"
     while (known := ray.get(register.find.remote(digest))) is None:
