@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +19,10 @@ from fedsim.cli.options import (
     format_option,
     verbose_option,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, exit_status
 from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
     from fedsim.studies.leaderboard import Task, TaskRun
@@ -84,6 +86,12 @@ class RoundsType(click.ParamType[Any]):
     help="The task of a leaderboard: the runs must be those that it has, all and no others, under "
     "its settings.",
 )
+@what_option(
+    "--allow-code",
+    is_flag=True,
+    help="Also run the functions (module:function, FILE.py:function) that the runs name, with your "
+    "rights. Without it such a run is refused, the functions are named, and none is imported.",
+)
 @accept_option
 @format_option
 @verbose_option
@@ -96,6 +104,7 @@ def verify(
     task_file: str | None,
     form: str,
     accept_changed_code: bool,
+    allow_code: bool,
 ) -> None:
     """Verify results: do rounds of a run again, and compare everything byte for byte.
 
@@ -115,34 +124,48 @@ def verify(
     """
     ctx = click.get_current_context()
     from fedsim.config import experiments
+    from fedsim.core.imports import refused
     from fedsim.studies import verify as proofs
+    from fedsim.training.verify import REFUSED
 
-    with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
-        if task_file is not None:
-            from fedsim.studies import leaderboard  # SciPy, without which a single run is verified
+    try:
+        with (
+            handled(),  # so that nothing of an archive stays after SIGTERM
+            proofs.drawn(Path(path), sample=sample, seed=seed) as wanted,
+        ):
+            if task_file is not None:
+                from fedsim.studies import leaderboard  # SciPy, not needed for a single run
 
-            task = leaderboard.load(Path(task_file))
-            make_importable(task.settings)
-            modules = leaderboard.code(task)
-        configs = [run / "config.yaml" for run in wanted.runs]
-        for config in configs:
-            make_importable(experiments.read(config).settings if config.is_file() else {})
-        found = []
-        given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
-        if task_file is not None:
-            runs, wrong = leaderboard.check(wanted.folder, task, modules)
-            _show_entries(runs, wrong, task, form)
-            if wrong:
-                ctx.exit(1)
-        for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
-            found.append(each)
-            if form == "table":
-                _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
-        table = wanted.tables(found)
-        if form == "json":
-            echo(json.dumps(_values(wanted, found, table), indent=2))
-        else:
-            _show_sweep(wanted, table)
+                task = leaderboard.load(Path(task_file))
+                make_importable(task.settings)
+                modules = leaderboard.code(task)
+            if allow_code:
+                for config in (run / "config.yaml" for run in wanted.runs):
+                    make_importable(experiments.read(config).settings if config.is_file() else {})
+            found = []
+            if task_file is not None:
+                with nullcontext() if allow_code else refused(REFUSED):
+                    runs, wrong = leaderboard.check(wanted.folder, task, modules)
+                _show_entries(runs, wrong, task, form)
+                if wrong:
+                    ctx.exit(1)
+            for each in wanted.verified(
+                rounds=rounds,
+                data_dir=data_dir,
+                accept_changed_code=accept_changed_code,
+                allow_code=allow_code,
+            ):
+                found.append(each)
+                if form == "table":
+                    _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
+            table = wanted.tables(found)
+            if form == "json":
+                echo(json.dumps(_values(wanted, found, table), indent=2))
+            else:
+                _show_sweep(wanted, table)
+    except KeyboardInterrupt as interrupt:
+        echo("interrupted", err=True)
+        ctx.exit(exit_status(interrupt))
     if table is not None or not all(each.verified for each in found):
         ctx.exit(1)
 

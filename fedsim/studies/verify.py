@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
+from fedsim.core.reading import check_tree
 from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
 from fedsim.training.recorded import ROUNDING, Difference
@@ -45,6 +46,7 @@ class Drawn:
         data_dir: str | None = None,
         overrides: Mapping[str, object] | None = None,
         accept_changed_code: bool = False,
+        allow_code: bool = False,
     ) -> Iterator[Verification]:
         """Each run with what was found of it, see :func:`fedsim.training.verify.verify`.
 
@@ -59,6 +61,7 @@ class Drawn:
                 data_dir=data_dir,
                 overrides=overrides,
                 accept_changed_code=accept_changed_code,
+                allow_code=allow_code,
             )
 
     @property
@@ -127,6 +130,7 @@ def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Itera
 
 def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
     try:
+        check_tree(folder)
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:
         raise NotPossible(str(error)) from error

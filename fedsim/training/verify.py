@@ -14,14 +14,18 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
+from fedsim.config import experiments
 from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
+from fedsim.core.imports import refused
+from fedsim.core.reading import check_tree
 from fedsim.storage import digests, final_models, manifest, status
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
 from fedsim.storage.rows import ErrorRow
@@ -31,6 +35,7 @@ from fedsim.training.environment import NUMERICAL, describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
+from fedsim.training.provenance import functions_in
 from fedsim.training.recorded import (
     COMPARED,
     ROUNDING,
@@ -45,6 +50,11 @@ from fedsim.training.summary import summarise
 
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
 """Columns of summary.csv that say where and how fast the run was done."""
+REFUSED = (
+    "is code, and nothing of it was run; read it, then allow it with --allow-code (in Python "
+    "allow_code=True)"
+)
+"""What is said of a function that a run names."""
 
 
 class NotPossible(FedsimError):
@@ -101,8 +111,11 @@ def verify(
     data_dir: str | None = None,
     overrides: Mapping[str, object] | None = None,
     accept_changed_code: bool = False,
+    allow_code: bool = False,
 ) -> Verification:
     """Does rounds of a run again and compares all that they give with what the run says.
+
+    Nothing is written into its directory, and only fedsim's own code is run.
 
     Args:
         run: its directory; the run may be unfinished.
@@ -112,21 +125,27 @@ def verify(
         overrides: settings of where the work is done, by dotted key; see
             :func:`~fedsim.training.rerun.opened`.
         accept_changed_code: go on where the user's code is not that of the run.
+        allow_code: also run the functions (``module:function``) that the run's settings name, with
+            all rights of this process.
 
     Raises:
-        NotPossible: the run has no rounds, or code, data or models that it needs are not here; the
-            message also names the files that are not those of the manifest.
+        NotPossible: the run has no rounds, or code, data or models that it needs are not here, or
+            it names code that is not allowed; the message also names the files that are not those
+            of the manifest.
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
     changed: dict[str, str] = {}
     try:
+        check_tree(path)
         known = manifest.read(path)
         if known is not None:
             changed.update(manifest.changed(path, known["files"]))
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
+        if not allow_code:
+            _check_no_code(path / "config.yaml")
         found = Verification(
             run=path,
             seed=seed,
@@ -137,6 +156,7 @@ def verify(
             differences=[Difference(name, how) for name, how in changed.items()],
         )
         with (
+            nullcontext() if allow_code else refused(REFUSED),
             opened(
                 path, overrides, data_dir=data_dir, accept_changed_code=accept_changed_code
             ) as again,
@@ -156,6 +176,12 @@ def verify(
         differs = "".join(f"; {name} {how}" for name, how in changed.items())
         raise NotPossible(f"{error}{differs}") from error
     return found
+
+
+def _check_no_code(config: Path) -> None:
+    """Refuses settings that name code: it would run with all rights of this process."""
+    if named := functions_in(experiments.read(config).settings):
+        raise NotPossible(f"{config}: {', '.join(named)} {REFUSED}")
 
 
 def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:

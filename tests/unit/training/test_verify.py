@@ -6,16 +6,21 @@ A forger here also writes manifest.json anew: without that each change is found 
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim import algorithms
+from fedsim.cli import main
 from fedsim.core import files
 from fedsim.core.errors import StoreError
 from fedsim.storage import manifest
@@ -367,3 +372,66 @@ def test_what_is_known_of_a_forgery():
 def test_the_tables_are_all_compared():
     assert set(verification.COMPARED) >= {"rounds", "clients", "models", "decomposition"}
     assert not {"timings", "errors"} & set(verification.COMPARED)
+
+
+# what a verification must not do
+
+
+CODE = {
+    "method": "algorithm: canary.py:build",
+    "module": "algorithm: canary:build",
+    "builtin": "algorithm: os:getcwd",
+    "server": "server: fedavgm, canary.py:build",
+    "model": "model: {name: 'canary.py:build'}",
+    "data": "data: {name: 'canary.py:build'}",
+    "partition": "data: {partition: 'canary.py:build'}",
+    "schedule": "train: {schedule: 'canary.py:build'}",
+    "section": "'canary.py:build': {mu: 1}",
+}
+
+
+@pytest.mark.parametrize("change", CODE.values(), ids=CODE.keys())
+def test_code_that_a_run_names_is_not_run(change, run, tmp_path, monkeypatch):
+    """The canary lies in the run, where its settings also lead Python."""
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (run / "canary.py").write_text(f"open({str(tmp_path / 'sang')!r}, 'w')\nbuild = None\n")
+    given = yaml.safe_load((run / "config.yaml").read_text())
+    given["engine"]["working_dir"] = str(run)
+    for section, values in yaml.safe_load(change).items():
+        given[section] = (
+            given[section] | values if section in given and isinstance(values, dict) else values
+        )
+    (run / "config.yaml").write_text(yaml.safe_dump(given))
+    forge(run)
+    done = CliRunner().invoke(main, ["verify", str(run)])
+    assert done.exit_code == 2
+    assert done.output.startswith("error: ")
+    assert ":build is code" in done.output or "os:getcwd is code" in done.output
+    assert "--allow-code" in done.output
+    assert str(run) not in sys.path
+    assert not (tmp_path / "sang").exists()
+
+
+def test_code_that_is_allowed_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = tmp_path / "sum_of_updates.py"
+    own.write_text("def rule(updates, weights):\n    return weights @ updates\n")
+    run = fedsim.run(small(f"{own}:rule", train={"rounds": 1}), tmp_path / "run").path
+    with pytest.raises(NotPossible, match=r"algorithm .*sum_of_updates\.py:rule is code"):
+        verify(run)
+    assert verify(run, allow_code=True).verified
+
+
+@pytest.mark.parametrize(
+    "name", ["clients.csv", "models.csv", "summary.csv", "model.safetensors", "notes/here"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_of_the_run_is_not_read(kind, name, run):
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(__file__)
+    words = "a pipe, not a regular file" if kind == "pipe" else "a link that leads out of"
+    with pytest.raises(NotPossible, match=f"{name}: {words}"):
+        verify(run)
