@@ -110,10 +110,12 @@ def verify(
 
     RUN is a run directory, finished or not; of a SWEEP some runs are drawn; PACK is a file of
     'fedsim pack'. Each drawn round starts from the nearest earlier checkpoint, and all rounds on
-    the way are compared, too. On another kind of processor, or with other versions of torch and
-    NumPy, numbers are compared to a tolerance, and the output says so.
+    the way are compared, too. Nothing is written into RUN, and code that it names is run with
+    --allow-code alone. On another kind of processor, or with other versions of torch and NumPy, a
+    run is never verified, but consistent within what rounding explains, which is no proof.
 
-    Exit status: 0 verified, 1 something differs (the first difference is named), 2 not possible.
+    Exit status: 0 verified or consistent, 1 something differs (the first difference is named), 2
+    not possible.
 
     \b
       fedsim verify runs/digits/fedld/RUN
@@ -166,7 +168,7 @@ def verify(
     except KeyboardInterrupt as interrupt:
         echo("interrupted", err=True)
         ctx.exit(exit_status(interrupt))
-    if table is not None or not all(each.verified for each in found):
+    if table is not None or any(each.differences for each in found):
         ctx.exit(1)
 
 
@@ -196,10 +198,12 @@ def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task, form
 
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
-    from fedsim.training.recorded import TOLERANCE
+    from fedsim.training.verify import CONSISTENT
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")
+    if found.planned is not None:
+        echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
     if found.files is not None:
         but = f" but {len(found.changed)}" if found.changed else ""
         echo(f"  files      {found.files}{but} as in manifest.json")
@@ -210,10 +214,13 @@ def _show(found: Verification, name: str) -> None:
     spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
     if done:
         models = f" and {counted(found.models, 'model')}" if found.models else ""
-        how = "within the tolerance" if found.others else "byte for byte"
+        same = f"{found.equal:,} of {found.cells:,} cells are the same"
+        how = same if found.others else "byte for byte"
         echo(f"  done again {counted(done, 'round')} ({spans}): {found.rows} rows{models}, {how}")
     if found.others:
-        echo(f"  tolerance  {TOLERANCE}, largest difference {found.largest:.2g}: {found.others}")
+        echo(f"  elsewhere  {found.others}")
+    for words in found.not_compared:
+        echo(f"  unknown    {words}: not compared")
     for difference in found.differences:
         echo(f"  differs    {difference}")
     if found.others and found.differences:
@@ -221,11 +228,18 @@ def _show(found: Verification, name: str) -> None:
             "  note       last digits differ there, and more with each round and layer: verify on "
             "the kind of the run, or from nearer checkpoints (engine.keep_every=1)"
         )
-    if found.verified:
-        chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
-        echo("  verified" + ("" if found.coverage == 1 else chance))
+    chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
+    chance = "" if found.coverage == 1 else chance
+    if found.outcome == CONSISTENT:
+        echo(f"  consistent within {within(found)}; not a proof{chance}")
     else:
-        echo("  NOT verified")
+        echo(f"  {'verified' if found.verified else 'NOT verified'}{chance * found.verified}")
+
+
+def within(found: Verification) -> str:
+    """How far the numbers of a run of another processor are from those of now."""
+    flips = f" and {counted(found.flips, 'other prediction')} in a row" if found.flips else ""
+    return f"{found.largest:.2g}{flips}"
 
 
 def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
@@ -233,6 +247,11 @@ def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
     if wanted.runs == (wanted.folder,):
         return
     echo(f"{len(wanted.runs)} of {len(wanted.finished)} finished runs drawn (seed {wanted.seed})")
+    if wanted.unfinished:
+        runs = counted(len(wanted.unfinished), "run")
+        echo(f"  unfinished {runs} of the grid: {', '.join(wanted.unfinished)}")
+    for name in wanted.missing:
+        echo(f"  unknown    {name} is missing: not compared")
     if wanted.beside_grid:
         left = ", ".join(wanted.beside_grid)
         echo(f"  left out   not of the grid in sweep.json, nor of its tables: {left}")
@@ -246,14 +265,23 @@ def _values(
     wanted: Drawn, found: list[Verification], table: Difference | None
 ) -> dict[str, object]:
     """The same for programs."""
+    from fedsim.training.verify import CONSISTENT, DIFFERS, VERIFIED
+
+    outcomes = {each.outcome for each in found} | ({DIFFERS} if table is not None else set())
+    worst = next(each for each in (DIFFERS, CONSISTENT, VERIFIED) if each in outcomes)
     return {
+        "outcome": worst,
         "seed": wanted.seed,
         "finished_runs": len(wanted.finished),
         "not_of_the_grid": wanted.beside_grid,
-        "verified": table is None and all(each.verified for each in found),
+        "unfinished_runs": wanted.unfinished,
+        "missing": wanted.missing,
+        "verified": worst == VERIFIED,
         "runs": [
             {
                 "run": str(each.run),
+                "outcome": each.outcome,
+                "planned": each.planned,
                 "seed": each.seed,
                 "rounds": each.rounds,
                 "drawn": list(each.drawn),
@@ -263,6 +291,10 @@ def _values(
                 "files": each.files,
                 "others": each.others,
                 "largest": each.largest,
+                "flips": each.flips,
+                "cells": each.cells,
+                "equal": each.equal,
+                "not_compared": each.not_compared,
                 "differences": [str(difference) for difference in each.differences],
             }
             for each in found

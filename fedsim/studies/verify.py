@@ -75,6 +75,19 @@ class Drawn:
         grid = directories.read_grid(self.folder)
         return [] if grid is None else [name for name in self.own if name not in grid]
 
+    @property
+    def unfinished(self) -> list[str]:
+        """Runs of the grid that are not finished, or not there."""
+        own = set(self.own)
+        return [name for name in directories.read_grid(self.folder) or () if name not in own]
+
+    @property
+    def missing(self) -> list[str]:
+        """Files of a sweep that the folder lacks, although it has runs of one."""
+        names = (directories.GRID, "summary.csv", "aggregate.csv")
+        there = [name for name in names if (self.folder / name).exists()]
+        return [name for name in names if name not in there] if there else []
+
     def tables(self, found: Iterable[Verification] = ()) -> Difference | None:
         """The first of a sweep's own tables that is not that of its runs; None where none is.
 
@@ -87,6 +100,8 @@ class Drawn:
         """
         if self.runs == (self.folder,):
             return None
+        if (self.folder / directories.GRID).exists() and directories.read_grid(self.folder) is None:
+            return Difference(directories.GRID, "is not what fedsim writes there")
         from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
 
         beside = self.beside_grid

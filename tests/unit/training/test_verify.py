@@ -24,9 +24,11 @@ from fedsim.cli import main
 from fedsim.core import files
 from fedsim.core.errors import StoreError
 from fedsim.storage import manifest
+from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
 from fedsim.training import round as rounds
 from fedsim.training import verify as verification
+from fedsim.training.setup import prepare
 from fedsim.training.verify import NotPossible, Verification, verify
 from tests.stopping import Stop, Stopper
 
@@ -301,36 +303,98 @@ def test_without_its_data(run):
         verify(run)
 
 
-def test_lost_work_is_not_lost_again(run):
+@pytest.mark.parametrize("policy", ["drop", "raise"])
+def test_lost_work_is_not_lost_again(policy, tmp_path):
+    """Where a failure ends the run, errors.csv is no excuse for what differs."""
+    run = fedsim.run(small(engine={"on_client_failure": policy}), tmp_path / "run").path
     rewrite(run / "clients.csv", lambda rows: rows[1].__setitem__(2, "dropped"))
     client = (run / "clients.csv").read_text().splitlines()[1].split(",")[1]
     (run / "errors.csv").write_text(f"round,client_id,attempt,node,error\n1,{client},3,,killed\n")
     forge(run)
+    if policy == "raise":
+        assert "column status: dropped, not ok" in first(run)
+        return
     with pytest.raises(NotPossible, match=rf"round 1 lost the work of client {client} \(killed\)"):
         verify(run, rounds="all")
 
 
-def test_a_run_of_another_processor(run):
+@pytest.fixture
+def elsewhere(run):
+    """The same run, which says that it was done on another processor."""
     environment = json.loads((run / "env.json").read_text())
     environment["processor"]["kernels"] = "AVX512_FP16"
     (run / "env.json").write_text(json.dumps(environment))
+    forge(run)
+    return run
 
-    def change(by):
-        def rounded(rows):
-            i = rows[0].index("train_loss")
-            rows[3][i] = str(float(rows[3][i]) * (1 + by))
 
-        rewrite(run / "rounds.csv", rounded)
-        forge(run)
+def scaled(column, by, *lines):
+    """Multiplies the numbers of a column, in these lines or all."""
 
-    change(1e-5)
-    found = verify(run, rounds="all")
-    assert found.verified
+    def change(rows):
+        i = rows[0].index(column)
+        for row in [rows[n] for n in lines] or rows[1:]:
+            row[i] = repr(float(row[i]) * (1 + by)) if row[i] else ""
+
+    return change
+
+
+def test_a_run_of_another_processor(elsewhere):
+    rewrite(elsewhere / "rounds.csv", scaled("train_loss", 1e-5, 3))
+    forge(elsewhere)
+    found = verify(elsewhere, rounds="all")
+    assert found.outcome == "consistent"
+    assert not found.verified
     assert "AVX512_FP16" in found.others
-    assert 0 < found.largest < 1e-4
-    assert found.models == 0  # of which only the SHA-256 is known
-    change(0.5)
-    assert "round 3, column train_loss" in first(run)
+    assert found.largest == pytest.approx(1e-5, rel=1e-3)
+    assert (found.equal, found.flips) == (found.cells - 1, 0)
+    assert found.models == ROUNDS  # the same processor did it, after all
+
+
+def raised(column, by, *, loss=0.0):
+    """More of a score in all rounds that have one, and another test loss."""
+
+    def change(rows):
+        i, j = rows[0].index(column), rows[0].index("test_loss")
+        for row in rows[1:]:
+            if row[i]:
+                row[i] = repr(float(row[i]) + by)
+                row[j] = repr(float(row[j]) * (1 + loss))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("rounds", scaled("train_loss", 2e-3)),
+        ("rounds", scaled("update_norm", 2e-2)),
+        ("rounds", scaled("lr", 1e-6)),
+        ("clients", scaled("num_steps", 1e-3)),
+        *(("rounds", raised(f"test_{m}", 0.0199)) for m in ("accuracy", "balanced_accuracy")),
+        *(("rounds", raised(f"test_{m}", 0.0199, loss=9e-4)) for m in ("accuracy", "auc")),
+        ("rounds", raised("test_accuracy", 1e-3)),  # one sample, but the losses are the same
+        ("classes", lambda rows: rows[-1].__setitem__(3, "1.0")),
+        ("confusion", lambda rows: rows[-1].__setitem__(3, str(int(rows[-1][3]) + 9))),
+        ("decomposition", scaled("shift_loss", 0.1)),
+    ],
+)
+def test_what_rounding_does_not_explain(table, change, elsewhere):
+    rewrite(elsewhere / f"{table}.csv", change)
+    forge(elsewhere)
+    assert first(elsewhere).startswith(f"{table}.csv, ")
+
+
+@pytest.mark.parametrize("drawn", [1, ROUNDS])
+def test_a_model_is_no_rounding(drawn, elsewhere):
+    """Whatever is drawn, and although models.csv names the other model."""
+    swap(elsewhere, np.float32(1e-2))
+    vector = load_vector(elsewhere, prepare(small("scaffold")).layout)
+    digest = rounds.model_sha256(vector)
+    rewrite(elsewhere / "models.csv", lambda rows: rows[-1].__setitem__(1, digest))
+    forge(elsewhere)
+    words = "model.safetensors: its model is"
+    assert first(elsewhere, rounds=1, seed=drawing(drawn)).startswith(words)
 
 
 COLUMN = "column last10_test_accuracy"
@@ -347,7 +411,6 @@ def test_tables_of_a_run_of_another_processor(by, told, run):
         i = rows[0].index("last10_test_accuracy")
         rows[1][i] = repr(float(rows[1][i]) * (1 + by))
 
-    rewrite(run / "confusion.csv", lambda rows: rows.pop(2))  # of a count that is 0 there
     rewrite(run / "summary.csv", rounded)
     forge(run)
     found = verify(run, rounds=2)
