@@ -198,7 +198,7 @@ def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task, form
 
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
-    from fedsim.training.verify import CONSISTENT
+    from fedsim.training.verify import CONSISTENT, VERIFIED
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")
@@ -229,16 +229,16 @@ def _show(found: Verification, name: str) -> None:
             "the kind of the run, or from nearer checkpoints (engine.keep_every=1)"
         )
     chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
-    chance = "" if found.coverage == 1 else chance
-    if found.outcome == CONSISTENT:
-        echo(f"  consistent within {within(found)}; not a proof{chance}")
-    else:
-        echo(f"  {'verified' if found.verified else 'NOT verified'}{chance * found.verified}")
+    outcomes = {
+        VERIFIED: "verified" + ("" if found.coverage == 1 else chance),
+        CONSISTENT: f"consistent within {within(found)}; not a proof",
+    }
+    echo(f"  {outcomes.get(found.outcome, 'NOT verified')}")
 
 
 def within(found: Verification) -> str:
     """How far the numbers of a run of another processor are from those of now."""
-    flips = f" and {counted(found.flips, 'other prediction')} in a row" if found.flips else ""
+    flips = f" and at most {counted(found.flips, 'other prediction')}" if found.flips else ""
     return f"{found.largest:.2g}{flips}"
 
 

@@ -38,7 +38,7 @@ from fedsim.training.environment import NUMERICAL, describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
-from fedsim.training.provenance import Provenance, functions_in
+from fedsim.training.provenance import SHOWN, Provenance, functions_in
 from fedsim.training.recorded import (
     COMPARED,
     ROUNDING,
@@ -282,7 +282,7 @@ def _undeclared(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
     last = {**before, **(before.get("resumed") or [{}])[-1]}
     for key in ("fedsim", "git_commit"):
         if last.get(key) != now[key]:
-            yield f"{key}: {last.get(key)} in env.json, {now[key]} here"
+            yield f"{key} {str(last.get(key))[:SHOWN]} in env.json, {str(now[key])[:SHOWN]} here"
 
 
 def _missing(again: Rerun) -> Iterator[str]:

@@ -123,6 +123,24 @@ def test_json(run):
     )
 
 
+def test_a_run_of_another_processor_is_never_verified(run):
+    environment = json.loads((run / "env.json").read_text())
+    environment["packages"]["numpy"] = "1.26.4"
+    (run / "env.json").write_text(json.dumps(environment))
+    forge(run)
+    done = call("verify", run, "--rounds", 2)
+    assert done.exit_code == 0, done.output
+    assert "verified" not in done.output
+    assert re.search(r"^  elsewhere  numpy [\d.]+ instead of 1\.26\.4$", done.output, re.M)
+    assert re.search(r"^  consistent within 0; not a proof$", done.output, re.M)
+    told = json.loads(call("verify", run, "--rounds", 2, "--format", "json").output)
+    assert (told["verified"], told["outcome"]) == (False, "consistent")
+    assert (told["runs"][0]["outcome"], told["runs"][0]["equal"]) == (
+        "consistent",
+        told["runs"][0]["cells"],
+    )
+
+
 # archives
 
 
@@ -188,9 +206,36 @@ def test_a_sweep_that_lacks_a_table(table, sweep, tmp_path):
     assert f"{table}.csv: is missing" in done.output
 
 
-def without_a_run(forged, name):
+@pytest.mark.parametrize("text", ["{", "[1]", '{"runs": 3}'])
+def test_a_damaged_grid(text, sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    (forged / "sweep.json").write_text(text)
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 1
+    assert "differs    sweep.json: is not what fedsim writes there" in done.output
+
+
+def test_a_run_of_the_grid_that_is_not_there(sweep, tmp_path):
+    """Together with both tables, whose rows would name it."""
+    name = "algorithm=fedld,seed=0"
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    shutil.rmtree(forged / name)
+    for table in ("summary", "aggregate"):
+        (forged / f"{table}.csv").unlink()
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    assert f"  unfinished 1 run of the grid: {name}\n" in done.output
+    for table in ("summary", "aggregate"):
+        assert f"  unknown    {table}.csv is missing: not compared\n" in done.output
+    (forged / "sweep.json").unlink()
+    without_a_run(forged, name, [path.parent.name for path in forged.glob("*/rounds.csv")])
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert "  unknown    sweep.json is missing: not compared\n" in done.output
+
+
+def without_a_run(forged, name, grid=()):
     """A sweep whose tables are those of all runs but one, which stays where it is."""
-    runs = {run: group_of(run) for run in read_grid(forged) if run != name}
+    runs = {run: group_of(run) for run in grid or read_grid(forged) if run != name}
     sweep_tables.write(runs, forged)
 
 

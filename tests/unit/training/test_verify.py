@@ -52,7 +52,9 @@ def small(name="fedavg", model="mlp", **sections):
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     out = tmp_path_factory.mktemp("verify") / "run"
-    return fedsim.run(small("scaffold", evaluation={"decompose_every": 3}), out).path
+    return fedsim.run(
+        small("scaffold", evaluation={"decompose_every": 3, "loss_matrix": True}), out
+    ).path
 
 
 @pytest.fixture
@@ -285,6 +287,112 @@ def test_a_checkpoint_with_another_model(run):
     forge(run)
     found = verify(run, rounds=1, seed=drawing(5))
     assert str(found.differences[0]) == "checkpoint of round 4: its model is not in models.csv"
+
+
+# what is said of what is missing
+
+
+def without(key):
+    def change(run):
+        known = json.loads((run / "env.json").read_text())
+        del known[key]
+        (run / "env.json").write_text(json.dumps(known))
+
+    return change
+
+
+def removed(name):
+    return lambda run: (run / name).unlink()
+
+
+def cut(table, column):
+    """The first columns of a table, up to one."""
+
+    def change(rows):
+        width = rows[0].index(column) + 1
+        for row in rows:
+            del row[width:]
+
+    return lambda run: rewrite(run / f"{table}.csv", change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (removed("env.json"), "env.json is missing: processor, versions, code and data"),
+        (without("data"), "env.json does not say 'data'"),
+        (without("classes"), "env.json does not say 'classes'"),
+        (removed("split.csv"), "split.csv is missing"),
+        (removed("timings.csv"), "timings.csv is missing"),
+        (removed("models.csv"), "models.csv is missing"),
+        (cut("clients", "update_norm"), "clients.csv, column simulated_seconds"),
+        (cut("classes", "precision"), "classes.csv, column auc"),
+        (cut("summary", "rounds"), "summary.csv, column final_test_accuracy"),
+    ],
+)
+def test_what_is_not_compared_is_named(change, words, run):
+    change(run)
+    forge(run)
+    found = verify(run, rounds=2, seed=drawing(ROUNDS))
+    assert found.verified
+    assert words in found.not_compared
+    assert f"  unknown    {words}: not compared\n" in spoken(run)
+
+
+def spoken(run):
+    """What the command prints."""
+    return CliRunner().invoke(main, ["verify", str(run), "--rounds", "all"]).output
+
+
+@pytest.mark.parametrize("table", ["rounds", "clients", "classes", "confusion", "models"])
+def test_a_table_that_was_cut(table, run):
+    cut(table, "round")(run)
+    forge(run)
+    with pytest.raises(NotPossible, match=rf"{table}\.csv, line 1: has no column"):
+        verify(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("classes", ["a", "b"]), ("malicious_clients", []), ("heldout_clients", [1])],
+)
+def test_what_env_json_says_follows_from_data_and_settings(key, value, run):
+    known = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(known | {key: value}))
+    forge(run)
+    assert first(run, rounds=1).startswith(f"env.json, {key}: {value!r}, not ")
+
+
+def test_code_that_no_setting_names(run):
+    known = json.loads((run / "env.json").read_text())
+    code = {"method": {"name": "mine:build", "files": {}}}
+    (run / "env.json").write_text(json.dumps(known | {"code": code}))
+    forge(run)
+    assert first(run, rounds=1).startswith("env.json, code of the method: mine:build, not")
+
+
+def test_an_unfinished_run_says_so(run):
+    for name in ("summary.csv", manifest.NAME):
+        (run / name).unlink()
+    found = verify(run, rounds=1)
+    assert (found.verified, found.planned) == (True, ROUNDS)
+    assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
+    rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
+    assert f"round {ROUNDS + 2}, but rounds.csv ends with round {ROUNDS}" in first(run)
+
+
+def test_a_swapped_model_of_an_unfinished_run(run):
+    (run / "summary.csv").unlink()
+    (run / manifest.NAME).unlink()
+    tensors = load_file(run / files.MODEL)
+    save_file({name: a + 1 for name, a in tensors.items()}, run / files.MODEL)
+    assert first(run, rounds=1, seed=drawing(1)).startswith("model.safetensors: is not the model")
+
+
+def test_a_loss_matrix_that_is_missing(run):
+    (run / "loss_matrix.npz").unlink()
+    forge(run)
+    assert first(run, rounds=1) == "loss_matrix.npz: is missing"
 
 
 # what is not possible, and other processors
