@@ -52,9 +52,9 @@ def check_tree(folder: Path) -> None:
     """Refuses a folder of somebody else's that cannot be read safely, whatever reads it.
 
     Raises:
-        DataError: something at or below it is a pipe, a socket or a device, a link that leads out
-            of it, a file of more than :data:`MOST_OF_A_TREE` bytes, or a folder that cannot be
-            read.
+        DataError: something below it is a pipe, a socket or a device, a link that leads out of it,
+            a file of more than :data:`MOST_OF_A_TREE` bytes, or a folder that cannot be read or
+            lies too deep.
     """
 
     def failed(error: OSError) -> None:
@@ -63,8 +63,11 @@ def check_tree(folder: Path) -> None:
     inside = folder.resolve()
     try:
         for parent, folders, names in os.walk(folder, onerror=failed):
+            if len(Path(parent).relative_to(folder).parts) > MOST_LEVELS:
+                raise DataError(f"{parent}: more than {MOST_LEVELS} folders in each other")
             for path in (Path(parent, name) for name in (*folders, *names)):
-                if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                target = Path(os.path.realpath(path))  # resolve() fails at links in a circle
+                if path.is_symlink() and not target.is_relative_to(inside):
                     raise DataError(f"{path}: a link that leads out of {folder}")
                 size = regular(path).lstat().st_size
                 if size > MOST_OF_A_TREE:

@@ -24,7 +24,7 @@ import numpy as np
 
 from fedsim.config import experiments
 from fedsim.core import files
-from fedsim.core.errors import DataError, FedsimError
+from fedsim.core.errors import DataError, FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree, parse_json, regular
@@ -206,6 +206,8 @@ def verify(
     except (FedsimError, OSError, ValueError, csv.Error) as error:
         differs = "".join(f"; {name} {how}" for name, how in changed.items())
         raise NotPossible(f"{error}{differs}") from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise NotPossible(f"{path}: not what fedsim writes ({described(error)})") from error
     return found
 
 

@@ -1,8 +1,12 @@
 """Runs, sweeps and archives on the command line: what is drawn, what is said, the exit status."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -160,6 +164,20 @@ def test_an_archive(honest, tmp_path):
 def test_nothing_to_pack(tmp_path):
     assert call("pack", tmp_path).exit_code == 2
     assert call("pack", tmp_path / "none").exit_code == 2
+
+
+@pytest.mark.slow
+def test_nothing_stays_after_a_signal(honest, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert call("pack", honest, "--out", tmp_path / "run.zip").exit_code == 0
+    command = [sys.executable, "-m", "fedsim", "verify", tmp_path / "run.zip", "--rounds", "all"]
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(temporary)})
+    while not [*temporary.rglob("rounds.csv")]:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert not [*temporary.iterdir()]
 
 
 # sweeps
