@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from fedsim.core.types import Dataset
 from fedsim.storage.rows import Row, metric_column
 from fedsim.training.log import RoundLog
 
-TOLERANCE = 0.01
-"""The most by which a number may differ, relative to its size; a loss by a tenth of it."""
-FLIPS = 4.0
-"""The most predictions that may be others on balance, for each sample and unit of loss; one more
-always."""
-MOVED = 20.0
+TOLERANCE, OF_A_LOSS = 0.01, 0.02
+"""The most by which a number, and a loss, may differ, relative to its size."""
+OF_THE_WAY = 0.05
+"""The most by which a model may differ, as a part of its way since the rounds began."""
+FLIPS = 4.0, 0.01, 2
+"""How many predictions of a part may be others on balance: for each sample and unit of loss, and
+one more; never above this share of the samples, or this number."""
+MOVED = 20.0, 0.02, 6
 """The same of all that may be others, for each sample and the losses' relative difference."""
 CLOSED_FORM = 1e-9
 """The same as :data:`TOLERANCE` of what follows from settings and counts alone."""
@@ -54,7 +57,8 @@ class Rounding:
         self, log: RoundLog, recorded: Mapping[str, str], supports: Mapping[str, Sequence[int]]
     ) -> None:
         self._log, self._recorded, self._supports = log, recorded, supports
-        (self._row,) = log.tables.get("rounds", (None,))
+        rows: Sequence[Row] = log.tables.get("rounds", ())
+        self._row: Mapping[str, Any] = rows[0] if rows else {}
 
     def of(
         self, table: str, column: str, cells: Mapping[str, str], row: Row
@@ -79,19 +83,19 @@ class Rounding:
         if table == "decomposition":
             size = max(abs(row["local_loss"]), abs(row["global_loss"]))
         scale = max(size, 1.0) if column in _SCALE_1 else size
-        share = 0.1 if column.endswith("loss") else 1.0
-        return share * TOLERANCE * scale + CLOSED_FORM, 0.0
+        share = OF_A_LOSS if column.endswith("loss") else TOLERANCE
+        return share * scale + CLOSED_FORM, 0.0
 
     def flips_of(self, part: str, samples: int) -> int:
         """How many of the predictions of a part may be others, on balance."""
         loss = metric_column(part, "loss")
-        return _flips(samples, FLIPS * _gap(self._recorded, self._row, loss))
+        return _flips(samples, _gap(self._recorded, self._row, loss), FLIPS)
 
     def moved_of(self, samples: int) -> int:
         """How many of the predictions of the test part may be others."""
-        losses = (name for name in ("train_loss", "test_loss") if self._row[name])
+        losses = (name for name in ("train_loss", "test_loss") if self._row.get(name))
         gaps = [_gap(self._recorded, self._row, name) / self._row[name] for name in losses]
-        return _flips(samples, MOVED * max(gaps, default=0.0))
+        return _flips(samples, max(gaps, default=0.0), MOVED)
 
     def _score(
         self, table: str, column: str, cells: Mapping[str, str], row: Row
@@ -101,7 +105,7 @@ class Rounding:
         if table in ("evaluations", "final_clients") and column.endswith("accuracy"):
             loss = column.replace("accuracy", "loss")
             samples = row["num_samples"]
-            return 1 / samples, _flips(samples, FLIPS * _gap(cells, row, loss))
+            return 1 / samples, _flips(samples, _gap(cells, row, loss), FLIPS)
         if table == "classes" and column in ("recall", "precision", "auc"):
             tested = sum(self._supports["test"])
             flips = self.moved_of(tested)
@@ -155,7 +159,7 @@ class Rounding:
         return 1 / (len(sizes) * min(sizes)) if sizes else 1 / samples
 
 
-def _gap(cells: Mapping[str, str], row: Row, column: str) -> float:
+def _gap(cells: Mapping[str, str], row: Mapping[str, Any], column: str) -> float:
     """How far a number that was recorded is from that of now; 0 where one is missing."""
     try:
         return abs(float(cells[column]) - float(row[column]))
@@ -163,9 +167,12 @@ def _gap(cells: Mapping[str, str], row: Row, column: str) -> float:
         return 0.0
 
 
-def _flips(samples: int, share: float) -> int:
-    """This share of the samples, and one more; none where it is 0."""
-    return 1 + int(min(share, 1.0) * samples) if share > 0 else 0
+def _flips(samples: int, apart: float, limits: tuple[float, float, int]) -> int:
+    """How many of the predictions of samples may be others where losses are apart by so much, see
+    :data:`FLIPS`; none where they are not."""
+    by_sample, share, few = limits
+    most = max(int(share * samples), few)
+    return int(min(1 + by_sample * apart * samples, most)) if apart > 0 else 0
 
 
 def supports_of(dataset: Dataset) -> dict[str, list[int]]:

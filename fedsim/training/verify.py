@@ -9,6 +9,7 @@ such a run is never verified, but consistent within what :mod:`fedsim.training.r
 from __future__ import annotations
 
 import csv
+import io
 import math
 import reprlib
 import secrets
@@ -27,7 +28,7 @@ from fedsim.core import files
 from fedsim.core.errors import DataError, FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
-from fedsim.core.reading import check_tree, parse_json, regular
+from fedsim.core.reading import check_tree, parse_json, read_text
 from fedsim.core.types import Vector
 from fedsim.storage import digests, final_models, manifest, status, tensors
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
@@ -49,7 +50,7 @@ from fedsim.training.recorded import (
     distance,
 )
 from fedsim.training.rerun import Rerun, opened
-from fedsim.training.rounding import TOLERANCE, Rounding, supports_of
+from fedsim.training.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.training.summary import summarise
 
 FACTS = (
@@ -458,7 +459,7 @@ def _compare_params(
         float(np.linalg.norm(one[:size].astype(np.float64) - params)) for one in (recorded, begin)
     )
     noise = 1e-6 * float(np.linalg.norm(params.astype(np.float64)))
-    if not apart <= TOLERANCE * way + noise:
+    if not apart <= OF_THE_WAY * way + noise:
         share = f"{apart / way:.2g}" if way else "all"
         raise Difference(place, f"its model is {share} of the way of these rounds off")
     found.largest = max(found.largest, apart / way if way else 0.0)
@@ -522,8 +523,10 @@ def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
 
 def _summary(path: Path) -> dict[str, str]:
     """The cells of summary.csv by column; a Difference where it is not one row below a header."""
-    with regular(path).open(encoding="utf-8", newline="") as file:
-        header, *rows = [*csv.reader(file)] or [[]]
+    text = read_text(path)
+    header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
+    if not text.endswith("\n"):
+        raise Difference(path.name, "its last line has no end")
     if len(set(header)) != len(header):
         raise Difference(f"{path.name}, line 1", "has a column twice")
     if [*map(len, rows)] != [len(header)]:
