@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import reprlib
 import secrets
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -28,18 +27,18 @@ from fedsim.core import files
 from fedsim.core.errors import DataError, FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
-from fedsim.core.reading import check_tree, parse_json, read_text
+from fedsim.core.reading import check_tree, read_text
 from fedsim.core.types import Vector
 from fedsim.storage import digests, final_models, manifest, status, tensors
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
 from fedsim.storage.rows import ErrorRow
-from fedsim.storage.run_dir import RunWriter, cell, to_json
+from fedsim.storage.run_dir import RunWriter, cell
+from fedsim.training import declared
 from fedsim.training.driver import write_split
-from fedsim.training.environment import NUMERICAL, describe
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
-from fedsim.training.provenance import SHOWN, Provenance, functions_in
+from fedsim.training.provenance import functions_in
 from fedsim.training.recorded import (
     COMPARED,
     ROUNDING,
@@ -53,11 +52,6 @@ from fedsim.training.rerun import Rerun, opened
 from fedsim.training.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.training.summary import summarise
 
-FACTS = (
-    *("classes", "sites", "heldout_clients", "malicious_clients", "head_drawn_anew"),
-    *("weights_sha256", "frozen_sha256", "trace_sha256", "clients_sha256"),
-)
-"""Keys of env.json that follow from data, settings and files."""
 OF_A_TENSOR, OF_A_NUMBER = 1e-3, 1e-4
 """The most by which a tensor of another processor may differ: of its size, and each number."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
@@ -187,14 +181,14 @@ def verify(
             ) as again,
             tempfile.TemporaryDirectory() as folder,
         ):
-            before, now = again.store.read_environment(), _described(again)
-            found.others = _others(again, before, now)
+            before, now = again.store.read_environment(), declared.described(again)
+            found.others = declared.others(path, before, now)
             found.supports = supports_of(again.setup.dataset)
             if not again.store.finished:
                 found.planned = again.setup.config.train.rounds
             check_form(path, done, finished=again.store.finished)
-            found.not_compared += [*_missing(again), *_undeclared(before, now)]
-            _compare_facts(path, before, now)
+            found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
+            declared.compare_facts(path, before, now)
             _compare_settings(again)
             _compare_split(again, Path(folder))
             wanted = {*found.drawn, *_changed_rounds(found), *_last_round(found, again)}
@@ -224,68 +218,6 @@ def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
         return list(range(1, done + 1))
     drawn = np.random.default_rng(seed).choice(done, wanted, replace=False)
     return sorted((drawn + 1).tolist())
-
-
-def _described(again: Rerun) -> dict[str, Any]:
-    """What env.json would say now, as values of JSON."""
-    return parse_json(to_json(describe(again.setup) | dict(again.executor.environment)))
-
-
-def _parts(again: Rerun, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What env.json says of the run's beginning, and of each time that it went on."""
-    parts = [before, *before.get("resumed", [])]
-    for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
-            raise NotPossible(f"{again.store.path / 'env.json'}: not what fedsim writes there")
-    return parts
-
-
-def _others(again: Rerun, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Processor and versions that are not those that the run was done with."""
-    told = []
-    for part in _parts(again, before):
-        for key in ("processor", "device"):
-            if key in part and key in now and part[key] != now[key]:
-                told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
-        for name, version in part.get("packages", {}).items():
-            if name in NUMERICAL and now["packages"].get(name) != version:
-                told.append(f"{name} {now['packages'].get(name)} instead of {version}")
-    return "; ".join(dict.fromkeys(told))
-
-
-def _words(value: object) -> str:
-    return ", ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
-
-
-def _compare_facts(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """What env.json says of classes, clients, files and code with what data and settings give."""
-    for part in (before, *before.get("resumed", [])):
-        for key in FACTS:
-            if key in part and part[key] != now.get(key):
-                raise Difference(f"env.json, {key}", _short(part[key]), _short(now.get(key)))
-    code = now.get("code", {})
-    for role, each in Provenance.read(run).code.items():
-        if role != "executor" and each.name != code.get(role, {}).get("name"):
-            raise Difference(f"env.json, code of the {role}", each.name, "what config.yaml names")
-
-
-def _short(value: object) -> str:
-    return reprlib.repr(value) if value is not None else "nothing"
-
-
-def _undeclared(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What env.json does not say, and could be compared."""
-    if not before:
-        yield "env.json is missing: processor, versions, code and data"
-        return
-    wanted = ("processor", "packages", "data", *(("code",) if now.get("code") else ()), *FACTS)
-    for key in wanted:
-        if key in now and key not in before:
-            yield f"env.json does not say {key!r}"
-    last = {**before, **(before.get("resumed") or [{}])[-1]}
-    for key in ("fedsim", "git_commit"):
-        if last.get(key) != now[key]:
-            yield f"{key} {str(last.get(key))[:SHOWN]} in env.json, {str(now[key])[:SHOWN]} here"
 
 
 def _missing(again: Rerun) -> Iterator[str]:

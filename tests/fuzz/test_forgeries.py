@@ -208,7 +208,8 @@ def some_rows(run: Path, rng: random.Random) -> Forgery:
         k = rng.choice(others)
         rows[i], rows[k] = rows[k], rows[i]
     write_rows(run / f"{table}.csv", rows)
-    return Forgery(f"{table}.csv, line {i + 1} {how}")
+    named = "models.csv, round" if (table, how) == ("models", "removed") else ""
+    return Forgery(f"{table}.csv, line {i + 1} {how}", named)
 
 
 def removed(run: Path, rng: random.Random) -> Forgery:
