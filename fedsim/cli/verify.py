@@ -202,8 +202,10 @@ def _show(found: Verification, name: str) -> None:
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")
-    if found.planned is not None:
+    if not found.finished:
         echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
+    elif found.planned > found.rounds:
+        echo(f"  ended      after {found.rounds} of {found.planned} rounds")
     if found.files is not None:
         but = f" but {len(found.changed)}" if found.changed else ""
         echo(f"  files      {found.files}{but} as in manifest.json")
@@ -282,6 +284,7 @@ def _values(
                 "run": str(each.run),
                 "outcome": each.outcome,
                 "planned": each.planned,
+                "finished": each.finished,
                 "seed": each.seed,
                 "rounds": each.rounds,
                 "drawn": list(each.drawn),

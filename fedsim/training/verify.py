@@ -35,7 +35,7 @@ from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training import declared
 from fedsim.training.driver import write_split
-from fedsim.training.export import export_models
+from fedsim.training.export import export_models, personal_slots
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.provenance import functions_in
@@ -87,7 +87,8 @@ class Verification(Comparison):
         changed: those that are not what it says.
         differences: what was found.
         not_compared: what a run has, or the data and settings give, and nothing was compared with.
-        planned: rounds that the run is to have, where it is not finished, else None.
+        planned: rounds that the run is to have.
+        finished: whether it has ended, which may be earlier.
     """
 
     run: Path
@@ -99,7 +100,8 @@ class Verification(Comparison):
     changed: Sequence[str] = ()
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
-    planned: int | None = None
+    planned: int = 0
+    finished: bool = True
 
     @property
     def outcome(self) -> str:
@@ -184,8 +186,8 @@ def verify(
             before, now = again.store.read_environment(), declared.described(again)
             found.others = declared.others(path, before, now)
             found.supports = supports_of(again.setup.dataset)
-            if not again.store.finished:
-                found.planned = again.setup.config.train.rounds
+            found.planned = again.setup.config.train.rounds
+            found.finished = again.store.finished
             check_form(path, done, finished=again.store.finished)
             found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
             declared.compare_facts(path, before, now)
@@ -222,8 +224,17 @@ def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
 
 def _missing(again: Rerun) -> Iterator[str]:
     """Files that a run of this version has, and this one, perhaps of an earlier one, has not."""
-    words = (VOCABULARY,) if again.setup.dataset.words else ()
-    for name in ("split.csv", "timings.csv", "models.csv", *words):
+    setup, names = again.setup, ["split.csv", "timings.csv", "models.csv"]
+    evaluation = setup.config.evaluation
+    names += [VOCABULARY] if setup.dataset.words else []
+    if 0 < evaluation.decompose_every <= again.rounds:
+        names += ["decomposition.csv", *(["loss_matrix.csv"] if evaluation.loss_matrix else [])]
+    if again.store.finished:
+        personal = setup.config.engine.save_model and personal_slots(setup.algorithm, setup.layout)
+        names += [CLIENTS] if personal else []
+        scored = evaluation.finetune_epochs or setup.partition.held_out
+        names += ["final_clients.csv"] if scored else []
+    for name in names:
         if not (again.store.path / name).exists():
             yield f"{name} is missing"
 
@@ -271,7 +282,7 @@ def _changed_rounds(found: Verification) -> Iterator[int]:
         if table not in COMPARED or not path.is_file():
             continue
         number = digests.first_changed(path, found.run / FOLDER / f"{table}.lines")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
         if number is not None and number <= len(lines):
             first = lines[number - 1].partition(",")[0]
             if first.isdecimal() and 1 <= int(first) <= found.rounds:

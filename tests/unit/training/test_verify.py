@@ -344,6 +344,16 @@ def spoken(run):
     return CliRunner().invoke(main, ["verify", str(run), "--rounds", "all"]).output
 
 
+def test_tables_of_some_rounds_alone_are_missed(run):
+    names = ("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz")
+    for name in names:
+        (run / name).unlink()
+    forge(run)
+    found = verify(run, rounds=1, seed=drawing(1))
+    assert found.verified
+    assert {f"{name} is missing" for name in names[:2]} <= {*found.not_compared}
+
+
 @pytest.mark.parametrize("table", ["rounds", "clients", "classes", "confusion", "models"])
 def test_a_table_that_was_cut(table, run):
     cut(table, "round")(run)
@@ -375,7 +385,7 @@ def test_an_unfinished_run_says_so(run):
     for name in ("summary.csv", manifest.NAME):
         (run / name).unlink()
     found = verify(run, rounds=1)
-    assert (found.verified, found.planned) == (True, ROUNDS)
+    assert (found.verified, found.finished) == (True, False)
     assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
     rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
     assert f"round {ROUNDS + 2}, but rounds.csv ends with round {ROUNDS}" in first(run)
