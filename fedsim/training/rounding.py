@@ -20,7 +20,7 @@ from fedsim.training.log import RoundLog
 
 TOLERANCE, OF_A_LOSS = 0.01, 0.02
 """The most by which a number, and a loss, may differ, relative to its size."""
-OF_THE_WAY = 0.05
+OF_THE_WAY = 0.15
 """The most by which a model may differ, as a part of its way since the rounds began."""
 FLIPS = 4.0, 0.01, 2
 """How many predictions of a part may be others on balance: for each sample and unit of loss, and
