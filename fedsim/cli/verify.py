@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,9 +19,10 @@ from fedsim.cli.options import (
     format_option,
     verbose_option,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, exit_status
 from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
+from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
     from fedsim.studies.leaderboard import Task, TaskRun
@@ -84,6 +86,12 @@ class RoundsType(click.ParamType[Any]):
     help="The task of a leaderboard: the runs must be those that it has, all and no others, under "
     "its settings.",
 )
+@what_option(
+    "--allow-code",
+    is_flag=True,
+    help="Also run the functions (module:function, FILE.py:function) that the runs name, with your "
+    "rights. Without it such a run is refused, the functions are named, and none is imported.",
+)
 @accept_option
 @format_option
 @verbose_option
@@ -96,15 +104,18 @@ def verify(
     task_file: str | None,
     form: str,
     accept_changed_code: bool,
+    allow_code: bool,
 ) -> None:
     """Verify results: do rounds of a run again, and compare everything byte for byte.
 
     RUN is a run directory, finished or not; of a SWEEP some runs are drawn; PACK is a file of
     'fedsim pack'. Each drawn round starts from the nearest earlier checkpoint, and all rounds on
-    the way are compared, too. On another kind of processor, or with other versions of torch and
-    NumPy, numbers are compared to a tolerance, and the output says so.
+    the way are compared, too. Nothing is written into RUN, and code that it names is run with
+    --allow-code alone. On another kind of processor, or with other versions of torch and NumPy, a
+    run is never verified, but consistent within what rounding explains, which is no proof.
 
-    Exit status: 0 verified, 1 something differs (the first difference is named), 2 not possible.
+    Exit status: 0 verified or consistent, 1 something differs (the first difference is named), 2
+    not possible.
 
     \b
       fedsim verify runs/digits/fedld/RUN
@@ -115,35 +126,49 @@ def verify(
     """
     ctx = click.get_current_context()
     from fedsim.config import experiments
+    from fedsim.core.imports import refused
     from fedsim.studies import verify as proofs
+    from fedsim.training.verify import REFUSED
 
-    with proofs.drawn(Path(path), sample=sample, seed=seed) as wanted:
-        if task_file is not None:
-            from fedsim.studies import leaderboard  # SciPy, without which a single run is verified
+    try:
+        with (
+            handled(),  # so that nothing of an archive stays after SIGTERM
+            proofs.drawn(Path(path), sample=sample, seed=seed) as wanted,
+        ):
+            if task_file is not None:
+                from fedsim.studies import leaderboard  # SciPy, not needed for a single run
 
-            task = leaderboard.load(Path(task_file))
-            make_importable(task.settings)
-            modules = leaderboard.code(task)
-        configs = [run / "config.yaml" for run in wanted.runs]
-        for config in configs:
-            make_importable(experiments.read(config).settings if config.is_file() else {})
-        found = []
-        given = {"data_dir": data_dir, "accept_changed_code": accept_changed_code}
-        if task_file is not None:
-            runs, wrong = leaderboard.check(wanted.folder, task, modules)
-            _show_entries(runs, wrong, task, form)
-            if wrong:
-                ctx.exit(1)
-        for each in wanted.verified(rounds=rounds, **given):  # type: ignore[arg-type]
-            found.append(each)
-            if form == "table":
-                _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
-        table = wanted.tables(found)
-        if form == "json":
-            echo(json.dumps(_values(wanted, found, table), indent=2))
-        else:
-            _show_sweep(wanted, table)
-    if table is not None or not all(each.verified for each in found):
+                task = leaderboard.load(Path(task_file))
+                make_importable(task.settings)
+                modules = leaderboard.code(task)
+            if allow_code:
+                for config in (run / "config.yaml" for run in wanted.runs):
+                    make_importable(experiments.read(config).settings if config.is_file() else {})
+            found = []
+            if task_file is not None:
+                with nullcontext() if allow_code else refused(REFUSED):
+                    runs, wrong = leaderboard.check(wanted.folder, task, modules)
+                _show_entries(runs, wrong, task, form)
+                if wrong:
+                    ctx.exit(1)
+            for each in wanted.verified(
+                rounds=rounds,
+                data_dir=data_dir,
+                accept_changed_code=accept_changed_code,
+                allow_code=allow_code,
+            ):
+                found.append(each)
+                if form == "table":
+                    _show(each, path if wanted.runs == (wanted.folder,) else each.run.name)
+            table = wanted.tables(found)
+            if form == "json":
+                echo(json.dumps(_values(wanted, found, table), indent=2))
+            else:
+                _show_sweep(wanted, table)
+    except KeyboardInterrupt as interrupt:
+        echo("interrupted", err=True)
+        ctx.exit(exit_status(interrupt))
+    if table is not None or any(each.differences for each in found):
         ctx.exit(1)
 
 
@@ -173,10 +198,14 @@ def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task, form
 
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
-    from fedsim.training.recorded import TOLERANCE
+    from fedsim.training.verify import CONSISTENT, VERIFIED
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")
+    if not found.finished:
+        echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
+    elif found.planned > found.rounds:
+        echo(f"  ended      after {found.rounds} of {found.planned} rounds")
     if found.files is not None:
         but = f" but {len(found.changed)}" if found.changed else ""
         echo(f"  files      {found.files}{but} as in manifest.json")
@@ -187,10 +216,13 @@ def _show(found: Verification, name: str) -> None:
     spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
     if done:
         models = f" and {counted(found.models, 'model')}" if found.models else ""
-        how = "within the tolerance" if found.others else "byte for byte"
+        same = f"{found.equal:,} of {found.cells:,} cells are the same"
+        how = same if found.others else "byte for byte"
         echo(f"  done again {counted(done, 'round')} ({spans}): {found.rows} rows{models}, {how}")
     if found.others:
-        echo(f"  tolerance  {TOLERANCE}, largest difference {found.largest:.2g}: {found.others}")
+        echo(f"  elsewhere  {found.others}")
+    for words in found.not_compared:
+        echo(f"  unknown    {words}: not compared")
     for difference in found.differences:
         echo(f"  differs    {difference}")
     if found.others and found.differences:
@@ -198,11 +230,18 @@ def _show(found: Verification, name: str) -> None:
             "  note       last digits differ there, and more with each round and layer: verify on "
             "the kind of the run, or from nearer checkpoints (engine.keep_every=1)"
         )
-    if found.verified:
-        chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
-        echo("  verified" + ("" if found.coverage == 1 else chance))
-    else:
-        echo("  NOT verified")
+    chance = f"; one wrong round would have been found with probability {found.coverage:.2g}"
+    outcomes = {
+        VERIFIED: "verified" + ("" if found.coverage == 1 else chance),
+        CONSISTENT: f"consistent within {within(found)}; not a proof",
+    }
+    echo(f"  {outcomes.get(found.outcome, 'NOT verified')}")
+
+
+def within(found: Verification) -> str:
+    """How far the numbers of a run of another processor are from those of now."""
+    flips = f" and at most {counted(found.flips, 'other prediction')}" if found.flips else ""
+    return f"{found.largest:.2g}{flips}"
 
 
 def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
@@ -210,6 +249,11 @@ def _show_sweep(wanted: Drawn, table: Difference | None) -> None:
     if wanted.runs == (wanted.folder,):
         return
     echo(f"{len(wanted.runs)} of {len(wanted.finished)} finished runs drawn (seed {wanted.seed})")
+    if wanted.unfinished:
+        runs = counted(len(wanted.unfinished), "run")
+        echo(f"  unfinished {runs} of the grid: {', '.join(wanted.unfinished)}")
+    for name in wanted.missing:
+        echo(f"  unknown    {name} is missing: not compared")
     if wanted.beside_grid:
         left = ", ".join(wanted.beside_grid)
         echo(f"  left out   not of the grid in sweep.json, nor of its tables: {left}")
@@ -223,14 +267,24 @@ def _values(
     wanted: Drawn, found: list[Verification], table: Difference | None
 ) -> dict[str, object]:
     """The same for programs."""
+    from fedsim.training.verify import CONSISTENT, DIFFERS, VERIFIED
+
+    outcomes = {each.outcome for each in found} | ({DIFFERS} if table is not None else set())
+    worst = next(each for each in (DIFFERS, CONSISTENT, VERIFIED) if each in outcomes)
     return {
+        "outcome": worst,
         "seed": wanted.seed,
         "finished_runs": len(wanted.finished),
         "not_of_the_grid": wanted.beside_grid,
-        "verified": table is None and all(each.verified for each in found),
+        "unfinished_runs": wanted.unfinished,
+        "missing": wanted.missing,
+        "verified": worst == VERIFIED,
         "runs": [
             {
                 "run": str(each.run),
+                "outcome": each.outcome,
+                "planned": each.planned,
+                "finished": each.finished,
                 "seed": each.seed,
                 "rounds": each.rounds,
                 "drawn": list(each.drawn),
@@ -240,6 +294,10 @@ def _values(
                 "files": each.files,
                 "others": each.others,
                 "largest": each.largest,
+                "flips": each.flips,
+                "cells": each.cells,
+                "equal": each.equal,
+                "not_compared": each.not_compared,
                 "differences": [str(difference) for difference in each.differences],
             }
             for each in found

@@ -21,6 +21,22 @@ from fedsim.core.errors import ConfigError, FedsimError, described, nearest, one
 
 SUFFIX = ".py"
 """End of what names a function by its file."""
+_refusals: list[str] = []
+"""Why no function that a user names may be imported now; the last one counts."""
+
+
+@contextmanager
+def refused(reason: str) -> Iterator[None]:
+    """Within the block no function that a configuration names is imported, wherever it stands.
+
+    Args:
+        reason: why not, and what to do; the end of the ConfigError that names the function.
+    """
+    _refusals.append(reason)
+    try:
+        yield
+    finally:
+        _refusals.pop()
 
 
 def resolve(name: str, where: str) -> Callable[..., Any]:
@@ -67,8 +83,10 @@ def module_of(name: str, where: str) -> str:
     process starts; on another cluster the file has to lie in the working directory.
 
     Raises:
-        ConfigError: there is no such file, or its name is no module's.
+        ConfigError: there is no such file, its name is no module's, or :func:`refused` forbids it.
     """
+    if _refusals:
+        raise ConfigError(f"{where}: {name}: {_refusals[-1]}")
     module = name.rpartition(":")[0]
     if not module.endswith(SUFFIX):
         return module

@@ -9,8 +9,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedsim.core.errors import DataError
+
 MOST_BYTES = 2**28
 """Of a file that is read as a whole: 256 MiB."""
+MOST_OF_A_TREE = 2**36
+"""Of a file in a folder that somebody else wrote: 64 GiB, a model of 16 billion parameters."""
 MOST_LEVELS = 32
 """Of lists and objects in each other; what fedsim writes has six at most."""
 URL = re.compile(r"(?!ray://)[A-Za-z][\w+.:-]+://")
@@ -42,6 +46,34 @@ def regular(path: Path) -> Path:
     if kind in _KINDS:
         raise OSError(errno.EINVAL, f"{_KINDS[kind]}, not a regular file", str(path))
     return path
+
+
+def check_tree(folder: Path) -> None:
+    """Refuses a folder of somebody else's that cannot be read safely, whatever reads it.
+
+    Raises:
+        DataError: something below it is a pipe, a socket or a device, a link that leads out of it,
+            a file of more than :data:`MOST_OF_A_TREE` bytes, or a folder that cannot be read or
+            lies too deep.
+    """
+
+    def failed(error: OSError) -> None:
+        raise error
+
+    inside = folder.resolve()
+    try:
+        for parent, folders, names in os.walk(folder, onerror=failed):
+            if len(Path(parent).relative_to(folder).parts) > MOST_LEVELS:
+                raise DataError(f"{parent}: more than {MOST_LEVELS} folders in each other")
+            for path in (Path(parent, name) for name in (*folders, *names)):
+                target = Path(os.path.realpath(path))  # resolve() fails at links in a circle
+                if path.is_symlink() and not target.is_relative_to(inside):
+                    raise DataError(f"{path}: a link that leads out of {folder}")
+                size = regular(path).lstat().st_size
+                if size > MOST_OF_A_TREE:
+                    raise DataError(f"{path}: {size:,} bytes, at most {MOST_OF_A_TREE:,} are read")
+    except OSError as error:
+        raise DataError(f"{error.filename}: {error.strerror or error}") from error
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:

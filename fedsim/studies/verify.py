@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
+from fedsim.core.reading import check_tree
 from fedsim.storage import directories, pack, status
 from fedsim.storage.status import RunStatus
 from fedsim.training.recorded import ROUNDING, Difference
@@ -45,6 +46,7 @@ class Drawn:
         data_dir: str | None = None,
         overrides: Mapping[str, object] | None = None,
         accept_changed_code: bool = False,
+        allow_code: bool = False,
     ) -> Iterator[Verification]:
         """Each run with what was found of it, see :func:`fedsim.training.verify.verify`.
 
@@ -59,6 +61,7 @@ class Drawn:
                 data_dir=data_dir,
                 overrides=overrides,
                 accept_changed_code=accept_changed_code,
+                allow_code=allow_code,
             )
 
     @property
@@ -72,6 +75,19 @@ class Drawn:
         grid = directories.read_grid(self.folder)
         return [] if grid is None else [name for name in self.own if name not in grid]
 
+    @property
+    def unfinished(self) -> list[str]:
+        """Runs of the grid that are not finished, or not there."""
+        own = set(self.own)
+        return [name for name in directories.read_grid(self.folder) or () if name not in own]
+
+    @property
+    def missing(self) -> list[str]:
+        """Files of a sweep that the folder lacks, although it has runs of one."""
+        names = (directories.GRID, "summary.csv", "aggregate.csv")
+        there = [name for name in names if (self.folder / name).exists()]
+        return [name for name in names if name not in there] if there else []
+
     def tables(self, found: Iterable[Verification] = ()) -> Difference | None:
         """The first of a sweep's own tables that is not that of its runs; None where none is.
 
@@ -84,6 +100,8 @@ class Drawn:
         """
         if self.runs == (self.folder,):
             return None
+        if (self.folder / directories.GRID).exists() and directories.read_grid(self.folder) is None:
+            return Difference(directories.GRID, "is not what fedsim writes there")
         from fedsim.studies import sweep_tables  # SciPy, without which a single run is verified
 
         beside = self.beside_grid
@@ -127,6 +145,7 @@ def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Itera
 
 def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
     try:
+        check_tree(folder)
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]
     except FedsimError as error:
         raise NotPossible(str(error)) from error

@@ -80,8 +80,8 @@ def _check_file(
     """Refuses the file of a key that is another one than the run began with."""
     if file is not None and before.get(digest) not in (None, files.sha256(file)):
         raise DataError(
-            f"{key} {file}: it has changed since the run in {run} began, which "
-            "cannot be resumed with it"
+            f"{key} {file}: it has changed since the run in {run} began; put it back, or begin "
+            "another run"
         )
 
 
@@ -91,7 +91,7 @@ def _check_frozen(setup: Setup, store: RunStore, before: Mapping[str, Any]) -> N
     if setup.frozen and began not in (None, _frozen_sha256(setup)):
         raise DataError(
             f"model.trainable={setup.model.trainable}: the frozen weights are not those that the "
-            f"run in {store.path} began with, which cannot be resumed with them"
+            f"run in {store.path} began with; put them back, or begin another run"
         )
 
 

@@ -140,7 +140,7 @@ def _refuse_without_client(run: Path, config: RunConfig, network: nn.Module) -> 
         return
     table = RunStore(run).read("partition")
     names = table.drop_duplicates("client_id").set_index("client_id")
-    some = names["name"].head(LISTED).items() if "name" in names else ()
+    some = names["name"].dropna().head(LISTED).items() if "name" in names else ()
     listed = ", ".join(f"{k} {name}" for k, name in some)
     raise ConfigError(
         f"{run}: with {config.algorithm} each client has a model of its own; choose one by "

@@ -19,11 +19,13 @@ import numpy as np
 
 from fedsim import data
 from fedsim.algorithms.catalogue import chain
+from fedsim.config.experiments import Settings
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.imports import module_of
 from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
+from fedsim.models.catalogue import LIBRARIES
 from fedsim.storage.run_dir import RunStore, RunWriter
 
 ACCEPT = "--accept-changed-code"
@@ -97,6 +99,23 @@ def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
         "schedule": (config.train.schedule,),
     }
     return {role: tuple(name for name in names if ":" in name) for role, names in named.items()}
+
+
+NAMING = ("algorithm", "server", "model.name", "data.name", "data.partition", "train.schedule")
+"""Keys by which a config.yaml names functions that a verification would run."""
+
+
+def functions_in(settings: Settings) -> list[str]:
+    """``KEY NAME`` of each function that is not of fedsim and that settings name; runs nothing."""
+    named = []
+    for key in NAMING:
+        value = settings[key].value if key in settings else None
+        for name in value if isinstance(value, list) else str(value).split(","):
+            library, colon, _ = str(name).strip().partition(":")
+            if colon and not (key == "model.name" and library in LIBRARIES):
+                named.append(f"{key} {str(name).strip()}")
+    sections = {key.rpartition(".")[0] for key in settings}
+    return named + [f"section {name}" for name in sorted(sections) if ":" in name]
 
 
 def code_of(config: RunConfig) -> dict[str, Code]:

@@ -8,25 +8,27 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
+from fedsim.core.errors import DataError
 from fedsim.core.reading import regular
 from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
 from fedsim.training.log import RoundLog
 from fedsim.training.round import model_sha256
+from fedsim.training.rounding import Rounding
 
-TOLERANCE = 0.02
-"""On another kind of processor, or with other versions: the most by which a number may differ,
-relative to its size where that is above 1. docs/how-to/verify.md has what was measured."""
+SHA256 = re.compile("[0-9a-f]{64}")
+LONGEST = 2**20
+"""Characters of a line of a table."""
 ROUNDING = 1e-9
-"""The same where a number is computed from the same rows, as in summary.csv."""
-COARSE = frozenset({"models", "classes", "confusion", "evaluations"})
-"""Tables that are not compared there: digests, and shares that one other prediction moves far."""
-EXACT = frozenset({"round", "client_id", "num_samples"})
-"""Columns that no processor changes."""
+"""On another processor: the most by which a number may differ, relative to its size, where it is
+computed from the same rows, as in summary.csv."""
+LAST = {"rounds": "uplink_bytes", "clients": "update_norm", "classes": "precision"}
+"""The last column that each version wrote; of other tables all that are not optional."""
 COMPARED = tuple(table for table in GROWING if table not in DIAGNOSTIC)
 """The tables whose rows are compared."""
 
@@ -71,6 +73,11 @@ class Recorded:
                 rows.setdefault(int(cells[0]), []).append((line, cells))
         return cls(header, rows)
 
+    def of_round(self, number: int) -> Mapping[str, str]:
+        """The cells of the first row of a round, by column; none where there is none."""
+        rows = self.rows.get(number, ())
+        return dict(zip(self.header, rows[0][1], strict=False)) if rows else {}
+
     def names_model(self, rounds: int, params: Vector) -> bool:
         """Of models.csv: whether a model is the one that it names after so many rounds, if any."""
         return all(cells[1] == model_sha256(params) for _, cells in self.rows.get(rounds, ()))
@@ -82,15 +89,26 @@ class Comparison:
 
     Args:
         rows: how many rows of tables were compared.
-        models: how many models were compared by their SHA-256.
-        others: processor or versions that are not those of the run, else empty.
-        largest: difference of two numbers that was tolerated, as :data:`TOLERANCE` counts it.
+        models: how many models have the SHA-256 that models.csv names.
+        others: processor or versions that are not those of the run, else empty. Numbers may then
+            differ as :class:`~fedsim.training.rounding.Rounding` allows.
+        cells: how many cells were compared.
+        equal: how many of them are the same, byte for byte.
+        largest: difference of two numbers that was tolerated, relative to the larger one.
+        flips: the most predictions of a row that were tolerated to be others.
+        lacking: columns that the run's tables do not have, and are not compared.
+        supports: by part, ``val`` and ``test``, the number of samples of each class that has any.
     """
 
     rows: int = 0
     models: int = 0
     others: str = ""
+    cells: int = 0
+    equal: int = 0
     largest: float = 0.0
+    flips: int = 0
+    lacking: dict[str, None] = field(default_factory=dict)
+    supports: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def compare(self, tables: Mapping[str, Recorded], log: RoundLog) -> None:
         """The rows of a round, cell by cell.
@@ -98,17 +116,21 @@ class Comparison:
         Raises:
             Difference: the first one.
         """
+        losses = tables.get("rounds", Recorded()).of_round(log.round)
+        rounding = Rounding(log, losses, self.supports) if self.others else None
         for table, recorded in tables.items():
             rows = log.tables.get(table, [])
             if not recorded.header:
                 if rows and table != "models":  # which runs of earlier versions lack
                     raise Difference(f"{table}.csv", "is missing")
                 continue
-            if table in COARSE and self.others:
+            if table == "confusion" and rounding is not None:
+                self._compare_counts(rows, recorded, log.round, rounding)
                 continue
             for row, own in zip_longest(rows, recorded.rows.get(log.round, ())):
                 if own is None:
                     if table == "models":  # whose first rounds an earlier version did
+                        self.lacking[f"models.csv, round {log.round}"] = None
                         continue
                     raise Difference(f"{table}.csv, round {log.round}", "a row is missing")
                 line, cells = own
@@ -117,43 +139,91 @@ class Comparison:
                     raise Difference(place, "there is a row too many")
                 if len(cells) != len(recorded.header):
                     raise Difference(place, f"not {len(recorded.header)} fields as in the header")
-                self._compare_row(place, dict(zip(recorded.header, cells, strict=True)), row)
-                self.models += table == "models"
+                by_column = dict(zip(recorded.header, cells, strict=True))
+                self.compare_row(place, table, by_column, row, rounding)
+                self.models += table == "models" and by_column["sha256"] == row["sha256"]
                 self.rows += 1
 
-    def _compare_row(self, place: str, cells: Mapping[str, str], row: Row) -> None:
+    def compare_row(
+        self,
+        place: str,
+        table: str,
+        cells: Mapping[str, str],
+        row: Row,
+        rounding: Rounding | None,
+    ) -> None:
         """The cells of a row by column with what the round gives."""
+        for column in row.columns():
+            if column not in cells and (row[column] is not None or column not in row.optional()):
+                self.lacking[f"{table}.csv, column {column}"] = None
         for column, text in cells.items():
             if column not in row.columns():
                 raise Difference(place, f"fedsim writes no column {column!r}")
             expected = cell(row[column])
+            self.cells += 1
             if text in (expected, cell(row[column], safe=False)):
+                self.equal += 1
                 continue
-            tolerated = self.others and column not in EXACT
-            apart = distance(text, expected) if tolerated else math.inf
-            if not apart <= TOLERANCE:
+            if column == "sha256" and rounding is not None and SHA256.fullmatch(text):
+                continue  # of a model, whose numbers are compared where it is there
+            most, flip = (0.0, 0.0) if rounding is None else rounding.of(table, column, cells, row)
+            apart = gap(text, expected)
+            if rounding is None or not apart <= most:
                 raise Difference(f"{place}, column {column}", text or "empty", expected or "empty")
-            self.largest = max(self.largest, apart)
+            if flip:
+                self.flips = max(self.flips, math.ceil(apart / flip - 1e-6))
+            else:
+                self.largest = max(self.largest, relative(text, expected))
+
+    def _compare_counts(
+        self, rows: Sequence[Row], recorded: Recorded, number: int, rounding: Rounding
+    ) -> None:
+        """The counts of confusion.csv, which has no row of a count of 0."""
+        ours = {(row["label"], row["prediction"]): row["count"] for row in rows}
+        lines = recorded.rows.get(number, ())
+        theirs = {(int(cells[1]), int(cells[2])): int(cells[3]) for _, cells in lines}
+        both = sorted(ours.keys() | theirs.keys())
+        moved = sum(abs(ours.get(key, 0) - theirs.get(key, 0)) for key in both)
+        self.rows, self.cells = self.rows + len(both), self.cells + len(both)
+        self.equal += sum(ours.get(key) == theirs.get(key) for key in both)
+        total = sum(ours.values())
+        if len(lines) != len(theirs) or moved > 2 * rounding.moved_of(total):
+            place = f"confusion.csv, round {number}"
+            raise Difference(place, f"{moved / 2:g} of {total} predictions are others")
+        self.flips = max(self.flips, math.ceil(moved / 2))
+
+
+def gap(text: str, expected: str) -> float:
+    """The difference of the numbers in two cells; infinite where a cell holds none."""
+    try:
+        apart = abs(float(text) - float(expected))
+    except ValueError:
+        return math.inf
+    return apart if math.isfinite(apart) else math.inf
+
+
+def relative(text: str, expected: str) -> float:
+    """The difference of the numbers in two cells, relative to the larger one."""
+    apart = gap(text, expected)
+    return apart / max(abs(float(text)), abs(float(expected))) if 0 < apart < math.inf else apart
 
 
 def distance(text: str, expected: str) -> float:
-    """The difference of the numbers in two cells, relative to the larger one where that is above
-    1; infinite where a cell holds none."""
-    try:
-        a, b = float(text), float(expected)
-    except ValueError:
-        return math.inf
-    return abs(a - b) / max(1.0, abs(a), abs(b))
+    """The same, relative to the larger one where that is above 1."""
+    apart = gap(text, expected)
+    return apart / max(1.0, abs(float(text)), abs(float(expected))) if apart < math.inf else apart
 
 
 def check_form(run: Path, done: int, *, finished: bool) -> None:
     """Whether each table that grows is one that fedsim writes, whatever its numbers are.
 
     Its columns are those of today or, as an earlier version wrote it, the first of these; its rows
-    lie in the order of the rounds. A finished run has no row of any later round, and all lines end.
+    lie in the order of the rounds. A finished run has no row of any later round, one that is not
+    may have those of the next, and of a finished one all lines end.
 
     Raises:
         Difference: the first line that is not so.
+        DataError: a table lacks columns that every version wrote.
     """
     for table in COMPARED:
         path = run / f"{table}.csv"
@@ -163,30 +233,36 @@ def check_form(run: Path, done: int, *, finished: bool) -> None:
             raise Difference(path.name, "its last line has no end")
         lines = _lines(path)
         _, header = next(lines, (1, []))
-        _check_header(path.name, header, table)
+        _check_header(path, header, table)
         _check_rounds(path.name, lines, table, len(header), done, finished=finished)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Number and cells of each line of a table that is whole."""
     with regular(path).open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(line for line in file if line.endswith(("\n", "\r")))
+        lines = iter(partial(file.readline, LONGEST), "")
+        reader = csv.reader(line for line in lines if line.endswith(("\n", "\r")))
         for cells in reader:
             yield reader.line_num, cells
 
 
 def _is_whole(path: Path) -> bool:
     """Whether the last line of a file has its end."""
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         return file.read() in (b"", b"\n")
 
 
-def _check_header(name: str, header: Sequence[str], table: str) -> None:
+def _check_header(path: Path, header: Sequence[str], table: str) -> None:
     columns, optional = TABLES[table].columns(), TABLES[table].optional()
     known = [c for c in columns if c not in optional or c in header]
     if not header or list(header) != known[: len(header)]:
-        raise Difference(f"{name}, line 1", ",".join(header) or "empty", ",".join(known))
+        raise Difference(f"{path.name}, line 1", ",".join(header) or "empty", ",".join(known))
+    if len(header) <= known.index(LAST.get(table, known[-1])):
+        raise DataError(
+            f"{path}, line 1: has no column {known[len(header)]!r}; it was cut off, or is of a "
+            "version before 0.1.0, whose runs cannot be verified"
+        )
 
 
 def _check_rounds(
@@ -211,7 +287,7 @@ def _check_rounds(
         gap = single and number != before + 1 and (table == "rounds" or before > 0)
         if number < before or gap:
             raise Difference(place, f"round {number} follows round {before}")
-        if finished and number > done:
+        if number > (done if finished else done + 1):
             raise Difference(place, f"round {number}, but rounds.csv ends with round {done}")
         before = number
     if finished and single and before != done:

@@ -27,7 +27,7 @@ PLACEMENT = (
 """Keys of section engine that change no result, so that a finished run counts with any values."""
 DEVICES = ("gpus_per_client", "allow_mixed_devices")
 FREE = frozenset({"label", *(f"engine.{leaf}" for leaf in (*PLACEMENT, *DEVICES))})
-"""Keys that may change when a run is resumed; its kind of device is compared once it is known."""
+"""Keys that may change in a run that has begun; its kind of device is compared once known."""
 
 
 def decisive(config: RunConfig) -> dict[str, Any]:
@@ -213,11 +213,11 @@ def configuration(
     for key in given:
         if key not in FREE:
             raise ConfigError(
-                f"{given[key].origin}: {key} cannot change when a run is resumed"
+                f"{given[key].origin}: {key} cannot change in a run that has begun"
                 f"{nearest(key, FREE)}; allowed: {', '.join(sorted(FREE))}"
             )
     given.update(data_at(data_dir))
-    check_paths({**written, **given}, PATHS, "resume the run from the directory of its first start")
+    check_paths({**written, **given}, PATHS, "give it where the run was started")
     return resolve(written, given, build=build)
 
 

@@ -2,35 +2,43 @@
 
 The rounds are drawn by a seed. Each starts from the nearest earlier checkpoint, and every round on
 the way is compared as well: its rows in all tables cell by cell, and the model after it by its
-SHA-256 in models.csv. Where processor or versions are not those of the run, last digits may differ;
-numbers are then compared to :data:`fedsim.training.recorded.TOLERANCE`.
+SHA-256 in models.csv. Where processor or versions are not those of the run, last digits may differ:
+such a run is never verified, but consistent within what :mod:`fedsim.training.rounding` allows.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
 import secrets
 import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from fedsim.core.errors import DataError, FedsimError
+from fedsim.config import experiments
+from fedsim.core import files
+from fedsim.core.errors import DataError, FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
-from fedsim.storage import digests, final_models, manifest, status
+from fedsim.core.imports import refused
+from fedsim.core.reading import check_tree, read_text
+from fedsim.core.types import Vector
+from fedsim.storage import digests, final_models, manifest, status, tensors
 from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
 from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
+from fedsim.training import declared
 from fedsim.training.driver import write_split
-from fedsim.training.environment import NUMERICAL, describe
-from fedsim.training.export import export_models
+from fedsim.training.export import export_models, personal_slots
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
+from fedsim.training.provenance import functions_in
 from fedsim.training.recorded import (
     COMPARED,
     ROUNDING,
@@ -41,10 +49,22 @@ from fedsim.training.recorded import (
     distance,
 )
 from fedsim.training.rerun import Rerun, opened
+from fedsim.training.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.training.summary import summarise
 
+OF_A_TENSOR, OF_A_NUMBER = 1e-3, 1e-4
+"""The most by which a tensor of another processor may differ: of its size, and each number."""
 OF_THE_PLACE = frozenset({"run_id", "total_seconds", "seconds_to_target"})
 """Columns of summary.csv that say where and how fast the run was done."""
+REFUSED = (
+    "is code, and nothing of it was run; read it, then allow it with --allow-code (in Python "
+    "allow_code=True)"
+)
+"""What is said of a function that a run names."""
+
+
+VERIFIED, CONSISTENT, DIFFERS = "verified", "consistent", "differs"
+"""What is found of a run."""
 
 
 class NotPossible(FedsimError):
@@ -66,6 +86,9 @@ class Verification(Comparison):
         files: how many the manifest names, None without one.
         changed: those that are not what it says.
         differences: what was found.
+        not_compared: what a run has, or the data and settings give, and nothing was compared with.
+        planned: rounds that the run is to have.
+        finished: whether it has ended, which may be earlier.
     """
 
     run: Path
@@ -76,11 +99,19 @@ class Verification(Comparison):
     files: int | None = None
     changed: Sequence[str] = ()
     differences: list[Difference] = field(default_factory=list)
+    not_compared: list[str] = field(default_factory=list)
+    planned: int = 0
+    finished: bool = True
+
+    @property
+    def outcome(self) -> str:
+        """``verified``, ``consistent`` (as far as rounding on another processor), ``differs``."""
+        return DIFFERS if self.differences else CONSISTENT if self.others else VERIFIED
 
     @property
     def verified(self) -> bool:
-        """Whether nothing differs."""
-        return not self.differences
+        """Whether everything that was compared is the same, byte for byte."""
+        return self.outcome == VERIFIED
 
     @property
     def num_executed(self) -> int:
@@ -101,8 +132,11 @@ def verify(
     data_dir: str | None = None,
     overrides: Mapping[str, object] | None = None,
     accept_changed_code: bool = False,
+    allow_code: bool = False,
 ) -> Verification:
     """Does rounds of a run again and compares all that they give with what the run says.
+
+    Nothing is written into its directory, and only fedsim's own code is run.
 
     Args:
         run: its directory; the run may be unfinished.
@@ -112,21 +146,27 @@ def verify(
         overrides: settings of where the work is done, by dotted key; see
             :func:`~fedsim.training.rerun.opened`.
         accept_changed_code: go on where the user's code is not that of the run.
+        allow_code: also run the functions (``module:function``) that the run's settings name, with
+            all rights of this process.
 
     Raises:
-        NotPossible: the run has no rounds, or code, data or models that it needs are not here; the
-            message also names the files that are not those of the manifest.
+        NotPossible: the run has no rounds, or code, data or models that it needs are not here, or
+            it names code that is not allowed; the message also names the files that are not those
+            of the manifest.
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
     changed: dict[str, str] = {}
     try:
+        check_tree(path)
         known = manifest.read(path)
         if known is not None:
             changed.update(manifest.changed(path, known["files"]))
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
+        if not allow_code:
+            _check_no_code(path / "config.yaml")
         found = Verification(
             run=path,
             seed=seed,
@@ -137,25 +177,41 @@ def verify(
             differences=[Difference(name, how) for name, how in changed.items()],
         )
         with (
+            nullcontext() if allow_code else refused(REFUSED),
             opened(
                 path, overrides, data_dir=data_dir, accept_changed_code=accept_changed_code
             ) as again,
             tempfile.TemporaryDirectory() as folder,
         ):
-            found.others = _others(again)
+            before, now = again.store.read_environment(), declared.described(again)
+            found.others = declared.others(path, before, now)
+            found.supports = supports_of(again.setup.dataset)
+            found.planned = again.setup.config.train.rounds
+            found.finished = again.store.finished
             check_form(path, done, finished=again.store.finished)
+            found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
+            declared.compare_facts(path, before, now)
             _compare_settings(again)
             _compare_split(again, Path(folder))
-            wanted = {*found.drawn, *_changed_rounds(found), *_without_digest(again)}
+            wanted = {*found.drawn, *_changed_rounds(found), *_last_round(found, again)}
             for first, last in _stretches(again, wanted):
                 _compare_stretch(found, again, first, last, Path(folder))
             _compare_results(found, again, Path(folder))
+            found.not_compared += found.lacking
     except Difference as difference:
         found.differences.append(difference)
     except (FedsimError, OSError, ValueError, csv.Error) as error:
         differs = "".join(f"; {name} {how}" for name, how in changed.items())
         raise NotPossible(f"{error}{differs}") from error
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise NotPossible(f"{path}: not what fedsim writes ({described(error)})") from error
     return found
+
+
+def _check_no_code(config: Path) -> None:
+    """Refuses settings that name code: it would run with all rights of this process."""
+    if named := functions_in(experiments.read(config).settings):
+        raise NotPossible(f"{config}: {', '.join(named)} {REFUSED}")
 
 
 def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
@@ -166,37 +222,39 @@ def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
     return sorted((drawn + 1).tolist())
 
 
-def _others(again: Rerun) -> str:
-    """Processor and versions that are not those that the run was done with."""
-    before = again.store.read_environment()
-    parts = [before, *before.get("resumed", [])]
-    now: dict[str, Any] = describe(again.setup) | dict(again.executor.environment)
-    told = []
-    for part in parts:
-        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
-            raise NotPossible(f"{again.store.path / 'env.json'}: not what fedsim writes there")
-        for key in ("processor", "device"):
-            if key in part and key in now and part[key] != now[key]:
-                told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
-        for name, version in part.get("packages", {}).items():
-            if name in NUMERICAL and now["packages"].get(name) != version:
-                told.append(f"{name} {now['packages'].get(name)} instead of {version}")
-    return "; ".join(dict.fromkeys(told))
-
-
-def _words(value: object) -> str:
-    return ", ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+def _missing(again: Rerun) -> Iterator[str]:
+    """Files that a run of this version has, and this one, perhaps of an earlier one, has not."""
+    setup, names = again.setup, ["split.csv", "timings.csv", "models.csv"]
+    evaluation = setup.config.evaluation
+    names += [VOCABULARY] if setup.dataset.words else []
+    if 0 < evaluation.decompose_every <= again.rounds:
+        names += ["decomposition.csv", *(["loss_matrix.csv"] if evaluation.loss_matrix else [])]
+    if again.store.finished:
+        personal = setup.config.engine.save_model and personal_slots(setup.algorithm, setup.layout)
+        names += [CLIENTS] if personal else []
+        scored = evaluation.finetune_epochs or setup.partition.held_out
+        names += ["final_clients.csv"] if scored else []
+    for name in names:
+        if not (again.store.path / name).exists():
+            yield f"{name} is missing"
 
 
 def _compare_split(again: Rerun, scratch: Path) -> None:
     """partition.csv, split.csv and vocabulary.json with what the data give."""
-    for name in ("partition.csv", "split.csv", VOCABULARY):
-        if (again.store.path / name).is_file():
-            shutil.copyfile(again.store.path / name, scratch / name)
-    if not (again.store.path / "partition.csv").is_file():
+    fresh = scratch / "split"
+    fresh.mkdir()
+    write_split(again.setup, RunWriter(fresh), earlier=False)
+    if not (again.store.path / "partition.csv").exists():
         raise Difference("partition.csv", "is missing")
-    try:
-        write_split(again.setup, RunWriter(scratch), earlier=True)
+    for ours in sorted(fresh.iterdir()):
+        theirs = again.store.path / ours.name
+        if not theirs.exists():  # see _missing
+            continue
+        if theirs.stat().st_size > 2 * ours.stat().st_size:
+            raise Difference(ours.name, "is not what data and settings give")
+        shutil.copyfile(theirs, ours)
+    try:  # as an earlier version may have written them
+        write_split(again.setup, RunWriter(fresh), earlier=True)
     except DataError as error:
         name = Path(str(error).partition(":")[0]).name
         raise Difference(name, "is not what data and settings give") from error
@@ -224,19 +282,21 @@ def _changed_rounds(found: Verification) -> Iterator[int]:
         if table not in COMPARED or not path.is_file():
             continue
         number = digests.first_changed(path, found.run / FOLDER / f"{table}.lines")
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
         if number is not None and number <= len(lines):
             first = lines[number - 1].partition(",")[0]
             if first.isdecimal() and 1 <= int(first) <= found.rounds:
                 yield int(first)
 
 
-def _without_digest(again: Rerun) -> Iterator[int]:
-    """The last round of a finished run whose model models.csv does not name: nothing else says
-    whether the final model is the run's."""
+def _last_round(found: Verification, again: Rerun) -> Iterator[int]:
+    """The last round, where nothing else says whether the final model is the run's: models.csv does
+    not name it, or names that of another processor."""
     last = again.rounds
-    if again.store.finished and not Recorded.read(again.store.path, "models", last, last).rows:
-        yield last
+    if again.store.finished or (again.store.path / MODEL).exists():
+        models = Recorded.read(again.store.path, "models", last, last)
+        if found.others or not models.rows:
+            yield last
 
 
 def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -259,33 +319,48 @@ def _compare_stretch(
     tables = {table: Recorded.read(found.run, table, first - 1, last) for table in COMPARED}
     if position.rounds and not tables["models"].names_model(position.rounds, state.params):
         raise Difference(f"checkpoint of round {position.rounds}", "its model is not in models.csv")
+    begin, checkpoints = state.params, again.checkpoints()
     for number in range(first, last + 1):
         state, log = again.step(state, number)
         try:
             found.compare(tables, log)
         except Difference:
-            _check_failures(found.run, number)
+            _check_failures(again, tables["clients"], number)
             raise
+        if found.others and number in checkpoints:
+            passed = again.nearest(number)
+            if passed.rounds == number:
+                place = f"checkpoint of round {number}"
+                _compare_params(found, place, passed.state.params, state.params, begin)
     found.executed.append((first, last))
-    if last == found.rounds and again.store.finished and not found.others:
-        _compare_models(again, state, scratch)
+    if last == found.rounds and (again.store.finished or (found.run / MODEL).exists()):
+        _compare_models(found, again, state, begin, scratch)
 
 
-def _check_failures(run: Path, number: int) -> None:
-    """Raises NotPossible where a round lost a client's work, which does not happen again."""
-    if not (run / "errors.csv").exists():
+def _check_failures(again: Rerun, clients: Recorded, number: int) -> None:
+    """Raises NotPossible where a round lost a client's work, which does not happen again.
+
+    Only with ``engine.on_client_failure=drop`` does a run go on without it.
+    """
+    file = again.store.path / "errors.csv"
+    if again.setup.config.engine.on_client_failure != "drop" or not file.exists():
         return
-    for row in status.table(run / "errors.csv"):
+    rows = clients.rows.get(number, ())
+    dropped = {cells[1] for _, cells in rows if len(cells) > 2 and cells[2] == "dropped"}
+    for row in status.table(file):
         if row.keys() < {*ErrorRow.columns()}:
-            raise NotPossible(f"{run / 'errors.csv'}: not what fedsim writes there")
-        if row["round"] == str(number) and row["attempt"] not in ("", "0") and row["client_id"]:
+            raise NotPossible(f"{file}: not what fedsim writes there")
+        lost = row["attempt"] not in ("", "0") and row["client_id"] in dropped
+        if lost and row["round"] == str(number):
             raise NotPossible(
-                f"{run}: round {number} lost the work of client {row['client_id']} "
+                f"{again.store.path}: round {number} lost the work of client {row['client_id']} "
                 f"({row['error']}), which is not lost again"
             )
 
 
-def _compare_models(again: Rerun, state: ServerState, scratch: Path) -> None:
+def _compare_models(
+    found: Verification, again: Rerun, state: ServerState, begin: Vector, scratch: Path
+) -> None:
     """The files that a run writes after its last round, byte for byte."""
     run, log = again.store.path, RoundLog(again.rounds)
     shutil.copyfile(run / "rounds.csv", scratch / "rounds.csv")
@@ -295,27 +370,81 @@ def _compare_models(again: Rerun, state: ServerState, scratch: Path) -> None:
     rows = final_scores(again.setup, again.executor, state, log)
     if rows:
         store.write_final_clients(rows)
-    for name in (MODEL, CLIENTS, "final_clients.csv"):
-        if _content(scratch / name) != _content(run / name):
+    names = (MODEL, CLIENTS, "final_clients.csv")
+    there = [name for name in names if again.store.finished or (run / name).exists()]
+    different = [name for name in there if not _same(scratch / name, run / name)]
+    for name in different:
+        if not found.others or not ((run / name).exists() and (scratch / name).exists()):
             raise Difference(name, "is not what the last round gives")
+    if MODEL in different:
+        vector = final_models.load_vector(run, again.setup.layout)
+        _compare_params(found, MODEL, vector, state.params, begin)
+        _compare_tensors(scratch / MODEL, run / MODEL)
+    if CLIENTS in different:
+        _compare_tensors(scratch / CLIENTS, run / CLIENTS)
+    if "final_clients.csv" in different:
+        recorded = status.table(run / "final_clients.csv")
+        if len(recorded) != len(rows):
+            raise Difference("final_clients.csv", f"{len(recorded)} rows", str(len(rows)))
+        rounding = Rounding(log, {}, found.supports)
+        for line, (cells, row) in enumerate(zip(recorded, rows, strict=True), start=2):
+            place = f"final_clients.csv, line {line}"
+            found.compare_row(place, "final_clients", cells, row, rounding)
 
 
-def _content(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+def _compare_params(
+    found: Verification, place: str, recorded: Vector, params: Vector, begin: Vector
+) -> None:
+    """A model of another processor with the one of now: they may be apart by a part of the way
+    from the state that the rounds began with."""
+    size = params.size
+    apart, way = (
+        float(np.linalg.norm(one[:size].astype(np.float64) - params)) for one in (recorded, begin)
+    )
+    noise = 1e-6 * float(np.linalg.norm(params.astype(np.float64)))
+    if not apart <= OF_THE_WAY * way + noise:
+        share = f"{apart / way:.2g}" if way else "all"
+        raise Difference(place, f"its model is {share} of the way of these rounds off")
+    found.largest = max(found.largest, apart / way if way else 0.0)
+
+
+def _compare_tensors(ours: Path, theirs: Path) -> None:
+    """A file of models of another processor with the one of now, tensor by tensor."""
+    with tensors.opened(ours) as one, tensors.opened(theirs) as two:
+        names = sorted(one.keys())
+        if names != sorted(two.keys()) or one.metadata() != two.metadata():
+            raise Difference(theirs.name, "has other tensors or descriptions")
+        for name in names:
+            a, b = one.get_tensor(name), two.get_tensor(name)
+            if a.shape != b.shape or a.dtype != b.dtype:
+                raise Difference(f"{theirs.name}, {name}", f"{b.dtype} {b.shape}", str(a.shape))
+            apart, size = (float(np.linalg.norm(v.astype(np.float64))) for v in (a - b, a))
+            counted = a.dtype.kind != "f"
+            most = 0 if counted else OF_A_TENSOR * size + OF_A_NUMBER * math.sqrt(a.size)
+            if not apart <= most:
+                raise Difference(f"{theirs.name}, {name}", f"is {apart:.2g} off, of {size:.2g}")
+
+
+def _same(one: Path, two: Path) -> bool:
+    """Whether both are missing, or have the same bytes."""
+    if not (one.exists() and two.exists()):
+        return one.exists() == two.exists()
+    return one.stat().st_size == two.stat().st_size and files.sha256(one) == files.sha256(two)
 
 
 def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
     """The final model with models.csv, and summary.csv and loss_matrix.npz with the tables."""
     store, setup = again.store, again.setup
-    if not store.finished:
-        return
-    if setup.config.engine.save_model:
+    if setup.config.engine.save_model and (store.finished or (store.path / MODEL).exists()):
         models = Recorded.read(store.path, "models", again.rounds, again.rounds)
         if not models.names_model(again.rounds, final_models.load_vector(store.path, setup.layout)):
             raise Difference(MODEL, "is not the model of the last row of models.csv")
+    if not store.finished:
+        return
     recorded, now = _summary(store.path / "summary.csv"), summarise(setup, store, math.nan)
     if unknown := [column for column in recorded if column not in now]:
         raise Difference("summary.csv, line 1", f"fedsim writes no column {unknown[0]!r}")
+    found.lacking |= {f"summary.csv, column {c}": None for c in now if c not in recorded}
     for column, known in recorded.items():
         expected = cell(now[column])
         if column in OF_THE_PLACE or known == expected:
@@ -323,19 +452,24 @@ def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
         if not (found.others and distance(known, expected) <= ROUNDING):
             place = f"summary.csv, line 2, column {column}"
             raise Difference(place, known or "empty", expected or "empty")
-    if (store.path / "loss_matrix.npz").exists():
-        if not (store.path / "loss_matrix.csv").exists():
-            raise Difference("loss_matrix.csv", "is missing")
-        shutil.copyfile(store.path / "loss_matrix.csv", scratch / "loss_matrix.csv")
-        RunWriter(scratch).save_loss_matrix()
-        if _content(scratch / "loss_matrix.npz") != _content(store.path / "loss_matrix.npz"):
-            raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
+    matrix = [store.path / f"loss_matrix.{suffix}" for suffix in ("csv", "npz")]
+    if not any(path.exists() for path in matrix):
+        return
+    for path in matrix:
+        if not path.exists():
+            raise Difference(path.name, "is missing")
+    shutil.copyfile(matrix[0], scratch / matrix[0].name)
+    RunWriter(scratch).save_loss_matrix()
+    if not _same(scratch / matrix[1].name, matrix[1]):
+        raise Difference("loss_matrix.npz", "is not that of loss_matrix.csv")
 
 
 def _summary(path: Path) -> dict[str, str]:
     """The cells of summary.csv by column; a Difference where it is not one row below a header."""
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *rows = [*csv.reader(file)] or [[]]
+    text = read_text(path)
+    header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
+    if not text.endswith("\n"):
+        raise Difference(path.name, "its last line has no end")
     if len(set(header)) != len(header):
         raise Difference(f"{path.name}, line 1", "has a column twice")
     if [*map(len, rows)] != [len(header)]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.core.reading import MOST_LEVELS, parse_json, read_bytes, read_text, regular
+from fedsim.core.errors import DataError
+from fedsim.core.reading import MOST_LEVELS, check_tree, parse_json, read_bytes, read_text, regular
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -73,3 +74,28 @@ def test_json_is_parsed_in_one_place() -> None:
             if isinstance(node, ast.Attribute) and ast.unparse(node) in ("json.load", "json.loads"):
                 users.add(path.name)
     assert users == {"reading.py", "leaf.py", "runs.py"}
+
+
+def test_a_folder_of_somebody_elses_is_looked_at_first(tmp_path: Path) -> None:
+    inside, beside = tmp_path / "run", tmp_path / "beside"
+    (inside / "checkpoints").mkdir(parents=True)
+    beside.touch()
+    (inside / "table").touch()
+    (inside / "checkpoints/same").symlink_to("../table")
+    (inside / "circle").symlink_to("circle")
+    check_tree(inside)
+    for name, make, words in (
+        ("pipe", os.mkfifo, "a pipe, not a regular file"),
+        ("link", lambda path: path.symlink_to(beside), "a link that leads out of"),
+        ("folder", lambda path: path.symlink_to(tmp_path), "a link that leads out of"),
+        ("zero", lambda path: path.symlink_to("/dev/zero"), "a link that leads out of"),
+        ("huge", lambda path: (path.touch(), os.truncate(path, 2**40)), "bytes, at most"),
+    ):
+        path = inside / "checkpoints" / name
+        make(path)
+        with pytest.raises(DataError, match=f"checkpoints/{name}: .*{words}"):
+            check_tree(inside)
+        path.unlink()
+    inside.joinpath(*["a"] * 40).mkdir(parents=True)
+    with pytest.raises(DataError, match="folders in each other"):
+        check_tree(inside)

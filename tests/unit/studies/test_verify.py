@@ -1,8 +1,12 @@
 """Runs, sweeps and archives on the command line: what is drawn, what is said, the exit status."""
 
 import json
+import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -123,6 +127,24 @@ def test_json(run):
     )
 
 
+def test_a_run_of_another_processor_is_never_verified(run):
+    environment = json.loads((run / "env.json").read_text())
+    environment["packages"]["numpy"] = "1.26.4"
+    (run / "env.json").write_text(json.dumps(environment))
+    forge(run)
+    done = call("verify", run, "--rounds", 2)
+    assert done.exit_code == 0, done.output
+    assert "verified" not in done.output
+    assert re.search(r"^  elsewhere  numpy [\d.]+ instead of 1\.26\.4$", done.output, re.M)
+    assert re.search(r"^  consistent within 0; not a proof$", done.output, re.M)
+    told = json.loads(call("verify", run, "--rounds", 2, "--format", "json").output)
+    assert (told["verified"], told["outcome"]) == (False, "consistent")
+    assert (told["runs"][0]["outcome"], told["runs"][0]["equal"]) == (
+        "consistent",
+        told["runs"][0]["cells"],
+    )
+
+
 # archives
 
 
@@ -142,6 +164,20 @@ def test_an_archive(honest, tmp_path):
 def test_nothing_to_pack(tmp_path):
     assert call("pack", tmp_path).exit_code == 2
     assert call("pack", tmp_path / "none").exit_code == 2
+
+
+@pytest.mark.slow
+def test_nothing_stays_after_a_signal(honest, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    assert call("pack", honest, "--out", tmp_path / "run.zip").exit_code == 0
+    command = [sys.executable, "-m", "fedsim", "verify", tmp_path / "run.zip", "--rounds", "all"]
+    process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(temporary)})
+    while not [*temporary.rglob("rounds.csv")]:
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert not [*temporary.iterdir()]
 
 
 # sweeps
@@ -188,9 +224,36 @@ def test_a_sweep_that_lacks_a_table(table, sweep, tmp_path):
     assert f"{table}.csv: is missing" in done.output
 
 
-def without_a_run(forged, name):
+@pytest.mark.parametrize("text", ["{", "[1]", '{"runs": 3}'])
+def test_a_damaged_grid(text, sweep, tmp_path):
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    (forged / "sweep.json").write_text(text)
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 1
+    assert "differs    sweep.json: is not what fedsim writes there" in done.output
+
+
+def test_a_run_of_the_grid_that_is_not_there(sweep, tmp_path):
+    """Together with both tables, whose rows would name it."""
+    name = "algorithm=fedld,seed=0"
+    forged = shutil.copytree(sweep, tmp_path / "sweep")
+    shutil.rmtree(forged / name)
+    for table in ("summary", "aggregate"):
+        (forged / f"{table}.csv").unlink()
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert done.exit_code == 0, done.output
+    assert f"  unfinished 1 run of the grid: {name}\n" in done.output
+    for table in ("summary", "aggregate"):
+        assert f"  unknown    {table}.csv is missing: not compared\n" in done.output
+    (forged / "sweep.json").unlink()
+    without_a_run(forged, name, [path.parent.name for path in forged.glob("*/rounds.csv")])
+    done = call("verify", forged, "--sample", 1, "--rounds", 1)
+    assert "  unknown    sweep.json is missing: not compared\n" in done.output
+
+
+def without_a_run(forged, name, grid=()):
     """A sweep whose tables are those of all runs but one, which stays where it is."""
-    runs = {run: group_of(run) for run in read_grid(forged) if run != name}
+    runs = {run: group_of(run) for run in grid or read_grid(forged) if run != name}
     sweep_tables.write(runs, forged)
 
 

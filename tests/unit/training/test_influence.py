@@ -308,6 +308,7 @@ def test_json_has_clients_and_rounds(run):
         (["--metric", "accuracy"], "known are step"),
         (["--rounds", "0"], "rounds: 0 given"),
         (["--permutations", "1"], "permutations"),
+        (["--set", "train.lr=1"], "train.lr cannot change in a run that has begun"),
     ],
 )
 def test_bad_input_is_named(run, arguments, message, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from PIL import Image
 import fedsim
 from fedsim.cli import main
 from fedsim.core.files import csv_plain
+from fedsim.testing import rounds
 from tests.commands import clean_environment
 from tests.decomposing import config
 from tests.unit.training.test_predict import on_images, write_images
@@ -97,6 +98,15 @@ def test_its_script_says_what_predict_says(run, client, form, runs, scans, tmp_p
     # Pillow, which the script for ONNX resizes with, rounds some pixels to their other neighbour
     tolerance = 1e-5 if form == "torch" else 1e-3
     np.testing.assert_allclose(found.iloc[:, 2:], wanted.iloc[:, 2:], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("args", [("export",), ("predict", "--images", ".")])
+def test_clients_without_names_are_listed_by_number(args, tmp_path):
+    given = rounds.config("fedbn", "cnn", train={"rounds": 1})
+    run = fedsim.run(given, tmp_path / "run").path
+    done = invoke(args[0], run, *args[1:], "--out", tmp_path / "out")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("choose one by --client K, 0 to 7\n")
 
 
 def test_what_cannot_be_exported_is_refused(runs, tmp_path, monkeypatch):

@@ -652,7 +652,7 @@ def test_placement_may_change(after_four, tmp_path, undisturbed):
     assert contents(run) == undisturbed["fedbn"]
     assert (run / "config.yaml").read_bytes() == before
     with pytest.raises(
-        ConfigError, match=r"train\.lr: train\.lr cannot change when a run is resumed"
+        ConfigError, match=r"train\.lr: train\.lr cannot change in a run that has begun"
     ):
         driver.resume(run, {"train.lr": 1.0})
 
@@ -699,7 +699,7 @@ def test_other_listed_clients_are_refused(tmp_path, monkeypatch):
     listed.write_text(kept)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    with pytest.raises(ConfigError, match="resume the run from the directory of its first start"):
+    with pytest.raises(ConfigError, match="give it where the run was started"):
         driver.resume(tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     assert driver.resume(tmp_path / "run").clients.client_id.tolist() == [0, 1, 2]
@@ -1149,7 +1149,7 @@ def test_the_command_takes_all_that_may_change(after_four, tmp_path, undisturbed
     [
         (
             "--set train.lr=1",
-            r"error: --set train\.lr: train\.lr cannot change when a run is resumed",
+            r"error: --set train\.lr: train\.lr cannot change in a run that has begun",
         ),
         (
             "--set engine.precision=tf32",

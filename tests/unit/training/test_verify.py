@@ -6,22 +6,29 @@ A forger here also writes manifest.json anew: without that each change is found 
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim import algorithms
+from fedsim.cli import main
 from fedsim.core import files
 from fedsim.core.errors import StoreError
 from fedsim.storage import manifest
+from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
 from fedsim.training import round as rounds
 from fedsim.training import verify as verification
+from fedsim.training.setup import prepare
 from fedsim.training.verify import NotPossible, Verification, verify
 from tests.stopping import Stop, Stopper
 
@@ -46,7 +53,9 @@ def small(name="fedavg", model=None, **sections):
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
     out = tmp_path_factory.mktemp("verify") / "run"
-    return fedsim.run(small("scaffold", evaluation={"decompose_every": 3}), out).path
+    return fedsim.run(
+        small("scaffold", evaluation={"decompose_every": 3, "loss_matrix": True}), out
+    ).path
 
 
 @pytest.fixture
@@ -281,6 +290,122 @@ def test_a_checkpoint_with_another_model(run):
     assert str(found.differences[0]) == "checkpoint of round 4: its model is not in models.csv"
 
 
+# what is said of what is missing
+
+
+def without(key):
+    def change(run):
+        known = json.loads((run / "env.json").read_text())
+        del known[key]
+        (run / "env.json").write_text(json.dumps(known))
+
+    return change
+
+
+def removed(name):
+    return lambda run: (run / name).unlink()
+
+
+def cut(table, column):
+    """The first columns of a table, up to one."""
+
+    def change(rows):
+        width = rows[0].index(column) + 1
+        for row in rows:
+            del row[width:]
+
+    return lambda run: rewrite(run / f"{table}.csv", change)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (removed("env.json"), "env.json is missing: processor, versions, code and data"),
+        (without("data"), "env.json does not say 'data'"),
+        (without("classes"), "env.json does not say 'classes'"),
+        (removed("split.csv"), "split.csv is missing"),
+        (removed("timings.csv"), "timings.csv is missing"),
+        (removed("models.csv"), "models.csv is missing"),
+        (cut("clients", "update_norm"), "clients.csv, column simulated_seconds"),
+        (cut("classes", "precision"), "classes.csv, column auc"),
+        (cut("summary", "rounds"), "summary.csv, column final_test_accuracy"),
+    ],
+)
+def test_what_is_not_compared_is_named(change, words, run):
+    change(run)
+    forge(run)
+    found = verify(run, rounds=2, seed=drawing(ROUNDS))
+    assert found.verified
+    assert words in found.not_compared
+    assert f"  unknown    {words}: not compared\n" in spoken(run)
+
+
+def spoken(run):
+    """What the command prints."""
+    return CliRunner().invoke(main, ["verify", str(run), "--rounds", "all"]).output
+
+
+def test_tables_of_some_rounds_alone_are_missed(run):
+    names = ("decomposition.csv", "loss_matrix.csv", "loss_matrix.npz")
+    for name in names:
+        (run / name).unlink()
+    forge(run)
+    found = verify(run, rounds=1, seed=drawing(1))
+    assert found.verified
+    assert {f"{name} is missing" for name in names[:2]} <= {*found.not_compared}
+
+
+@pytest.mark.parametrize("table", ["rounds", "clients", "classes", "confusion", "models"])
+def test_a_table_that_was_cut(table, run):
+    cut(table, "round")(run)
+    forge(run)
+    with pytest.raises(NotPossible, match=rf"{table}\.csv, line 1: has no column"):
+        verify(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("classes", ["a", "b"]), ("malicious_clients", []), ("heldout_clients", [1])],
+)
+def test_what_env_json_says_follows_from_data_and_settings(key, value, run):
+    known = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(known | {key: value}))
+    forge(run)
+    assert first(run, rounds=1).startswith(f"env.json, {key}: {value!r}, not ")
+
+
+def test_code_that_no_setting_names(run):
+    known = json.loads((run / "env.json").read_text())
+    code = {"method": {"name": "mine:build", "files": {}}}
+    (run / "env.json").write_text(json.dumps(known | {"code": code}))
+    forge(run)
+    assert first(run, rounds=1).startswith("env.json, code of the method: mine:build, not")
+
+
+def test_an_unfinished_run_says_so(run):
+    for name in ("summary.csv", manifest.NAME):
+        (run / name).unlink()
+    found = verify(run, rounds=1)
+    assert (found.verified, found.finished) == (True, False)
+    assert f"  unfinished {ROUNDS} of {ROUNDS} rounds, no summary.csv\n" in spoken(run)
+    rewrite(run / "clients.csv", lambda rows: rows.append([str(ROUNDS + 2), *rows[-1][1:]]))
+    assert f"round {ROUNDS + 2}, but rounds.csv ends with round {ROUNDS}" in first(run)
+
+
+def test_a_swapped_model_of_an_unfinished_run(run):
+    (run / "summary.csv").unlink()
+    (run / manifest.NAME).unlink()
+    tensors = load_file(run / files.MODEL)
+    save_file({name: a + 1 for name, a in tensors.items()}, run / files.MODEL)
+    assert first(run, rounds=1, seed=drawing(1)).startswith("model.safetensors: is not the model")
+
+
+def test_a_loss_matrix_that_is_missing(run):
+    (run / "loss_matrix.npz").unlink()
+    forge(run)
+    assert first(run, rounds=1) == "loss_matrix.npz: is missing"
+
+
 # what is not possible, and other processors
 
 
@@ -297,36 +422,98 @@ def test_without_its_data(run):
         verify(run)
 
 
-def test_lost_work_is_not_lost_again(run):
+@pytest.mark.parametrize("policy", ["drop", "raise"])
+def test_lost_work_is_not_lost_again(policy, tmp_path):
+    """Where a failure ends the run, errors.csv is no excuse for what differs."""
+    run = fedsim.run(small(engine={"on_client_failure": policy}), tmp_path / "run").path
     rewrite(run / "clients.csv", lambda rows: rows[1].__setitem__(2, "dropped"))
     client = (run / "clients.csv").read_text().splitlines()[1].split(",")[1]
     (run / "errors.csv").write_text(f"round,client_id,attempt,node,error\n1,{client},3,,killed\n")
     forge(run)
+    if policy == "raise":
+        assert "column status: dropped, not ok" in first(run)
+        return
     with pytest.raises(NotPossible, match=rf"round 1 lost the work of client {client} \(killed\)"):
         verify(run, rounds="all")
 
 
-def test_a_run_of_another_processor(run):
+@pytest.fixture
+def elsewhere(run):
+    """The same run, which says that it was done on another processor."""
     environment = json.loads((run / "env.json").read_text())
     environment["processor"]["kernels"] = "AVX512_FP16"
     (run / "env.json").write_text(json.dumps(environment))
+    forge(run)
+    return run
 
-    def change(by):
-        def rounded(rows):
-            i = rows[0].index("train_loss")
-            rows[3][i] = str(float(rows[3][i]) * (1 + by))
 
-        rewrite(run / "rounds.csv", rounded)
-        forge(run)
+def scaled(column, by, *lines):
+    """Multiplies the numbers of a column, in these lines or all."""
 
-    change(1e-5)
-    found = verify(run, rounds="all")
-    assert found.verified
+    def change(rows):
+        i = rows[0].index(column)
+        for row in [rows[n] for n in lines] or rows[1:]:
+            row[i] = repr(float(row[i]) * (1 + by)) if row[i] else ""
+
+    return change
+
+
+def test_a_run_of_another_processor(elsewhere):
+    rewrite(elsewhere / "rounds.csv", scaled("train_loss", 1e-5, 3))
+    forge(elsewhere)
+    found = verify(elsewhere, rounds="all")
+    assert found.outcome == "consistent"
+    assert not found.verified
     assert "AVX512_FP16" in found.others
-    assert 0 < found.largest < 1e-4
-    assert found.models == 0  # of which only the SHA-256 is known
-    change(0.5)
-    assert "round 3, column train_loss" in first(run)
+    assert found.largest == pytest.approx(1e-5, rel=1e-3)
+    assert (found.equal, found.flips) == (found.cells - 1, 0)
+    assert found.models == ROUNDS  # the same processor did it, after all
+
+
+def raised(column, by, *, loss=0.0):
+    """More of a score in all rounds that have one, and another test loss."""
+
+    def change(rows):
+        i, j = rows[0].index(column), rows[0].index("test_loss")
+        for row in rows[1:]:
+            if row[i]:
+                row[i] = repr(float(row[i]) + by)
+                row[j] = repr(float(row[j]) * (1 + loss))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("table", "change"),
+    [
+        ("rounds", scaled("train_loss", 3e-2)),
+        ("rounds", scaled("update_norm", 2e-2)),
+        ("rounds", scaled("lr", 1e-6)),
+        ("clients", scaled("num_steps", 1e-3)),
+        *(("rounds", raised(f"test_{m}", 0.0199)) for m in ("accuracy", "balanced_accuracy")),
+        *(("rounds", raised(f"test_{m}", 0.06, loss=1e-2)) for m in ("accuracy", "auc")),
+        ("rounds", raised("test_accuracy", 1e-3)),  # one sample, but the losses are the same
+        ("classes", lambda rows: rows[-1].__setitem__(3, "1.0")),
+        ("confusion", lambda rows: rows[-1].__setitem__(3, str(int(rows[-1][3]) + 9))),
+        ("decomposition", scaled("global_loss", 0.1)),
+    ],
+)
+def test_what_rounding_does_not_explain(table, change, elsewhere):
+    rewrite(elsewhere / f"{table}.csv", change)
+    forge(elsewhere)
+    assert first(elsewhere).startswith(f"{table}.csv, ")
+
+
+@pytest.mark.parametrize("drawn", [1, ROUNDS])
+def test_a_model_is_no_rounding(drawn, elsewhere):
+    """Whatever is drawn, and although models.csv names the other model."""
+    swap(elsewhere, np.float32(1e-2))
+    vector = load_vector(elsewhere, prepare(small("scaffold")).layout)
+    digest = rounds.model_sha256(vector)
+    rewrite(elsewhere / "models.csv", lambda rows: rows[-1].__setitem__(1, digest))
+    forge(elsewhere)
+    words = "model.safetensors: its model is"
+    assert first(elsewhere, rounds=1, seed=drawing(drawn)).startswith(words)
 
 
 COLUMN = "column last10_test_accuracy"
@@ -343,7 +530,6 @@ def test_tables_of_a_run_of_another_processor(by, told, run):
         i = rows[0].index("last10_test_accuracy")
         rows[1][i] = repr(float(rows[1][i]) * (1 + by))
 
-    rewrite(run / "confusion.csv", lambda rows: rows.pop(2))  # of a count that is 0 there
     rewrite(run / "summary.csv", rounded)
     forge(run)
     found = verify(run, rounds=2)
@@ -368,3 +554,66 @@ def test_what_is_known_of_a_forgery():
 def test_the_tables_are_all_compared():
     assert set(verification.COMPARED) >= {"rounds", "clients", "models", "decomposition"}
     assert not {"timings", "errors"} & set(verification.COMPARED)
+
+
+# what a verification must not do
+
+
+CODE = {
+    "method": "algorithm: canary.py:build",
+    "module": "algorithm: canary:build",
+    "builtin": "algorithm: os:getcwd",
+    "server": "server: fedavgm, canary.py:build",
+    "model": "model: {name: 'canary.py:build'}",
+    "data": "data: {name: 'canary.py:build'}",
+    "partition": "data: {partition: 'canary.py:build'}",
+    "schedule": "train: {schedule: 'canary.py:build'}",
+    "section": "'canary.py:build': {mu: 1}",
+}
+
+
+@pytest.mark.parametrize("change", CODE.values(), ids=CODE.keys())
+def test_code_that_a_run_names_is_not_run(change, run, tmp_path, monkeypatch):
+    """The canary lies in the run, where its settings also lead Python."""
+    monkeypatch.chdir(run)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (run / "canary.py").write_text(f"open({str(tmp_path / 'sang')!r}, 'w')\nbuild = None\n")
+    given = yaml.safe_load((run / "config.yaml").read_text())
+    given["engine"]["working_dir"] = str(run)
+    for section, values in yaml.safe_load(change).items():
+        given[section] = (
+            given[section] | values if section in given and isinstance(values, dict) else values
+        )
+    (run / "config.yaml").write_text(yaml.safe_dump(given))
+    forge(run)
+    done = CliRunner().invoke(main, ["verify", str(run)])
+    assert done.exit_code == 2
+    assert done.output.startswith("error: ")
+    assert ":build is code" in done.output or "os:getcwd is code" in done.output
+    assert "--allow-code" in done.output
+    assert str(run) not in sys.path
+    assert not (tmp_path / "sang").exists()
+
+
+def test_code_that_is_allowed_is_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    own = tmp_path / "sum_of_updates.py"
+    own.write_text("def rule(updates, weights):\n    return weights @ updates\n")
+    run = fedsim.run(small(f"{own}:rule", train={"rounds": 1}), tmp_path / "run").path
+    with pytest.raises(NotPossible, match=r"algorithm .*sum_of_updates\.py:rule is code"):
+        verify(run)
+    assert verify(run, allow_code=True).verified
+
+
+@pytest.mark.parametrize(
+    "name", ["clients.csv", "models.csv", "summary.csv", "model.safetensors", "notes/here"]
+)
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_is_no_file_of_the_run_is_not_read(kind, name, run):
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "pipe" else path.symlink_to(__file__)
+    words = "a pipe, not a regular file" if kind == "pipe" else "a link that leads out of"
+    with pytest.raises(NotPossible, match=f"{name}: {words}"):
+        verify(run)

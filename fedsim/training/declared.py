@@ -1,0 +1,84 @@
+"""What env.json says of a verified run, beside what data, settings and this machine give."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedsim.core.errors import ConfigError
+from fedsim.core.reading import parse_json
+from fedsim.storage.run_dir import to_json
+from fedsim.training.environment import NUMERICAL, describe
+from fedsim.training.provenance import SHOWN, Provenance
+from fedsim.training.recorded import Difference
+from fedsim.training.rerun import Rerun
+
+FACTS = (
+    *("classes", "sites", "heldout_clients", "malicious_clients", "head_drawn_anew"),
+    *("weights_sha256", "frozen_sha256", "trace_sha256", "clients_sha256"),
+)
+"""Keys of env.json that follow from data, settings and files."""
+
+
+def described(again: Rerun) -> dict[str, Any]:
+    """What env.json would say now, as values of JSON."""
+    return parse_json(to_json(describe(again.setup) | dict(again.executor.environment)))
+
+
+def _parts(run: Path, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What env.json says of the run's beginning, and of each time that it went on."""
+    parts = [before, *before.get("resumed", [])]
+    for part in parts:
+        if not isinstance(part, dict) or not isinstance(part.get("packages", {}), dict):
+            raise ConfigError(f"{run / 'env.json'}: not what fedsim writes there")
+    return parts
+
+
+def others(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Processor and versions that are not those that the run was done with."""
+    told = []
+    for part in _parts(run, before):
+        for key in ("processor", "device"):
+            if key in part and key in now and part[key] != now[key]:
+                told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
+        for name, version in part.get("packages", {}).items():
+            if name in NUMERICAL and now["packages"].get(name) != version:
+                told.append(f"{name} {now['packages'].get(name)} instead of {version}")
+    return "; ".join(dict.fromkeys(told))
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
+
+
+def compare_facts(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """What env.json says of classes, clients, files and code with what data and settings give."""
+    for part in (before, *before.get("resumed", [])):
+        for key in FACTS:
+            if key in part and part[key] != now.get(key):
+                raise Difference(f"env.json, {key}", _short(part[key]), _short(now.get(key)))
+    code = now.get("code", {})
+    for role, each in Provenance.read(run).code.items():
+        if role != "executor" and each.name != code.get(role, {}).get("name"):
+            raise Difference(f"env.json, code of the {role}", each.name, "what config.yaml names")
+
+
+def _short(value: object) -> str:
+    return reprlib.repr(value) if value is not None else "nothing"
+
+
+def undeclared(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """What env.json does not say, and could be compared."""
+    if not before:
+        yield "env.json is missing: processor, versions, code and data"
+        return
+    wanted = ("processor", "packages", "data", *(("code",) if now.get("code") else ()), *FACTS)
+    for key in wanted:
+        if key in now and key not in before:
+            yield f"env.json does not say {key!r}"
+    last = {**before, **(before.get("resumed") or [{}])[-1]}
+    for key in ("fedsim", "git_commit"):
+        if last.get(key) != now[key]:
+            yield f"{key} {str(last.get(key))[:SHOWN]} in env.json, {str(now[key])[:SHOWN]} here"
