@@ -33,7 +33,7 @@ from .layout import Table
 from .overview import Descriptions
 from .paired import TESTS, Kind, Test
 from .panels import settings_by
-from .runs import find, group, summaries, unit_among
+from .runs import default_by, find, group, summaries, unit_among
 from .scores import ALL, SCORES, TAKES
 from .units import ExperimentalUnit
 
@@ -42,9 +42,10 @@ runs_argument = click.argument(
     "dirs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 by_option = click.option(
-    "--by", multiple=True, default=(LABEL,), show_default=True, metavar="COLUMN",
+    "--by", multiple=True, metavar="COLUMN",
     help="Column of summary.csv that distinguishes the groups: label is the name given in a grid, "
-    "else the method; algorithm includes its server and margin. Repeatable.",
+    "else the method; algorithm includes its server and margin. Repeatable; unset: label, and the "
+    "settings in which runs of one label, or runs without a name, differ.",
 )  # fmt: skip
 baseline_option = click.option(
     "--baseline", metavar="METHOD",
@@ -117,6 +118,7 @@ def curves_command(
       fedsim curves runs/ --by algorithm --by alpha --metric loss --out loss.pdf
     """
     runs, _ = _summaries(dirs)
+    by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
@@ -218,6 +220,7 @@ def table_command(
     if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
         raise AnalysisError(f"--label {label}: a label has letters, digits and : . _ - only")
     runs, unfinished = _summaries(dirs)
+    by = _grouping(runs, by, unit, *([columns] if columns else ()))
     made = []
     for metric in metrics:
         own = tables.make(metric, runs, by, columns, baseline, paired, takes, unit)
@@ -267,7 +270,7 @@ def report_command(
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
         given = (baseline, unit, tuple(by), tuple(metrics))
-        if given != (None, "seed", (LABEL,), ("accuracy",)):
+        if given != (None, "seed", (), ("accuracy",)):
             raise AnalysisError(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"
@@ -357,6 +360,7 @@ def ranks_command(
     """
     _check_outs(outs)
     runs, unfinished = _summaries(dirs)
+    by = _grouping(runs, by, unit)
     found = ranks.gather(runs, by, metric, take, unit)
     made = captions.left_out(ranks.tables(found), unfinished)
     _write(made, lambda: rank_figure.figure(found), outs)
@@ -414,6 +418,20 @@ def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]
     left_out = {UNFINISHED: unfinished}
     _tell(left_out)
     return summaries(finished), left_out
+
+
+def _grouping(
+    runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit, *columns: str
+) -> Sequence[str]:
+    """``--by``, by default that of :func:`default_by`, which is then said on standard error."""
+    if by:
+        return by
+    chosen = default_by(runs, unit, columns)
+    if len(chosen) > 1 + len(columns):
+        echo(
+            f"the runs differ: as with {' '.join(f'--by {column}' for column in chosen)}", err=True
+        )
+    return chosen
 
 
 def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:

@@ -37,10 +37,9 @@ from . import (
     updates,
 )  # fmt: skip
 from .files import client_names
-from .labels import LABEL
 from .overview import Descriptions
 from .panels import Absent, Drawing, Facets, facets, settings_by, unit_of
-from .runs import Group, find, first_run, group, summaries, unit_among
+from .runs import Group, default_by, find, first_run, group, summaries, unit_among
 from .scores import SCORES, TAKES, completed
 from .units import ExperimentalUnit
 from .variance import with_variances
@@ -87,7 +86,7 @@ class Written:
 def write(
     dirs: Sequence[Path],
     out: Path,
-    by: Sequence[str] = (LABEL,),
+    by: Sequence[str] = (),
     baseline: str | None = None,
     title: str | None = None,
     descriptions: Descriptions | None = None,
@@ -97,7 +96,8 @@ def write(
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
-    columns ``by`` of summary.csv distinguish the groups; settings among them become panels. The
+    columns ``by`` of summary.csv distinguish the groups (none: those of
+    :func:`analysis.runs.default_by`); settings among them become panels. The
     ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads. ``unit`` is what
     the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
 
@@ -109,6 +109,7 @@ def write(
     finished, unfinished = find(dirs)
     runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
     without = {captions.UNFINISHED: unfinished}
+    by = by or default_by(runs, unit)
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
     settings = settings_by(by, groups)

@@ -129,12 +129,15 @@ def test_one_method_with_two_hyperparameters_is_not_averaged(runs: Path) -> None
 
 def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> None:
     for seed, (form, order) in enumerate((("None", "None"), ("None", "random"), ("", ""))):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, order=order)
-    with pytest.raises(AnalysisError, match=r"margin=None differ in order \(None, random\)"):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, **{"fedprox.order": order})
+    with pytest.raises(
+        AnalysisError, match=r"margin=None differ in fedprox.order \(None, random\)"
+    ):
         groups_of(runs)
-    labels = [g.label for g in groups_of(runs, "algorithm", "order")]
+    labels = [g.label for g in groups_of(runs, "algorithm", "fedprox.order")]
     assert labels[1:4] == [
-        "fedprox", "fedprox, margin=None, order=None", "fedprox, margin=None, order=random",
+        "fedprox", "fedprox, margin=None, fedprox.order=None",
+        "fedprox, margin=None, fedprox.order=random",
     ]  # fmt: skip
 
 
@@ -200,8 +203,8 @@ def test_values_that_are_nearly_equal_are_not_averaged(runs: Path) -> None:
 
 def test_many_values_are_not_all_named(runs: Path) -> None:
     for seed in range(12):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], mu=float(seed))
-    with pytest.raises(AnalysisError, match=r"mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], **{"fedprox.mu": float(seed)})
+    with pytest.raises(AnalysisError, match=r"fedprox.mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
         groups_of(runs)
 
 

@@ -670,12 +670,18 @@ METHODS = (
             ["fedavg, large", "fedavg, server=fedgh, large"],
         ),
         (METHODS + "  part: [IID: {data.alpha: 100.0}]\n", ["Mine", "FedAvg"]),
-        ("  part: [one: {data.alpha: 1.0, fedavg.weights: uniform}]\n", [None]),
+        ("  part: [one: {data.alpha: 1.0, fedavg.weights: uniform}]\n", ["one"]),
+        ("  how: [sync: {}, FedBuff: {clock.mode: async, train.rounds: 9}]\n", ["sync", "FedBuff"]),
+        (
+            "  algorithm: [fedavg]\n  how: [sync: {}, FedBuff: {clock.mode: async}]\n",
+            ["fedavg, sync", "fedavg, FedBuff"],
+        ),
         ("  method:\n  - Mine: {algorithm: fedavg, label: Ours}\n", ["Ours"]),
     ],
 )
 def test_named_rows_of_methods_are_the_labels(grid: str, labels: list[str | None]) -> None:
-    runs = runs_of(f"algorithm: fedavg\ngrid:\n{grid}")
+    clock = "clock: {samples_per_second: 9}\n" * ("clock.mode" in grid)
+    runs = runs_of(f"algorithm: fedavg\n{clock}grid:\n{grid}")
     assert [run.config.label for run in runs] == labels
 
 
