@@ -60,6 +60,10 @@ unit_option = click.option(
 figure_option = click.option(
     "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
 )
+curves_option = click.option(
+    "--out", type=FILE, default="curves.png", show_default=True,
+    help="Figure to write: .png, .pdf or .svg.",
+)  # fmt: skip
 
 
 class Commands(click.Group):
@@ -85,7 +89,7 @@ def main() -> None:
 
 @main.command("curves")
 @runs_argument
-@figure_option
+@curves_option
 @by_option
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),

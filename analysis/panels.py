@@ -223,7 +223,7 @@ def grid(
         for axes in places[len(panels) :]:
             axes.set_visible(False)
         if multiples or direct:
-            fig.supxlabel(note, color="#555555", fontsize=10)
+            fig.supxlabel(style.wrapped(note, 1.4 * width), color="#555555", fontsize=10)
         else:
             handles = [
                 Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)

@@ -114,7 +114,10 @@ def gather(
         every = {label: known.get(label, empty) for label in labels}
         for title, values in _blocks(setting, every, unit):
             lost = missing(values)
-            means = {label: units.finite(own).mean() for label, own in values.items()}
+            means = {
+                label: (own if units.infinite(own) else units.finite(own)).mean()
+                for label, own in values.items()
+            }
             rows[title] = {label: math.nan if lost[label] else means[label] for label in labels}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=labels, dtype=float)
     table = table[table.notna().any(axis=1)]

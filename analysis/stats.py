@@ -180,8 +180,12 @@ def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
 def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
     """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
-    See :func:`analysis.units.means`; values that are not finite are excluded.
+    See :func:`analysis.units.means`; values that are not finite are excluded, unless all are
+    infinite, as their mean then is.
     """
+    if units.infinite(values):
+        alike = of_runs(pd.Series(0.0, values.index), ratio)
+        return replace(alike, mean=math.inf, std=math.nan, half=math.nan)
     values = units.finite(values)
     plain = estimate(units.means(values).tolist(), ratio)
     if units.unit_of(values.index) == "seed":
@@ -279,7 +283,9 @@ def compared(
     for column, series in values.items():
         for label, own in series.items():
             theirs = other(label, series)
-            comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
+            comparison = None
+            if theirs not in (None, label) and not any(map(units.infinite, (own, series[theirs]))):
+                comparison = paired(own, series[theirs], test)
             estimate = of_runs(own, test.ratio)
             cell = Cell(row=label, column=column, estimate=estimate, comparison=comparison)
             made.append(replace(cell, missing=lacking[column, label]))
@@ -326,7 +332,10 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
     classes.
     """
     runs = {label: set(own.index) for label, own in values.items()}
-    valued = {label: set(units.finite(own).dropna().index) for label, own in values.items()}
+    valued = {
+        label: set((own if units.infinite(own) else units.finite(own)).dropna().index)
+        for label, own in values.items()
+    }
     if not runs:
         return {}
     nowhere = set.intersection(*(runs[label] - valued[label] for label in runs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from .panels import facets, settings_by
 from .runs import Group, group, known, order, unit_among
 from .scores import ALL, SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Values, cells, ranked
-from .units import COLUMNS, ExperimentalUnit
+from .units import COLUMNS, ExperimentalUnit, finite
 from .variance import with_variances
 from .words import say
 
@@ -154,6 +155,9 @@ def _check_test(test: Test, name: str, baseline: str | None) -> None:
 def _check_there(runs: pd.DataFrame, score: str) -> None:
     """Raises an AnalysisError if no run has the score, but for accuracy, which may be n/a."""
     columns = [scores.column(score, take) for take in TAKES]
+    private = score == "epsilon" and "dp.level" in runs and runs["dp.level"].notna().any()
+    if score in scores.EPSILONS and not private:
+        runs = runs.replace(math.inf, math.nan)
     if score != "accuracy" and runs[columns].isna().all(axis=None):
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
 
@@ -311,7 +315,7 @@ def _by_key(
         for key, part in frame.reset_index(keys).groupby(keys):
             of = result.setdefault(tuple(map(str, key)), {})
             for column in part.columns.difference(keys, sort=False):
-                of.setdefault(column, {})[label] = part[column]
+                of.setdefault(column, {})[label] = finite(part[column])
     return result
 
 

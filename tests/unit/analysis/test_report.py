@@ -313,7 +313,7 @@ def refused(result: Result, *parts: str) -> None:
 def test_runs_of_two_configs_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     write_run(tmp_path / "runs", "fedavg", 0, alpha=0.5)
     write_run(tmp_path / "runs", "fedavg", 1, alpha=0.1, rounds=4)
-    result = invoke(tmp_path / "runs", "--out", tmp_path / "r")
+    result = invoke(tmp_path / "runs", "--out", tmp_path / "r", "--by", "label")
     refused(result, "alpha (0.1, 0.5)", "rounds (4, 6)")
     assert not (tmp_path / "r").exists()
 
