@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.core.terminal import printable
 
 from . import series, style
-from .labels import LABEL, METHOD, text
+from .labels import LABEL, METHOD, NAMES, text
 from .runs import Group
 from .units import ExperimentalUnit
 from .words import say
@@ -448,10 +448,6 @@ def told_by_label(by_setting: Mapping[str, Mapping[str, Told]], told: Callable[[
 
 Facets = Mapping[str, Sequence[Group]]
 """Groups labelled by method, by setting such as ``alpha = 0.1``; "" is the key if not split."""
-NAMES = {
-    "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
-    "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
-}  # fmt: skip
 
 
 def settings_by(by: Sequence[str], groups: Sequence[Group]) -> list[str]:

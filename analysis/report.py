@@ -113,6 +113,8 @@ def write(
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
     settings = settings_by(by, groups)
+    if baseline is not None:
+        baseline = style.meant(baseline, [one.label for one in groups])
     final = tables.scored(groups, metrics[0], "final", baseline)
     split = facets(groups, settings)
     found = _sites(split)

@@ -14,7 +14,7 @@ from fedsim.core.columns import is_setting
 
 from . import AnalysisError, units
 from .files import read_table
-from .labels import LABEL, METHOD, labels, text, with_labels
+from .labels import LABEL, METHOD, NAMES, labels, text, with_labels
 from .style import TITLES
 from .units import PARTITION, ExperimentalUnit
 
@@ -29,6 +29,12 @@ _SECTIONS_OF_EXPERIMENT = (
 """Columns, and sections of them, in which compared runs must agree unless the user has named them
 or they are grouped by them. Methods may differ in the others, such as a learning rate tuned for
 each."""
+ALIASES = {
+    "data.name": "dataset", "model.name": "model", "data.num_clients": "num_clients",
+    "data.alpha": "alpha", "train.sample_rate": "sample_rate", "train.rounds": "rounds",
+    **{title: column for column, title in NAMES.items()},
+}  # fmt: skip
+"""Columns by their key in config.yaml, and by their name in figures."""
 NAMED = "named"
 """The column that says whether the user has named a run."""
 _EARLIER: dict[str, dict[str, Any]] = json.loads(
@@ -326,9 +332,9 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """``by`` in present columns, with ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
-    return list(
-        dict.fromkeys((*method, *(_EARLIER["renamed"].get(column, column) for column in by)))
-    )
+    names = _EARLIER["renamed"] | ALIASES
+    present = (c if c in table.columns else names.get(c, c) for c in by)
+    return list(dict.fromkeys((*method, *present)))
 
 
 def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: str) -> None:

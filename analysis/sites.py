@@ -91,6 +91,7 @@ def gather(groups: Sequence[Group], baseline: str | None = None, test: Test = T)
     own = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
     reference = next((label for label in own if label in by_label), None)
     if baseline is not None:
+        baseline = style.meant(baseline, by_label)
         if baseline not in by_label:
             raise AnalysisError(
                 f"baseline {baseline}: no accuracies by client; those that have them are "

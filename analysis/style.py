@@ -8,7 +8,7 @@ ten methods the line style tells them apart.
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,25 @@ def title(label: str) -> str:
     if rest.startswith(", server=") and server in TITLES:
         rest = f" + {TITLES[server]}{comma}{more}"
     return titles.get(name, "") + printable(rest)
+
+
+def meant(name: str, labels: Iterable[str]) -> str:
+    """The label, or the part of labels, that a name stands for; itself without one.
+
+    A name is meant as it is, as it is printed (:func:`title`), or in another case: of the labels
+    ``fedavg, alpha=0.1`` and ``fedprox, server=fedgh`` the names ``FedAvg`` and ``fedprox + fedgh``.
+    """
+    exact: dict[str, str] = {}
+    alike: dict[str, str] = {}
+    for label in labels:
+        parts = label.split(", ")
+        wholes = (", ".join(parts[:end]) for end in range(len(parts), 0, -1))
+        for part in (*wholes, *parts):
+            exact |= {part: part}
+            for shown in (title(part), part):
+                exact.setdefault(shown, part)
+                alike.setdefault(shown.casefold(), part)
+    return exact.get(name, alike.get(name.casefold(), name))
 
 
 def of_labels(labels: Sequence[int], known: Sequence[str] | None) -> list[str]:

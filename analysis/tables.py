@@ -9,9 +9,19 @@ from pathlib import Path
 
 import pandas as pd
 
-from . import AnalysisError, clients, pairs, participation, resplits, scores, series, sites
+from . import (
+    AnalysisError,
+    clients,
+    pairs,
+    participation,
+    resplits,
+    scores,
+    series,
+    sites,
+    style,
+)
 from .captions import comparisons, incomplete, signs, unit_words
-from .labels import LABEL, text
+from .labels import LABEL, labels, text
 from .layout import (
     NATS,
     NONE,
@@ -26,7 +36,7 @@ from .layout import (
 )
 from .paired import T, Test
 from .panels import facets, settings_by
-from .runs import Group, group, known, order, unit_among
+from .runs import Group, expanded, group, known, order, unit_among
 from .scores import ALL, SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Values, cells, ranked
 from .units import COLUMNS, ExperimentalUnit, finite
@@ -93,6 +103,12 @@ def make(
         )
     _check_test(test, name, baseline)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
+    if columns is not None:
+        (columns,) = expanded(runs, [columns])
+    if baseline is not None:
+        rows = [column for column in expanded(runs, by) if column != columns]
+        known(runs, rows)
+        baseline = style.meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
         test = replace(test, ratio=resplits.ratio(runs, unit))

@@ -43,10 +43,10 @@ from fedsim.training.environment import check_begun, describe, made, other_versi
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
-from fedsim.training.privacy import line_of_samples
+from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import context, run_round
-from fedsim.training.setup import Setup, make_executor, prepare, start_of
+from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
@@ -280,7 +280,10 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup, start = start_of(prepare(config))
+    setup = prepare(config)
+    check_effects(setup)
+    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
+    setup, start = start_of(setup)
     followers = Callbacks(callbacks)
     with closing(make_executor(setup, session)) as executor, closing(followers):
         store = RunWriter.create(path)
