@@ -200,10 +200,12 @@ def figure(
 
 
 def drawings(
-    rounds: Rounds, score: str = "accuracy", unit: ExperimentalUnit = "seed"
-) -> Iterator[Drawing | Absent]:
+    rounds: Rounds, score: str = "accuracy", unit: ExperimentalUnit = "seed",
+    lines: Mapping[str, style.Line] | None = None,
+) -> Iterator[Drawing | Absent]:  # fmt: skip
     """A score of the test part and the loss by round, one row of panels per setting.
 
+    ``lines`` are by label, by default those of :func:`analysis.style.lines`.
     With few methods they are one figure, else small multiples of each.
     """
     metrics = list(dict.fromkeys((f"test_{score}", "test_loss")))
@@ -219,7 +221,7 @@ def drawings(
     if not any(panel.curves for panel in every):
         yield panels.absent("curves")
         return
-    lines = style.lines([label for values in rounds.values() for label in values])
+    lines = lines or style.lines([label for values in rounds.values() for label in values])
     if all(len(panel.curves) <= panels.TOGETHER for panel in every):
         figure = panels.grid(every, 2, panels.panel_note(every), lines)
         yield _drawing("curves", say("curves.title"), every, figure)

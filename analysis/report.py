@@ -38,7 +38,7 @@ from . import (
 )  # fmt: skip
 from .files import client_names
 from .overview import Descriptions
-from .panels import Absent, Drawing, Facets, facets, settings_by, unit_of
+from .panels import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
 from .runs import Group, default_by, find, first_run, group, summaries, unit_among
 from .scores import SCORES, TAKES, completed
 from .units import ExperimentalUnit
@@ -225,8 +225,9 @@ def _drawings(
     if f"test_{score}" not in columns:
         columns = (*columns, f"test_{score}")
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
+    lines = facet_lines(split)
     yield "headline", headline.draw(split, score)
-    for drawn in curves.drawings(rounds, score, groups[0].unit):
+    for drawn in curves.drawings(rounds, score, groups[0].unit, lines):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)
     for drawn in classes.by_class(split):
@@ -236,7 +237,7 @@ def _drawings(
     yield "terms", losses.by_round(split)
     yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
     yield "updates", participation.draw(split)
-    yield "updates", updates.agreement(rounds, groups[0].unit)
+    yield "updates", updates.agreement(rounds, groups[0].unit, lines)
     yield "updates", updates.cosines(split)
     for drawn in partition.drawings(groups):
         yield "data", drawn
