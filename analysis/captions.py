@@ -19,6 +19,8 @@ from .words import say, sentences
 
 UNFINISHED = "no summary.csv, the run has not finished"
 """Why a run is left out of every table."""
+REPEATED = "a later run is the same"
+"""Another reason."""
 NAMED = 3
 """A caption names at most this many runs that are left out."""
 

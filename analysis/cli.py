@@ -26,14 +26,14 @@ from . import (
     trials,
     units,
 )
-from .captions import UNFINISHED
+from .captions import REPEATED, UNFINISHED
 from .files import class_names, csv_text, read_partition
 from .labels import LABEL
 from .layout import Table
 from .overview import Descriptions
 from .paired import TESTS, Kind, Test
 from .panels import settings_by
-from .runs import default_by, find, group, summaries, unit_among
+from .runs import default_by, find, group, summaries, unit_among, without_repeats
 from .scores import ALL, SCORES, TAKES
 from .units import ExperimentalUnit
 
@@ -252,9 +252,9 @@ def table_command(
 @baseline_option
 @unit_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice(list(SCORES)), default=("accuracy",),
+    "--metric", "metrics", multiple=True, type=click.Choice(list(ALL)), default=("accuracy",),
     show_default=True, metavar="NAME",
-    help=f"Score of the test part that the page is about: {', '.join(SCORES)}. Repeatable: the "
+    help=f"Score that the page is about: {', '.join(ALL)}. Repeatable: the "
     "first one leads, the others have tables too. One table has all but the loss in any case.",
 )  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Heading of the page.")
@@ -417,11 +417,12 @@ def _write(made: Sequence[Table], draw: Callable[[], Figure], outs: Sequence[Pat
 
 
 def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]]]:
-    """The summaries of the finished runs, and the others, which are named on standard error."""
+    """The summaries of the finished runs, once each, and the others, named on standard error."""
     finished, unfinished = find(dirs)
-    left_out = {UNFINISHED: unfinished}
-    _tell(left_out)
-    return summaries(finished), left_out
+    _tell({UNFINISHED: unfinished})
+    runs, repeated = without_repeats(summaries(finished))
+    _tell({REPEATED: repeated})
+    return runs, {UNFINISHED: unfinished, REPEATED: repeated}
 
 
 def _grouping(
@@ -431,10 +432,9 @@ def _grouping(
     if by:
         return by
     chosen = default_by(runs, unit, columns)
-    if len(chosen) > 1 + len(columns):
-        echo(
-            f"the runs differ: as with {' '.join(f'--by {column}' for column in chosen)}", err=True
-        )
+    if differ := [column for column in chosen if column not in (LABEL, *columns)]:
+        by_all = " ".join(f"--by {column}" for column in chosen)
+        echo(f"the runs differ in {', '.join(differ)}: grouped as with {by_all}", err=True)
     return chosen
 
 

@@ -16,7 +16,7 @@ from . import AnalysisError, panels, style, units
 from .files import has_rows, read_table
 from .panels import Absent, Drawing, Panel, Rounds
 from .runs import Group
-from .scores import EPSILONS, OTHERS, epsilons
+from .scores import EPSILONS, OTHERS, epsilons, of_rounds
 from .series import per_unit
 from .stats import over_units
 from .units import ExperimentalUnit
@@ -208,7 +208,9 @@ def drawings(
     ``lines`` are by label, by default those of :func:`analysis.style.lines`.
     With few methods they are one figure, else small multiples of each.
     """
-    metrics = list(dict.fromkeys((f"test_{score}", "test_loss")))
+    there = {column for values in rounds.values() for frame in values.values() for column in frame}
+    first = of_rounds(score) if of_rounds(score) in there else "test_accuracy"
+    metrics = list(dict.fromkeys((first, "test_loss")))
     estimates = {
         title: {label: over_units(frame, ["round"]) for label, frame in values.items()}
         for title, values in rounds.items()

@@ -16,7 +16,7 @@ from .layout import COLLAPSE, Table, Unit
 from .paired import SIGNIFICANT, T
 from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
-from .scores import COLLAPSED, SCORES, by_run, counts, heading
+from .scores import ALL, COLLAPSED, by_run, counts, heading
 from .stats import Estimate, estimate
 from .words import listed, say, sentences
 
@@ -38,7 +38,7 @@ def findings(facets: Facets, score: str, baseline: str | None, compared: Table) 
     if len(facets) > MOST:
         told.append(say("findings.others", count=len(facets) - MOST))
     if baseline is not None:
-        told.append(_against(baseline, compared.data, SCORES[score].unit))
+        told.append(_against(baseline, compared.data, ALL[score].unit))
     told.append(_missing(facets, score))
     told.append(_collapsed(facets))
     return [text for text in told if text]
@@ -46,7 +46,7 @@ def findings(facets: Facets, score: str, baseline: str | None, compared: Table) 
 
 def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     """The best method under one setting, and which others it differs from."""
-    shown = SCORES[score]
+    shown = ALL[score]
     title = heading(score, "final")
     texts = {"title": title[0].lower() + title[1:], "where": f"{setting}: " * bool(setting)}
     values = by_run(groups, score, "final")
@@ -168,7 +168,7 @@ def _collapsed(facets: Facets) -> str:
 
 def draw(facets: Facets, score: str) -> Drawing:
     """Final scores: mean, interval and units, one row per method and a panel per setting."""
-    shown = SCORES[score]
+    shown = ALL[score]
     unit = unit_of(facets)
     over = "seeds on one partition" if unit == "seed" else "partitions"
     factor = shown.unit.factor
@@ -177,7 +177,7 @@ def draw(facets: Facets, score: str) -> Drawing:
         setting: {
             label: factor * units.means(own)
             for label, own in by_run(groups, score, "final").items()
-            if own.notna().any()
+            if units.finite(own).notna().any()
         }
         for setting, groups in facets.items()
     }

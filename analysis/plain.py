@@ -11,7 +11,7 @@ from pathlib import Path
 from . import stats, style, units
 from .panels import Facets, labels_in, unit_of
 from .runs import Group
-from .scores import SCORES, by_run, counts
+from .scores import ALL, by_run, counts
 from .sites import FIRST, TUNED, Sites, verdict
 from .stats import FEWEST
 from .words import listed, say, sentences
@@ -48,7 +48,7 @@ def _result(facets: Facets, score: str) -> str:
 
 def _best(setting: str, groups: Sequence[Group], score: str) -> str:
     """The best method under a setting, and whether chance can have made it so."""
-    shown = SCORES[score]
+    shown = ALL[score]
     values = by_run(groups, score, "final")
     order = stats.ranking(values, lowest=shown.lowest)
     where = f"{setting}: " * bool(setting)
@@ -109,7 +109,7 @@ def _federated(groups: Sequence[Group], score: str, sites: Sites) -> str | None:
     alone = {one.label for one in groups if set(one.runs["algorithm"]) <= set(FIRST)}
     labels = {label for label in sites.labels if not label.endswith(TUNED)} - alone
     values = {label: of for label, of in by_run(groups, score, "final").items() if label in labels}
-    order = stats.ranking(values, lowest=SCORES[score].lowest)
+    order = stats.ranking(values, lowest=ALL[score].lowest)
     return None if order is None else order.leader
 
 

@@ -39,8 +39,8 @@ from . import (
 from .files import client_names
 from .overview import Descriptions
 from .panels import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
-from .runs import Group, default_by, find, first_run, group, summaries, unit_among
-from .scores import SCORES, TAKES, completed
+from .runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
+from .scores import ALL, SCORES, TAKES, completed, of_rounds
 from .units import ExperimentalUnit
 from .variance import with_variances
 from .words import say
@@ -98,7 +98,7 @@ def write(
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
     columns ``by`` of summary.csv distinguish the groups (none: those of
     :func:`analysis.runs.default_by`); settings among them become panels. The
-    ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads. ``unit`` is what
+    ``metrics`` are keys of :data:`analysis.scores.ALL`; the first one leads. ``unit`` is what
     the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
 
     Raises:
@@ -107,8 +107,9 @@ def write(
     """
     _check(out)
     finished, unfinished = find(dirs)
-    runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
-    without = {captions.UNFINISHED: unfinished}
+    runs, repeated = without_repeats(summaries(finished))
+    runs = completed(runs, {*SCORES} - {"loss"} | {*metrics})
+    without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
     by = by or default_by(runs, unit)
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
@@ -218,12 +219,12 @@ def _drawings(
 ) -> Iterator[tuple[str, Drawing | Absent]]:
     """Yields the figures, each with the key of its section; one is in memory at a time.
 
-    ``score`` is shown first, a key of :data:`analysis.scores.SCORES`.
+    ``score`` is shown first, a key of :data:`analysis.scores.ALL`.
     """
     split = facets(groups, settings)
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
-    if f"test_{score}" not in columns:
-        columns = (*columns, f"test_{score}")
+    if not series.absent(groups, "rounds", [of_rounds(score)]):
+        columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
     yield "headline", headline.draw(split, score)
@@ -259,9 +260,9 @@ def _tables(
             cross = tables.crossed_score(
                 runs, by, settings[0], metric, take, baseline, unit=groups[0].unit
             )
-            yield from layout.with_differences([cross], SCORES[metric].unit)
+            yield from layout.with_differences([cross], ALL[metric].unit)
         made = tables.scored(groups, metric, take, baseline)
-        yield from with_variances([made], SCORES[metric].unit)
+        yield from with_variances([made], ALL[metric].unit)
     if pairs.has_pairs(runs, by):
         paired = [pairs.accuracies(runs, by, unit=groups[0].unit)]
         yield from layout.with_differences(with_variances(paired, layout.PERCENT), layout.PERCENT)

@@ -123,6 +123,16 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
     return with_labels(table.astype({column: float for column in RESULTS}))
 
 
+def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
+    """The runs of :func:`summaries` without those that a later one repeats, and these.
+
+    They have the same name, seed, settings and results: counted twice, they would be two seeds.
+    """
+    same = [*settings(table), units.SEED, LABEL, *RESULTS, *(c for c in [DATA] if c in table)]
+    repeated = table[same].map(text).duplicated(keep="last")
+    return table[~repeated], [Path(path) for path in table["path"][repeated]]
+
+
 def _uses(table: pd.DataFrame, section: str) -> pd.Series[bool]:
     """The runs whose settings have a section."""
     if section in _SECTIONS:

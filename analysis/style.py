@@ -173,7 +173,7 @@ def lines(labels: Sequence[str], methods: Mapping[str, str] = {}) -> dict[str, L
         name.casefold(): line for label, line in fixed.items() for name in (label, title(label))
     }
     own = {
-        label: fixed.get(methods[label]) if label in methods else names.get(label.casefold())
+        label: fixed.get(methods[label]) if label in methods else names.get(_stem(label))
         for label in labels
     }
     given: dict[str, Line] = {}
@@ -189,6 +189,12 @@ def lines(labels: Sequence[str], methods: Mapping[str, str] = {}) -> dict[str, L
             free = unused or [line for line in every if line not in given.values()] or every
             given[label] = free[0] if unused else free[len(given) % len(free)]
     return {label: given[label] for label in own}
+
+
+def _stem(label: str) -> str:
+    """A label without settings of the experiment, in small letters."""
+    parts = label.casefold().split(", ")
+    return ", ".join(p for p in parts if "=" not in p or p.startswith(("server=", "margin=")))
 
 
 @contextmanager
