@@ -93,6 +93,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep https://host/grid.yaml", ["argument: 'https://host/grid.yaml' given"]),
         ("predict simplecache::s3://b/run --out f.csv", ["argument: 'simplecache::s3://b/run'"]),
         ("run --gpu-price 2", ["--gpu-price: has no effect without --dry-run"]),
+        ("run --dry-run --gpu-price nan", ["--gpu-price: nan given; must be a finite number"]),
+        ("run --dry-run --gpu-price 1e400", ["--gpu-price: inf given; must be a finite number"]),
         ("sweep table2 --no-measure", ["--no-measure: has no effect without --dry-run"]),
         ("doctor --assume-gpus 2x", ["--assume-gpus", "'2x' given; must be such as 8, 2x8"]),
         ("run --lr fast", ["--lr: 'fast' given", "number"]),
