@@ -474,6 +474,14 @@ def test_lists_as_table_and_json(kind: str) -> None:
     assert wanted[kind] in names
 
 
+def test_list_alone_says_what_lists_there_are():
+    lines = fedsim("list").stdout.splitlines()
+    assert lines[0].split() == ["kind", "names"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "algorithms", "datasets", "models", "partitions", "presets",
+    ]  # fmt: skip
+
+
 def test_algorithms_are_listed_with_their_hyperparameters() -> None:
     rows = json.loads(fedsim("list", "algorithms", "--format", "json").stdout)
     assert {r["name"]: r for r in rows}["fedprox"]["hyperparameters"]["mu"] == 0.1
