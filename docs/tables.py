@@ -42,6 +42,10 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 - `label`: the name of the run, from `label` in its settings or its row in a grid; empty without
   one, but in the `summary.csv` and `aggregate.csv` of a sweep, which then have the method
 
+A column with a dot in its name is a setting, and so are `algorithm`, `dataset`, `model`,
+`num_clients`, `sample_rate`, `alpha`, `rounds`, `best_by`, `server` and those of the margin; every
+other column is an outcome (`fedsim/core/columns.py`).
+
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`
 (half-width of the 95 % interval, t distribution) of each of these numbers; `collapsed` is the
