@@ -101,6 +101,12 @@ class TrainingLoop:
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())
                 store.write_summary(summary, made(store.read_environment()))
+        rounds = store.read("rounds")
+        if (rounds["cohort_size"] <= rounds["dropped"]).all():
+            logger.warning(
+                "no client took part in any round, so that nothing was learned; see errors.csv, "
+                "clock.availability and clock.deadline"
+            )
         self.callbacks.end(summary)
         return RunStore(store.path)
 
