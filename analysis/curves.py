@@ -77,7 +77,9 @@ def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
     for run, path in runs.items():
         known = _values(Path(path), metric)
         if known.empty:
-            raise AnalysisError(f"{path}/rounds.csv: the column {metric} is empty")
+            told = f"{metric} is infinite, there is no noise"
+            told = told if metric in EPSILONS else f"the column {metric} is empty"
+            raise AnalysisError(f"{path}/rounds.csv: {told}")
         columns[run] = known.rolling(smooth, min_periods=1).mean()
     values = pd.DataFrame(columns).dropna().rename_axis(columns=list(units.COLUMNS[group.unit]))
     if values.empty:

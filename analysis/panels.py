@@ -297,10 +297,10 @@ def _draw(
 ) -> None:
     """A line over those of smaller rank, which are wider: they show where it covers them."""
     x = curve.index.to_numpy()
-    wider = min(count - 1 - rank, 4)
+    wider = min(count - 1 - rank, 3)
     axes.plot(
         x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
-        marker="o" if len(x) <= FEW else "", markersize=4 + wider, linewidth=1.6 + 1.2 * wider,
+        marker="o" if len(x) <= FEW else "", markersize=4 + wider, linewidth=1.6 + 0.9 * wider,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():
         axes.fill_between(
