@@ -234,18 +234,19 @@ def group(
 
 
 def default_by(
-    table: pd.DataFrame, unit: ExperimentalUnit = "seed", columns: Sequence[str] = ()
+    table: pd.DataFrame, unit: ExperimentalUnit | None = None, columns: Sequence[str] = ()
 ) -> list[str]:
     """The label, and further columns by which :func:`group` takes the runs; never the partition.
 
     They are settings that runs of one label, or runs without a name, differ in but must agree in,
-    and ``columns``, by which the runs are grouped in any case.
+    and ``columns``, by which the runs are grouped in any case. Without a ``unit`` it is the
+    partition where there are several.
     """
     by = expanded(table, [LABEL, *columns])
     known(table, by)
     while differ := [
         column
-        for runs, agreeing, _ in _checks(table, by, unit)
+        for runs, agreeing, _ in _checks(table, by, unit or "partition")
         for column in agreeing
         if column not in (PARTITION, DATA) and len(runs[column].drop_duplicates()) > 1
     ]:
