@@ -17,7 +17,7 @@ from .paired import SIGNIFICANT, T
 from .panels import Drawing, Facets, facet_lines, unit_of
 from .runs import Group
 from .scores import COLLAPSED, SCORES, by_run, counts, heading
-from .stats import Estimate, estimate
+from .stats import FEWEST, Estimate, estimate
 from .words import listed, say, sentences
 
 MOST = 6
@@ -88,7 +88,7 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     equal = [label for label in order.adjusted if label not in (*above, *below)]
     told = {f"significantly {side}": above, f"significantly {other}": below}
     if all(math.isnan(p) for p in order.adjusted.values()):
-        tests = say("leading.no_test", unit=best.unit)
+        tests = say("leading.no_test", unit=best.unit, fewest=FEWEST)
     elif not above and not below:
         tests = say("leading.equal")
     elif equal or below:
@@ -113,7 +113,7 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     different = tested[tested["p_holm"] < SIGNIFICANT]
     name = style.title(baseline)
     if not len(tested):
-        return say("against.untested", baseline=name, unit=data["unit"].iloc[0])
+        return say("against.untested", baseline=name, unit=data["unit"].iloc[0], fewest=FEWEST)
     names = [
         f"{row['method']} ({unit.number(row['difference'], '+')} {unit.of_differences}, "
         f"p {row['p_holm']:.2g})"
