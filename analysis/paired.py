@@ -33,8 +33,8 @@ FEWEST_BAYES = 5
 """The Bayesian test decides nothing over fewer units: n differences have the same sign by chance,
 one or the other, with probability 2 / 2^n."""
 FEWEST_EQUAL = 5
-"""Values that do not vary say that they never do from so many on: on a grid, such as accuracies of a
-hundred samples, fewer are alike by chance."""
+"""Values that do not vary say that they never do from so many on: on a grid, such as accuracies of
+a hundred samples, fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 

@@ -92,7 +92,7 @@ def write(
     title: str | None = None,
     descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",),
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 

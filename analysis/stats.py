@@ -199,8 +199,9 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
 
     Runs are common with the same seed, and the same partition where that is the unit; its value is
     then the mean difference of its common runs. A test needs :data:`FEWEST` common units and
-    differences that vary; else p is not available, so that nothing is marked significant. The interval of the difference is the t interval for all tests,
-    by the variance of the corrected test for that one. The Wilcoxon test drops differences of zero;
+    differences that vary; else p is not available, so that nothing is marked significant. The
+    interval of the difference is the t interval for all tests, by the variance of the corrected
+    test for that one. The Wilcoxon test drops differences of zero;
     over n units its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
     share a rank, see :func:`analysis.paired.signed_levels`.
     """

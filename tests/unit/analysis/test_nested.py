@@ -175,8 +175,11 @@ def test_detectable_differences_of_small_designs(n: int, level: float) -> None:
     assert power == pytest.approx(0.8, abs=1e-5)
 
 
-def test_runs_on_several_partitions_are_refused_without_a_unit(runs: Path) -> None:
-    done = invoke("table", runs)
+def test_partitions_are_the_unit_where_there_are_several(runs: Path) -> None:
+    unset, partition = (invoke("table", runs, *of) for of in ((), ("--unit", "partition")))
+    assert (unset.exit_code, unset.output) == (0, partition.output)
+    assert "Unit: the partition of the data" in unset.output
+    done = invoke("table", runs, "--unit", "seed")
     assert done.exit_code == 2
     assert done.output.count("\n") == 1
     assert "the runs differ in data.seed (0, 1, 2)" in done.output
