@@ -347,9 +347,10 @@ def ranks_command(
     """Mean ranks of methods over settings or partitions, and the critical difference.
 
     Methods are ranked within each block: a value of the settings in --by, or one partition under it
-    where the runs have several. Friedman's test and that of Iman and Davenport say whether the ranks
-    differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that lacks a
-    run of a block, such as one that diverged, is ranked last there and named in the caption.
+    where the runs have several. Friedman's test and that of Iman and Davenport say whether the
+    ranks differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that
+    lacks a run of a block, such as one that diverged, is ranked last there and named in the
+    caption.
 
     \b
       fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv

@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -38,6 +38,7 @@ from . import (
 )  # fmt: skip
 from .files import client_names
 from .labels import LABEL
+from .outcome import Outcome, outcome
 from .overview import Descriptions
 from .panels import Absent, Drawing, Facets, facets, settings_by, unit_of
 from .runs import Group, find, first_run, group, summaries, unit_among
@@ -112,16 +113,29 @@ def write(
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
     settings = settings_by(by, groups)
-    final = tables.scored(groups, metrics[0], "final", baseline)
     split = facets(groups, settings)
-    found = _sites(split)
-    whom = captions.left_out(sites.made(found), without) if found else []
+    found = _sites(split, metrics[0])
+    main = outcome(split, metrics[0], found)
+    compared = {"": tables.scored(groups, metrics[0], "final", baseline)}
+    if main.by_site:
+        compared = main.tables(baseline)
+    few = {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    whom = [*(compared.values() if main.by_site else ()), *(sites.made(few) if few else ())]
+    whom = captions.left_out(whom, without)
     made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
+    if main.by_site:
+        everybody = say("outcome.everybody", personal=main.personal)
+        made = [
+            replace(table, caption=f"{everybody} {table.caption}")
+            if table.name.startswith((*metrics, "scores"))
+            else table
+            for table in made
+        ]
     for folder in (out, out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
     absent = []
-    for part, drawn in _drawings(groups, settings, metrics[0]):
+    for part, drawn in _drawings(groups, settings, main):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
@@ -133,9 +147,9 @@ def write(
         tables=[methods, common, *whom, *made],
         title=title or overview.title(groups),
         lead=overview.lead(groups, baseline),
-        plain=plain.summary(split, metrics[0], found),
-        unknown=plain.unknown(split, unfinished),
-        findings=headline.findings(split, metrics[0], baseline, final),
+        plain=plain.summary(main),
+        unknown=plain.unknown(main, unfinished),
+        findings=headline.findings(main, baseline, compared),
         first=pictures.pop("headline"),
         sections=_sections(methods, common, whom, made, pictures, absent, unfinished),
     )
@@ -202,27 +216,26 @@ def _check(out: Path) -> None:
         )
 
 
-def _sites(split: Facets) -> dict[str, sites.Sites]:
-    """The accuracies by site of each setting that has them, where the sites can be listed."""
+def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
+    """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    found = sites.gathered(split)
-    return {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    return sites.gathered(split, score=score if score in sites.BY_SITE else "accuracy")
 
 
 def _drawings(
-    groups: Sequence[Group], settings: Sequence[str], score: str
+    groups: Sequence[Group], settings: Sequence[str], main: Outcome
 ) -> Iterator[tuple[str, Drawing | Absent]]:
     """Yields the figures, each with the key of its section; one is in memory at a time.
 
-    ``score`` is shown first, a key of :data:`analysis.scores.SCORES`.
+    The score that was asked for is shown first.
     """
-    split = facets(groups, settings)
+    split, score = main.facets, main.wanted
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
     if f"test_{score}" not in columns:
         columns = (*columns, f"test_{score}")
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
-    yield "headline", headline.draw(split, score)
+    yield "headline", headline.draw(main)
     for drawn in curves.drawings(rounds, score, groups[0].unit):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)

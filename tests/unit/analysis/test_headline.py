@@ -13,6 +13,7 @@ from matplotlib.collections import QuadMesh
 
 from analysis import AnalysisError, classes, clients, curves, headline, panels, series, style
 from analysis.files import class_names
+from analysis.outcome import outcome
 from analysis.panels import Panel
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
@@ -26,7 +27,7 @@ CLASSES = "round,label,support,recall,precision"
 def found(root: Path, baseline: str | None = None, score: str = "accuracy") -> list[str]:
     groups = group(completed(summaries(find([root])[0]), [score]))
     table = scored(groups, score, "final", baseline)
-    return headline.findings({"": groups}, score, baseline, table)
+    return headline.findings(outcome({"": groups}, score, {}), baseline, {"": table})
 
 
 def runs_of(root: Path, **accuracies: tuple[float, ...]) -> None:
@@ -134,19 +135,19 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
     for folder in tmp_path.glob("*"):
         rows(folder, "classes", CLASSES, "1,0,30,0.9,1", "1,1,10,0.4,1")
     groups = group(completed(summaries(find([tmp_path])[0]), ()))
-    shown = headline.draw({"": groups}, "accuracy")
+    shown = headline.draw(outcome({"": groups}, "accuracy", {}))
     (axes,) = shown.figure.axes
     seeds = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 2]
     assert [sorted(line.get_xdata()) for line in seeds[:2]] == [
         pytest.approx([50, 70]), pytest.approx([90, 98]),
     ]  # fmt: skip
-    assert [text.get_text() for text in axes.texts] == ["60", "94"]
+    assert [text.get_text() for text in axes.texts] == ["60.00", "94.00"]
     # 30 of 40 samples are of class 0
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [75]
     # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
     ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
     assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
-    assert "FedAvg 60, FedLD 94" in shown.alt
+    assert "FedAvg 60.00, FedLD 94.00" in shown.alt
 
 
 def test_many_methods_become_small_multiples(tmp_path: Path) -> None:
