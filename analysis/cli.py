@@ -206,7 +206,7 @@ def table_command(
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --metric sites
-      fedsim table runs/ --unit partition --baseline fedavg --test corrected --rope 0.01
+      fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
     """
     paired = Test(test, rope)
     _check(out, list(layout.FORMATS))
@@ -354,7 +354,7 @@ def ranks_command(
 
     \b
       fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv
-      fedsim ranks runs/study/runs --unit partition --metric balanced_accuracy
+      fedsim ranks runs/study/runs --metric balanced_accuracy
     """
     _check_outs(outs)
     runs, unfinished = _summaries(dirs)

@@ -242,7 +242,7 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
     if groups[0].unit == "partition" and not names:
         raise AnalysisError(
             f"{first}/partition.csv: clients without names are other ones on each partition; "
-            "compare them on one partition, without --unit partition"
+            "compare them on one partition (data.seed)"
         )
     columns = ["train_samples", "test_samples"]
     counted = series.by_run(groups[:1], "partition", columns, "client_id", reduced="sum")

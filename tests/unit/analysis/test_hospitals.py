@@ -189,10 +189,10 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("study", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("effects", EFFECTS)
-def test_sentences_figure_and_tables_agree(effects: str, seed: int, tmp_path: Path) -> None:
-    written(tmp_path, seed, EFFECTS[effects])
+def test_sentences_figure_and_tables_agree(effects: str, study: int, tmp_path: Path) -> None:
+    written(tmp_path, study, EFFECTS[effects])
     kinds = check(said_of(tmp_path), accuracies(tmp_path))
     if effects == "clear":
         assert ("north" in kinds["helps"], "east" in kinds["harms"]) == (True, True)

@@ -24,6 +24,7 @@ from analysis import (
     units,
 )  # fmt: skip
 from analysis.cli import main
+from analysis.outcome import outcome
 from analysis.panels import Drawing
 from analysis.runs import find, group, summaries, unit_among
 from fedsim.config import experiments
@@ -379,9 +380,10 @@ def test_figures_say_their_unit(many: Path) -> None:
     assert "Mean over 3 partitions of the data, bar: 95 % t interval over the partitions." in (
         by_group.caption
     )
-    first = headline.draw(found, "accuracy")
-    assert first.caption.endswith(
-        "mean, 95 % confidence interval over partitions, and each partition."
+    first = headline.draw(outcome(found, "accuracy", {}))
+    assert first.caption == (
+        "Final test accuracy, on the common test part: mean, 95 % confidence interval over "
+        "partitions, and each partition."
     )
 
 

@@ -258,7 +258,7 @@ def test_the_page_begins_with_what_was_found(page: Page, report: Path) -> None:
     assert not re.search(r"Holm|significant|p 0|detect|interval|±", plain)
     assert plain.count("<p>") == 3
     assert "Compared: FedAvg, FedLD and Principal aggregation only on digits, with 8" in plain
-    assert "too few times to tell" in plain
+    assert "too few partitions to tell" in plain
     assert "Whom it helps is not known" in plain
     assert "Not known" in plain
     assert start.count("<img") == 1

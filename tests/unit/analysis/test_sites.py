@@ -189,9 +189,12 @@ def test_clients_without_names_and_sites_of_the_same_name_are_told_apart(tmp_pat
     sites(tmp_path / "same", CLEAR, names=("eye", "eye", "ear"))
     levels, _ = make(tmp_path / "same")
     assert [row[0] for row in levels.rows] == ["eye (client 0)", "eye (client 1)", "ear"]
-    sites(tmp_path / "none", CLEAR, names=("", "", ""))
+    sites(tmp_path / "none", CLEAR, names=("", "", ""), unit="seed")
     levels, _ = make(tmp_path / "none")
     assert [row[0] for row in levels.rows] == ["client 0", "client 1", "client 2"]
+    sites(tmp_path / "drawn", CLEAR, names=("", "", ""))
+    with pytest.raises(AnalysisError, match="clients without names are other ones on each"):
+        make(tmp_path / "drawn")
 
 
 def test_runs_on_other_sites_are_refused(tmp_path: Path) -> None:
