@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from . import panels, series, stats, style, units
 from .captions import power_words
 from .layout import COLLAPSE, Table, Unit
-from .outcome import Outcome
+from .outcome import Outcome, named
 from .paired import SIGNIFICANT, T
 from .panels import Drawing, Facets
 from .runs import Group
@@ -94,7 +94,7 @@ def _leading(setting: str, of: Outcome) -> str:
         tests = say("leading.equal")
     elif equal or below:
         told[f"not significantly {side}"] = equal
-        parts = [f"{how} {listed([*map(style.title, of)])}" for how, of in told.items() if of]
+        parts = [f"{how} {named(labels)}" for how, labels in told.items() if labels]
         tests = f"; {', '.join(parts)}."
     else:
         tests = "."

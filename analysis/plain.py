@@ -81,7 +81,9 @@ def _best(setting: str, of: Outcome) -> str:
     if not order.adjusted:
         return say("plain.alone", **texts)
     few = min(len(units.means(own.dropna())) for own in values.values()) < FEWEST
-    if few or of.unit == "seed":
+    if of.unit == "seed":
+        return say("plain.one_partition_alone", **texts)
+    if few:
         return say("plain.too_few", **texts)
     if order.leads and not of.collapsed[setting].get(order.leader):
         return say("plain.leads", **texts)

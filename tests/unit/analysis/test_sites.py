@@ -247,8 +247,8 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     assert "Local; FedAvg; FedAvg, fine-tuned; on digits" in compared
     assert result == (
         "FedAvg, fine-tuned has the best accuracy on the participants' own test samples (90.00 %, "
-        "mean over the participants), but there are too few partitions to tell whether that is "
-        "more than chance."
+        "mean over the participants), but all runs share one division of the data: too few "
+        "partitions to tell whether that is more than its chance."
     )
     assert whom == (
         f"Whether any approach that trains together helps {NAMES[0]}, {NAMES[1]} and {NAMES[2]}, "
