@@ -69,11 +69,12 @@ Block = str | Picture | layout.Table | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page, with its anchor."""
+    """A section of the page, with its anchor, and whether it is open at first."""
 
     key: str
     title: str
     blocks: Sequence[Block]
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,9 @@ def write(
         unknown=plain.unknown(main, unfinished),
         findings=headline.findings(main, baseline, compared),
         first=pictures.pop("headline"),
-        sections=_sections(methods, common, whom, made, pictures, absent, unfinished),
+        sections=_sections(
+            methods, common, whom, made, pictures, absent, unfinished, by_site=main.by_site
+        ),
     )
     return Written(out / PAGE, unfinished, absent)
 
@@ -297,7 +300,7 @@ def _picture(drawn: Drawing, folder: Path) -> Picture:
 def _sections(
     methods: layout.Table, common: layout.Table, whom: Sequence[layout.Table],
     made: Sequence[layout.Table], pictures: Mapping[str, Sequence[Block]],
-    absent: Sequence[Absent], unfinished: Sequence[Path],
+    absent: Sequence[Absent], unfinished: Sequence[Path], *, by_site: bool,
 ) -> list[Section]:  # fmt: skip
     """The sections that have content, figures before tables."""
     once, shared = layout.explained_once(made)
@@ -308,7 +311,7 @@ def _sections(
         names = ", ".join(f"`{path}`" for path in unfinished)
         left_out.append(say("report.unfinished", names=names))
     parts: list[tuple[str, str, Sequence[Block]]] = [
-        ("sites", "Whom it helps", whom),
+        ("sites", "Whom it helps" if by_site else "Results by site", whom),
         ("results", "Results", [*([shared] if shared else []), *results]),
         ("accuracy", "Learning curves and clients", []),
         ("classes", "Classes", []),
@@ -320,7 +323,10 @@ def _sections(
         ("absent", "Left out", left_out),
         ("words", "Terms", [overview.TERMS]),
     ]
-    filled = [Section(key, name, [*pictures.get(key, []), *rest]) for key, name, rest in parts]
+    filled = [
+        Section(key, name, [*pictures.get(key, []), *rest], by_site and key == "sites")
+        for key, name, rest in parts
+    ]
     return [section for section in filled if section.blocks]
 
 

@@ -11,12 +11,24 @@ import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 
-from analysis import AnalysisError, classes, clients, curves, headline, panels, series, style
+from analysis import (
+    AnalysisError,
+    classes,
+    clients,
+    curves,
+    headline,
+    paired,
+    panels,
+    plain,
+    series,
+    style,
+)
 from analysis.files import class_names
 from analysis.outcome import outcome
 from analysis.panels import Panel
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
+from analysis.stats import FEWEST
 from analysis.tables import scored
 from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
 from tests.unit.analysis.test_figures import drawn
@@ -78,6 +90,22 @@ def test_one_comparison_and_none_that_can_be_tested(tmp_path: Path) -> None:
     caption = scored(groups, "accuracy", "final", "fedavg").caption
     assert "over the seeds that both have, with its 95 % t interval. p is not" in caption
     assert "0 comparison" not in caption
+
+
+@pytest.mark.parametrize("test", [paired.T, paired.Test("bayes", 0.001)])
+def test_two_seeds_are_bold_in_no_table_and_significant_in_no_sentence(
+    test: paired.Test, tmp_path: Path
+) -> None:
+    # differences 0.3000 and 0.3001: a t test over the two would have p 0.0001
+    runs_of(tmp_path, fedavg=(0.5, 0.51), fedld=(0.8, 0.8101))
+    groups = group(completed(summaries(find([tmp_path])[0]), ["accuracy"]))
+    table = scored(groups, "accuracy", "final", "fedavg", test)
+    assert not [cell for row in table.rows for cell in row if "**" in cell or "*" in cell]
+    assert f"Nothing is bold here: a test needs {FEWEST} seeds" in table.caption
+    if not test.bayes:
+        told = outcome({"": groups}, "accuracy", {})
+        assert "no test is possible" in headline.findings(told, None, {"": table})[0]
+        assert "too few partitions to tell" in plain.summary(told)[1]
 
 
 def test_equal_means_have_no_leader(tmp_path: Path) -> None:

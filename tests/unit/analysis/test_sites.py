@@ -141,6 +141,16 @@ def test_on_samples_that_are_the_same_for_all_nothing_helps(tmp_path: Path) -> N
     assert screen(tmp_path)[-1].startswith("Whom it helps is not known: that needs results on test")
 
 
+def test_headings_of_many_approaches_are_short(tmp_path: Path) -> None:
+    """So that the table fits a page; the caption says what ± is."""
+    methods = ("fedavg", "fedprox", "fedadam", "moon", "scaffold", "fedld")
+    sites(tmp_path, {"local": CLEAR["local"]} | dict.fromkeys(methods, CLEAR["fedavg"]))
+    levels, _ = make(tmp_path)
+    assert len(levels.head) == 10
+    assert not [head for head in levels.head if "CI" in head]
+    assert "±: half-width of the 95 % confidence interval" in levels.caption
+
+
 def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     for file in tmp_path.glob("*/final_clients.csv"):
