@@ -49,13 +49,13 @@ by_option = click.option(
 )  # fmt: skip
 baseline_option = click.option(
     "--baseline", metavar="METHOD",
-    help="Compare with this method, over common seeds, or partitions with '--unit partition'.",
+    help="Compare with this method, over common partitions of the data or seeds (--unit).",
 )  # fmt: skip
 unit_option = click.option(
-    "--unit", type=click.Choice(list(units.COLUMNS)), default="seed", show_default=True,
-    metavar="|".join(units.COLUMNS),
+    "--unit", type=click.Choice(list(units.COLUMNS)), metavar="|".join(units.COLUMNS),
     help="What intervals and tests are over: training seeds on one partition of the data, or "
-    "partitions (runs that differ in data.seed), each with the mean over its training seeds.",
+    "partitions (runs that differ in data.seed), each with the mean over its training seeds; "
+    "unset: partitions where there are several.",
 )  # fmt: skip
 figure_option = click.option(
     "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
@@ -110,7 +110,7 @@ def main() -> None:
 )  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
-    unit: ExperimentalUnit, smooth: int, x: curves.X,
+    unit: ExperimentalUnit | None, smooth: int, x: curves.X,
 ) -> None:  # fmt: skip
     """Learning curves per method: mean and 95 % interval over seeds or partitions.
 
@@ -196,13 +196,13 @@ main.add_command(heatmap_command, "partition")
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
-    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit,
+    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit | None,
     test: Kind, rope: float | None, caption: str | None, label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
     A number after ± is the half-width of the 95 % confidence interval of the mean over seeds, or
-    over partitions of the data with '--unit partition'. Bold is the best mean, where it differs
+    over partitions of the data where the runs have several. Bold is the best mean, where it differs
     significantly from each of the others. A dagger marks methods with a collapsed run, whose final
     model predicts one class only or has at most the balanced accuracy of chance. They are never
     bold, nor are methods that lack runs which others have; a note below the table names these.
@@ -212,7 +212,7 @@ def table_command(
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --metric sites
-      fedsim table runs/ --unit partition --baseline fedavg --test corrected --rope 0.01
+      fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
     """
     paired = Test(test, rope)
     _check(out, list(layout.FORMATS))
@@ -261,7 +261,7 @@ def table_command(
 @click.pass_obj
 def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
-    baseline: str | None, unit: ExperimentalUnit, metrics: Sequence[str], title: str | None,
+    baseline: str | None, unit: ExperimentalUnit | None, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
     """All tables and figures of the runs, and one HTML page that shows them.
 
@@ -274,7 +274,7 @@ def report_command(
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
         given = (baseline, unit, tuple(by), tuple(metrics))
-        if given != (None, "seed", (), ("accuracy",)):
+        if given != (None, None, (), ("accuracy",)):
             raise AnalysisError(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"
@@ -308,7 +308,7 @@ def report_command(
 @click.option("--out", type=FILE, help="CSV file for the chosen values.")
 def select_command(
     dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
-    unit: ExperimentalUnit, out: Path | None,
+    unit: ExperimentalUnit | None, out: Path | None,
 ) -> None:  # fmt: skip
     """Choose a hyperparameter by the best mean on the validation part.
 
@@ -348,19 +348,20 @@ outputs_option = click.option(
 @unit_option
 @outputs_option
 def ranks_command(
-    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit,
+    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit | None,
     outs: Sequence[Path],
 ) -> None:  # fmt: skip
     """Mean ranks of methods over settings or partitions, and the critical difference.
 
     Methods are ranked within each block: a value of the settings in --by, or one partition under it
-    with '--unit partition'. Friedman's test and that of Iman and Davenport say whether the ranks
-    differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that lacks a
-    run of a block, such as one that diverged, is ranked last there and named in the caption.
+    where the runs have several. Friedman's test and that of Iman and Davenport say whether the
+    ranks differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that
+    lacks a run of a block, such as one that diverged, is ranked last there and named in the
+    caption.
 
     \b
       fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv
-      fedsim ranks runs/study/runs --unit partition --metric balanced_accuracy
+      fedsim ranks runs/study/runs --metric balanced_accuracy
     """
     _check_outs(outs)
     runs, unfinished = _summaries(dirs)
@@ -379,7 +380,7 @@ def ranks_command(
 @unit_option
 @outputs_option
 def budget_command(
-    places: Sequence[str], metric: str | None, unit: ExperimentalUnit, outs: Sequence[Path]
+    places: Sequence[str], metric: str | None, unit: ExperimentalUnit | None, outs: Sequence[Path]
 ) -> None:
     """Expected test score of the best of k candidates, by the trials of searches.
 
@@ -393,7 +394,8 @@ def budget_command(
     """
     _check_outs(outs)
     found = budget.gather(places, metric)
-    _write([budget.table(found, unit)], lambda: budget.figure(found, unit), outs)
+    over = unit or "seed"
+    _write([budget.table(found, over)], lambda: budget.figure(found, over), outs)
 
 
 def _check_outs(outs: Sequence[Path]) -> None:
@@ -426,7 +428,7 @@ def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]
 
 
 def _grouping(
-    runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit, *columns: str
+    runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None, *columns: str
 ) -> Sequence[str]:
     """``--by``, by default that of :func:`default_by`, which is then said on standard error."""
     if by:

@@ -489,14 +489,14 @@ def unit_of(facets: Facets) -> ExperimentalUnit:
     return next((group.unit for groups in facets.values() for group in groups), "seed")
 
 
-def facet_lines(facets: Facets) -> dict[str, style.Line]:
+def facet_lines(facets: Facets, labels: Sequence[str] = ()) -> dict[str, style.Line]:
     """The line of each label, the same in all facets and figures, whichever groups have data."""
     methods = {
         group.label: str(computed(group.runs.iloc[:1]).iloc[0])
         for inside in facets.values()
         for group in inside
     }
-    return style.lines(labels_in(facets), methods)
+    return style.lines(labels or labels_in(facets), methods)
 
 
 def labels_in(facets: Facets) -> list[str]:

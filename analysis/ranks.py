@@ -87,7 +87,7 @@ class Ranks:
 
 def gather(
     runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str = "accuracy", take: str = "final",
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Ranks:  # fmt: skip
     """The ranks of methods over the settings in ``by`` and, as the unit, partitions.
 

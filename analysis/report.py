@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from . import (
     updates,
 )  # fmt: skip
 from .files import client_names
+from .outcome import Outcome, outcome
 from .overview import Descriptions
 from .panels import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
 from .runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
@@ -67,11 +68,12 @@ Block = str | Picture | layout.Table | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page, with its anchor."""
+    """A section of the page, with its anchor, and whether it is open at first."""
 
     key: str
     title: str
     blocks: Sequence[Block]
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def write(
     title: str | None = None,
     descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",),
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
@@ -116,16 +118,29 @@ def write(
     settings = settings_by(by, groups)
     if baseline is not None:
         baseline = style.meant(baseline, [one.label for one in groups])
-    final = tables.scored(groups, metrics[0], "final", baseline)
     split = facets(groups, settings)
-    found = _sites(split)
-    whom = captions.left_out(sites.made(found), without) if found else []
+    found = _sites(split, metrics[0])
+    main = outcome(split, metrics[0], found)
+    compared = {"": tables.scored(groups, metrics[0], "final", baseline)}
+    if main.by_site:
+        compared = main.tables(baseline)
+    few = {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    whom = [*(compared.values() if main.by_site else ()), *(sites.made(few) if few else ())]
+    whom = captions.left_out(whom, without)
     made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
+    if main.by_site:
+        everybody = say("outcome.everybody", personal=main.personal)
+        made = [
+            replace(table, caption=f"{everybody} {table.caption}")
+            if table.name.startswith((*metrics, "scores"))
+            else table
+            for table in made
+        ]
     for folder in (out, out / "figures"):
         folder.mkdir(parents=True, exist_ok=True)
     pictures: dict[str, list[Block]] = {}
     absent = []
-    for part, drawn in _drawings(groups, settings, metrics[0]):
+    for part, drawn in _drawings(groups, settings, main):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
@@ -137,11 +152,13 @@ def write(
         tables=[methods, common, *whom, *made],
         title=title or overview.title(groups),
         lead=overview.lead(groups, baseline),
-        plain=plain.summary(split, metrics[0], found),
-        unknown=plain.unknown(split, unfinished),
-        findings=headline.findings(split, metrics[0], baseline, final),
+        plain=plain.summary(main),
+        unknown=plain.unknown(main, unfinished),
+        findings=headline.findings(main, baseline, compared),
         first=pictures.pop("headline"),
-        sections=_sections(methods, common, whom, made, pictures, absent, unfinished),
+        sections=_sections(
+            methods, common, whom, made, pictures, absent, unfinished, by_site=main.by_site
+        ),
     )
     return Written(out / PAGE, unfinished, absent)
 
@@ -206,28 +223,27 @@ def _check(out: Path) -> None:
         )
 
 
-def _sites(split: Facets) -> dict[str, sites.Sites]:
-    """The accuracies by site of each setting that has them, where the sites can be listed."""
+def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
+    """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    found = sites.gathered(split)
-    return {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    return sites.gathered(split, score=score if score in sites.BY_SITE else "accuracy")
 
 
 def _drawings(
-    groups: Sequence[Group], settings: Sequence[str], score: str
+    groups: Sequence[Group], settings: Sequence[str], main: Outcome
 ) -> Iterator[tuple[str, Drawing | Absent]]:
     """Yields the figures, each with the key of its section; one is in memory at a time.
 
-    ``score`` is shown first, a key of :data:`analysis.scores.ALL`.
+    The score that was asked for is shown first.
     """
-    split = facets(groups, settings)
+    split, score = main.facets, main.wanted
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
     if not series.absent(groups, "rounds", [of_rounds(score)]):
         columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
     lines = facet_lines(split)
-    yield "headline", headline.draw(split, score)
+    yield "headline", headline.draw(main)
     for drawn in curves.drawings(rounds, score, groups[0].unit, lines):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)
@@ -289,7 +305,7 @@ def _picture(drawn: Drawing, folder: Path) -> Picture:
 def _sections(
     methods: layout.Table, common: layout.Table, whom: Sequence[layout.Table],
     made: Sequence[layout.Table], pictures: Mapping[str, Sequence[Block]],
-    absent: Sequence[Absent], unfinished: Sequence[Path],
+    absent: Sequence[Absent], unfinished: Sequence[Path], *, by_site: bool,
 ) -> list[Section]:  # fmt: skip
     """The sections that have content, figures before tables."""
     once, shared = layout.explained_once(made)
@@ -300,7 +316,7 @@ def _sections(
         names = ", ".join(f"`{path}`" for path in unfinished)
         left_out.append(say("report.unfinished", names=names))
     parts: list[tuple[str, str, Sequence[Block]]] = [
-        ("sites", "Whom it helps", whom),
+        ("sites", "Whom it helps" if by_site else "Results by site", whom),
         ("results", "Results", [*([shared] if shared else []), *results]),
         ("accuracy", "Learning curves and clients", []),
         ("classes", "Classes", []),
@@ -312,7 +328,10 @@ def _sections(
         ("absent", "Left out", left_out),
         ("words", "Terms", [overview.TERMS]),
     ]
-    filled = [Section(key, name, [*pictures.get(key, []), *rest]) for key, name, rest in parts]
+    filled = [
+        Section(key, name, [*pictures.get(key, []), *rest], by_site and key == "sites")
+        for key, name, rest in parts
+    ]
     return [section for section in filled if section.blocks]
 
 

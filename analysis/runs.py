@@ -161,12 +161,12 @@ def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def unit_among(
-    table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit
+    table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit | None
 ) -> ExperimentalUnit:
     """The unit of intervals and tests of runs of :func:`summaries` that are grouped by columns.
 
-    Partitions can be the ``wanted`` unit where a group has several of them; otherwise it is the
-    training seed.
+    Partitions are the unit where a group has several of them, unless seeds are ``wanted``; else it
+    is the training seed.
 
     Raises:
         AnalysisError: partitions are wanted, and are a column to group by, or a run does not say
@@ -176,6 +176,10 @@ def unit_among(
     known(table, by)
     if wanted == "seed":
         return "seed"
+    if wanted is None:
+        known_all = PARTITION in table and PARTITION not in by and table[PARTITION].notna().all()
+        repeats = known_all and units.repeats_partitions(table[PARTITION], labels(table, by))
+        return "partition" if repeats else "seed"
     if PARTITION in by:
         raise AnalysisError(
             f"--unit partition: the runs are grouped by {PARTITION}, so that each group has one "
@@ -363,7 +367,8 @@ def _same_data(table: pd.DataFrame, by: Sequence[str], options: tuple[str, ...])
     """Refuses runs of different data, unless they are grouped by what tells the data apart.
 
     Runs of earlier versions, which do not say what data they had, go with any. A function of the
-    user's may draw other data for each partition; fedsim's own readers do not.
+    user's may draw other data for each partition; fedsim's own readers do not: of a table, which
+    is scaled by each partition's training rows, the digest is that of its file.
     """
     if DATA not in table.columns or DATA in by:
         return

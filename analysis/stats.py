@@ -90,9 +90,14 @@ class Comparison:
 
     @property
     def doubt(self) -> float:
-        """By which methods are ranked: p, or one minus the probability of being the better one."""
+        """By which methods are ranked: p, or one minus the probability of being the better one.
+
+        NaN over so few units that the test decides nothing.
+        """
         if self.chances is None:
             return self.p
+        if self.difference.n < by_test.FEWEST_BAYES:
+            return math.nan
         lower, _, higher = self.chances
         return 1 - (higher if self.sign > 0 else lower)
 
@@ -197,9 +202,10 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
     """Compares two methods over their common runs; the values are indexed by run.
 
     Runs are common with the same seed, and the same partition where that is the unit; its value is
-    then the mean difference of its common runs. A test needs two common units and differences that
-    vary; else p is not available. The interval of the difference is the t interval for all tests,
-    by the variance of the corrected test for that one. The Wilcoxon test drops differences of zero;
+    then the mean difference of its common runs. A test needs :data:`FEWEST` common units and
+    differences that vary; else p is not available, so that nothing is marked significant. The
+    interval of the difference is the t interval for all tests, by the variance of the corrected
+    test for that one. The Wilcoxon test drops differences of zero;
     over n units its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
     share a rank, see :func:`analysis.paired.signed_levels`.
     """
@@ -225,7 +231,10 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
         others = levels[levels != 0]
         ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
         sign = sign if sign * ranks > 0 else 0
-    return replace(found, p=by_test.p_value(differences, levels, test), sign=sign)
+    found = replace(found, sign=sign)
+    if n < FEWEST:
+        return replace(found, reason=f"only {n} common {unit}s, a test takes {FEWEST}")
+    return replace(found, p=by_test.p_value(differences, levels, test))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -318,9 +327,10 @@ def _detectable(comparison: Comparison, level: float, test: Test) -> float:
     It is that of the t tests; for the Wilcoxon test there is none: its asymptotic efficiency says
     little about few units, where its p value may be unable to reach the level at all.
     """
-    if math.isnan(comparison.p) or test.kind == "wilcoxon":
-        return math.nan
     difference = comparison.difference
+    untested = math.isnan(comparison.p) and difference.n >= FEWEST
+    if untested or test.kind in ("wilcoxon", "bayes"):
+        return math.nan
     return units.detectable(difference.std, difference.n, level, test.ratio)
 
 

@@ -75,7 +75,7 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = ALIASES,
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
@@ -179,7 +179,7 @@ def _check_there(runs: pd.DataFrame, score: str) -> None:
 
 
 def runs_without(
-    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit = "seed"
+    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None = None
 ) -> dict[str, list[Path]]:
     """The runs that a table leaves out because they lack its file or rows in it, by the reason.
 

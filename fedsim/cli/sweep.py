@@ -195,5 +195,11 @@ def show_aggregate(
             row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)
     show(rows)
+    best, final = (table[f"{COLUMNS[head]}_mean"] for head in ("best %", "final %"))
+    if (best < final).any():
+        echo(
+            "best: in the round that is best on the validation part, where test accuracy may be "
+            "below that of the last round"
+        )
     if collapsed.any():
         echo("collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes")

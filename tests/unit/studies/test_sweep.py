@@ -631,6 +631,9 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
     assert lines[4].startswith(
         "collapsed: runs whose final balanced accuracy is at most that of chance"
     )
+    assert not [line for line in lines if line.startswith("best:")]
+    show_aggregate(table.assign(best_test_accuracy_mean=0.5), 100)
+    assert "best: in the round that is best on the validation part" in capsys.readouterr().out
     again = table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan])
     show_aggregate(again, 2)
     lines = capsys.readouterr().out.splitlines()
