@@ -13,12 +13,14 @@ from . import style
 from .layout import COLLAPSE, Table, Unit, data, unit_of
 from .paired import CERTAIN, DRAWS, FEWEST_BAYES, PRIOR, SIGNIFICANT, T, Test
 from .runs import conditions
-from .stats import Cell
+from .stats import FEWEST, Cell
 from .units import POWER, ExperimentalUnit
 from .words import say, sentences
 
 UNFINISHED = "no summary.csv, the run has not finished"
 """Why a run is left out of every table."""
+REPEATED = "a later run is the same"
+"""Another reason."""
 NAMED = 3
 """A caption names at most this many runs that are left out."""
 
@@ -49,7 +51,8 @@ def signs(shown: Sequence[Cell], test: Test, *, lowest: bool = False) -> str:
             len({conditions(cell.row) for cell in shown}) > 1
         )
         where += " among the methods with all runs" * any(cell.missing for cell in shown)
-        end = "" if several else f": a test needs two {unit}s"
+        enough = any(cell.estimate.n >= FEWEST for cell in shown)
+        end = "" if enough else f": a test needs {FEWEST} {unit}s"
         said += " " + sentences(
             say(
                 "caption.bold_bayes" if test.bayes else "caption.bold",

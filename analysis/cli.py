@@ -27,14 +27,14 @@ from . import (
     trials,
     units,
 )
-from .captions import UNFINISHED
+from .captions import REPEATED, UNFINISHED
 from .files import class_names, csv_text, read_partition
 from .labels import LABEL
 from .layout import Table
 from .overview import Descriptions
 from .paired import TESTS, Kind, Test
 from .panels import settings_by
-from .runs import find, group, summaries, unit_among
+from .runs import default_by, find, group, summaries, unit_among, without_repeats
 from .scores import ALL, SCORES, TAKES
 from .units import ExperimentalUnit
 
@@ -43,23 +43,28 @@ runs_argument = click.argument(
     "dirs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
 )
 by_option = click.option(
-    "--by", multiple=True, default=(LABEL,), show_default=True, metavar="COLUMN",
+    "--by", multiple=True, metavar="COLUMN",
     help="Column of summary.csv that distinguishes the groups: label is the name given in a grid, "
-    "else the method; algorithm includes its server and margin. Repeatable.",
+    "else the method; algorithm includes its server and margin. Repeatable; unset: label, and the "
+    "settings in which runs of one label, or runs without a name, differ.",
 )  # fmt: skip
 baseline_option = click.option(
     "--baseline", metavar="METHOD",
-    help="Compare with this method, over common seeds, or partitions with '--unit partition'.",
+    help="Compare with this method, over common partitions of the data or seeds (--unit).",
 )  # fmt: skip
 unit_option = click.option(
-    "--unit", type=click.Choice(list(units.COLUMNS)), default="seed", show_default=True,
-    metavar="|".join(units.COLUMNS),
+    "--unit", type=click.Choice(list(units.COLUMNS)), metavar="|".join(units.COLUMNS),
     help="What intervals and tests are over: training seeds on one partition of the data, or "
-    "partitions (runs that differ in data.seed), each with the mean over its training seeds.",
+    "partitions (runs that differ in data.seed), each with the mean over its training seeds; "
+    "unset: partitions where there are several.",
 )  # fmt: skip
 figure_option = click.option(
     "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
 )
+curves_option = click.option(
+    "--out", type=FILE, default="curves.png", show_default=True,
+    help="Figure to write: .png, .pdf or .svg.",
+)  # fmt: skip
 
 
 class Commands(click.Group):
@@ -85,7 +90,7 @@ def main() -> None:
 
 @main.command("curves")
 @runs_argument
-@figure_option
+@curves_option
 @by_option
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),
@@ -106,7 +111,7 @@ def main() -> None:
 )  # fmt: skip
 def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
-    unit: ExperimentalUnit, smooth: int, x: curves.X,
+    unit: ExperimentalUnit | None, smooth: int, x: curves.X,
 ) -> None:  # fmt: skip
     """Learning curves per method: mean and 95 % interval over seeds or partitions.
 
@@ -118,6 +123,7 @@ def curves_command(
       fedsim curves runs/ --by algorithm --by alpha --metric loss --out loss.pdf
     """
     runs, _ = _summaries(dirs)
+    by = _grouping(runs, by, unit)
     groups = group(runs, by, unit_among(runs, by, unit))
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
@@ -191,13 +197,13 @@ main.add_command(heatmap_command, "partition")
 )  # fmt: skip
 def table_command(
     dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
-    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit,
+    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit | None,
     test: Kind, rope: float | None, caption: str | None, label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
     A number after ± is the half-width of the 95 % confidence interval of the mean over seeds, or
-    over partitions of the data with '--unit partition'. Bold is the best mean, where it differs
+    over partitions of the data where the runs have several. Bold is the best mean, where it differs
     significantly from each of the others. A dagger marks methods with a collapsed run, whose final
     model predicts one class only or has at most the balanced accuracy of chance. They are never
     bold, nor are methods that lack runs which others have; a note below the table names these.
@@ -207,7 +213,7 @@ def table_command(
       fedsim table runs/ --by label --columns alpha --out table.tex
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --metric sites
-      fedsim table runs/ --unit partition --baseline fedavg --test corrected --rope 0.01
+      fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
     """
     paired = Test(test, rope)
     _check(out, list(layout.FORMATS))
@@ -219,6 +225,7 @@ def table_command(
     if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
         raise AnalysisError(f"--label {label}: a label has letters, digits and : . _ - only")
     runs, unfinished = _summaries(dirs)
+    by = _grouping(runs, by, unit, *([columns] if columns else ()))
     made = []
     for metric in metrics:
         own = tables.make(metric, runs, by, columns, baseline, paired, takes, unit)
@@ -246,16 +253,16 @@ def table_command(
 @baseline_option
 @unit_option
 @click.option(
-    "--metric", "metrics", multiple=True, type=click.Choice(list(SCORES)), default=("accuracy",),
+    "--metric", "metrics", multiple=True, type=click.Choice(list(ALL)), default=("accuracy",),
     show_default=True, metavar="NAME",
-    help=f"Score of the test part that the page is about: {', '.join(SCORES)}. Repeatable: the "
+    help=f"Score that the page is about: {', '.join(ALL)}. Repeatable: the "
     "first one leads, the others have tables too. One table has all but the loss in any case.",
 )  # fmt: skip
 @click.option("--title", metavar="TEXT", help="Heading of the page.")
 @click.pass_obj
 def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
-    baseline: str | None, unit: ExperimentalUnit, metrics: Sequence[str], title: str | None,
+    baseline: str | None, unit: ExperimentalUnit | None, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
     """All tables and figures of the runs, and one HTML page that shows them.
 
@@ -268,7 +275,7 @@ def report_command(
     """
     if len(dirs) == 1 and trials.is_search(dirs[0]):
         given = (baseline, unit, tuple(by), tuple(metrics))
-        if given != (None, "seed", (LABEL,), ("accuracy",)):
+        if given != (None, None, (), ("accuracy",)):
             raise AnalysisError(
                 f"{dirs[0]}: a search by fedsim tune; --by, --baseline, --unit and --metric are "
                 "for runs"
@@ -302,7 +309,7 @@ def report_command(
 @click.option("--out", type=FILE, help="CSV file for the chosen values.")
 def select_command(
     dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
-    unit: ExperimentalUnit, out: Path | None,
+    unit: ExperimentalUnit | None, out: Path | None,
 ) -> None:  # fmt: skip
     """Choose a hyperparameter by the best mean on the validation part.
 
@@ -342,22 +349,24 @@ outputs_option = click.option(
 @unit_option
 @outputs_option
 def ranks_command(
-    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit,
+    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit | None,
     outs: Sequence[Path],
 ) -> None:  # fmt: skip
     """Mean ranks of methods over settings or partitions, and the critical difference.
 
     Methods are ranked within each block: a value of the settings in --by, or one partition under it
-    with '--unit partition'. Friedman's test and that of Iman and Davenport say whether the ranks
-    differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that lacks a
-    run of a block, such as one that diverged, is ranked last there and named in the caption.
+    where the runs have several. Friedman's test and that of Iman and Davenport say whether the
+    ranks differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that
+    lacks a run of a block, such as one that diverged, is ranked last there and named in the
+    caption.
 
     \b
       fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv
-      fedsim ranks runs/study/runs --unit partition --metric balanced_accuracy
+      fedsim ranks runs/study/runs --metric balanced_accuracy
     """
     _check_outs(outs)
     runs, unfinished = _summaries(dirs)
+    by = _grouping(runs, by, unit)
     found = ranks.gather(runs, by, metric, take, unit)
     made = captions.left_out(ranks.tables(found), unfinished)
     _write(made, lambda: rank_figure.figure(found), outs)
@@ -372,7 +381,7 @@ def ranks_command(
 @unit_option
 @outputs_option
 def budget_command(
-    places: Sequence[str], metric: str | None, unit: ExperimentalUnit, outs: Sequence[Path]
+    places: Sequence[str], metric: str | None, unit: ExperimentalUnit | None, outs: Sequence[Path]
 ) -> None:
     """Expected test score of the best of k candidates, by the trials of searches.
 
@@ -386,7 +395,8 @@ def budget_command(
     """
     _check_outs(outs)
     found = budget.gather(places, metric)
-    _write([budget.table(found, unit)], lambda: budget.figure(found, unit), outs)
+    over = unit or "seed"
+    _write([budget.table(found, over)], lambda: budget.figure(found, over), outs)
 
 
 def _check_outs(outs: Sequence[Path]) -> None:
@@ -410,11 +420,25 @@ def _write(made: Sequence[Table], draw: Callable[[], Figure], outs: Sequence[Pat
 
 
 def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]]]:
-    """The summaries of the finished runs, and the others, which are named on standard error."""
+    """The summaries of the finished runs, once each, and the others, named on standard error."""
     finished, unfinished = find(dirs)
-    left_out = {UNFINISHED: unfinished}
-    _tell(left_out)
-    return summaries(finished), left_out
+    _tell({UNFINISHED: unfinished})
+    runs, repeated = without_repeats(summaries(finished))
+    _tell({REPEATED: repeated})
+    return runs, {UNFINISHED: unfinished, REPEATED: repeated}
+
+
+def _grouping(
+    runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None, *columns: str
+) -> Sequence[str]:
+    """``--by``, by default that of :func:`default_by`, which is then said on standard error."""
+    if by:
+        return by
+    chosen = default_by(runs, unit, columns)
+    if differ := [column for column in chosen if column not in (LABEL, *columns)]:
+        by_all = " ".join(f"--by {column}" for column in chosen)
+        echo(f"the runs differ in {', '.join(differ)}: grouped as with {by_all}", err=True)
+    return chosen
 
 
 def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:

@@ -43,8 +43,10 @@ MARKERS = ("o", "D", "s", "^", "v", "P", "X")
 DARK = "#444444"
 
 
-def last_accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
-    """By part of :data:`PARTS` and label each run's ``accuracy`` in its last rows of that part.
+def last_scores(
+    groups: Sequence[Group], score: str = "accuracy"
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """By part of :data:`PARTS` and label each run's ``score`` in its last rows of that part.
 
     Of a client with a model of its own, evaluations.csv has rows with the split ``test``. Where
     the common test part belongs to clients (sites, users), they are on the client's own samples:
@@ -54,7 +56,7 @@ def last_accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame
         Frames indexed by (*:data:`analysis.units.COLUMNS`, client_id), as of
         :func:`analysis.series.by_run`; labels without any value of a part are left out.
     """
-    columns = ["accuracy", "num_samples"]
+    columns = [score, "num_samples"]
     last = {
         part: series.by_run(
             groups, "evaluations", columns, "client_id", {"split": part}, take="last"
@@ -75,7 +77,7 @@ def last_accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame
         last["test"][label] = frame[~own]
         last["own_test"][label] = pd.concat([known, frame[new]])
     return {
-        part: {label: frame[["accuracy"]] for label, frame in of.items() if len(frame)}
+        part: {label: frame[[score]] for label, frame in of.items() if len(frame)}
         for part, of in last.items()
     }
 
@@ -133,7 +135,7 @@ def _accuracies(groups: Sequence[Group]) -> dict[str, dict[str, pd.DataFrame]]:
 
     return {
         part: {label: summed_up(frame) for label, frame in of.items()}
-        for part, of in last_accuracies(groups).items()
+        for part, of in last_scores(groups).items()
     }
 
 
@@ -241,7 +243,7 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
         raise AnalysisError(
             f"baseline {baseline}: nothing to compare with it; the runs are {'; '.join(labels)}"
         )
-    last = last_accuracies(groups)
+    last = last_scores(groups)
     values = {f"evaluated_{part}": _over_clients(last[part]) for part in EVALUATED}
     values |= {prefix: _of_summaries(groups, prefix) for prefix in FINAL}
     scored = series.by_run(groups, "final_clients", ["split"], (), {"held_out": 1}, reduced="first")
@@ -256,7 +258,7 @@ def spreads(groups: Sequence[Group], baseline: str | None = None, test: Test = T
 
 
 def _over_clients(accuracies: Mapping[str, pd.DataFrame]) -> Values:
-    """Each run's spread over its clients, from the accuracies of :func:`last_accuracies`."""
+    """Each run's spread over its clients, from the accuracies of :func:`last_scores`."""
     by_run = {
         label: frame["accuracy"].groupby(level=list(frame.index.names[:-1]))
         for label, frame in accuracies.items()

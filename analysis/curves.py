@@ -1,5 +1,7 @@
 """Learning curves: a metric of rounds.csv by round, mean and 95 % interval over units."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +13,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from . import AnalysisError, panels, style, units
-from .files import read_table
+from .files import has_rows, read_table
 from .panels import Absent, Drawing, Panel, Rounds
 from .runs import Group
+from .scores import EPSILONS, OTHERS, epsilons, of_rounds
 from .series import per_unit
 from .stats import over_units
 from .units import ExperimentalUnit
-from .words import say
+from .words import listed, say
 
 X = Literal["round", "seconds"]
 
@@ -72,16 +75,33 @@ def by_round(group: Group, metric: str, smooth: int = 1) -> pd.DataFrame:
     columns = {}
     runs = group.runs.set_index(list(units.COLUMNS[group.unit]))["path"]
     for run, path in runs.items():
-        file = Path(path) / "rounds.csv"
-        frame = read_table(file, numbers=("round", metric))
-        known = frame.set_index("round")[metric].dropna()
+        known = _values(Path(path), metric)
         if known.empty:
-            raise AnalysisError(f"{file}: the column {metric} is empty")
+            told = f"{metric} is infinite, there is no noise"
+            told = told if metric in EPSILONS else f"the column {metric} is empty"
+            raise AnalysisError(f"{path}/rounds.csv: {told}")
         columns[run] = known.rolling(smooth, min_periods=1).mean()
     values = pd.DataFrame(columns).dropna().rename_axis(columns=list(units.COLUMNS[group.unit]))
     if values.empty:
         raise AnalysisError(f"{group.label}: no round has {metric} in all {len(columns)} runs")
     return values
+
+
+def _values(run: Path, metric: str) -> pd.Series[float]:
+    """The finite values of a metric by round."""
+    if metric in EPSILONS:
+        values = epsilons(run, metric)
+        return values[values < math.inf]
+    frame = read_table(run / "rounds.csv", numbers=("round", metric))
+    return frame.set_index("round")[metric].dropna()
+
+
+def _has(group: Group, metric: str) -> bool:
+    """Whether a run of the group has the metric, which is not of all runs: an attack or noise."""
+    paths = [Path(path) for path in group.runs["path"]]
+    if metric in EPSILONS:
+        return any(len(_values(path, metric)) for path in paths)
+    return metric not in OTHERS or any(has_rows(p / "rounds.csv", [metric]) for p in paths)
 
 
 POINTS = 200
@@ -139,24 +159,40 @@ def figure(
         AnalysisError: see :func:`by_round`.
     """
     split = panels.facets(groups, settings)
-    shown = []
+    placed: list[Panel | None] = []
+    lacking: dict[str, list[str]] = {}
     for metric in metrics:
+        any_has = any(_has(one, metric) for one in groups)
         for title, inside in split.items():
+            there = [one for one in inside if not any_has or _has(one, metric)]
+            drawn = [one.label for one in there]
+            without = [style.title(one.label) for one in inside if one.label not in drawn]
+            names = [f"{name}, {title}" if title else name for name in without]
+            lacking.setdefault(metric, []).extend(names)
             of = by_round if x == "round" else by_seconds
-            values = {one.label: of(one, metric, smooth) for one in inside}
+            values = {one.label: of(one, metric, smooth) for one in there}
             estimates = {
                 label: over_units(per_unit(pd.DataFrame({metric: frame.T.stack()})), ["round"])
                 for label, frame in values.items()
             }
             made = _panel(metric, estimates, groups[0].unit, title)
-            shown.append(made if x == "round" else replace(made, x="Simulated seconds"))
-    note = panels.panel_note(shown)
+            made = made if x == "round" else replace(made, x="Simulated seconds")
+            placed.append(made if there else None)
+    shown = [panel for panel in placed if panel is not None]
+    note = "; ".join(
+        [panels.panel_note(shown)]
+        + [
+            f"without a finite {metric}: {listed(names)}"
+            for metric, names in lacking.items()
+            if names
+        ]
+    )
     if smooth > 1:
         note += f", moving mean of {smooth} evaluations"
     lines = panels.facet_lines(split)
     if len(split) > 1:
         columns = min(3, len(split))
-        rows = [shown[start : start + len(split)] for start in range(0, len(shown), len(split))]
+        rows = [placed[start : start + len(split)] for start in range(0, len(placed), len(split))]
         padded = [panel for row in rows for panel in (*row, *[None] * (-len(row) % columns))]
         return panels.grid(padded, columns, note, lines)
     arranged, columns = panels.multiples(shown)
@@ -166,13 +202,17 @@ def figure(
 
 
 def drawings(
-    rounds: Rounds, score: str = "accuracy", unit: ExperimentalUnit = "seed"
-) -> Iterator[Drawing | Absent]:
+    rounds: Rounds, score: str = "accuracy", unit: ExperimentalUnit = "seed",
+    lines: Mapping[str, style.Line] | None = None,
+) -> Iterator[Drawing | Absent]:  # fmt: skip
     """A score of the test part and the loss by round, one row of panels per setting.
 
+    ``lines`` are by label, by default those of :func:`analysis.style.lines`.
     With few methods they are one figure, else small multiples of each.
     """
-    metrics = list(dict.fromkeys((f"test_{score}", "test_loss")))
+    there = {column for values in rounds.values() for frame in values.values() for column in frame}
+    first = of_rounds(score) if of_rounds(score) in there else "test_accuracy"
+    metrics = list(dict.fromkeys((first, "test_loss")))
     estimates = {
         title: {label: over_units(frame, ["round"]) for label, frame in values.items()}
         for title, values in rounds.items()
@@ -185,7 +225,7 @@ def drawings(
     if not any(panel.curves for panel in every):
         yield panels.absent("curves")
         return
-    lines = style.lines([label for values in rounds.values() for label in values])
+    lines = lines or style.lines([label for values in rounds.values() for label in values])
     if all(len(panel.curves) <= panels.TOGETHER for panel in every):
         figure = panels.grid(every, 2, panels.panel_note(every), lines)
         yield _drawing("curves", say("curves.title"), every, figure)

@@ -13,11 +13,12 @@ from matplotlib.lines import Line2D
 from . import panels, series, stats, style, units
 from .captions import power_words
 from .layout import COLLAPSE, Table, Unit
+from .outcome import Outcome, named
 from .paired import SIGNIFICANT, T
-from .panels import Drawing, Facets, facet_lines, unit_of
+from .panels import Drawing, Facets, facet_lines
 from .runs import Group
-from .scores import COLLAPSED, SCORES, by_run, counts, heading
-from .stats import Estimate, estimate
+from .scores import COLLAPSED, counts
+from .stats import FEWEST, Estimate, estimate
 from .words import listed, say, sentences
 
 MOST = 6
@@ -28,28 +29,28 @@ GUESS = {
 """What a score of guessing is, in the legend."""
 
 
-def findings(facets: Facets, score: str, baseline: str | None, compared: Table) -> list[str]:
+def findings(of: Outcome, baseline: str | None, compared: Mapping[str, Table]) -> list[str]:
     """Sentences: the best method of each setting, the comparisons with the baseline, collapses.
 
-    ``compared`` is the table of the final scores. The runs of the groups are
-    :func:`analysis.scores.completed`.
+    ``compared`` are tables of the values that the outcome has, by setting.
     """
-    told = [_leading(title, groups, score) for title, groups in list(facets.items())[:MOST]]
-    if len(facets) > MOST:
-        told.append(say("findings.others", count=len(facets) - MOST))
+    told = [_leading(setting, of) for setting in list(of.values)[:MOST]]
+    if len(of.values) > MOST:
+        told.append(say("findings.others", count=len(of.values) - MOST))
     if baseline is not None:
-        told.append(_against(baseline, compared.data, SCORES[score].unit))
-    told.append(_missing(facets, score))
-    told.append(_collapsed(facets))
+        told += [
+            f"{setting}: " * bool(setting) + _against(baseline, table.data, of.shown.unit)
+            for setting, table in list(compared.items())[:MOST]
+        ]
+    told.append(_missing(of))
+    told.append(_collapsed(of.facets))
     return [text for text in told if text]
 
 
-def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
+def _leading(setting: str, of: Outcome) -> str:
     """The best method under one setting, and which others it differs from."""
-    shown = SCORES[score]
-    title = heading(score, "final")
-    texts = {"title": title[0].lower() + title[1:], "where": f"{setting}: " * bool(setting)}
-    values = by_run(groups, score, "final")
+    shown, values = of.shown, of.values[setting]
+    texts = {"title": of.title[0].lower() + of.title[1:], "where": f"{setting}: " * bool(setting)}
     order = stats.ranking(values, lowest=shown.lowest)
     if order is None:
         return say("leading.no_value", **texts)
@@ -77,7 +78,7 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
             "leading.tied", verb="have the same" if every else f"share the {texts['kind']}", **texts
         )
     side, other = ("below", "above") if shown.lowest else ("above", "below")
-    fallen = counts(groups).get(order.leader, 0)
+    fallen = of.collapsed[setting].get(order.leader, 0)
     if order.leads and not fallen:
         count = len(order.adjusted)
         others = "the other method" if count == 1 else f"each of the {count} others"
@@ -88,12 +89,12 @@ def _leading(setting: str, groups: Sequence[Group], score: str) -> str:
     equal = [label for label in order.adjusted if label not in (*above, *below)]
     told = {f"significantly {side}": above, f"significantly {other}": below}
     if all(math.isnan(p) for p in order.adjusted.values()):
-        tests = say("leading.no_test", unit=best.unit)
+        tests = say("leading.no_test", unit=best.unit, fewest=FEWEST)
     elif not above and not below:
         tests = say("leading.equal")
     elif equal or below:
         told[f"not significantly {side}"] = equal
-        parts = [f"{how} {listed([*map(style.title, of)])}" for how, of in told.items() if of]
+        parts = [f"{how} {named(labels)}" for how, labels in told.items() if labels]
         tests = f"; {', '.join(parts)}."
     else:
         tests = "."
@@ -113,7 +114,7 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     different = tested[tested["p_holm"] < SIGNIFICANT]
     name = style.title(baseline)
     if not len(tested):
-        return say("against.untested", baseline=name, unit=data["unit"].iloc[0])
+        return say("against.untested", baseline=name, unit=data["unit"].iloc[0], fewest=FEWEST)
     names = [
         f"{row['method']} ({unit.number(row['difference'], '+')} {unit.of_differences}, "
         f"p {row['p_holm']:.2g})"
@@ -130,11 +131,10 @@ def _against(baseline: str, data: pd.DataFrame, unit: Unit) -> str:
     return sentences(told, power_words(data, unit))
 
 
-def _lacking(facets: Facets, score: str) -> list[str]:
+def _lacking(of: Outcome) -> list[str]:
     """The groups that lack runs which others have: ``FedLD (2 of 3 runs)``."""
     texts = []
-    for setting, inside in facets.items():
-        values = by_run(inside, score, "final")
+    for setting, values in of.values.items():
         for label, count in stats.missing(values).items():
             if count:
                 runs = stats.of_runs(values[label]).runs
@@ -143,9 +143,9 @@ def _lacking(facets: Facets, score: str) -> list[str]:
     return texts
 
 
-def _missing(facets: Facets, score: str) -> str:
+def _missing(of: Outcome) -> str:
     """Which groups lack runs that others have; empty if none does."""
-    texts = _lacking(facets, score)
+    texts = _lacking(of)
     return say("findings.incomplete", names=listed(texts)) if texts else ""
 
 
@@ -166,26 +166,27 @@ def _collapsed(facets: Facets) -> str:
     return say("findings.no_collapse") if known else ""
 
 
-def draw(facets: Facets, score: str) -> Drawing:
+def draw(of: Outcome) -> Drawing:
     """Final scores: mean, interval and units, one row per method and a panel per setting."""
-    shown = SCORES[score]
-    unit = unit_of(facets)
+    shown, unit = of.shown, of.unit
     over = "seeds on one partition" if unit == "seed" else "partitions"
     factor = shown.unit.factor
     most = math.inf if shown.lowest else factor
     by_setting = {
         setting: {
             label: factor * units.means(own)
-            for label, own in by_run(groups, score, "final").items()
-            if own.notna().any()
+            for label, own in values.items()
+            if units.finite(own).notna().any()
         }
-        for setting, groups in facets.items()
+        for setting, values in of.values.items()
     }
-    labels = panels.labels_in(facets)
-    lines = facet_lines(facets)
-    lacking = "; ".join(_lacking(facets, score))
-    guesses = {setting: _guess(groups, score) for setting, groups in facets.items()}
-    title = heading(score, "final")
+    labels, lines = of.labels, facet_lines(of.facets, of.labels)
+    lacking = "; ".join(_lacking(of))
+    guesses = {
+        setting: None if of.by_site else _guess(groups, of.score)
+        for setting, groups in of.facets.items()
+    }
+    title = of.title
     grey: dict[str, Any] = {"color": "#444444", "linestyle": ""}
     handles = [
         Line2D([], [], **grey | {"linestyle": "-"}, marker="o"), Line2D([], [], **grey, marker="|")
@@ -197,33 +198,35 @@ def draw(facets: Facets, score: str) -> Drawing:
         axis = shown.unit.head(title)
         fig, places = panels.method_rows(list(by_setting), labels, axis, columns)
         for axes, (setting, values) in zip(places, by_setting.items(), strict=True):
-            fallen = counts(facets[setting])
+            fallen = of.collapsed[setting]
             for label, own in values.items():
                 row, colour = labels.index(label), lines[label].colour
-                _row(axes, own, row, colour, bool(fallen.get(label)), most)
+                _row(axes, own, row, colour, bool(fallen.get(label)), most, shown.unit.digits)
             guess = guesses[setting]
             if guess is not None:
                 axes.axvline(
                     factor * guess, color="#777777", linestyle=":", linewidth=1.2, zorder=1
                 )
             axes.margins(x=0.06)
-        if any(value for groups in facets.values() for value in counts(groups).values()):
+        if any(value for by_label in of.collapsed.values() for value in by_label.values()):
             handles.append(Line2D([], [], **grey, marker="o", markerfacecolor="white"))
             texts.append(f"{COLLAPSE} with collapsed runs")
         if any(guess is not None for guess in guesses.values()):
             handles.append(Line2D([], [], color="#777777", linestyle=":"))
-            texts.append(f"predicting {GUESS[score]}")
+            texts.append(f"predicting {GUESS[of.score]}")
         panels.legend(fig, handles, texts)
     return panels.drawing(
-        "headline", fig, title=title, over=over, unit=unit, axis=axis, told=_told(by_setting),
+        "headline", fig, title=title, part=of.part, over=over, unit=unit, axis=axis,
+        told=_told(by_setting, shown.unit.digits),
         lacking=f" {say('headline.lacking', names=lacking)}" if lacking else "",
         side="Left" if shown.lowest else "Right", test=T.title, level=SIGNIFICANT,
     )  # fmt: skip
 
 
 def _row(
-    axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, most: float
-) -> None:
+    axes: Axes, values: pd.Series[float], row: int, colour: str, fallen: bool, most: float,
+    digits: int,
+) -> None:  # fmt: skip
     """Mean with interval within 0..most, a tick for each unit, and the mean in figures.
 
     A mean outside, from a file that was edited, is an end of its interval.
@@ -239,7 +242,7 @@ def _row(
         markerfacecolor="white" if fallen else colour,
     )  # fmt: skip
     axes.annotate(
-        f"{own.mean:.3g}{COLLAPSE * fallen}", (own.mean, row), (0, 6),
+        f"{own.mean:.{digits}f}{COLLAPSE * fallen}", (own.mean, row), (0, 6),
         textcoords="offset points", ha="center", fontsize=9,
     )  # fmt: skip
 
@@ -259,10 +262,12 @@ def _guess(groups: Sequence[Group], score: str) -> float | None:
     return float(there.max() / there.sum()) if score == "accuracy" else 1 / len(there)
 
 
-def _told(by_setting: Mapping[str, Mapping[str, pd.Series[float]]]) -> str:
+def _told(by_setting: Mapping[str, Mapping[str, pd.Series[float]]], digits: int) -> str:
     told = []
     for setting, values in by_setting.items():
         means = {style.title(label): own.mean() for label, own in values.items()}
-        texts = [f"{label} {mean:.4g}" for label, mean in list(means.items())[: panels.SPOKEN]]
+        texts = [
+            f"{label} {mean:.{digits}f}" for label, mean in list(means.items())[: panels.SPOKEN]
+        ]
         told.append(f"{f'{setting}: ' * bool(setting)}{', '.join(texts)}")
     return "; ".join(told)

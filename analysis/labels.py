@@ -11,6 +11,11 @@ METHOD = ("algorithm", "server", "margin")
 """Columns that define a method: its clients, and what replaces its server rule or margin."""
 LABEL = "label"
 """The column with the names of runs."""
+NAMES = {
+    "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
+    "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
+}  # fmt: skip
+"""How figures call columns."""
 
 
 def with_labels(table: pd.DataFrame) -> pd.DataFrame:

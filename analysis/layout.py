@@ -53,6 +53,8 @@ class Unit:
     def number(self, value: float, sign: str = "") -> str:
         """The formatted value; ``sign="+"`` also marks positive ones."""
         shown = round(self.factor * value, self.digits) + 0.0
+        if value == math.inf:
+            return "infinity"
         return NONE if math.isnan(value) else f"{shown:{sign}.{self.digits}f}"
 
     def spread(self, estimate: Estimate, sign: str = "") -> str:

@@ -32,6 +32,9 @@ CERTAIN = 0.95
 FEWEST_BAYES = 5
 """The Bayesian test decides nothing over fewer units: n differences have the same sign by chance,
 one or the other, with probability 2 / 2^n."""
+FEWEST_EQUAL = 5
+"""Values that do not vary say that they never do from so many on: on a grid, such as accuracies of
+a hundred samples, fewer are alike by chance."""
 Verdict = Literal["", "lower", "practically equal", "higher", "not decidable", "incomplete"]
 WORDS: tuple[Verdict, Verdict, Verdict] = ("lower", "practically equal", "higher")
 
@@ -110,13 +113,12 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
 
     It is the larger of the p values of "below -rope" and "above rope" (Schuirmann, 1987). Of the
     t tests it is below 0.05 where the 90 % interval lies inside +-rope; the signed-rank test is
-    made of the differences shifted by rope. Differences that are equal up to ``rounding`` are
-    inside, or not, without a test. NaN for the Bayesian test, or without a rope.
+    made of the differences shifted by rope. Of differences that are equal up to ``rounding`` a t
+    test does not exist: from :data:`FEWEST_EQUAL` units on they are inside, or not; over fewer p is
+    1. NaN for the Bayesian test, or without a rope.
     """
     if test.rope is None or test.bayes:
         return math.nan
-    if np.ptp(differences) <= rounding:
-        return 0.0 if abs(differences.mean()) < test.rope else 1.0
     if test.kind == "wilcoxon":
         sides: list[tuple[float, Literal["greater", "less"]]] = [
             (test.rope, "greater"), (-test.rope, "less"),
@@ -127,6 +129,9 @@ def equivalence(differences: Floats, rounding: float, test: Test) -> float:
             for levels, side in ranked
         )
     mean, scale = float(differences.mean()), error(differences, test.ratio)
+    if np.ptp(differences) <= rounding:
+        scale = 0.0
+        mean += math.copysign(rounding, mean)  # a mean at the border is not inside
     return tost(mean, scale, len(differences) - 1, test.rope)
 
 
@@ -134,11 +139,11 @@ def tost(mean: float, scale: float, freedom: float, rope: float) -> float:
     """The p value of two one-sided t tests that a true mean is within +-rope.
 
     ``scale`` is the standard error of ``mean``, on so many degrees of ``freedom``; where it is 0
-    the mean is inside (0), or not (1), without a test.
+    the mean of :data:`FEWEST_EQUAL` values or more is inside (0), or else not (1), without a test.
     """
     margin = rope - abs(mean)
     if scale == 0:
-        return 0.0 if margin > 0 else 1.0
+        return 0.0 if margin > 0 and freedom >= FEWEST_EQUAL - 1 else 1.0
     return float(stats.t.sf(margin / scale, freedom))
 
 

@@ -88,10 +88,17 @@ def experiments(
         AnalysisError: see :func:`analysis.runs.group`.
     """
     known(table, keys)
-    rows = by_method(table, [column for column in by if column not in keys] or [LABEL])
+    columns = [column for column in by if column not in keys] or [LABEL]
+    rows = expanded(table, by_method(table, columns))
+    one_each = bool((computed(table).groupby(table[LABEL]).nunique() <= 1).all())
     heads = table[list(keys)].apply(_head, axis=1) if keys else pd.Series("", index=table.index)
+    names = labels(table, rows)
     return {
-        head: group(table[heads == head], rows, unit) for head in sorted(heads.unique(), key=order)
+        head: [
+            replace(one, label=names[one.runs.index[0]])
+            for one in group(table[heads == head], columns if one_each else rows, unit)
+        ]
+        for head in sorted(heads.unique(), key=order)
     }
 
 

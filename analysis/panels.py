@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from fedsim.core.terminal import printable
 
 from . import series, style
-from .labels import LABEL, METHOD, text
+from .labels import LABEL, METHOD, NAMES, computed, text
 from .runs import Group
 from .units import ExperimentalUnit
 from .words import say
@@ -209,9 +209,9 @@ def grid(
                 continue
             for curve in panel.behind.values():
                 axes.plot(curve.index, curve["mean"], color=GREY, linewidth=0.9, zorder=1.2)
-            for label, curve in panel.curves.items():
+            for rank, (label, curve) in enumerate(panel.curves.items()):
                 shown = clipped(curve, panel.possible)
-                _draw(axes, shown, looks[label], style.title(label), len(panel.curves))
+                _draw(axes, shown, looks[label], style.title(label), len(panel.curves), rank)
             _frame(axes, panel, titles[index])
             if direct or (multiples and len(panel.curves) > 1):
                 _label_ends(axes, panel, looks)
@@ -223,7 +223,7 @@ def grid(
         for axes in places[len(panels) :]:
             axes.set_visible(False)
         if multiples or direct:
-            fig.supxlabel(note, color="#555555", fontsize=10)
+            fig.supxlabel(style.wrapped(note, 1.4 * width), color="#555555", fontsize=10)
         else:
             handles = [
                 Line2D([], [], color=looks[label].colour, linestyle=looks[label].dashes)
@@ -292,11 +292,15 @@ def _fits(fig: Figure, labels: Sequence[str], rows: int) -> bool:
     return sum(int(column.max()) + 7 for column in columns) <= 11.5 * fig.get_figwidth()
 
 
-def _draw(axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, count: int) -> None:
+def _draw(
+    axes: Axes, curve: pd.DataFrame, line: style.Line, label: str, count: int, rank: int
+) -> None:
+    """A line over those of smaller rank, which are wider: they show where it covers them."""
     x = curve.index.to_numpy()
+    wider = min(count - 1 - rank, 3)
     axes.plot(
         x, curve["mean"], color=line.colour, linestyle=line.dashes, label=label,
-        marker="o" if len(x) <= FEW else "", markersize=4,
+        marker="o" if len(x) <= FEW else "", markersize=4 + wider, linewidth=1.6 + 0.9 * wider,
     )  # fmt: skip
     if np.isfinite(curve["low"]).any():
         axes.fill_between(
@@ -448,10 +452,6 @@ def told_by_label(by_setting: Mapping[str, Mapping[str, Told]], told: Callable[[
 
 Facets = Mapping[str, Sequence[Group]]
 """Groups labelled by method, by setting such as ``alpha = 0.1``; "" is the key if not split."""
-NAMES = {
-    "alpha": "\N{GREEK SMALL LETTER ALPHA}", "num_clients": "clients",
-    "sample_rate": "sampling rate", "dataset": "data", "data.partition": "partition",
-}  # fmt: skip
 
 
 def settings_by(by: Sequence[str], groups: Sequence[Group]) -> list[str]:
@@ -489,9 +489,14 @@ def unit_of(facets: Facets) -> ExperimentalUnit:
     return next((group.unit for groups in facets.values() for group in groups), "seed")
 
 
-def facet_lines(facets: Facets) -> dict[str, style.Line]:
+def facet_lines(facets: Facets, labels: Sequence[str] = ()) -> dict[str, style.Line]:
     """The line of each label, the same in all facets and figures, whichever groups have data."""
-    return style.lines(labels_in(facets))
+    methods = {
+        group.label: str(computed(group.runs.iloc[:1]).iloc[0])
+        for inside in facets.values()
+        for group in inside
+    }
+    return style.lines(labels or labels_in(facets), methods)
 
 
 def labels_in(facets: Facets) -> list[str]:

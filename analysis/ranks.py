@@ -87,7 +87,7 @@ class Ranks:
 
 def gather(
     runs: pd.DataFrame, by: Sequence[str] = (LABEL,), metric: str = "accuracy", take: str = "final",
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Ranks:  # fmt: skip
     """The ranks of methods over the settings in ``by`` and, as the unit, partitions.
 
@@ -114,7 +114,10 @@ def gather(
         every = {label: known.get(label, empty) for label in labels}
         for title, values in _blocks(setting, every, unit):
             lost = missing(values)
-            means = {label: units.finite(own).mean() for label, own in values.items()}
+            means = {
+                label: (own if units.infinite(own) else units.finite(own)).mean()
+                for label, own in values.items()
+            }
             rows[title] = {label: math.nan if lost[label] else means[label] for label in labels}
     table = pd.DataFrame.from_dict(rows, orient="index", columns=labels, dtype=float)
     table = table[table.notna().any(axis=1)]

@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -37,11 +37,11 @@ from . import (
     updates,
 )  # fmt: skip
 from .files import client_names
-from .labels import LABEL
+from .outcome import Outcome, outcome
 from .overview import Descriptions
-from .panels import Absent, Drawing, Facets, facets, settings_by, unit_of
-from .runs import Group, find, first_run, group, summaries, unit_among
-from .scores import SCORES, TAKES, completed
+from .panels import Absent, Drawing, Facets, facet_lines, facets, settings_by, unit_of
+from .runs import Group, default_by, find, first_run, group, summaries, unit_among, without_repeats
+from .scores import ALL, SCORES, TAKES, completed, of_rounds
 from .units import ExperimentalUnit
 from .variance import with_variances
 from .words import say
@@ -68,11 +68,12 @@ Block = str | Picture | layout.Table | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page, with its anchor."""
+    """A section of the page, with its anchor, and whether it is open at first."""
 
     key: str
     title: str
     blocks: Sequence[Block]
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,19 @@ class Written:
 def write(
     dirs: Sequence[Path],
     out: Path,
-    by: Sequence[str] = (LABEL,),
+    by: Sequence[str] = (),
     baseline: str | None = None,
     title: str | None = None,
     descriptions: Descriptions | None = None,
     metrics: Sequence[str] = ("accuracy",),
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Written:
     """Writes ``report.html``, ``figures/`` and ``tables/`` to a folder.
 
     ``out`` is a new or empty folder, or one with an earlier report, whose files are replaced. The
-    columns ``by`` of summary.csv distinguish the groups; settings among them become panels. The
-    ``metrics`` are keys of :data:`analysis.scores.SCORES`; the first one leads. ``unit`` is what
+    columns ``by`` of summary.csv distinguish the groups (none: those of
+    :func:`analysis.runs.default_by`); settings among them become panels. The
+    ``metrics`` are keys of :data:`analysis.scores.ALL`; the first one leads. ``unit`` is what
     the runs repeat; partitions where there are several, see :func:`analysis.runs.unit_among`.
 
     Raises:
@@ -107,20 +109,37 @@ def write(
     """
     _check(out)
     finished, unfinished = find(dirs)
-    runs = completed(summaries(finished), {*SCORES} - {"loss"} | {*metrics})
-    without = {captions.UNFINISHED: unfinished}
+    runs, repeated = without_repeats(summaries(finished))
+    runs = completed(runs, {*SCORES} - {"loss"} | {*metrics})
+    without = {captions.UNFINISHED: unfinished, captions.REPEATED: repeated}
+    by = by or default_by(runs, unit)
     unit = unit_among(runs, by, unit)
     groups = group(runs, by, unit)
     settings = settings_by(by, groups)
-    final = tables.scored(groups, metrics[0], "final", baseline)
+    if baseline is not None:
+        baseline = style.meant(baseline, [one.label for one in groups])
     split = facets(groups, settings)
-    found = _sites(split)
-    whom = captions.left_out(sites.made(found), without) if found else []
+    found = _sites(split, metrics[0])
+    main = outcome(split, metrics[0], found)
+    compared = {"": tables.scored(groups, metrics[0], "final", baseline)}
+    if main.by_site:
+        compared = main.tables(baseline)
+    few = {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    whom = [*(compared.values() if main.by_site else ()), *(sites.made(few) if few else ())]
+    whom = captions.left_out(whom, without)
     made = captions.left_out(_tables(runs, groups, by, settings, baseline, metrics), without)
+    if main.by_site:
+        everybody = say("outcome.everybody", personal=main.personal)
+        made = [
+            replace(table, caption=f"{everybody} {table.caption}")
+            if table.name.startswith((*metrics, "scores"))
+            else table
+            for table in made
+        ]
     pictures: dict[str, list[Block]] = {}
     contents: dict[str, bytes] = {}
     absent = []
-    for part, drawn in _drawings(groups, settings, metrics[0]):
+    for part, drawn in _drawings(groups, settings, main):
         if isinstance(drawn, Absent):
             absent.append(drawn)
         else:
@@ -133,11 +152,13 @@ def write(
         tables=[methods, common, *whom, *made],
         title=title or overview.title(groups),
         lead=overview.lead(groups, baseline),
-        plain=plain.summary(split, metrics[0], found),
-        unknown=plain.unknown(split, unfinished),
-        findings=headline.findings(split, metrics[0], baseline, final),
+        plain=plain.summary(main),
+        unknown=plain.unknown(main, unfinished),
+        findings=headline.findings(main, baseline, compared),
         first=pictures.pop("headline"),
-        sections=_sections(methods, common, whom, made, pictures, absent, unfinished),
+        sections=_sections(
+            methods, common, whom, made, pictures, absent, unfinished, by_site=main.by_site
+        ),
     )
     return Written(out / PAGE, unfinished, absent)
 
@@ -211,28 +232,28 @@ def _check(out: Path) -> None:
         )
 
 
-def _sites(split: Facets) -> dict[str, sites.Sites]:
-    """The accuracies by site of each setting that has them, where the sites can be listed."""
+def _sites(split: Facets, score: str) -> dict[str, sites.Sites]:
+    """The scores by site of each setting that has them, where sites can be told apart."""
     if unit_of(split) == "partition" and not client_names(first_run(next(iter(split.values())))):
         return {}
-    found = sites.gathered(split)
-    return {setting: of for setting, of in found.items() if len(of.names) <= LISTED}
+    return sites.gathered(split, score=score if score in sites.BY_SITE else "accuracy")
 
 
 def _drawings(
-    groups: Sequence[Group], settings: Sequence[str], score: str
+    groups: Sequence[Group], settings: Sequence[str], main: Outcome
 ) -> Iterator[tuple[str, Drawing | Absent]]:
     """Yields the figures, each with the key of its section; one is in memory at a time.
 
-    ``score`` is shown first, a key of :data:`analysis.scores.SCORES`.
+    The score that was asked for is shown first.
     """
-    split = facets(groups, settings)
+    split, score = main.facets, main.wanted
     columns = ALWAYS if series.absent(groups, "rounds", IF_PRESENT) else (*ALWAYS, *IF_PRESENT)
-    if f"test_{score}" not in columns:
-        columns = (*columns, f"test_{score}")
+    if not series.absent(groups, "rounds", [of_rounds(score)]):
+        columns = tuple(dict.fromkeys((*columns, of_rounds(score))))
     rounds = {t: series.values(inside, "rounds", columns) for t, inside in split.items()}
-    yield "headline", headline.draw(split, score)
-    for drawn in curves.drawings(rounds, score, groups[0].unit):
+    lines = facet_lines(split)
+    yield "headline", headline.draw(main)
+    for drawn in curves.drawings(rounds, score, groups[0].unit, lines):
         yield "accuracy", drawn
     yield "classes", classes.confusion(split)
     for drawn in classes.by_class(split):
@@ -242,7 +263,7 @@ def _drawings(
     yield "terms", losses.by_round(split)
     yield "terms", losses.by_alpha(facets(groups, [c for c in settings if c != "alpha"]))
     yield "updates", participation.draw(split)
-    yield "updates", updates.agreement(rounds, groups[0].unit)
+    yield "updates", updates.agreement(rounds, groups[0].unit, lines)
     yield "updates", updates.cosines(split)
     for drawn in partition.drawings(groups):
         yield "data", drawn
@@ -264,9 +285,9 @@ def _tables(
             cross = tables.crossed_score(
                 runs, by, settings[0], metric, take, baseline, unit=groups[0].unit
             )
-            yield from layout.with_differences([cross], SCORES[metric].unit)
+            yield from layout.with_differences([cross], ALL[metric].unit)
         made = tables.scored(groups, metric, take, baseline)
-        yield from with_variances([made], SCORES[metric].unit)
+        yield from with_variances([made], ALL[metric].unit)
     if pairs.has_pairs(runs, by):
         paired = [pairs.accuracies(runs, by, unit=groups[0].unit)]
         yield from layout.with_differences(with_variances(paired, layout.PERCENT), layout.PERCENT)
@@ -293,7 +314,7 @@ def _picture(drawn: Drawing, contents: dict[str, bytes]) -> Picture:
 def _sections(
     methods: layout.Table, common: layout.Table, whom: Sequence[layout.Table],
     made: Sequence[layout.Table], pictures: Mapping[str, Sequence[Block]],
-    absent: Sequence[Absent], unfinished: Sequence[Path],
+    absent: Sequence[Absent], unfinished: Sequence[Path], *, by_site: bool,
 ) -> list[Section]:  # fmt: skip
     """The sections that have content, figures before tables."""
     once, shared = layout.explained_once(made)
@@ -304,7 +325,7 @@ def _sections(
         names = ", ".join(f"`{path}`" for path in unfinished)
         left_out.append(say("report.unfinished", names=names))
     parts: list[tuple[str, str, Sequence[Block]]] = [
-        ("sites", "Whom it helps", whom),
+        ("sites", "Whom it helps" if by_site else "Results by site", whom),
         ("results", "Results", [*([shared] if shared else []), *results]),
         ("accuracy", "Learning curves and clients", []),
         ("classes", "Classes", []),
@@ -316,7 +337,10 @@ def _sections(
         ("absent", "Left out", left_out),
         ("words", "Terms", [overview.TERMS]),
     ]
-    filled = [Section(key, name, [*pictures.get(key, []), *rest]) for key, name, rest in parts]
+    filled = [
+        Section(key, name, [*pictures.get(key, []), *rest], by_site and key == "sites")
+        for key, name, rest in parts
+    ]
     return [section for section in filled if section.blocks]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from fedsim.core.columns import is_setting
+
 from . import AnalysisError, units
 from .files import read_table
-from .labels import LABEL, METHOD, labels, text, with_labels
+from .labels import LABEL, METHOD, NAMES, labels, text, with_labels
 from .style import TITLES
 from .units import PARTITION, ExperimentalUnit
 
@@ -20,23 +22,21 @@ RESULTS = ("final_test_accuracy", "best_test_accuracy", "last10_test_accuracy")
 """The accuracies (0..1) of summary.csv."""
 DATA = "data_digest"
 """The column with the digest of samples, labels and class names; empty for generated data."""
-_SAME = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA)
-_SAME_SECTIONS = (
-    *("data.", "model", "evaluation.", "clock.", "async.", "attack.", "shortcut.", "synthetic."),
+_EXPERIMENT = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA)
+_SECTIONS_OF_EXPERIMENT = (
+    *("data", "model", "evaluation", "clock", "async", "attack", "shortcut", "synthetic"),
 )
-"""Columns (and prefixes of columns) in which compared runs must agree, unless they are grouped by
-them. Methods may differ in the others, such as a learning rate tuned for each."""
-_OUTCOMES = ("run_id", "seed", "path", "total_seconds", "best_round", LABEL)
-_IRRELEVANT = (
-    *("final_", "last10_", "best_test_", "best_val_", "client_test_", "downlink_", "uplink_"),
-    *("client_accuracy_", "collapsed", "own_test_accuracy_", "finetuned_accuracy_", "heldout_"),
-    *("target_accuracy", "rounds_to_", "seconds_to_", "simulated_seconds", "engine."),
-    *("train.threads", "evaluation.batch_size", "evaluation.decompose_", "evaluation.loss_matrix"),
-    *("evaluation.clients_every", "evaluation.cosines", "evaluation.target_accuracy"),
-    DATA,
-)
-"""Prefixes of columns that are outcomes, or on which no outcome depends (but for last bits), and
-of the digest of the data, which is compared otherwise."""
+"""Columns, and sections of them, in which compared runs must agree unless the user has named them
+or they are grouped by them. Methods may differ in the others, such as a learning rate tuned for
+each."""
+ALIASES = {
+    "data.name": "dataset", "model.name": "model", "data.num_clients": "num_clients",
+    "data.alpha": "alpha", "train.sample_rate": "sample_rate", "train.rounds": "rounds",
+    **{title: column for column, title in NAMES.items()},
+}  # fmt: skip
+"""Columns by their key in config.yaml, and by their name in figures."""
+NAMED = "named"
+"""The column that says whether the user has named a run."""
 _EARLIER: dict[str, dict[str, Any]] = json.loads(
     Path(__file__).with_name("earlier.json").read_text(encoding="utf-8")
 )
@@ -119,7 +119,18 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
             uses = _uses(table, str(column).partition(".")[0])
             lacking = table[column].isna() & table[_WITNESS].notna() & uses
             table[column] = table[column].mask(lacking, _EARLIER["missing"][column])
+    table[NAMED] = table[LABEL].notna() if LABEL in table else False
     return with_labels(table.astype({column: float for column in RESULTS}))
+
+
+def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
+    """The runs of :func:`summaries` without those that a later one repeats, and these.
+
+    They have the same name, seed, settings and results: counted twice, they would be two seeds.
+    """
+    same = [*settings(table), units.SEED, LABEL, *RESULTS, *(c for c in [DATA] if c in table)]
+    repeated = table[same].map(text).duplicated(keep="last")
+    return table[~repeated], [Path(path) for path in table["path"][repeated]]
 
 
 def _uses(table: pd.DataFrame, section: str) -> pd.Series[bool]:
@@ -150,12 +161,12 @@ def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def unit_among(
-    table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit
+    table: pd.DataFrame, by: Sequence[str], wanted: ExperimentalUnit | None
 ) -> ExperimentalUnit:
     """The unit of intervals and tests of runs of :func:`summaries` that are grouped by columns.
 
-    Partitions can be the ``wanted`` unit where a group has several of them; otherwise it is the
-    training seed.
+    Partitions are the unit where a group has several of them, unless seeds are ``wanted``; else it
+    is the training seed.
 
     Raises:
         AnalysisError: partitions are wanted, and are a column to group by, or a run does not say
@@ -165,6 +176,10 @@ def unit_among(
     known(table, by)
     if wanted == "seed":
         return "seed"
+    if wanted is None:
+        known_all = PARTITION in table and PARTITION not in by and table[PARTITION].notna().all()
+        repeats = known_all and units.repeats_partitions(table[PARTITION], labels(table, by))
+        return "partition" if repeats else "seed"
     if PARTITION in by:
         raise AnalysisError(
             f"--unit partition: the runs are grouped by {PARTITION}, so that each group has one "
@@ -191,8 +206,9 @@ def group(
     ``algorithm`` stands for all of :data:`METHOD`. Known methods come first, in the papers' order.
     A group's label is the run's label or algorithm if grouped by it, followed by ``column=value``
     for each of the other columns that the run has. The ``unit`` is that of :func:`unit_among`.
-    With partitions as the unit, the runs of one label may differ between partitions in settings
-    that methods may differ in, such as a learning rate that a study has tuned for each partition.
+    Grouped by label, runs that the user has named may differ from all others. With partitions as
+    the unit, the runs of one label may differ between partitions in settings that methods may
+    differ in, such as a learning rate that a study has tuned for each partition.
 
     Raises:
         AnalysisError: an unknown column, or runs that would be averaged or compared although
@@ -201,17 +217,15 @@ def group(
     by = expanded(table, by)
     known(table, by)
     repeated = units.COLUMNS[unit]
-    free = [column for column in settings(table) if column not in (*by, *repeated)]
-    options = tuple(f"{name}." for name in table.get("dataset", pd.Series(dtype=str)).unique())
-    _same(table, [c for c in free if _must_agree(c) or c.startswith(options)], by, "the runs")
-    _same_data(table, by, options)
+    for runs, columns, whose in _checks(table, by, unit):
+        _same(runs, columns, by, whose)
+    options = tuple(f"{name}." for name in _data_sets(table))
+    _same_data(table[~_named(table, by)], by, options)
     keys = labels(table, by)
     groups = []
     for name in sorted(keys.unique(), key=order):
         runs = table[keys == name].sort_values(list(repeated), kind="stable")
-        tuned = unit == "partition" and runs[LABEL].nunique() == 1
-        for _, part in runs.groupby(PARTITION) if tuned else [(None, runs)]:
-            _same(part, free, by, f"the runs of {name}")
+        _same_data(runs, by, options)
         twice = runs[runs.duplicated(list(repeated), keep=False)]
         if len(twice):
             first, second = twice["path"].iloc[:2]
@@ -221,6 +235,68 @@ def group(
             )
         groups.append(Group(name, runs, unit))
     return groups
+
+
+def default_by(
+    table: pd.DataFrame, unit: ExperimentalUnit | None = None, columns: Sequence[str] = ()
+) -> list[str]:
+    """The label, and further columns by which :func:`group` takes the runs; never the partition.
+
+    They are settings that runs of one label, or runs without a name, differ in but must agree in,
+    and ``columns``, by which the runs are grouped in any case. Without a ``unit`` it is the
+    partition where there are several.
+    """
+    by = expanded(table, [LABEL, *columns])
+    known(table, by)
+    while differ := [
+        column
+        for runs, agreeing, _ in _checks(table, by, unit or "partition")
+        for column in agreeing
+        if column not in (PARTITION, DATA) and len(runs[column].drop_duplicates()) > 1
+    ]:
+        by.append(differ[0])
+    return by
+
+
+def _checks(
+    table: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit
+) -> Iterator[tuple[pd.DataFrame, list[str], str]]:
+    """Runs, the columns in which they must agree when grouped by others, and who they are."""
+    free = [c for c in settings(table) if c not in (*by, *units.COLUMNS[unit])]
+    options = _data_sets(table)
+
+    def of_experiment(column: str) -> bool:
+        return _of_experiment(column) or column.partition(".")[0] in options
+
+    agreeing = [column for column in free if of_experiment(column)]
+    apart = [column for column in by if of_experiment(column)]
+    for part in _parts(table[~_named(table, by)], apart):
+        yield part, agreeing, "the runs"
+    keys = labels(table, by)
+    for name in sorted(keys.unique(), key=order):
+        runs = table[keys == name]
+        tuned = unit == "partition" and PARTITION in runs and runs[LABEL].nunique() == 1
+        for part in _parts(runs, [PARTITION]) if tuned else [runs]:
+            yield part, free, f"the runs of {name}"
+        yield runs, agreeing, f"the runs of {name}"
+
+
+def _named(table: pd.DataFrame, by: Sequence[str]) -> pd.Series[bool]:
+    """The runs whose group has a name that the user gave."""
+    return table.get(NAMED, pd.Series(False, table.index)) & (LABEL in by)
+
+
+def _data_sets(table: pd.DataFrame) -> list[str]:
+    """The data sets, which are the sections of their options."""
+    return [str(name) for name in table.get("dataset", pd.Series(dtype=str)).unique()]
+
+
+def _parts(table: pd.DataFrame, columns: Sequence[str]) -> list[pd.DataFrame]:
+    """The runs that agree in the columns, together."""
+    if not columns or table.empty:
+        return [table]
+    keys = table[list(columns)].apply(lambda row: tuple(map(text, row)), axis=1)
+    return [part for _, part in table.groupby(keys, sort=False)]
 
 
 def first_run(groups: Sequence[Group]) -> Path:
@@ -241,11 +317,7 @@ def known(table: pd.DataFrame, columns: Sequence[str]) -> None:
 
 def settings(table: pd.DataFrame) -> list[str]:
     """The columns of :func:`summaries` on which results depend, without the seed."""
-    return [
-        str(column)
-        for column in table.columns
-        if column not in _OUTCOMES and not str(column).startswith(_IRRELEVANT)
-    ]
+    return [str(column) for column in table.columns if is_setting(str(column))]
 
 
 def shared(groups: Sequence[Group]) -> dict[str, str]:
@@ -275,9 +347,9 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """``by`` in present columns, with ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
-    return list(
-        dict.fromkeys((*method, *(_EARLIER["renamed"].get(column, column) for column in by)))
-    )
+    names = _EARLIER["renamed"] | ALIASES
+    present = (c if c in table.columns else names.get(c, c) for c in by)
+    return list(dict.fromkeys((*method, *present)))
 
 
 def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: str) -> None:
@@ -295,7 +367,8 @@ def _same_data(table: pd.DataFrame, by: Sequence[str], options: tuple[str, ...])
     """Refuses runs of different data, unless they are grouped by what tells the data apart.
 
     Runs of earlier versions, which do not say what data they had, go with any. A function of the
-    user's may draw other data for each partition; fedsim's own readers do not.
+    user's may draw other data for each partition; fedsim's own readers do not: of a table, which
+    is scaled by each partition's training rows, the digest is that of its file.
     """
     if DATA not in table.columns or DATA in by:
         return
@@ -321,11 +394,11 @@ def shortened(texts: Sequence[str]) -> str:
 def conditions(label: str) -> str:
     """The settings in a label that runs must share to be ranked, such as ``alpha=0.1``."""
     parts = [part for part in label.split(", ") if "=" in part]
-    return ", ".join(part for part in parts if _must_agree(part.partition("=")[0]))
+    return ", ".join(part for part in parts if _of_experiment(part.partition("=")[0]))
 
 
-def _must_agree(column: str) -> bool:
-    return column in _SAME or column.startswith(_SAME_SECTIONS)
+def _of_experiment(column: str) -> bool:
+    return column in _EXPERIMENT or column.partition(".")[0] in _SECTIONS_OF_EXPERIMENT
 
 
 def order(label: str) -> list[tuple[float, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from . import units
-from .files import read_table
+from .files import has_rows, read_table
 from .layout import BUDGET, NATS, PERCENT, Unit
 from .runs import Group
 
@@ -50,6 +50,8 @@ OTHERS: Mapping[str, Score] = {
     "deployment_epsilon": Score("epsilon of the deployment", BUDGET, lowest=True),
 }
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
+EPSILONS = ("epsilon", "deployment_epsilon")
+"""Those that are infinite without noise."""
 ALL = {**SCORES, **OTHERS}
 TAKES: Mapping[str, str] = {
     "final": "final {}", "best": "best {}", "last10": "{} of the last 10 rounds",
@@ -122,16 +124,37 @@ def _from_rounds(
     rounds = read_table(run / "rounds.csv", ("round",), optional=columns).set_index("round")
     known: dict[tuple[str, str], float] = {}
     for name in names:
-        if of_rounds(name) not in rounds:
+        if name not in EPSILONS and of_rounds(name) not in rounds:
             known |= {(name, take): math.nan for take in TAKES}
             continue
-        values = rounds[of_rounds(name)].astype(float)
+        values = epsilons(run, name) if name in EPSILONS else rounds[of_rounds(name)].astype(float)
         tested = rounds["test_accuracy"].notna() if "test_accuracy" in rounds else values.notna()
         final = values[tested].iloc[-1:]
         known[name, "final"] = float(final.iloc[0]) if len(final) else math.nan
         known[name, "best"] = math.nan if best is None else float(values.get(best, math.nan))
         known[name, "last10"] = float(values[values.index > values.index.max() - 10].mean())
     return known
+
+
+def epsilons(run: Path, name: str) -> pd.Series[float]:
+    """Epsilon by round, infinite without noise; NaN: the run stands for no deployment.
+
+    That of samples is the largest of all clients so far. ``name`` is one of :data:`EPSILONS`.
+
+    Raises:
+        AnalysisError: a table is unreadable.
+    """
+    rounds = read_table(run / "rounds.csv", ("round",), optional=EPSILONS).set_index("round")
+    own = pd.Series(math.inf, rounds.index)
+    if "epsilon" in rounds:
+        own = rounds["epsilon"].fillna(math.inf)
+    elif has_rows(run / "clients.csv", ("epsilon",)):
+        rows = read_table(run / "clients.csv", ("round", "epsilon"), ("status",))
+        rows = rows[rows["status"] == "ok"].fillna({"epsilon": math.inf})
+        own = rows.groupby("round")["epsilon"].max().reindex(rounds.index, fill_value=0).cummax()
+    if name == "epsilon":
+        return own
+    return rounds[name].fillna(math.inf) if name in rounds else own.where(own == math.inf)
 
 
 def collapsed(run: Path) -> bool | None:
@@ -160,8 +183,11 @@ def counts(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def by_run(groups: Sequence[Group], score: str, take: str) -> dict[str, pd.Series[float]]:
-    """A score's value per run, by label, NaN where it is not finite.
+    """A score's value per run, by label, NaN where it is not finite, but for an infinite epsilon.
 
     ``groups`` are of :func:`completed` runs.
     """
-    return {one.label: units.finite(one.by_run(column(score, take))) for one in groups}
+    values = {one.label: one.by_run(column(score, take)) for one in groups}
+    if score in EPSILONS:
+        return values
+    return {label: units.finite(own) for label, own in values.items()}

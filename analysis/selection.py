@@ -28,7 +28,7 @@ METRICS: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
 
 def choose(
     table: pd.DataFrame, by: Sequence[str], within: Sequence[str], metric: str = "val_accuracy",
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> Table:  # fmt: skip
     """The value with the best mean on the validation part, for each of the methods.
 

@@ -1,7 +1,8 @@
-"""What every site gains: accuracy of each client by name and approach, against its own local model.
+"""What every site gains: each client's score by name and approach, against its own local model.
 
-The accuracy of a client is that of the final model on the client's own test part where the run has
-it (final_clients.csv), else that of the last evaluation by client (evaluations.csv).
+The score of a client is that of the final model on the client's own test part where the run has
+it (final_clients.csv), else that of the last evaluation by client (evaluations.csv). Only on its
+own test part can an approach help or harm a client.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ import pandas as pd
 
 from . import AnalysisError, series, style
 from .captions import interval_words, unit_words
-from .clients import last_accuracies
+from .clients import last_scores
 from .files import client_names
-from .layout import COLLAPSE, EMPTY, PERCENT, Table, data, interval_head, spread, unit_of
+from .layout import COLLAPSE, EMPTY, Table, data, interval_head, spread, unit_of
 from .paired import SIGNIFICANT, T, Test
 from .panels import Facets
 from .runs import Group, first_run
-from .scores import counts
-from .stats import FEWEST, Cell, Comparison, holm, of_runs, paired
+from .scores import SCORES, counts
+from .stats import EQUAL, FEWEST, Cell, Comparison, holm, of_runs, paired
+from .units import ExperimentalUnit
 from .words import listed, say, sentences
 
 LOCAL = "local"
@@ -34,55 +36,95 @@ TUNED = ", fine-tuned"
 """End of the label of a method whose final model each client has fine-tuned."""
 SAMPLES = {"train_samples": "Training samples", "test_samples": "Test samples"}
 """Columns of partition.csv and their headings."""
-Verdict = Literal["helps", "does not help", "cannot be told"]
+OWN, COMMON = "own_test", "test"
+"""The parts that clients are scored on: samples of their own, or the same ones for all."""
+BY_SITE = ("accuracy", "loss")
+"""The scores that runs record by client, keys of :data:`analysis.scores.SCORES`."""
+NARROW = 6
+"""Headings of more approaches are as short as can be, so that the table fits a page."""
+HELD_OUT = " (held out)"
+"""End of the name of a site that never trained."""
+Verdict = Literal["helps", "harms", "cannot be told"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sites:
-    """The accuracies of the clients under one setting.
+    """The scores of the clients under one setting.
 
     Args:
+        score: one of :data:`BY_SITE`.
+        part: that all are scored on, :data:`OWN` or :data:`COMMON`.
         names: of the clients by id.
         samples: by client id, columns train_samples and, where known, test_samples.
         labels: of the approaches: methods, and methods with fine-tuning.
+        values: by label and client id one value per run in which the client trained.
         cells: one per client and approach, the column being the client's name.
         reference: the label that the others are compared with; None for no comparison.
-        without: labels of methods that have no accuracies by client.
+        without: labels of methods that have no scores by client.
+        held_out: clients that never trained, which nothing can help or harm.
     """
 
+    score: str
+    part: str
     names: Mapping[int, str]
     samples: pd.DataFrame
     labels: Sequence[str]
+    values: Mapping[str, Mapping[int, pd.Series[float]]]
     cells: Sequence[Cell]
     reference: str | None
     without: Sequence[str]
+    held_out: frozenset[int]
+
+    @property
+    def unit(self) -> ExperimentalUnit:
+        """What is repeated."""
+        return unit_of(self.cells)
+
+    def means(self) -> dict[str, pd.Series[float]]:
+        """By label each run's mean over the clients that trained; each client counts once."""
+        return {
+            label: pd.concat([own for c, own in of.items() if c not in self.held_out], axis=1).mean(
+                axis=1
+            )
+            for label, of in self.values.items()
+            if of.keys() - self.held_out
+        }
+
+    def verdict(self, cell: Cell) -> Verdict:
+        """Whether an approach helps a site, by the paired test over common partitions.
+
+        It helps, or harms, where it is significantly better or worse on the site's own samples.
+        Nothing can be told over training seeds on one partition, since other patients in the test
+        part may turn the difference round, nor over fewer than :data:`analysis.stats.FEWEST`
+        partitions.
+        """
+        other = cell.comparison
+        if other is None or self.part != OWN or self.few(cell) or not cell.adjusted < SIGNIFICANT:
+            return "cannot be told"
+        better = -other.sign if SCORES[self.score].lowest else other.sign
+        return "helps" if better > 0 else "harms" if better < 0 else "cannot be told"
+
+    def few(self, cell: Cell) -> bool:
+        """Whether there are too few partitions to tell anything of a comparison."""
+        other = cell.comparison
+        return self.unit == "seed" or (other is not None and other.difference.n < FEWEST)
 
     def of(self, label: str) -> dict[str, Cell]:
         """The cells of an approach by the client's name."""
         return {cell.column: cell for cell in self.cells if cell.row == label}
 
 
-def verdict(cell: Cell) -> Verdict:
-    """Whether an approach helps a site, by the paired test over common seeds or partitions.
-
-    It helps, or does not, where it is significantly above or below; with fewer than
-    :data:`analysis.stats.FEWEST` common units nothing can be told.
-    """
-    other = cell.comparison
-    if other is None or other.difference.n < FEWEST or not cell.adjusted < SIGNIFICANT:
-        return "cannot be told"
-    return "helps" if other.sign > 0 else "does not help" if other.sign < 0 else "cannot be told"
-
-
-def gather(groups: Sequence[Group], baseline: str | None = None, test: Test = T) -> Sites | None:
-    """The accuracies by client of methods under one setting; None if no run has any.
+def gather(
+    groups: Sequence[Group], baseline: str | None = None, test: Test = T, score: str = "accuracy"
+) -> Sites | None:
+    """The scores by client of methods under one setting; None if no run has any.
 
     ``baseline`` is the label to compare with; None for that of the runs of :data:`LOCAL`.
 
     Raises:
         AnalysisError: clients that are not the same in all runs, or no such baseline.
     """
-    by_label, without = _accuracies(groups)
+    by_label, part, held_out = _scores(groups, score)
     if not by_label:
         return None
     names, samples = _clients(groups)
@@ -91,15 +133,22 @@ def gather(groups: Sequence[Group], baseline: str | None = None, test: Test = T)
     own = [one.label for one in groups if set(one.runs["algorithm"]) == {LOCAL}]
     reference = next((label for label in own if label in by_label), None)
     if baseline is not None:
+        baseline = style.meant(baseline, by_label)
         if baseline not in by_label:
             raise AnalysisError(
                 f"baseline {baseline}: no accuracies by client; those that have them are "
                 f"{'; '.join(by_label)}"
             )
         reference = baseline
+    compared = {c: name for c, name in names.items() if c not in held_out}
     return Sites(
-        names=names, samples=samples.reindex(ids), labels=list(by_label), reference=reference,
-        without=without, cells=_cells(by_label, names, reference, counts(groups), test),
+        score=score, part=part, names=names, samples=samples.reindex(ids), labels=list(by_label),
+        values=by_label, reference=reference, held_out=held_out,
+        without=[one.label for one in groups if one.label not in by_label],
+        cells=[
+            *_cells(by_label, compared, reference, counts(groups), test),
+            *_cells(by_label, {c: names[c] for c in held_out}, None, counts(groups), test),
+        ],
     )  # fmt: skip
 
 
@@ -140,27 +189,34 @@ def _distinct(names: Mapping[int, str]) -> dict[int, str]:
     }
 
 
-def _accuracies(
-    groups: Sequence[Group],
-) -> tuple[dict[str, dict[int, pd.Series[float]]], list[str]]:
-    """By approach and client the accuracy of each run; and the methods that have none."""
-    final = series.by_run(
-        groups, "final_clients", ["accuracy", "finetuned_accuracy"], "client_id",
-        {"split": "own_test"},
-    )  # fmt: skip
-    last = last_accuracies(groups)
-    part = "own_test" if final or last["own_test"] else "test"
+def _scores(
+    groups: Sequence[Group], score: str
+) -> tuple[dict[str, dict[int, pd.Series[float]]], str, frozenset[int]]:
+    """By approach and client the score of each run; the part; and the clients that never trained.
+
+    Of a client that is held out in some runs alone, these do not count.
+    """
+    columns = [score, f"finetuned_{score}", "held_out"]
+    final = series.by_run(groups, "final_clients", columns, "client_id", {"split": OWN})
+    last = last_scores(groups, score)
+    part = OWN if final or last[OWN] else COMMON
+    held = [frame["held_out"].groupby(level="client_id").min() for frame in final.values()]
+    held_out = frozenset(int(client) for of in held for client in of.index[of == 1])
     found: dict[str, dict[int, pd.Series[float]]] = {}
     tuned: dict[str, dict[int, pd.Series[float]]] = {}
     for one in groups:
         of = final.get(one.label, last[part].get(one.label))
-        if of is not None:
-            found[one.label] = _by_client(of["accuracy"])
-        if one.label in final and final[one.label]["finetuned_accuracy"].notna().any():
-            tuned[f"{one.label}{TUNED}"] = _by_client(final[one.label]["finetuned_accuracy"])
+        if of is None:
+            continue
+        if "held_out" in of:
+            clients = of.index.get_level_values("client_id")
+            of = of[(of["held_out"] == 0) | clients.isin(held_out)]
+            if of[columns[1]].notna().any():
+                tuned[f"{one.label}{TUNED}"] = _by_client(of[columns[1]])
+        found[one.label] = _by_client(of[score])
     first = [one.label for name in FIRST for one in groups if name in set(one.runs["algorithm"])]
     ordered = {label: found[label] for label in (*first, *found) if label in found}
-    return ordered | tuned, [one.label for one in groups if one.label not in found]
+    return ordered | tuned, part, held_out
 
 
 def _by_client(values: pd.Series[float]) -> dict[int, pd.Series[float]]:
@@ -187,7 +243,7 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
     if groups[0].unit == "partition" and not names:
         raise AnalysisError(
             f"{first}/partition.csv: clients without names are other ones on each partition; "
-            "compare them on one partition, without --unit partition"
+            "compare them on one partition (data.seed)"
         )
     columns = ["train_samples", "test_samples"]
     counted = series.by_run(groups[:1], "partition", columns, "client_id", reduced="sum")
@@ -196,13 +252,15 @@ def _clients(groups: Sequence[Group]) -> tuple[Mapping[int, str], pd.DataFrame]:
     return names, counted[groups[0].label].groupby(level="client_id").mean()
 
 
-def gathered(facets: Facets, baseline: str | None = None, test: Test = T) -> dict[str, Sites]:
+def gathered(
+    facets: Facets, baseline: str | None = None, test: Test = T, score: str = "accuracy"
+) -> dict[str, Sites]:
     """:func:`gather` for each setting that has accuracies by client.
 
     Raises:
         AnalysisError: see :func:`gather`.
     """
-    found = {setting: gather(groups, baseline, test) for setting, groups in facets.items()}
+    found = {setting: gather(groups, baseline, test, score) for setting, groups in facets.items()}
     return {setting: of for setting, of in found.items() if of is not None}
 
 
@@ -226,26 +284,23 @@ def made(found: Mapping[str, Sites], test: Test = T) -> list[Table]:
 
 def _levels(found: Sites, end: str, where: str) -> Table:
     """Accuracies: one row per site, one column per approach."""
-    cells = found.cells
-    unit = unit_of(cells)
+    cells, unit, shown = found.cells, found.unit, SCORES[found.score]
     samples = [
-        (head, found.samples[column])
-        for column, head in (
-            ("train_samples", "Training samples"),
-            ("test_samples", "Test samples"),
-        )
+        (head, found.samples[column]) for column, head in SAMPLES.items()
         if found.samples[column].sum() > 0
-    ]
+    ]  # fmt: skip
     head = ["Site", *(head for head, _ in samples)]
+    few = len(found.labels) <= NARROW  # of more columns the caption alone says what ± is
     head += [
-        style.title(label) + interval_head(list(found.of(label).values())) for label in found.labels
+        style.title(label) + interval_head(list(found.of(label).values())) * few
+        for label in found.labels
     ]
     rows = []
     for client, name in found.names.items():
-        texts = {cell.row: spread(cell, PERCENT) for cell in cells if cell.column == name}
+        texts = {cell.row: spread(cell, shown.unit) for cell in cells if cell.column == name}
         rows.append(
             [
-                name,
+                name + HELD_OUT * (client in found.held_out),
                 *(EMPTY if math.isnan(of[client]) else f"{of[client]:.0f}" for _, of in samples),
                 *(texts.get(label, EMPTY) for label in found.labels),
             ]
@@ -256,21 +311,27 @@ def _levels(found: Sites, end: str, where: str) -> Table:
     collapsed = [
         label for label in found.labels if any(c.collapsed for c in found.of(label).values())
     ]
+    title = shown.title[0].upper() + shown.title[1:]
     caption = sentences(
-        say("sites.caption", least=least, most=numbers[-1], unit=unit),
+        say(
+            "sites.caption", score=title, part=say(f"sites.{found.part}"), least=least,
+            most=numbers[-1], unit=unit,
+        ),
+        say("sites.means") if unit == "partition" and samples else "",
         say("sites.without", names=listed([*map(style.title, found.without)]))
         if found.without else "",
         say("sites.no_local") if found.reference is None else "",
+        say("sites.held_out") if found.held_out else "",
         unit_words(unit),
         interval_words(unit) if several else "",
         say("sites.collapsed", sign=COLLAPSE, names=listed([*map(style.title, collapsed)]))
         if collapsed else "",
     )  # fmt: skip
-    columns = ["label", "method", "site", "client_id", "num_samples", "test_samples"]
-    columns += ["n", "mean", "std", "low", "high", "collapsed"]
+    columns = ["label", "method", "site", "client_id", "num_samples", "test_samples", "split"]
+    columns += ["n", "mean", "std", "low", "high", "collapsed", "unit"]
     return Table(
-        name=f"sites{end}", title=say("sites.title") + where, caption=caption, head=head, rows=rows,
-        words=1, data=_data(found)[columns],
+        name=f"sites{end}", title=shown.unit.head(say("sites.title", score=title)) + where,
+        caption=caption, head=head, rows=rows, words=1, data=_data(found)[columns],
     )  # fmt: skip
 
 
@@ -278,50 +339,63 @@ def _differences(found: Sites, end: str, where: str, test: Test) -> Table:
     """Differences from the reference: one row per site, one column per other approach."""
     labels = [label for label in found.labels if label != found.reference]
     compared = [(cell, cell.comparison) for cell in found.cells if cell.comparison is not None]
-    texts = {(cell.column, cell.row): _difference(cell, other) for cell, other in compared}
+    texts = {(cell.column, cell.row): _difference(found, cell, other) for cell, other in compared}
     rows = [
-        [name, *(texts.get((name, label), EMPTY) for label in labels)]
-        for name in found.names.values()
+        [
+            name + HELD_OUT * (client in found.held_out),
+            *(texts.get((name, label), EMPTY) for label in labels),
+        ]
+        for client, name in found.names.items()
     ]
-    reference, unit = style.title(found.reference or ""), unit_of(found.cells)
+    reference, unit = style.title(found.reference or ""), found.unit
+    better, worse = ("below", "above") if SCORES[found.score].lowest else ("above", "below")
     caption = sentences(
         say(
-            "sites.difference", reference=reference, unit=unit, test=test.title,
-            level=SIGNIFICANT, fewest=FEWEST,
+            "sites.difference", reference=reference, unit=unit, test=test.title, better=better,
+            worse=worse, part=say(f"sites.{found.part}"), level=SIGNIFICANT, fewest=FEWEST,
         ),
-        say("sites.too_few", unit=unit, fewest=FEWEST)
-        if all(other.difference.n < FEWEST for _, other in compared) else "",
+        say("sites.too_few", fewest=FEWEST) if all(found.few(cell) for cell, _ in compared) else "",
+        say("sites.common") if found.part == COMMON else "",
+        say("sites.same", unit=unit) if any(_same(other) for _, other in compared) else "",
     )  # fmt: skip
     every = _data(found)
-    columns = ["label", "method", "site", "client_id", "num_samples", "pairs", "difference"]
-    columns += ["difference_low", "difference_high", "p", "p_holm", "verdict", "unit"]
+    columns = ["label", "method", "site", "client_id", "num_samples", "split", "pairs"]
+    columns += ["difference", "difference_low", "difference_high", "p", "p_holm", "verdict", "unit"]
+    title = say("sites.difference_title", reference=reference)
     return Table(
         name=f"sites_difference{end}",
-        title=say("sites.difference_title", reference=reference) + where,
+        title=SCORES[found.score].unit.head(title, differences=True) + where,
         caption=caption, head=["Site", *map(style.title, labels)], rows=rows, words=1,
         data=every[every["label"] != found.reference][columns],
     )  # fmt: skip
 
 
-def _difference(cell: Cell, other: Comparison) -> str:
+def _same(other: Comparison) -> bool:
+    """Whether differences do not vary, so that they say nothing of how far others may be."""
+    return other.difference.n > 1 and other.difference.std <= EQUAL
+
+
+def _difference(found: Sites, cell: Cell, other: Comparison) -> str:
     """``+4.10 [+1.20, +7.00] **helps**``."""
+    unit = SCORES[found.score].unit
     if math.isnan(other.difference.mean):
         return EMPTY
-    half = other.difference.half
-    interval = "" if math.isnan(half) else f" {PERCENT.interval(other.difference, '+')}"
-    told = verdict(cell)
+    none = math.isnan(other.difference.half) or _same(other)
+    interval = "" if none else f" {unit.interval(other.difference, '+')}"
+    told = found.verdict(cell)
     said = told if told == "cannot be told" else f"**{told}**"
-    return f"{PERCENT.number(other.difference.mean, '+')}{interval} {said}"
+    return f"{unit.number(other.difference.mean, '+')}{interval} {said}"
 
 
 def _data(found: Sites) -> pd.DataFrame:
-    """All numbers, one row per site and approach."""
+    """All numbers, one row per site and approach; samples are means over the partitions."""
     frame = data(found.cells).rename(columns={"column": "site"})
     ids = {name: client for client, name in found.names.items()}
     clients = frame["site"].map(ids)
     samples = {"num_samples": "train_samples", "test_samples": "test_samples"}
     counted = {
-        column: clients.map(found.samples[own]).astype("Int64") for column, own in samples.items()
+        column: clients.map(found.samples[own]).astype("Float64").convert_dtypes()
+        for column, own in samples.items()
     }
-    verdicts = ["" if cell.comparison is None else verdict(cell) for cell in found.cells]
-    return frame.assign(client_id=clients, verdict=verdicts, **counted)
+    verdicts = ["" if cell.comparison is None else found.verdict(cell) for cell in found.cells]
+    return frame.assign(client_id=clients, split=found.part, verdict=verdicts, **counted)

@@ -90,9 +90,14 @@ class Comparison:
 
     @property
     def doubt(self) -> float:
-        """By which methods are ranked: p, or one minus the probability of being the better one."""
+        """By which methods are ranked: p, or one minus the probability of being the better one.
+
+        NaN over so few units that the test decides nothing.
+        """
         if self.chances is None:
             return self.p
+        if self.difference.n < by_test.FEWEST_BAYES:
+            return math.nan
         lower, _, higher = self.chances
         return 1 - (higher if self.sign > 0 else lower)
 
@@ -180,8 +185,12 @@ def estimate(values: Sequence[float], ratio: float = 0.0) -> Estimate:
 def of_runs(values: pd.Series[float], ratio: float = 0.0) -> Estimate:
     """Mean, std and interval over the units, from one value per run, by seed or by partition.
 
-    See :func:`analysis.units.means`; values that are not finite are excluded.
+    See :func:`analysis.units.means`; values that are not finite are excluded, unless all are
+    infinite, as their mean then is.
     """
+    if units.infinite(values):
+        alike = of_runs(pd.Series(0.0, values.index), ratio)
+        return replace(alike, mean=math.inf, std=math.nan, half=math.nan)
     values = units.finite(values)
     plain = estimate(units.means(values).tolist(), ratio)
     if units.unit_of(values.index) == "seed":
@@ -193,9 +202,10 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
     """Compares two methods over their common runs; the values are indexed by run.
 
     Runs are common with the same seed, and the same partition where that is the unit; its value is
-    then the mean difference of its common runs. A test needs two common units and differences that
-    vary; else p is not available. The interval of the difference is the t interval for all tests,
-    by the variance of the corrected test for that one. The Wilcoxon test drops differences of zero;
+    then the mean difference of its common runs. A test needs :data:`FEWEST` common units and
+    differences that vary; else p is not available, so that nothing is marked significant. The
+    interval of the difference is the t interval for all tests, by the variance of the corrected
+    test for that one. The Wilcoxon test drops differences of zero;
     over n units its p value cannot be below 2 / 2^n. Differences that are equal up to rounding
     share a rank, see :func:`analysis.paired.signed_levels`.
     """
@@ -221,7 +231,10 @@ def paired(values: pd.Series[float], baseline: pd.Series[float], test: Test = T)
         others = levels[levels != 0]
         ranks = float((np.sign(others) * stats.rankdata(np.abs(others))).sum())
         sign = sign if sign * ranks > 0 else 0
-    return replace(found, p=by_test.p_value(differences, levels, test), sign=sign)
+    found = replace(found, sign=sign)
+    if n < FEWEST:
+        return replace(found, reason=f"only {n} common {unit}s, a test takes {FEWEST}")
+    return replace(found, p=by_test.p_value(differences, levels, test))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -279,7 +292,9 @@ def compared(
     for column, series in values.items():
         for label, own in series.items():
             theirs = other(label, series)
-            comparison = None if theirs in (None, label) else paired(own, series[theirs], test)
+            comparison = None
+            if theirs not in (None, label) and not any(map(units.infinite, (own, series[theirs]))):
+                comparison = paired(own, series[theirs], test)
             estimate = of_runs(own, test.ratio)
             cell = Cell(row=label, column=column, estimate=estimate, comparison=comparison)
             made.append(replace(cell, missing=lacking[column, label]))
@@ -312,9 +327,10 @@ def _detectable(comparison: Comparison, level: float, test: Test) -> float:
     It is that of the t tests; for the Wilcoxon test there is none: its asymptotic efficiency says
     little about few units, where its p value may be unable to reach the level at all.
     """
-    if math.isnan(comparison.p) or test.kind == "wilcoxon":
-        return math.nan
     difference = comparison.difference
+    untested = math.isnan(comparison.p) and difference.n >= FEWEST
+    if untested or test.kind in ("wilcoxon", "bayes"):
+        return math.nan
     return units.detectable(difference.std, difference.n, level, test.ratio)
 
 
@@ -326,7 +342,10 @@ def missing(values: Mapping[str, pd.Series[float]]) -> dict[str, int]:
     classes.
     """
     runs = {label: set(own.index) for label, own in values.items()}
-    valued = {label: set(units.finite(own).dropna().index) for label, own in values.items()}
+    valued = {
+        label: set((own if units.infinite(own) else units.finite(own)).dropna().index)
+        for label, own in values.items()
+    }
     if not runs:
         return {}
     nowhere = set.intersection(*(runs[label] - valued[label] for label in runs))

@@ -9,7 +9,7 @@ import io
 import re
 import textwrap
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +115,25 @@ def title(label: str) -> str:
     return titles.get(name, "") + printable(rest)
 
 
+def meant(name: str, labels: Iterable[str]) -> str:
+    """The label, or the part of labels, that a name stands for; itself without one.
+
+    A name is meant as it is, as it is printed (:func:`title`), or in another case, such as
+    ``FedAvg`` of ``fedavg, alpha=0.1``, or ``fedprox + fedgh`` of ``fedprox, server=fedgh``.
+    """
+    exact: dict[str, str] = {}
+    alike: dict[str, str] = {}
+    for label in labels:
+        parts = label.split(", ")
+        wholes = (", ".join(parts[:end]) for end in range(len(parts), 0, -1))
+        for part in (*wholes, *parts):
+            exact |= {part: part}
+            for shown in (title(part), part):
+                exact.setdefault(shown, part)
+                alike.setdefault(shown.casefold(), part)
+    return exact.get(name, alike.get(name.casefold(), name))
+
+
 def of_labels(labels: Sequence[int], known: Sequence[str] | None) -> list[str]:
     """The names of classes by label, or the labels themselves where they have no name."""
     return [
@@ -140,26 +159,43 @@ def wrapped(text: str, inches: float) -> str:
     return "\n".join(_Words(max(12, int(10 * inches) - 2), break_on_hyphens=False).wrap(text))
 
 
-def lines(labels: Sequence[str]) -> dict[str, Line]:
-    """The line of each label: no two have the same colour, up to ten of them.
+def lines(labels: Sequence[str], methods: Mapping[str, str] = {}) -> dict[str, Line]:
+    """The line of each label: that of its method, the same in all figures.
 
-    Known methods and variants have the colour of :data:`LINES`, unless one before them has it too;
-    others take unused colours in the order of the labels. All figures of one report must therefore
+    ``methods`` are by label what :func:`analysis.labels.computed` gives, whatever the user calls
+    the runs; without it the label says it. Known methods and variants have the line of
+    :data:`LINES`; of several labels of one method one has it, that of its name before others. The
+    others take unused colours in the order of the labels, so that all figures of one report must
     be given the same labels. Beyond ten, colours come again with other line styles; beyond fifty,
     lines do.
     """
     fixed = {**LINES, **{label: variant.line for label, variant in VARIANTS.items()}}
-    every = [Line(colour, dashes) for dashes in (*DASHES, SPARSE) for colour in PALETTE]
+    names = {
+        name.casefold(): line for label, line in fixed.items() for name in (label, title(label))
+    }
+    own = {
+        label: fixed.get(methods[label]) if label in methods else names.get(_stem(label))
+        for label in labels
+    }
     given: dict[str, Line] = {}
-    for label in sorted(dict.fromkeys(labels), key=lambda label: label not in fixed):
-        used = {line.colour for line in given.values()}
-        unused = [colour for colour in PALETTE if colour not in used]
-        wanted = fixed.get(label, Line(unused[0] if unused else PALETTE[0], "-"))
-        if unused and wanted.colour in used:
-            wanted = Line(unused[0], wanted.dashes)
-        free = [line for line in every if line not in given.values()] or every
-        given[label] = free[len(given) % len(free)] if wanted in given.values() else wanted
-    return given
+    for label in sorted(own, key=lambda label: label.casefold() not in names):
+        line = own[label]
+        if line is not None and line not in given.values():
+            given[label] = line
+    every = [Line(colour, dashes) for dashes in (*DASHES, SPARSE) for colour in PALETTE]
+    for label in own:
+        if label not in given:
+            used = {line.colour for line in given.values()}
+            unused = [Line(colour, "-") for colour in PALETTE if colour not in used]
+            free = unused or [line for line in every if line not in given.values()] or every
+            given[label] = free[0] if unused else free[len(given) % len(free)]
+    return {label: given[label] for label in own}
+
+
+def _stem(label: str) -> str:
+    """A label without settings of the experiment, in small letters."""
+    parts = label.casefold().split(", ")
+    return ", ".join(p for p in parts if "=" not in p or p.startswith(("server=", "margin=")))
 
 
 @contextmanager

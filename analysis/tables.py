@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
-from . import AnalysisError, clients, pairs, participation, resplits, scores, series, sites
+from . import (
+    AnalysisError,
+    clients,
+    pairs,
+    participation,
+    resplits,
+    scores,
+    series,
+    sites,
+    style,
+)
 from .captions import comparisons, incomplete, signs, unit_words
-from .labels import LABEL, text
+from .labels import LABEL, labels, text
 from .layout import (
     NATS,
     NONE,
@@ -25,10 +36,10 @@ from .layout import (
 )
 from .paired import T, Test
 from .panels import facets, settings_by
-from .runs import Group, group, known, order, unit_among
+from .runs import Group, expanded, group, known, order, unit_among
 from .scores import ALL, SCORES, TAKES, by_run, completed, counts
 from .stats import Cell, Values, cells, ranked
-from .units import COLUMNS, ExperimentalUnit
+from .units import COLUMNS, ExperimentalUnit, finite
 from .variance import with_variances
 from .words import say
 
@@ -64,7 +75,7 @@ FILES: Mapping[str, str] = {"groups": "evaluations", "decomposition": "decomposi
 def make(
     name: str, runs: pd.DataFrame, by: Sequence[str] = (LABEL,), columns: str | None = None,
     baseline: str | None = None, test: Test = T, takes: Sequence[str] = ALIASES,
-    unit: ExperimentalUnit = "seed",
+    unit: ExperimentalUnit | None = None,
 ) -> list[Table]:  # fmt: skip
     """The tables of a name, as ``fedsim table --metric NAME`` shows them.
 
@@ -92,6 +103,12 @@ def make(
         )
     _check_test(test, name, baseline)
     runs = completed(runs, [name] if name in ALL else SCORES if name == "scores" else ())
+    if columns is not None:
+        (columns,) = expanded(runs, [columns])
+    if baseline is not None:
+        rows = [column for column in expanded(runs, by) if column != columns]
+        known(runs, rows)
+        baseline = style.meant(baseline, labels(runs, rows))
     unit = unit_among(runs, [*by, *([columns] if columns else ())], unit)
     if test.kind == "corrected":
         test = replace(test, ratio=resplits.ratio(runs, unit))
@@ -154,12 +171,15 @@ def _check_test(test: Test, name: str, baseline: str | None) -> None:
 def _check_there(runs: pd.DataFrame, score: str) -> None:
     """Raises an AnalysisError if no run has the score, but for accuracy, which may be n/a."""
     columns = [scores.column(score, take) for take in TAKES]
+    private = score == "epsilon" and "dp.level" in runs and runs["dp.level"].notna().any()
+    if score in scores.EPSILONS and not private:
+        runs = runs.replace(math.inf, math.nan)
     if score != "accuracy" and runs[columns].isna().all(axis=None):
         raise AnalysisError(f"in no run rounds.csv has {scores.of_rounds(score)}")
 
 
 def runs_without(
-    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit = "seed"
+    name: str, runs: pd.DataFrame, by: Sequence[str], unit: ExperimentalUnit | None = None
 ) -> dict[str, list[Path]]:
     """The runs that a table leaves out because they lack its file or rows in it, by the reason.
 
@@ -311,7 +331,7 @@ def _by_key(
         for key, part in frame.reset_index(keys).groupby(keys):
             of = result.setdefault(tuple(map(str, key)), {})
             for column in part.columns.difference(keys, sort=False):
-                of.setdefault(column, {})[label] = part[column]
+                of.setdefault(column, {})[label] = finite(part[column])
     return result
 
 

@@ -88,6 +88,11 @@ def finite(values: pd.Series[float]) -> pd.Series[float]:
     return values.where(values.astype(float).abs() <= LARGEST)
 
 
+def infinite(values: pd.Series[float]) -> bool:
+    """Whether every run has an infinite value, such as epsilon without noise."""
+    return bool(len(values) and (values == math.inf).all())
+
+
 def complete(values: pd.Series[float], runs: Collection[Any]) -> bool:
     """Whether each of the runs has a finite value.
 

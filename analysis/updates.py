@@ -22,8 +22,12 @@ PANELS: Sequence[tuple[str, str, float, tuple[float, float], tuple[float, ...]]]
 """Label, column of rounds.csv, factor, possible values and reach of each panel of the agreement."""
 
 
-def agreement(rounds: Rounds, unit: ExperimentalUnit = "seed") -> Drawing | Absent:
-    """Conflict ratio, gradient diversity and first axis' share by round."""
+def agreement(
+    rounds: Rounds,
+    unit: ExperimentalUnit = "seed",
+    lines: Mapping[str, style.Line] | None = None,
+) -> Drawing | Absent:
+    """Conflict ratio, gradient diversity and first axis' share by round; ``lines`` by label."""
     every: list[panels.Panel] = []
     for title, values in rounds.items():
         smooth = {label: _smooth(frame) for label, frame in values.items()}
@@ -39,7 +43,7 @@ def agreement(rounds: Rounds, unit: ExperimentalUnit = "seed") -> Drawing | Abse
         return panels.absent("agreement")
     shown = [panel for index, panel in enumerate(every) if index % 3 in kinds]
     note = panels.panel_note(shown)
-    lines = style.lines([label for values in rounds.values() for label in values])
+    lines = lines or style.lines([label for values in rounds.values() for label in values])
     figure = panels.grid(shown, len(kinds), note, lines)
     return panels.drawing(
         "agreement", figure, note=note, rounds=2 * SMOOTH, smooth=SMOOTH, told=panels.told(shown)

@@ -29,7 +29,7 @@ import pandas as pd
 from scipy import stats as distributions
 
 from . import stats, units
-from .paired import SIGNIFICANT, Test, tost
+from .paired import FEWEST_EQUAL, SIGNIFICANT, Test, tost
 
 K = TypeVar("K")
 CONFIRMED, EXACTLY = "confirmed", "confirmed exactly"
@@ -130,10 +130,14 @@ def number(
         reason = lacking or f"one {unit} alone: how values vary is not known"
         return Verdict(word=UNDECIDED, reason=reason, ours=mean, n=k, unit=unit)
     std, difference = float(each.std(ddof=1)), float(each.mean()) - published
+    std = std if np.ptp(each) > EQUAL else 0.0
     error, freedom = standard_error(std, k, sd, n)
     half90, half95 = (float(distributions.t.ppf(q, freedom)) * error for q in (0.95, 0.975))
     reason, needed = "", None
-    if 2 * half95 > widest:
+    if error == 0 and k < FEWEST_EQUAL:
+        word, needed = UNDECIDED, FEWEST_EQUAL
+        reason = f"{k} equal values do not tell how much they vary"
+    elif 2 * half95 > widest:
         word, reason = UNTESTABLE, f"too wide: the 95 % interval is wider than {widest:g}"
     elif tost(difference, error, freedom, margin) < SIGNIFICANT:
         word = CONFIRMED
@@ -218,7 +222,7 @@ def power(difference: float, std: float, k: int, margin: float, sd: float, n: in
     """
     error, freedom = standard_error(std, k, sd, n)
     if error == 0:
-        return float(abs(difference) != margin)
+        return float(abs(difference) != margin and k >= FEWEST_EQUAL)
     distance = abs(difference)
     if distance < margin:
         limit = float(distributions.t.ppf(0.95, freedom))

@@ -38,9 +38,15 @@ so that no spreadsheet runs it as a formula; a carriage return is a blank. `RunS
 - with an attack: `final_M` and `last10_M` for M in `benign_test_accuracy`, and
   `attack_success_rate` where it has a target class
 - `data_digest`: `sha256:` and the first 12 digits of a digest of samples, labels and class names as
-  they were read, before any feature shift; empty for generated data, which follow from the settings
+  they were read, before any feature shift; of `-d csv`, whose scaling and gaps follow the training
+  rows, the file stands for the samples, so that all partitions of a table have the same; empty for
+  generated data, which follow from the settings
 - `label`: the name of the run, from `label` in its settings or its row in a grid; empty without
   one, but in the `summary.csv` and `aggregate.csv` of a sweep, which then have the method
+
+A column with a dot in its name is a setting, and so are `algorithm`, `dataset`, `model`,
+`num_clients`, `sample_rate`, `alpha`, `rounds`, `best_by`, `server` and those of the margin; every
+other column is an outcome (`fedsim/core/columns.py`).
 
 `aggregate.csv` of a sweep has a row per configuration: `n` seeds, or partitions where `data.seed`
 is in the grid, each with the mean over its seeds; `_mean`, `_std` (divided by n - 1) and `_ci95`

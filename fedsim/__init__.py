@@ -100,3 +100,8 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    """All public names, for completion."""
+    return sorted({*globals(), *__all__})

@@ -25,7 +25,7 @@ from fedsim.core.errors import (
     exit_status,
 )
 from fedsim.core.imports import uncollected
-from fedsim.core.terminal import echo, printable
+from fedsim.core.terminal import echo, printable, tell
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class Echo(logging.Handler):
             show_error(self.format(record))
         else:
             stream = sys.stderr if record.levelno >= logging.WARNING else sys.stdout
-            echo(printable(self.format(record)), file=stream)
+            tell(printable(self.format(record)), file=stream)
 
 
 def show_log() -> None:

@@ -48,7 +48,7 @@ def check_dry_run(dry_run: bool, measure: bool | None, gpu_price: float | None) 
         flag = "--gpu-price" if measure is None else "--measure" if measure else "--no-measure"
         raise ConfigError(f"{flag}: has no effect without --dry-run")
     if gpu_price is not None and not math.isfinite(gpu_price):
-        raise ConfigError(f"--gpu-price {gpu_price}: must be a finite number")
+        raise ConfigError(f"--gpu-price: {gpu_price:g} given; must be a finite number from 0")
 
 
 def show_estimate(

@@ -13,11 +13,18 @@ from fedsim.core.terminal import echo
 
 
 @click.command("list")
-@click.argument("kind", type=click.Choice(list(CATALOGUES)), metavar="|".join(CATALOGUES))
+@click.argument(
+    "kind",
+    required=False,
+    type=click.Choice(list(CATALOGUES)),
+    metavar="[" + "|".join(CATALOGUES) + "]",
+)
 @format_option
 @verbose_option
-def listing(kind: str, form: str) -> None:
-    """List the names that an experiment can use; all data sets are for classification.
+def listing(kind: str | None, form: str) -> None:
+    """List the names that an experiment can use; without a kind, what lists there are.
+
+    All data sets are for classification.
 
     An algorithm, a data set, a model or a partition may also be a function of your own,
     module:function or FILE.py:function.
@@ -28,7 +35,10 @@ def listing(kind: str, form: str) -> None:
     """
     from fedsim.display.tables import show
 
-    rows = CATALOGUES[kind]()
+    if kind is None:
+        rows = [{"kind": name, "names": len(make())} for name, make in CATALOGUES.items()]
+    else:
+        rows = CATALOGUES[kind]()
     if form == "json":
         echo(json.dumps(rows, indent=2))
         return

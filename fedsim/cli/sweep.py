@@ -118,7 +118,11 @@ def show_ended(ended: Ended, folder: Path, names: Names) -> None:
         FedsimError: a run failed.
     """
     if len(ended.failed) < len(ended.runs):
-        show_aggregate(ended.table, max(run.config.train.rounds for run in ended.runs), names)
+        import pandas as pd
+
+        rounds = max(run.config.train.rounds for run in ended.runs)
+        by = pd.read_csv(folder / "summary.csv", usecols=["best_by"])["best_by"].unique()
+        show_aggregate(ended.table, rounds, names, by_validation="val" in by)
         echo(f"files: {folder}/summary.csv, {folder}/aggregate.csv")
     ended.check()
 
@@ -146,7 +150,13 @@ COLUMNS = {
 """Of the final table: the metric of aggregate.csv; one that no run has is left out."""
 
 
-def show_aggregate(table: pd.DataFrame, rounds: int, names: Names = MappingProxyType({})) -> None:
+def show_aggregate(
+    table: pd.DataFrame,
+    rounds: int,
+    names: Names = MappingProxyType({}),
+    *,
+    by_validation: bool = False,
+) -> None:
     """Prints the rows of aggregate.csv, with how many runs of each collapsed where any did.
 
     Args:
@@ -154,6 +164,8 @@ def show_aggregate(table: pd.DataFrame, rounds: int, names: Names = MappingProxy
         rounds: of the longest run; the heading of the mean over the last ten says fewer, and for
             a single round, where it is the final accuracy, there is no such column.
         names: by configuration the cells that say what it is; without them, its own name.
+        by_validation: whether the best round is chosen on the validation part, so that its test
+            accuracy may be below the final one; the heading then says so.
     """
     from fedsim.display.tables import interval, show
 
@@ -177,10 +189,17 @@ def show_aggregate(table: pd.DataFrame, rounds: int, names: Names = MappingProxy
         for head, column in known.items():
             mean, half = line[f"{column}_mean"], line[f"{column}_ci95"]
             name = head.replace("last10", f"last{min(10, rounds)}")
+            name = name.replace("best %", "best by val. %") if by_validation else name
             row[name] = interval(100 * mean, 100 * half, 2)
         if collapsed.any():
             row["collapsed"] = f"{count} of {line['runs']}" if count else "-"
         rows.append(row)
     show(rows)
+    best, final = (table[f"{COLUMNS[head]}_mean"] for head in ("best %", "final %"))
+    if (best < final).any():
+        echo(
+            "best: in the round that is best on the validation part, where test accuracy may be "
+            "below that of the last round"
+        )
     if collapsed.any():
         echo("collapsed: runs whose final balanced accuracy is at most that of chance, 1 / classes")

@@ -48,6 +48,10 @@ def unknown_key(key: str, known: Iterable[str], keys: Iterable[str]) -> str:
         keys: those of all sections.
     """
     known = tuple(known)
+    section, dot, leaf = key.rpartition(".")
+    inside = [k for k in known if dot and k.startswith(f"{section}.") and leaf in k[len(section) :]]
+    if len(inside) == 1 and len(leaf) > 3:
+        return f"unknown key {key!r} (did you mean {inside[0]!r}?)"
     meant = known_as(key.rpartition(".")[2], keys)
     meant = meant or next((k for k in known if k.endswith(f".{key}")), None)
     return f"unknown key {key!r}" + (

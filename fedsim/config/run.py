@@ -33,8 +33,9 @@ from fedsim.config.validation import (
     default_options,
     is_section,
 )
-from fedsim.core.errors import ConfigError
+from fedsim.core.errors import ConfigError, spelled
 from fedsim.core.normalization import OF_DATASET
+from fedsim.core.plurals import counted
 from fedsim.core.settings import InvalidSetting, with_folder
 from fedsim.core.types import ModelSpec, PrivateSteps, Training
 from fedsim.data import partitions
@@ -108,7 +109,11 @@ class RunConfig(RunSettings):
         sections = dict(given.get("hyperparameters") or {})
         sections |= {name: given[name] for name in given if is_section(name)}
         algorithm = given.get("algorithm", cls.model_fields["algorithm"].default)
-        servers, data_name = _chain(given.get("server")), _of_data(given, "name")
+        if isinstance(algorithm, str):
+            algorithm = given["algorithm"] = spelled(algorithm, algorithms.names()) or algorithm
+        chain = _chain(given.get("server"))
+        servers = tuple(spelled(name, algorithms.names()) or name for name in chain)
+        data_name = _of_data(given, "name")
         partition = _of_data(given, "partition")
         roles = [("algorithm", algorithm), *(("server", name) for name in servers)]
         roles += [("data.name", data_name)]
@@ -169,6 +174,7 @@ class RunConfig(RunSettings):
         self._check_asynchrony()
         self._check_selection()
         self._check_local_steps()
+        self._check_attack()
         if self.data.augment is not None:
             from fedsim.data.transforms import AUGMENTS  # imports torch, which takes seconds
 
@@ -254,6 +260,22 @@ class RunConfig(RunSettings):
         if t.cohort != "fixed" and other != "train.schedule=synchronous":
             raise InvalidSetting(
                 "train.cohort", f"{t.cohort} given, but {other} selects the clients"
+            )
+
+    def _check_attack(self) -> None:
+        """An attack that starts, and a warm-up that ends."""
+        attack, rounds = self.attack, self.train.rounds
+        left = rounds - attack.start_round + 1
+        if attack.name is not None and left < 1:
+            raise InvalidSetting(
+                "attack.start_round",
+                f"{attack.start_round} given, train.rounds is {rounds}: the attack never starts",
+            )
+        if attack.warmup is not None and attack.warmup > left:
+            raise InvalidSetting(
+                "attack.warmup",
+                f"{attack.warmup} given; the attack has {counted(left, 'round')}, so that its "
+                "warm-up never ends",
             )
 
     @property

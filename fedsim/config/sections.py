@@ -344,7 +344,9 @@ class ClockConfig(Section):
     def _law(cls, value: object, info: ValidationInfo) -> float | str | None:
         if value is None and info.field_name != "work":
             return None
-        distributions.parse_within(value, *BOUNDS[info.field_name or ""])
+        law = distributions.parse_within(value, *BOUNDS[info.field_name or ""])
+        if info.field_name == "availability" and law.bounds[1] == 0:
+            raise ValueError("must be above 0 for some clients: none of them would ever answer")
         return distributions.normalised(value)
 
     @model_validator(mode="after")

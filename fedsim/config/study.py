@@ -24,7 +24,7 @@ import yaml
 
 from fedsim.config import experiments, presets
 from fedsim.config.experiments import AxisValue, Experiment, Reader, Setting, Settings
-from fedsim.core.errors import ConfigError, nearest
+from fedsim.core.errors import ConfigError, nearest, spelled
 from fedsim.core.searches import METRICS, PRUNERS, SAMPLERS
 
 TRIALS, SEEDS = 25, 3
@@ -115,6 +115,7 @@ class _StudyReader(Reader):
         given = {key: self.value(node, key) for key, node in nodes.items() if key in KEYS[3:]}
         origins = {key: self.origin(node, key) for key, node in nodes.items()}
         baseline = given.get("baseline")
+        baseline = spelled(str(baseline), names) or baseline
         if baseline is not None and baseline not in names:
             raise ConfigError(
                 f"{origins['baseline']}: {baseline!r} given; must be one of the methods, "

@@ -5,6 +5,7 @@ and what is allowed.
 """
 
 import difflib
+import re
 import signal
 import sysconfig
 import traceback
@@ -114,3 +115,14 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
     """``" (did you mean 'x'?)"`` for the allowed name nearest to ``given``, else ``""``."""
     match = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean {match[0]!r}?)" if match else ""
+
+
+def spelled(given: str, allowed: Iterable[str]) -> str | None:
+    """The allowed name that differs from ``given`` in case, blanks and signs alone; None without
+    one, or with several."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[\W_]+", "", name.casefold())
+
+    names = [name for name in allowed if plain(name) == plain(given)]
+    return given if given in names else names[0] if len(names) == 1 else None

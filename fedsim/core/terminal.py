@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from typing import IO, Any
 
 import click
@@ -65,3 +66,9 @@ def echo(
         encoding = getattr(file, "encoding", None) or "utf-8"
         shown = shown.encode(encoding, "backslashreplace").decode(encoding)
     click.echo(shown, file=file, err=err, nl=nl)
+
+
+def tell(text: str, file: IO[Any] | None = None) -> None:
+    """As :func:`echo`, of what goes on whether or not anybody reads it, as after ``| head``."""
+    with suppress(BrokenPipeError):
+        echo(text, file=file)

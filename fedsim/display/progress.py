@@ -9,6 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rich.table import Column
 
 from fedsim.core.errors import StoreError
 from fedsim.core.plurals import counted
-from fedsim.core.terminal import echo
+from fedsim.core.terminal import echo, tell
 from fedsim.display.tables import show
 from fedsim.storage.rows import Row
 from fedsim.storage.run_dir import RunStore
@@ -97,7 +98,8 @@ class Lines(Callback):
         """Prints the result."""
         self.close()
         if self.final_table and self.info is not None:
-            show_result(self.info.out, summary)
+            with suppress(BrokenPipeError):  # nobody reads on, as after ``| head``
+                show_result(self.info.out, summary)
 
     @property
     def how_to_resume(self) -> str:
@@ -126,7 +128,7 @@ class Lines(Callback):
         return sum(self.recent) / len(self.recent)
 
     def _introduce(self, info: RunInfo) -> None:
-        echo(
+        tell(
             f"{info.algorithm} on {info.dataset}, {info.model} "
             f"({info.num_parameters:,} parameters), seed {info.seed}"
         )
@@ -136,11 +138,11 @@ class Lines(Callback):
         batch = info.config.engine.client_batch
         stacked = f" (stacked in blocks of up to {batch})" if batch not in (1, "auto") else ""
         clients, rounds = counted(info.num_clients, "client"), counted(info.rounds, "round")
-        echo(f"{clients}, {info.cohort_size} per round{least}{stacked}, {rounds}; {info.engine}")
+        tell(f"{clients}, {info.cohort_size} per round{least}{stacked}, {rounds}; {info.engine}")
         for note in info.notes:
-            echo(note)
+            tell(note)
         resuming = f"resuming {info.out} after round {info.done}"
-        echo(resuming if info.done else f"writing to {info.out}")
+        tell(resuming if info.done else f"writing to {info.out}")
 
     def _report(self, row: Row) -> None:
         rounds = self.info.rounds if self.info else self.done
@@ -148,7 +150,7 @@ class Lines(Callback):
             return
         failed = f"  clients failed {self.failed}" if self.failed else ""
         width = len(str(rounds))
-        echo(
+        tell(
             f"round {self.done:>{width}}/{rounds}  test accuracy {self.accuracy()}  "
             f"train loss {number(row.get('train_loss'))}  {self.pace():.2f} s/round{failed}"
         )

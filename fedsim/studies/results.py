@@ -77,7 +77,8 @@ class SweepStore:
 
         Args:
             metric: what it shows, see ``fedsim table --help``.
-            by: columns of :attr:`summary` that distinguish its rows; None: the label.
+            by: columns of :attr:`summary` that distinguish its rows; None: the label, and settings
+                that runs of one label differ in.
             at: rounds of a score: the last, the best, or the mean of the last ten.
             columns: column of :attr:`summary`, one group of rows per value.
             baseline: the label that the others are compared with.
@@ -86,20 +87,12 @@ class SweepStore:
         Raises:
             FedsimError: runs that cannot be compared, no finished run, or an unknown name.
         """
-        own_by, own_unit = self._grouping()
-        return (
-            analysis("tables")
-            .make(
-                metric,
-                self._summaries(),
-                tuple(by or own_by),
-                columns,
-                baseline,
-                takes=(at,),
-                unit=unit or own_unit,
-            )[0]
-            .data
+        runs = self._summaries()
+        own_by, own_unit = self._grouping(runs, [columns] if columns else [])
+        made = analysis("tables").make(
+            metric, runs, tuple(by or own_by), columns, baseline, takes=(at,), unit=unit or own_unit
         )
+        return made[0].data
 
     def curves(
         self,
@@ -124,8 +117,8 @@ class SweepStore:
         """
         import pandas as pd
 
-        own_by, own_unit = self._grouping()
         runs, curves = self._summaries(), analysis("curves")
+        own_by, own_unit = self._grouping(runs)
         groups = by or own_by
         over = analysis("runs").unit_among(runs, tuple(groups), unit or own_unit)
         rows = [
@@ -159,9 +152,11 @@ class SweepStore:
             return headline
         return headline | {"methods": " ".join(labels)}
 
-    def _grouping(self) -> tuple[list[str], str]:
+    def _grouping(
+        self, runs: pd.DataFrame, columns: Sequence[str] = ()
+    ) -> tuple[Sequence[str], str]:
         """The columns that distinguish methods, and the unit, where none are given."""
-        return ["label"], "seed"
+        return analysis("runs").default_by(runs, "seed", columns), "seed"
 
     def _summaries(self) -> pd.DataFrame:
         runs = analysis("runs")
@@ -203,5 +198,9 @@ class StudyStore(SweepStore):
         """The page of the report."""
         return self.path / study.REPORT / "report.html"
 
-    def _grouping(self) -> tuple[list[str], str]:
+    def _grouping(
+        self,
+        runs: pd.DataFrame,  # noqa: ARG002
+        columns: Sequence[str] = (),  # noqa: ARG002
+    ) -> tuple[Sequence[str], str]:
         return study.grouping(self.path)

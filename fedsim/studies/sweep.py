@@ -42,7 +42,7 @@ MOST_RUNS = 10_000
 """The most runs of one sweep."""
 SEEDS = ("seed", "data.seed")
 """Keys in which the runs of one group differ: of training, and of the partition."""
-OF_METHODS = frozenset({"algorithm", "server", "margin"})
+OF_METHODS = frozenset({"algorithm", "server", "margin", "clock.mode"})
 """Keys that say which method is run."""
 OF_EXPERIMENTS = frozenset({"data", "model", "evaluation", "clock", "async", "attack", "engine"})
 """Sections that methods are compared under."""
@@ -164,11 +164,13 @@ def label_of(grid: Sequence[Axis], values: Sequence[AxisValue]) -> str | None:
     """The name that the user gives a run by its rows in a grid; None where there is none.
 
     Named rows of several axes are joined, with the plain values of an axis of methods, as in
-    ``fedavg, clipped``. Rows that say which data, model or clock is used name no method.
+    ``fedavg, clipped``. Beside an axis of methods, rows that say which data, model or clock is used
+    name none.
     """
     parts, named = [], False
+    alone = not any(map(_tells_methods, grid))
     for axis, value in zip(grid, values, strict=True):
-        if value.named and _tells_methods(axis):
+        if value.named and (_tells_methods(axis) or (alone and not _repeats(axis))):
             parts.append(value.label)
             named = True
         elif axis.name == "algorithm":

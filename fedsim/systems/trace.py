@@ -51,6 +51,9 @@ def read_trace(
     for name in traits:
         if name in given:
             raise ConfigError(f"clock.{name}: {given[name]} given; clock.trace {path} has it too")
+    cells = (row.get("availability") for own in values.values() for row in own.values())
+    if "availability" in traits and not any(cells):
+        raise DataError(f"{path}: availability is 0 in all rows: no client would ever answer")
     return {
         name: {
             client: Series(tuple(sorted(own)), tuple(own[round][name] for round in sorted(own)))

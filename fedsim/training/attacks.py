@@ -1,7 +1,13 @@
 """The attack that section ``attack`` asks for: who is malicious, and what these clients do."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import attacks as alone
@@ -9,8 +15,24 @@ from fedsim.config.attack import AttackConfig
 from fedsim.config.sections import DataConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious, draw_malicious
+from fedsim.core.plurals import counted
 from fedsim.core.types import Dataset, Partition, Triggered
-from fedsim.server.attacks import Alie, Farthest, Ipm, Mimic, MinMax, MinSum, Omniscient, Perturbed
+from fedsim.server.attacks import (
+    Alie,
+    Farthest,
+    Ipm,
+    Mimic,
+    MinMax,
+    MinSum,
+    Omniscient,
+    Perturbed,
+    alie_z,
+)
+from fedsim.training.asynchronous import Buffered
+from fedsim.training.selection import Fixed, Poisson
+
+if TYPE_CHECKING:
+    from fedsim.training.setup import Setup
 
 Known = Callable[[Malicious, AttackConfig], Omniscient]
 OMNISCIENT: dict[str, Known] = {
@@ -146,3 +168,76 @@ def _perturbed(attack: Farthest, given: AttackConfig) -> Omniscient:
     if given.perturbation is None or given.perturbation == "unit_vec":
         return attack
     return Perturbed(attack.malicious, attack, given.perturbation, knows=attack.knows)
+
+
+def check_attack(setup: Setup) -> None:
+    """Refuses an attack that changes nothing in any round.
+
+    Raises:
+        ConfigError: so it is; says what to set.
+    """
+    attack, bad = setup.config.attack, setup.malicious
+    if not bad:
+        return
+    given, several = f"attack.name: {attack.name} given", counted(len(bad), "malicious client")
+    if isinstance(setup.schedule, Fixed):
+        rounds = setup.schedule.rounds
+        later = rounds[attack.start_round - 1 :] if len(rounds) > 1 else rounds
+        if set(bad).isdisjoint(client for clients in later for client in clients):
+            raise ConfigError(f"{given}; train.clients selects no malicious client")
+    if attack.name in ("label_flip", "backdoor") and not _poisons(setup):
+        raise ConfigError(
+            f"{given}; it changes no training sample of {several}: they have too few of the "
+            "classes that it is about (attack.source, attack.target, attack.poisoned)"
+        )
+    if attack.name not in OMNISCIENT:
+        return
+    sizes, benign = possible_sizes(setup), len(setup.partition.participants) - len(bad)
+    mixed = [(n, f) for n in sizes for f in range(max(1, n - benign), min(len(bad), n - 1) + 1)]
+    cohort = f"cohorts of {max(sizes)} of {counted(benign + len(bad), 'client')}"
+    if not mixed:
+        raise ConfigError(f"{given}; it needs a benign client beside it in a round: {cohort}")
+    alone = attack.knowledge == "own" and max(f for _, f in mixed) == 1
+    if alone and attack.name not in ("ipm", "mimic"):
+        raise ConfigError(
+            f"attack.knowledge: own given; {several}, in {cohort}, know one update, their own, "
+            f"which {attack.name} does not change; use benign, or more malicious clients"
+        )
+    if attack.name == "alie" and attack.scale is None and not any(alie_z(*m) for m in mixed):
+        raise ConfigError(
+            f"{given}; its z is 0 for {several} in {cohort}, so that they send the plain mean; set "
+            "attack.scale, such as 1.5, or more malicious clients"
+        )
+
+
+def _poisons(setup: Setup) -> bool:
+    """Whether any malicious client has a sample that the attack changes."""
+    attack, classes = setup.config.attack, setup.dataset.num_classes
+    for client in setup.malicious:
+        y = np.asarray(setup.dataset.y)[setup.partition.train[client]]
+        if attack.name == "backdoor":
+            about = Triggered(attack.target or 0, attack.source)
+            share = 0.5 if attack.poisoned is None else attack.poisoned
+            changed = math.floor(share * int(about.concerns(y).sum()) + 1e-9) > 0
+        elif attack.source is None:
+            changed = bool(((y >= 0) & (y != classes - 1 - y)).any())
+        else:
+            changed = bool((y == attack.source).any())
+        if changed:
+            return True
+    return False
+
+
+def possible_sizes(setup: Setup) -> Sequence[int]:
+    """The numbers of updates that the server may get in a round."""
+    schedule, clock = setup.schedule, setup.config.clock
+    most = setup.cohort_size
+    if isinstance(schedule, Buffered):
+        most = schedule.sizes(setup.roster)[0]
+    own = setup.config.train.schedule != "synchronous"
+    if own or isinstance(schedule, Poisson):
+        most = len(setup.partition.participants)
+    lost = (clock.availability, clock.trace, clock.deadline)
+    if own or isinstance(schedule, Poisson) or any(value is not None for value in lost):
+        return range(1, most + 1)
+    return sorted(set(schedule.sizes)) if isinstance(schedule, Fixed) else [most]

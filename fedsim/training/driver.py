@@ -43,10 +43,10 @@ from fedsim.training.environment import check_begun, describe, made, other_versi
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
-from fedsim.training.privacy import line_of_samples
+from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.resume import configuration, decisive, upgraded
 from fedsim.training.round import context, run_round
-from fedsim.training.setup import Setup, make_executor, prepare, start_of
+from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
@@ -101,6 +101,12 @@ class TrainingLoop:
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())
                 store.write_summary(summary, made(store.read_environment()))
+        rounds = store.read("rounds")
+        if (rounds["cohort_size"] <= rounds["dropped"]).all():
+            logger.warning(
+                "no client took part in any round, so that nothing was learned; see errors.csv, "
+                "clock.availability and clock.deadline"
+            )
         self.callbacks.end(summary)
         return RunStore(store.path)
 
@@ -280,7 +286,10 @@ def run(
     path = Path(out) if out else default_path(config.data.name, config.algorithm)
     check_free(path)
     begun = time.perf_counter()
-    setup, start = start_of(prepare(config))
+    setup = prepare(config)
+    check_effects(setup)
+    warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
+    setup, start = start_of(setup)
     followers = Callbacks(callbacks)
     with closing(make_executor(setup, session)) as executor, closing(followers):
         store = RunWriter.create(path)

@@ -9,6 +9,7 @@ forward pass: the network's initial one, which is 0, since clients do not federa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedsim.config.experiments import Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, EngineConfig
-from fedsim.core.errors import ConfigError, StoreError, nearest
+from fedsim.core.errors import ConfigError, StoreError, nearest, spelled
 from fedsim.core.files import CLIENTS, MODEL
 from fedsim.core.layout import FlatModel, as_tensor, layout_of
 from fedsim.core.reading import parse_json
@@ -242,6 +243,11 @@ def client_number(run: Path, config: RunConfig, client: int | str, flag: str = "
     if found:
         numbers = ", ".join(map(str, found))
         raise ConfigError(f"{flag} {client}: the clients {numbers} have this name; give a number")
+    numbered = re.fullmatch(r"(?:(?P<name>.*) \()?client (?P<number>\d{1,9})\)?", client)
+    if numbered and numbered["name"] in (None, *names):  # as tables of sites call it
+        return client_number(run, config, int(numbered["number"]), flag)
+    if (meant := spelled(client, names)) is not None:
+        return client_number(run, config, meant, flag)
     alike = [name for name in names if name.casefold() == client.casefold()] or names
     said = "have no names" if not names else "have other names" + nearest(client, alike)
     raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {said}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +26,8 @@ from fedsim.server.privacy import (
     noise_beside_count,
 )
 from fedsim.training.stacking import examples
+
+logger = logging.getLogger("fedsim")
 
 LITTLE_NOISE = 0.3
 """Standard deviation of the noise over the sensitivity below which epsilon is computed by RDP: it
@@ -119,6 +122,24 @@ def line_of_samples(config: RunConfig) -> str:
         f"q=min(1, {config.train.batch_size} / its samples), delta={dp.delta:g}, {accountant} "
         "accountant)"
     )
+
+
+def warn_of_delta(config: RunConfig, sizes: Sequence[int]) -> None:
+    """Warns of a delta that allows to publish what should be protected.
+
+    ``sizes`` are the training samples of each client that trains.
+    """
+    n, what = len(sizes), "clients"
+    if config.dp.level == "example":
+        n, what = max(sizes), "training samples of a client"
+    if config.dp.level is not None and config.dp.delta * n >= 1:
+        logger.warning(
+            "dp.delta=%g is not below 1 / %d %s: such a delta allows to publish one of them as it "
+            "is, whatever epsilon says; set dp.delta well below that",
+            config.dp.delta,
+            n,
+            what,
+        )
 
 
 def check_samples(algorithm: Algorithm, model: ModelSpec, flat: FlatModel) -> None:

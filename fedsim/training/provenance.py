@@ -22,6 +22,7 @@ from fedsim.algorithms.catalogue import chain
 from fedsim.config.experiments import Settings
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.files import sha256
 from fedsim.core.imports import module_of
 from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
@@ -69,17 +70,20 @@ class Data:
         labels: of the labels, in the same way.
         classes: of the names of the classes, in their order.
         dir: ``data.dir`` as it was given; not compared.
+        file: of the file that was read, where the samples depend on which of them are for training
+            (a table's scaling and gaps), so that they differ between partitions of the same data.
     """
 
     samples: str
     labels: str
     classes: str
     dir: str | None
+    file: str | None = None
 
     @property
     def short(self) -> str:
-        """One digest of all three, for tables."""
-        return shortened([getattr(self, part) for part in PARTS])
+        """One digest of all three, for tables; the same on all partitions of the data."""
+        return shortened([self.file or self.samples, self.labels, self.classes])
 
 
 def shortened(content: object) -> str:
@@ -136,7 +140,12 @@ def code_of(config: RunConfig) -> dict[str, Code]:
 def data_of(dataset: Dataset, folder: str | None) -> Data:
     """The digests of a data set as its reader gives it; ``folder`` is ``data.dir``."""
     classes = hashlib.sha256(json.dumps(dataset.class_names).encode()).hexdigest()
-    return Data(_sha256(dataset.x, dataset.words), _sha256(dataset.y), classes, folder)
+    info = data.find(dataset.name)
+    fitted = folder if info is not None and info.prepared else None
+    return Data(
+        samples=_sha256(dataset.x, dataset.words), labels=_sha256(dataset.y), classes=classes,
+        dir=folder, file=None if fitted is None else sha256(Path(fitted)),
+    )  # fmt: skip
 
 
 def _sha256(array: Array, words: tuple[str, ...] = ()) -> str:
@@ -165,7 +174,10 @@ class Provenance:
 
     def record(self) -> dict[str, object]:
         """As env.json has it."""
-        digests = {} if self.data is None else {"data": asdict(self.data)}
+        digests = {}
+        if self.data is not None:
+            known = {k: v for k, v in asdict(self.data).items() if v is not None or k != "file"}
+            digests = {"data": known}
         return {"code": {role: asdict(code) for role, code in self.code.items()}, **digests}
 
     @classmethod
@@ -181,7 +193,8 @@ class Provenance:
             digests = None
             if "data" in known:
                 parts = {part: _digest(known["data"][part]) for part in PARTS}
-                digests = Data(**parts, dir=None)
+                file = known["data"].get("file")
+                digests = Data(**parts, dir=None, file=None if file is None else _digest(file))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{run / 'env.json'}: damaged: 'code' or 'data' is not what fedsim writes there; "

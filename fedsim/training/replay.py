@@ -37,7 +37,7 @@ from fedsim.training.recorded import COMPARED, Comparison, Difference, Recorded
 from fedsim.training.rerun import Rerun, opened
 from fedsim.training.resume import FREE
 from fedsim.training.schedule import Pass, Roster, RoundPlan, Schedule
-from fedsim.training.setup import Setup, assemble, make_executor, start_of
+from fedsim.training.setup import Setup, assemble, check_effects, make_executor, start_of
 
 REFUSED: Mapping[str, str] = {
     "data.": "the clients and their samples are those of the run",
@@ -201,6 +201,13 @@ def replay(
         check(rerun, changed, round, last)
         out = frozenset(client_number(path, rerun.setup.config, c, "--without") for c in without)
         config = configuration(path, rerun, {**measured, **changed})
+        attacked = any(key.startswith("attack.") for key in changed)
+        if attacked and config.attack.name is not None and config.attack.start_round > last:
+            raise ConfigError(
+                f"attack.start_round: {config.attack.start_round} given; the attack starts after "
+                f"the replayed rounds, the last of which is {last}; --attack none replays them "
+                "without one"
+            )
         start = rerun.state(round - 1)
         if measured:
             plain = assembled(rerun.setup, configuration(path, rerun, measured))
@@ -223,6 +230,7 @@ def replay(
     if not changed and not out:
         return Replay(run=path, original=original, unlike=unlike)
     setup = assembled(rerun.setup, config)
+    check_effects(setup)
     state, fresh = carried(rerun.setup, setup, start)
     if out:
         setup = replace(setup, schedule=Without(setup.schedule, out))

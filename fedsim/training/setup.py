@@ -22,6 +22,7 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel
+from fedsim.core.plurals import counted
 from fedsim.core.types import (
     I64,
     Dataset,
@@ -43,6 +44,7 @@ from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
 from fedsim.models.libraries import library_of
 from fedsim.models.weights import Loaded
+from fedsim.server import Bucketing
 from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
 from fedsim.storage.checkpoint import ServerState
@@ -51,7 +53,7 @@ from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
 from fedsim.training.asynchronous import Buffered
-from fedsim.training.attacks import attack_of
+from fedsim.training.attacks import attack_of, check_attack, possible_sizes
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
 from fedsim.training.oort import Oort
@@ -302,6 +304,22 @@ def assemble(
         algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
         setup = replace(setup, algorithm=algorithm, budget=budget)
     return setup
+
+
+def check_effects(setup: Setup) -> None:
+    """Refuses an attack without effect, and buckets of more updates than a round has.
+
+    Raises:
+        ConfigError: there is one; says what to set.
+    """
+    check_attack(setup)
+    most = max(possible_sizes(setup))
+    for step in setup.algorithm.server.receive:
+        if isinstance(step, Bucketing) and step.size > most:
+            raise ConfigError(
+                f"bucketing.size: {step.size} given; a round has at most "
+                f"{counted(most, 'update')}, so that the mean of all is left"
+            )
 
 
 def _check_sizes(algorithm: Algorithm, clients: int) -> None:

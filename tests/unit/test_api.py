@@ -180,3 +180,12 @@ def test_the_public_names():
     assert all(hasattr(fedsim, name) for name in fedsim.__all__)
     with pytest.raises(AttributeError, match="no attribute 'agregate'"):
         fedsim.agregate  # noqa: B018
+
+
+def test_public_names_are_completed():
+    assert set(fedsim.__all__) <= set(dir(fedsim))
+
+
+def test_methods_have_their_printed_names():
+    config = fedsim.RunConfig(algorithm="FedProx", server="FedGH, FedLD (released)")
+    assert (config.algorithm, config.server) == ("fedprox", "fedgh,fedld_released")

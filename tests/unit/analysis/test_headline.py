@@ -11,11 +11,24 @@ import pandas as pd
 import pytest
 from matplotlib.collections import QuadMesh
 
-from analysis import AnalysisError, classes, clients, curves, headline, panels, series, style
+from analysis import (
+    AnalysisError,
+    classes,
+    clients,
+    curves,
+    headline,
+    paired,
+    panels,
+    plain,
+    series,
+    style,
+)
 from analysis.files import class_names
+from analysis.outcome import outcome
 from analysis.panels import Panel
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
+from analysis.stats import FEWEST
 from analysis.tables import scored
 from tests.unit.analysis.run_files import NAMES, PRESENT, groups_of, rows, run_of, write_run
 from tests.unit.analysis.test_figures import drawn
@@ -26,7 +39,7 @@ CLASSES = "round,label,support,recall,precision"
 def found(root: Path, baseline: str | None = None, score: str = "accuracy") -> list[str]:
     groups = group(completed(summaries(find([root])[0]), [score]))
     table = scored(groups, score, "final", baseline)
-    return headline.findings({"": groups}, score, baseline, table)
+    return headline.findings(outcome({"": groups}, score, {}), baseline, {"": table})
 
 
 def runs_of(root: Path, **accuracies: tuple[float, ...]) -> None:
@@ -70,13 +83,29 @@ def test_one_comparison_and_none_that_can_be_tested(tmp_path: Path) -> None:
     told = found(tmp_path / "no", "fedavg")[1]
     assert told.startswith("The comparison with FedAvg is not significant. Power:")
     assert found(*runs_one_seed(tmp_path / "one"), "fedavg")[1] == (
-        "No comparison with FedAvg can be tested: a test needs two common seeds whose differences "
+        "No comparison with FedAvg can be tested: a test needs 3 common seeds whose differences "
         "vary."
     )
     groups = group(completed(summaries(find([tmp_path / "one"])[0]), ["accuracy"]))
     caption = scored(groups, "accuracy", "final", "fedavg").caption
     assert "over the seeds that both have, with its 95 % t interval. p is not" in caption
     assert "0 comparison" not in caption
+
+
+@pytest.mark.parametrize("test", [paired.T, paired.Test("bayes", 0.001)])
+def test_two_seeds_are_bold_in_no_table_and_significant_in_no_sentence(
+    test: paired.Test, tmp_path: Path
+) -> None:
+    # differences 0.3000 and 0.3001: a t test over the two would have p 0.0001
+    runs_of(tmp_path, fedavg=(0.5, 0.51), fedld=(0.8, 0.8101))
+    groups = group(completed(summaries(find([tmp_path])[0]), ["accuracy"]))
+    table = scored(groups, "accuracy", "final", "fedavg", test)
+    assert not [cell for row in table.rows for cell in row if "**" in cell or "*" in cell]
+    assert f"Nothing is bold here: a test needs {FEWEST} seeds" in table.caption
+    if not test.bayes:
+        told = outcome({"": groups}, "accuracy", {})
+        assert "no test is possible" in headline.findings(told, None, {"": table})[0]
+        assert "too few partitions to tell" in plain.summary(told)[1]
 
 
 def test_equal_means_have_no_leader(tmp_path: Path) -> None:
@@ -92,8 +121,8 @@ def test_methods_without_all_runs_are_named_and_not_called_best(tmp_path: Path) 
     runs_of(tmp_path / "above", fedavg=(0.7, 0.72, 0.1), fedld=(0.75, 0.78), moon=(0.5, 0.53, 0.0))
     first, second = found(tmp_path / "above")
     assert first.startswith("FedAvg has the highest final test accuracy of the methods with all")
-    # fedld minus fedavg: 0.05 0.06, p 0.058; moon: -0.2 -0.19 -0.1, p 0.037
-    assert first.endswith(", but **does not differ significantly** from any other.")
+    # moon minus fedavg: -0.2 -0.19 -0.1, p 0.037; fedld has two seeds, which no test takes
+    assert first.endswith("; significantly above MOON, not significantly above FedLD.")
     assert second == (
         "**Incomplete: FedLD (2 of 3 runs).** These methods lack the value of runs that others "
         "have: their means are over other runs than those of the others, and they are never called "
@@ -134,19 +163,19 @@ def test_the_first_figure_shows_means_seeds_and_the_guess(tmp_path: Path) -> Non
     for folder in tmp_path.glob("*"):
         rows(folder, "classes", CLASSES, "1,0,30,0.9,1", "1,1,10,0.4,1")
     groups = group(completed(summaries(find([tmp_path])[0]), ()))
-    shown = headline.draw({"": groups}, "accuracy")
+    shown = headline.draw(outcome({"": groups}, "accuracy", {}))
     (axes,) = shown.figure.axes
     seeds = [line for line in axes.lines if line.get_marker() == "|" and len(line.get_xdata()) == 2]
     assert [sorted(line.get_xdata()) for line in seeds[:2]] == [
         pytest.approx([50, 70]), pytest.approx([90, 98]),
     ]  # fmt: skip
-    assert [text.get_text() for text in axes.texts] == ["60", "94"]
+    assert [text.get_text() for text in axes.texts] == ["60.00", "94.00"]
     # 30 of 40 samples are of class 0
     assert [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == ":"] == [75]
     # 94 +- 12.7 * 4 ends at 100 per cent, 60 +- 127 at 0
     ends = [path.vertices[:, 0] for c in axes.collections for path in c.get_paths()]
     assert [list(end) for end in ends] == [[0, 100], [pytest.approx(43.175, abs=1e-3), 100]]
-    assert "FedAvg 60, FedLD 94" in shown.alt
+    assert "FedAvg 60.00, FedLD 94.00" in shown.alt
 
 
 def test_many_methods_become_small_multiples(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from analysis import (
     units,
 )  # fmt: skip
 from analysis.cli import main
+from analysis.outcome import outcome
 from analysis.panels import Drawing
 from analysis.runs import find, group, summaries, unit_among
 from fedsim.config import experiments
@@ -175,8 +176,11 @@ def test_detectable_differences_of_small_designs(n: int, level: float) -> None:
     assert power == pytest.approx(0.8, abs=1e-5)
 
 
-def test_runs_on_several_partitions_are_refused_without_a_unit(runs: Path) -> None:
-    done = invoke("table", runs)
+def test_partitions_are_the_unit_where_there_are_several(runs: Path) -> None:
+    unset, partition = (invoke("table", runs, *of) for of in ((), ("--unit", "partition")))
+    assert (unset.exit_code, unset.output) == (0, partition.output)
+    assert "Unit: the partition of the data" in unset.output
+    done = invoke("table", runs, "--unit", "seed")
     assert done.exit_code == 2
     assert done.output.count("\n") == 1
     assert "the runs differ in data.seed (0, 1, 2)" in done.output
@@ -376,9 +380,10 @@ def test_figures_say_their_unit(many: Path) -> None:
     assert "Mean over 3 partitions of the data, bar: 95 % t interval over the partitions." in (
         by_group.caption
     )
-    first = headline.draw(found, "accuracy")
-    assert first.caption.endswith(
-        "mean, 95 % confidence interval over partitions, and each partition."
+    first = headline.draw(outcome(found, "accuracy", {}))
+    assert first.caption == (
+        "Final test accuracy, on the common test part: mean, 95 % confidence interval over "
+        "partitions, and each partition."
     )
 
 

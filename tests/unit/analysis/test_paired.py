@@ -122,6 +122,34 @@ def test_two_one_sided_signed_rank_tests_by_hand() -> None:
     assert p == pytest.approx(3 / 32)
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.005])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("kind", ["t", "corrected", "wilcoxon"])
+def test_equal_differences_are_practically_equal_over_five_units_or_more(
+    kind: paired.Kind, count: int, shift: float
+) -> None:
+    """Signed ranks of n differences of one sign have p 2^-n; a t test of them does not exist."""
+    values = pd.Series(OURS[:count])
+    test = stats.Test(kind, 0.01, 0.25 if kind == "corrected" else 0.0)
+    (_, cell) = stats.cells({"": {"a": values, "b": values + shift}}, "a", test)
+    assert cell.comparison is not None
+    wanted = 2.0**-count if kind == "wilcoxon" else float(count < 5)
+    assert cell.comparison.equal == pytest.approx(wanted)
+    assert cell.verdict == ("not decidable" if count < 5 else "practically equal")
+    at_the_border = paired.equivalence(np.full(count, 0.62 - 0.61), 1e-12, test)
+    assert at_the_border == 1
+
+
+def test_accuracies_on_a_grid_are_wrongly_called_equal_in_at_most_five_of_a_hundred() -> None:
+    rng = np.random.default_rng(9)
+    for count in (2, 3, 4, 5):
+        noise = rng.normal(0, 0.007, (2, 1000, count))
+        ours, theirs = np.round(0.6 + noise, 2) + np.array([0.02, 0.0])[:, None, None]
+        ps = [paired.equivalence(d, 1e-12, stats.Test("t", 0.02)) for d in ours - theirs]
+        # 1,000 draws: 5 % and three standard errors of 0.7 %
+        assert np.mean(np.array(ps) < 0.05) < 0.071, count
+
+
 @pytest.mark.parametrize("kind", ["t", "corrected", "wilcoxon", "bayes"])
 def test_the_same_values_are_practically_equal(kind: paired.Kind) -> None:
     same = pd.Series(OURS)

@@ -14,12 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 from matplotlib.figure import Figure
 
-from analysis import AnalysisError, curves, partition, style
+from analysis import AnalysisError, curves, panels, partition, style
 from analysis.cli import main
 from analysis.files import csv_text, read_partition, read_table
 from analysis.runs import (
     Group,
     conditions,
+    default_by,
     differing,
     find,
     group,
@@ -129,12 +130,15 @@ def test_one_method_with_two_hyperparameters_is_not_averaged(runs: Path) -> None
 
 def test_hyperparameter_named_none_is_a_value_and_empty_is_not(runs: Path) -> None:
     for seed, (form, order) in enumerate((("None", "None"), ("None", "random"), ("", ""))):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, order=order)
-    with pytest.raises(AnalysisError, match=r"margin=None differ in order \(None, random\)"):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], margin=form, **{"fedprox.order": order})
+    with pytest.raises(
+        AnalysisError, match=r"margin=None differ in fedprox.order \(None, random\)"
+    ):
         groups_of(runs)
-    labels = [g.label for g in groups_of(runs, "algorithm", "order")]
+    labels = [g.label for g in groups_of(runs, "algorithm", "fedprox.order")]
     assert labels[1:4] == [
-        "fedprox", "fedprox, margin=None, order=None", "fedprox, margin=None, order=random",
+        "fedprox", "fedprox, margin=None, fedprox.order=None",
+        "fedprox, margin=None, fedprox.order=random",
     ]  # fmt: skip
 
 
@@ -200,8 +204,8 @@ def test_values_that_are_nearly_equal_are_not_averaged(runs: Path) -> None:
 
 def test_many_values_are_not_all_named(runs: Path) -> None:
     for seed in range(12):
-        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], mu=float(seed))
-    with pytest.raises(AnalysisError, match=r"mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
+        make_run(runs, "fedprox", seed, [0.1, 0.2, 0.3], **{"fedprox.mu": float(seed)})
+    with pytest.raises(AnalysisError, match=r"fedprox.mu \(0, 1, 2, 3, 4, 5, 6, 7 and 4 more\)"):
         groups_of(runs)
 
 
@@ -637,3 +641,71 @@ def test_a_label_may_be_tuned_for_each_partition(tmp_path: Path) -> None:
     table.loc[table.index[0], "train.lr"] = 0.5
     with pytest.raises(AnalysisError, match=r"the runs of fedavg differ in train\.lr \(0.1, 0.5\)"):
         group(table, ("label",), "partition")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rounds": 9},
+        {"clock.mode": "async", "async.buffer": 5, "rounds": 9},
+        {"clock.samples_per_second": 100},
+        {"attack.name": "alie", "attack.scale": 1.5},
+        {"dataset": "retinamnist", "num_clients": 9, "data.partition": "shards"},
+        {"evaluation.every": 5, "model": "mlp"},
+    ],
+)  # fmt: skip
+def test_rows_with_a_name_are_groups_whatever_differs(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    for seed in (0, 1):
+        run_of(tmp_path, "fedavg", seed, [0.5], label="one")
+        run_of(tmp_path, "fedavg", seed, [0.5], label="other", **settings)
+    assert [(one.label, len(one.runs)) for one in groups_of(tmp_path, "label")] == [
+        ("one", 2), ("other", 2),
+    ]  # fmt: skip
+    with pytest.raises(AnalysisError, match=f"differ in .*{next(iter(settings))}"):
+        groups_of(tmp_path, "algorithm")
+    run_of(tmp_path, "fedprox", 2, [0.5], label="one", **settings)
+    with pytest.raises(AnalysisError, match="the runs of one differ"):
+        groups_of(tmp_path, "label")
+
+
+def test_runs_without_a_name_are_told_apart_by_what_they_differ_in(runs: Path) -> None:
+    make_run(runs, "fedprox", 1, [0.1, 0.2, 0.3], alpha=0.1, **{"data.seed": 3})
+    table = summaries(find([runs])[0])
+    assert default_by(table) == ["label", "alpha"]
+    assert default_by(table[table["algorithm"] == "fedld"]) == ["label"]
+    shown = invoke("table", runs, "--at", "final")
+    assert "| FedProx, alpha=0.1 | 1 |" in shown.stdout
+    assert shown.stderr == "the runs differ in alpha: grouped as with --by label --by alpha\n"
+
+
+def test_a_run_that_is_repeated_counts_once(tmp_path: Path) -> None:
+    first, last = (run_of(tmp_path / name, "fedld", 0, [0.5, 0.6]) for name in "ab")
+    shown = invoke("table", tmp_path, "--at", "final")
+    assert "| FedLD | 1 | 60.00 |" in shown.stdout
+    assert shown.stderr == f"left out {first}: a later run is the same\n"
+    (last / "summary.csv").write_text((last / "summary.csv").read_text().replace("0.6", "0.7"))
+    assert "two runs with seed 0" in invoke("table", tmp_path).stderr
+
+
+def test_a_method_has_its_line_whatever_it_is_called(tmp_path: Path) -> None:
+    for label, algorithm in (("plain", "fedavg"), ("FedAvg", "fedprox"), (None, "fedgh")):
+        run_of(tmp_path, algorithm, 0, [0.5], label=label)
+    groups = groups_of(tmp_path, "label")
+    got = panels.facet_lines({"": groups})
+    assert got == {"plain": style.LINES["fedavg"], "FedAvg": style.LINES["fedprox"],
+                   "fedgh": style.LINES["fedgh"]}  # fmt: skip
+    assert style.lines(["FedAvg", "fedprox, fedprox.mu=1"]) == {
+        "FedAvg": style.LINES["fedavg"], "fedprox, fedprox.mu=1": style.LINES["fedprox"],
+    }  # fmt: skip
+
+
+def test_lines_that_cover_each_other_are_seen(tmp_path: Path) -> None:
+    """FedProx above FedAvg: the one below is wider."""
+    for method in ("fedavg", "fedprox"):
+        make_run(tmp_path, method, 0, [0.1, 0.2, 0.3])
+    axes = curves.figure(groups_of(tmp_path), ["test_accuracy"]).axes[0]
+    below, above = axes.lines
+    assert below.get_label() == "FedAvg"
+    assert below.get_linewidth() > above.get_linewidth() + 0.8

@@ -191,7 +191,7 @@ def test_one_seed_has_no_interval_and_nothing_bold(tmp_path: Path) -> None:
     assert got.head == ["Method", "Seeds", "Accuracy (%)", "Std (points)"]
     assert got.rows[1] == ["FedLD", "1", "60.00", "n/a"]
     assert "±" not in got.caption
-    assert "a test needs two seeds" in got.caption
+    assert "a test needs 3 seeds" in got.caption
 
 
 def test_all_scores_side_by_side(runs: Path) -> None:

@@ -13,9 +13,12 @@ from scipy import stats
 from analysis import AnalysisError, plain, tables
 from analysis.cli import main
 from analysis.layout import FORMATS
-from analysis.runs import find, summaries
-from analysis.sites import gathered
-from tests.unit.analysis.run_files import groups_of, rows, run_of
+from analysis.outcome import outcome
+from analysis.panels import Facets
+from analysis.runs import find, group, summaries, unit_among
+from analysis.scores import completed
+from analysis.sites import BY_SITE, gathered
+from tests.unit.analysis.run_files import rows, run_of
 
 NAMES = ("Zürich & Söhne", "clinic_b", "St. Mary's, ward 2")
 Accuracies = Mapping[str, Sequence[Sequence[float]]]
@@ -23,13 +26,14 @@ Accuracies = Mapping[str, Sequence[Sequence[float]]]
 
 def sites(
     root: Path, accuracies: Accuracies, tuned: Accuracies | None = None,
-    names: Sequence[str] = NAMES,
+    names: Sequence[str] = NAMES, unit: str = "partition",
 ) -> None:  # fmt: skip
-    """Runs with a final_clients.csv: by method and seed the accuracy of each site."""
+    """Runs with a final_clients.csv: by method and partition the accuracy of each site."""
     header = "client_id,held_out,split,num_samples,loss,accuracy,finetuned_loss,finetuned_accuracy"
     for method, by_seed in accuracies.items():
         for seed, values in enumerate(by_seed):
-            run = run_of(root, method, seed, [0.3])
+            drawn = {"data.seed": seed} if unit == "partition" else {"data.seed": 0}
+            run = run_of(root, method, 0 if unit == "partition" else seed, [0.3], **drawn)
             fine = (tuned or {}).get(method)
             lines = [
                 f"{client},0,own_test,20,1.0,{value},,{'' if fine is None else fine[seed][client]}"
@@ -37,7 +41,8 @@ def sites(
             ]
             rows(run, "final_clients", header, *lines)
             of = pd.DataFrame({"client_id": range(len(values)), "label": 0, "name": names})
-            of = of.assign(train_samples=100 + of["client_id"], test_samples=20)
+            trained = 100 + of["client_id"] + (seed == 0) * (len(by_seed) > 3)
+            of = of.assign(train_samples=trained, test_samples=20)
             of.to_csv(run / "partition.csv", index=False)
 
 
@@ -64,12 +69,12 @@ def test_each_site_by_name_with_its_samples_and_whom_federation_helps(tmp_path: 
     told = {row[0]: row[1] for row in differences.rows}
     # differences 0.20 0.19 0.21: mean 0.20, std 0.01, half-width 0.0248
     assert told[NAMES[0]] == "+20.00 [+17.52, +22.48] **helps**"
-    assert told[NAMES[1]].endswith("**does not help**")
+    assert told[NAMES[1]].endswith("**harms**")
     assert told[NAMES[2]].endswith(" cannot be told")
     assert "Approach minus Local at the same site" in differences.caption
 
 
-def test_p_values_are_paired_over_seeds_and_corrected_over_the_sites(tmp_path: Path) -> None:
+def test_p_values_are_paired_over_partitions_and_corrected_over_the_sites(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
     _, differences = make(tmp_path)
     shown = differences.data.set_index("site")
@@ -78,7 +83,7 @@ def test_p_values_are_paired_over_seeds_and_corrected_over_the_sites(tmp_path: P
         assert shown["p"][name] == pytest.approx(stats.ttest_rel(ours, theirs).pvalue)
     smallest = shown["p"].min()
     assert shown["p_holm"][shown["p"].idxmin()] == pytest.approx(3 * smallest)
-    assert shown["verdict"].tolist() == ["helps", "does not help", "cannot be told"]
+    assert shown["verdict"].tolist() == ["helps", "harms", "cannot be told"]
     assert shown["num_samples"].tolist() == [100, 101, 102]
 
 
@@ -89,16 +94,91 @@ def test_fine_tuned_models_are_approaches_of_their_own(tmp_path: Path) -> None:
     assert levels.rows[0][5].startswith("90.00")
 
 
-def test_two_seeds_are_too_few_to_tell(tmp_path: Path) -> None:
-    sites(tmp_path, {method: of[:2] for method, of in CLEAR.items()})
+@pytest.mark.parametrize(("unit", "count"), [("partition", 2), ("seed", 2), ("seed", 3)])
+def test_seeds_and_two_partitions_are_too_few_to_tell(
+    unit: str, count: int, tmp_path: Path
+) -> None:
+    sites(tmp_path, {method: of[:count] for method, of in CLEAR.items()}, unit=unit)
     _, differences = make(tmp_path)
     assert all(row[1].endswith("cannot be told") for row in differences.rows)
-    assert "Too few seeds to tell: at least 3 are needed." in differences.caption
+    assert differences.rows[0][1].startswith("+20.00 [" if count == 3 else "+19.50 [")
+    assert "Too few partitions to tell: at least 3 are needed" in differences.caption
+    assert set(differences.data["verdict"]) == {"cannot be told"}
+
+
+def test_numbers_of_samples_that_differ_by_partition_are_means(tmp_path: Path) -> None:
+    sites(tmp_path, {method: [*of, of[0]] for method, of in CLEAR.items()})
+    levels, _ = make(tmp_path)
+    # 101 on one of four partitions, 100 on the others
+    assert levels.data.set_index("site")["num_samples"][NAMES[0]].tolist() == [100.25] * 2
+    assert levels.rows[0][1] == "100"
+    assert "means over the partitions" in levels.caption
+
+
+def test_the_same_difference_everywhere_has_no_interval(tmp_path: Path) -> None:
+    sites(tmp_path, {"local": [[0.5] * 3] * 4, "fedavg": [[0.6] * 3] * 4})
+    _, differences = make(tmp_path)
+    assert differences.rows[0][1] == "+10.00 cannot be told"
+    assert "which does not tell how they vary" in differences.caption
+
+
+def test_on_samples_that_are_the_same_for_all_nothing_helps(tmp_path: Path) -> None:
+    """Personalised methods have rows of each client on the common test part."""
+    header = "round,client_id,group,split,num_samples,loss,accuracy"
+    for method, accuracy in (("local", 0.5), ("fedbn", 0.8)):
+        for draw in range(4):
+            run = run_of(tmp_path, method, 0, [0.3], **{"data.seed": draw})
+            lines = (f"1,{client},,test,400,1,{accuracy + draw / 1e3}" for client in range(3))
+            rows(run, "evaluations", header, *lines)
+            of = pd.DataFrame({"client_id": range(3), "label": 0, "name": NAMES})
+            of.assign(train_samples=9, test_samples=20).to_csv(run / "partition.csv", index=False)
+    levels, differences = make(tmp_path)
+    for table in (levels, differences):
+        assert "the common test part, the same samples for all sites," in table.caption
+        assert "own test samples by" not in table.caption
+        assert set(table.data["split"]) == {"test"}
+    assert set(differences.data["verdict"]) == {"cannot be told"}
+    assert screen(tmp_path)[-1].startswith("Whom it helps is not known: that needs results on test")
+
+
+def test_headings_of_many_approaches_are_short(tmp_path: Path) -> None:
+    """So that the table fits a page; the caption says what ± is."""
+    methods = ("fedavg", "fedprox", "fedadam", "moon", "scaffold", "fedld")
+    sites(tmp_path, {"local": CLEAR["local"]} | dict.fromkeys(methods, CLEAR["fedavg"]))
+    levels, _ = make(tmp_path)
+    assert len(levels.head) == 10
+    assert not [head for head in levels.head if "CI" in head]
+    assert "±: half-width of the 95 % confidence interval" in levels.caption
+
+
+def test_a_site_that_never_trained_is_marked_and_not_compared(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR)
+    for file in tmp_path.glob("*/final_clients.csv"):
+        file.write_text(file.read_text().replace("\n1,0,", "\n1,1,"))
+    levels, differences = make(tmp_path)
+    assert levels.rows[1][0] == f"{NAMES[1]} (held out)"
+    assert levels.rows[1][4].startswith("60.33")
+    assert differences.rows[1] == [f"{NAMES[1]} (held out)", "\N{EN DASH}"]
+    # the means are over the other two: 0.7, 0.705, 0.71
+    assert "(70.50 %, mean over the participants)" in screen(tmp_path)[1]
+    assert NAMES[1] not in screen(tmp_path)[2]
+
+
+def screen(root: Path, score: str = "accuracy") -> list[str]:
+    """The sentences of a report's first screen."""
+    groups = of_runs(root, score)
+    sites_by = gathered(groups, score=score if score in BY_SITE else "accuracy")
+    return plain.summary(outcome(groups, score, sites_by))
+
+
+def of_runs(root: Path, *scores: str) -> Facets:
+    table = completed(summaries(find([root])[0]), scores)
+    return {"": group(table, ("algorithm",), unit_among(table, ("algorithm",), None))}
 
 
 def test_without_a_local_run_the_table_says_that_one_is_needed(tmp_path: Path) -> None:
     sites(tmp_path, {"fedavg": CLEAR["fedavg"]})
-    run_of(tmp_path, "fedprox", 0, [0.3])
+    run_of(tmp_path, "fedprox", 0, [0.3], **{"data.seed": 0})
     (levels,) = make(tmp_path)
     assert "run the same with `-a local`" in levels.caption
     assert "No accuracies by site: FedProx" in levels.caption
@@ -119,9 +199,12 @@ def test_clients_without_names_and_sites_of_the_same_name_are_told_apart(tmp_pat
     sites(tmp_path / "same", CLEAR, names=("eye", "eye", "ear"))
     levels, _ = make(tmp_path / "same")
     assert [row[0] for row in levels.rows] == ["eye (client 0)", "eye (client 1)", "ear"]
-    sites(tmp_path / "none", CLEAR, names=("", "", ""))
+    sites(tmp_path / "none", CLEAR, names=("", "", ""), unit="seed")
     levels, _ = make(tmp_path / "none")
     assert [row[0] for row in levels.rows] == ["client 0", "client 1", "client 2"]
+    sites(tmp_path / "drawn", CLEAR, names=("", "", ""))
+    with pytest.raises(AnalysisError, match="clients without names are other ones on each"):
+        make(tmp_path / "drawn")
 
 
 def test_runs_on_other_sites_are_refused(tmp_path: Path) -> None:
@@ -149,27 +232,78 @@ def test_every_format_has_the_names(suffix: str, tmp_path: Path) -> None:
     assert "cannot be told" in text
 
 
-def test_the_report_says_whom_the_best_federated_method_helps(tmp_path: Path) -> None:
+def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
-    groups = groups_of(tmp_path)
-    found = gathered({"": groups})
-    compared, result, whom = plain.summary({"": groups}, "accuracy", found)
-    assert compared.startswith("Compared: FedAvg and Local on digits, each trained 3 times")
-    assert "best accuracy" in result
+    compared, result, whom = screen(tmp_path)
+    assert compared == (
+        "Compared: Local and FedAvg on digits, each trained 3 times with other random numbers, on "
+        "3 divisions of the data into training and test samples (6 runs)."
+    )
+    # means over the sites 0.6667 0.6733 0.6733, against 0.6333 0.71 0.6767
+    assert result == (
+        "Local has the best accuracy on the participants' own test samples (67.33 %, mean over the "
+        "participants); compared with others that **may be chance**."
+    )
     assert whom == (
-        f"Compared with training alone, FedAvg **helps** {NAMES[0]}; **does not help** {NAMES[1]}; "
+        f"Compared with training alone, FedAvg **helps** {NAMES[0]}; **harms** {NAMES[1]}; "
         f"for {NAMES[2]} it cannot be told."
     )
-    assert "simulations" in plain.unknown({"": groups}, [])[0]
+    assert "simulations" in plain.unknown(outcome(of_runs(tmp_path), "accuracy", {}), [])[0]
+
+
+def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3}, unit="seed")
+    compared, result, whom = screen(tmp_path)
+    assert "Local; FedAvg; FedAvg, fine-tuned; on digits" in compared
+    assert result == (
+        "FedAvg, fine-tuned has the best accuracy on the participants' own test samples (90.00 %, "
+        "mean over the participants), but all runs share one division of the data: too few "
+        "partitions to tell whether that is more than its chance."
+    )
+    assert whom == (
+        f"Whether any approach that trains together helps {NAMES[0]}, {NAMES[1]} and {NAMES[2]}, "
+        "compared with training alone, cannot be told: too few partitions to tell."
+    )
+
+
+def test_a_score_without_values_by_site_is_said_once(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR)
+    assert "are about accuracy; AUC is in the tables under Results." in screen(tmp_path, "auc")[1]
+    assert "Results by participant" not in "".join(screen(tmp_path, "loss"))
+
+
+def test_the_loss_is_compared_by_site_where_the_report_is_about_it(tmp_path: Path) -> None:
+    sites(tmp_path, CLEAR)
+    for run in tmp_path.iterdir():
+        frame = pd.read_csv(run / "final_clients.csv")
+        frame.assign(loss=1 - frame["accuracy"]).to_csv(run / "final_clients.csv", index=False)
+        (run / "rounds.csv").write_text("round,test_accuracy,test_loss\n1,0.3,1.0\n")
+    assert (
+        "lowest loss on the participants' own test samples (0.3267 nats"
+        in (screen(tmp_path, "loss")[1])
+    )
+    # a higher accuracy is a lower loss here: the verdicts are the same
+    assert screen(tmp_path, "loss")[2] == screen(tmp_path)[2]
 
 
 def test_the_report_names_the_methods_without_results_by_site(tmp_path: Path) -> None:
     sites(tmp_path, {"local": CLEAR["local"]})
-    for seed in range(3):
-        run_of(tmp_path, "fedavg", seed, [0.7])
-    groups = groups_of(tmp_path)
-    told = plain.summary({"": groups}, "accuracy", gathered({"": groups}))[2]
-    assert told == (
+    for draw in range(3):
+        run_of(tmp_path, "fedavg", 0, [0.7], **{"data.seed": draw})
+    assert screen(tmp_path)[2] == (
         "Whom it helps is not known: that needs results by participant of FedAvg, too "
         "(`--evaluate-clients-every`)."
     )
+    sites(tmp_path, {"fedprox": CLEAR["fedavg"]})
+    assert (
+        "for want of results by participant (`--evaluate-clients-every`): FedAvg."
+        in (screen(tmp_path)[1])
+    )
+
+
+def test_a_study_of_attacks_asks_another_question(tmp_path: Path) -> None:
+    for method in ("fedavg", "krum"):
+        run_of(tmp_path / "none", method, 0, [0.7])
+        run_of(tmp_path / "alie", method, 0, [0.7], **{"attack.name": "alie"})
+    assert screen(tmp_path / "none")[2].startswith("Whom it helps is not known")
+    assert len(screen(tmp_path / "alie")) == 2

@@ -229,7 +229,7 @@ def leading_by_hand(values: dict[str, dict[Any, float]], lowest: bool) -> str | 
             common = of.keys() & theirs.keys()
             pairs = zip(units(of, common), units(theirs, common), strict=True)
             differences = [(b - a if lowest else a - b) for a, b in pairs]
-            if len(differences) < 2 or np.ptp(differences) < 1e-9:
+            if len(differences) < stats.FEWEST or np.ptp(differences) < 1e-9:
                 break
             t = np.mean(differences) / (np.std(differences, ddof=1) / len(differences) ** 0.5)
             p.append(2 * scipy_stats.t.sf(abs(t), len(differences) - 1))
@@ -250,7 +250,7 @@ def test_bold_is_complete_and_better_than_each_over_common_units(
     rng = np.random.default_rng([nested, lowest])
     bold = 0
     for _ in range(tables):
-        methods, count = int(rng.integers(2, 5)), int(rng.integers(1, 7))
+        methods, count = int(rng.integers(2, 5)), int(rng.integers(1, 9))
         runs = [(p, s) for p in range(count) for s in (0, 1)] if nested else list(range(count))
         hard = rng.normal(0, 0.3, count)
         values: dict[str, dict[Any, float]] = {}

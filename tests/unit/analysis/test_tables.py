@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from analysis import layout, tables
 from analysis.cli import main
 from analysis.layout import EMPTY, PERCENT, PLAIN, p_value
 from analysis.runs import Group, find, group, summaries
-from analysis.scores import completed
+from analysis.scores import OTHERS, completed
 from analysis.stats import cells, reference
 from tests.unit.analysis.run_files import groups_of, rows, run_of
 
@@ -396,3 +397,83 @@ def test_an_impossible_difference_is_never_called_detectable(
     assert made.rows[1][-1] == "too few seeds"
     assert f"Power: too few seeds to tell; with {seeds} seeds" in made.caption
     assert "detected" not in made.caption
+
+
+def measured(
+    root: Path, method: str, seed: int, metric: str, *values: float, **other: object
+) -> None:
+    """A run whose metric differs between seeds, in every column that summary.csv may have."""
+    numbers = {f"{when}{metric}": value for when, value in zip(("", "final_"), values, strict=True)}
+    run = run_of(root, method, seed, [0.5 + seed / 10, 0.6], **other, **numbers)
+    rows(
+        run,
+        "rounds",
+        f"round,test_accuracy,{metric}",
+        *(f"{t},0.5,{v}" for t, v in enumerate(values, 1)),
+    )
+
+
+@pytest.mark.parametrize("metric", list(OTHERS))
+def test_what_comes_out_is_no_setting(tmp_path: Path, metric: str) -> None:
+    """Attack, privacy and measures of one's own over seeds: mean (2 + 4) / 2 at the end."""
+    for seed, alpha in itertools.product((1, 2), (0.1, 1.0)):
+        for method in ("fedavg", "krum"):
+            measured(
+                tmp_path,
+                method,
+                seed,
+                metric,
+                0.1 * seed,
+                0.02 * seed,
+                alpha=alpha,
+                sensitivity=seed,
+            )
+    by = ("--by", "label", "--by", "alpha")
+    shown = invoke("table", tmp_path, "--metric", metric, "--at", "final", *by)
+    assert shown.exit_code == 0, shown.stderr
+    unit = OTHERS[metric].unit
+    assert f"| FedAvg, alpha=0.1 | 2 | {unit.number(0.03)} ±" in shown.stdout
+    ranked = invoke("ranks", tmp_path, "--metric", metric, "--at", "best", *by)
+    assert ranked.exit_code == 0, ranked.stderr
+
+
+def test_without_noise_epsilon_is_infinite(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        run_of(tmp_path, "none", seed, [0.5], label="none")
+        run_of(tmp_path, "zero", seed, [0.5], label="zero", **{"dp.level": "user"})
+        run = run_of(tmp_path, "some", seed, [0.5], label="some", **{"dp.level": "user"})
+        rows(run, "rounds", "round,test_accuracy,epsilon", "1,0.5,2.5")
+        run = run_of(tmp_path, "samples", seed, [0.5], label="samples", **{"dp.level": "example"})
+        lines = ("1,0,ok,1.5", "1,1,ok,3.5", "1,2,dropped,")
+        rows(run, "clients", "round,client_id,status,epsilon", *lines)
+    given = ("--metric", "epsilon", "--at", "final", "--baseline", "some")
+    shown = invoke("table", tmp_path, *given)
+    assert shown.exit_code == 0, shown.stderr
+    for name, value in {"none": "infinity", "zero": "infinity", "some": "2.50 ± 0.00",
+                        "samples": "3.50 ± 0.00"}.items():  # fmt: skip
+        assert f"| {name} | 2 | {value} |" in shown.stdout
+    assert "Incomplete" not in shown.stdout
+    invoke("table", tmp_path, *given, "--out", tmp_path / "t.csv")
+    table = pd.read_csv(tmp_path / "t.csv").set_index("label")
+    assert table.loc["none", "mean"] == float("inf")
+    drawn = invoke("curves", tmp_path, "--metric", "epsilon", "--out", tmp_path / "e.png")
+    assert drawn.exit_code == 0, drawn.stderr
+
+
+@pytest.mark.parametrize("name", ["fedprox, server=fedgh", "FedProx + FedGH", "FEDPROX + fedgh"])
+@pytest.mark.parametrize("metric", ["accuracy", "scores"])
+def test_a_name_that_is_printed_is_a_baseline(tmp_path: Path, name: str, metric: str) -> None:
+    for seed in (0, 1):
+        run_of(tmp_path, "fedprox", seed, [0.5 + seed / 10], server="fedgh")
+        run_of(tmp_path, "fedavg", seed, [0.6], label="plain")
+    shown = invoke("table", tmp_path, "--metric", metric, "--baseline", name)
+    assert shown.exit_code == 0, shown.stderr
+    assert "method minus FedProx + FedGH" in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["alpha", "data.alpha", "\N{GREEK SMALL LETTER ALPHA}"])
+def test_a_column_has_its_key_and_its_name_in_figures(tmp_path: Path, name: str) -> None:
+    for alpha in (0.1, 1.0):
+        run_of(tmp_path, "fedavg", 0, [0.5], alpha=alpha)
+    shown = invoke("table", tmp_path, "--columns", name, "--at", "final")
+    assert "| Method | alpha=0.1 | alpha=1 |" in shown.stdout

@@ -151,9 +151,21 @@ def test_a_failed_run_leaves_a_number_undecided() -> None:
     assert verdicts.number(by_seed(), 80.5, 1.0).reason == "no run has a value"
 
 
-def test_values_without_spread_decide_by_their_difference() -> None:
-    assert verdicts.number(by_seed(3.0, 3.0), 3.5, 1.0).word == CONFIRMED
-    assert verdicts.number(by_seed(3.0, 3.0), 4.5, 1.0).word == CONTRADICTED
+@pytest.mark.parametrize("value", [3.0, 0.62])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_values_without_spread_decide_by_their_difference_from_five_on(
+    count: int, value: float
+) -> None:
+    """On a grid two to four values are alike by chance too often for an error of 5 %."""
+    same = by_seed(*[value] * count)
+    inside, outside = (verdicts.number(same, value + by, 1.0) for by in (0.5, 1.5))
+    if count < 5:
+        assert {inside.word, outside.word} == {UNDECIDED}
+        assert (inside.needed, inside.reason) == (
+            5, f"{count} equal values do not tell how much they vary"
+        )  # fmt: skip
+    else:
+        assert (inside.word, outside.word) == (CONFIRMED, CONTRADICTED)
 
 
 def test_partitions_count_once_each() -> None:

@@ -93,8 +93,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("sweep https://host/grid.yaml", ["argument: 'https://host/grid.yaml' given"]),
         ("predict simplecache::s3://b/run --out f.csv", ["argument: 'simplecache::s3://b/run'"]),
         ("run --gpu-price 2", ["--gpu-price: has no effect without --dry-run"]),
-        ("run --dry-run --gpu-price nan", ["--gpu-price nan: must be a finite number"]),
-        ("run --dry-run --gpu-price 1e400", ["--gpu-price inf: must be a finite number"]),
+        ("run --dry-run --gpu-price nan", ["--gpu-price: nan given; must be a finite number"]),
+        ("run --dry-run --gpu-price 1e400", ["--gpu-price: inf given; must be a finite number"]),
         ("sweep table2 --no-measure", ["--no-measure: has no effect without --dry-run"]),
         ("doctor --assume-gpus 2x", ["--assume-gpus", "'2x' given; must be such as 8, 2x8"]),
         ("run --lr fast", ["--lr: 'fast' given", "number"]),
@@ -475,6 +475,14 @@ def test_lists_as_table_and_json(kind: str) -> None:
     wanted = {"algorithms": "fedld", "datasets": "digits", "models": "cnn",
               "partitions": "dirichlet", "presets": "table3_small"}  # fmt: skip
     assert wanted[kind] in names
+
+
+def test_list_alone_says_what_lists_there_are():
+    lines = fedsim("list").stdout.splitlines()
+    assert lines[0].split() == ["kind", "names"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "algorithms", "datasets", "models", "partitions", "presets",
+    ]  # fmt: skip
 
 
 def test_algorithms_are_listed_with_their_hyperparameters() -> None:

@@ -182,6 +182,10 @@ def test_a_trace_and_a_key_for_the_same_are_refused(tmp_path):
         (["client_id,upload_mb_s", "0,"], "row 2: upload_mb_s '' must be above 0"),
         (["client_id,upload_mb_s", "0,0"], "row 2: upload_mb_s '0' must be above 0"),
         (["client_id,upload_mb_s", "0,inf"], "row 2: upload_mb_s 'inf' must be above 0"),
+        (
+            ["client_id,availability", "0,0", "1,0", "2,0"],
+            "trace.csv: availability is 0 in all rows",
+        ),
         (["client_id,availability", "0,2"], "row 2: availability '2' must be from 0 to 1"),
     ],
 )

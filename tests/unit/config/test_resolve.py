@@ -92,6 +92,12 @@ def test_it_is_frozen() -> None:
         ({"server": "fedavgg"}, ["server:", "did you mean 'fedavg'?"]),
         ({"algoritm": "fedld"}, ["unknown key", "did you mean 'algorithm'?"]),
         ({"lr": 0.1}, ["did you mean 'train.lr'?"]),
+        ({"attack": {"frac": 0.1}}, ["did you mean 'attack.fraction'?"]),
+        ({"clock": {"availability": 0}}, ["clock.availability", "none of them would ever answer"]),
+        (
+            {"clock": {"availability": "choice(0, 0)"}},
+            ["clock.availability", "none of them would ever answer"],
+        ),
         ({"margin": "marglog"}, ["did you mean 'marg_log'?", "sigma_stitch"]),
         ({"data": {"name": "digit"}}, ["data.name:", "did you mean 'digits'?"]),
         ({"data": {"partition": "dirichelt"}}, ["data.partition:", "did you mean 'dirichlet'?"]),

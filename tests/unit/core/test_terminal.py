@@ -6,12 +6,13 @@ import io
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.terminal import check_text, echo, is_text, printable
+from fedsim.core.terminal import check_text, echo, is_text, printable, tell
 
 ROOT = Path(__file__).resolve().parents[3]
 CONTROLS = [*map(chr, range(32)), *map(chr, range(127, 160))]
@@ -95,3 +96,15 @@ def test_in_a_locale_without_the_characters_a_name_is_refused_before_anything(co
         b"error: argument 'r\\udcc3\\udca9': is not ascii as in this locale; set"
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_nobody_reads_is_no_failure() -> None:
+    """As after ``| head``: the reading end of the pipe is closed."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w", buffering=1)
+    tell("a line", file=stream)
+    with pytest.raises(BrokenPipeError):
+        echo("a line", file=stream)
+    with suppress(BrokenPipeError):
+        stream.close()

@@ -130,6 +130,10 @@ def test_a_key_of_a_method_is_searched_for_the_methods_that_use_it() -> None:
         plan_of(SHARED.replace("fedprox.mu", "fednova.weights"))
 
 
+def test_a_baseline_may_be_written_in_another_case() -> None:
+    assert plan_of(FILE + "baseline: MEAN\n").file.baseline == "Mean"
+
+
 def test_the_study_of_the_repository_is_valid() -> None:
     file = Path(__file__).resolve().parents[3] / "launch" / "study_small.yaml"
     plan = study.make(study_files.read(file), {})

@@ -631,6 +631,9 @@ def test_the_final_table_says_what_it_shows_and_who_collapsed(
     assert lines[4].startswith(
         "collapsed: runs whose final balanced accuracy is at most that of chance"
     )
+    assert not [line for line in lines if line.startswith("best:")]
+    show_aggregate(table.assign(best_test_accuracy_mean=0.5), 100)
+    assert "best: in the round that is best on the validation part" in capsys.readouterr().out
     again = table.assign(collapsed=0, final_test_balanced_accuracy_mean=[0.25, math.nan])
     show_aggregate(again, 2)
     lines = capsys.readouterr().out.splitlines()
@@ -670,12 +673,18 @@ METHODS = (
             ["fedavg, large", "fedavg, server=fedgh, large"],
         ),
         (METHODS + "  part: [IID: {data.alpha: 100.0}]\n", ["Mine", "FedAvg"]),
-        ("  part: [one: {data.alpha: 1.0, fedavg.weights: uniform}]\n", [None]),
+        ("  part: [one: {data.alpha: 1.0, fedavg.weights: uniform}]\n", ["one"]),
+        ("  how: [sync: {}, FedBuff: {clock.mode: async, train.rounds: 9}]\n", ["sync", "FedBuff"]),
+        (
+            "  algorithm: [fedavg]\n  how: [sync: {}, FedBuff: {clock.mode: async}]\n",
+            ["fedavg, sync", "fedavg, FedBuff"],
+        ),
         ("  method:\n  - Mine: {algorithm: fedavg, label: Ours}\n", ["Ours"]),
     ],
 )
 def test_named_rows_of_methods_are_the_labels(grid: str, labels: list[str | None]) -> None:
-    runs = runs_of(f"algorithm: fedavg\ngrid:\n{grid}")
+    clock = "clock: {samples_per_second: 9}\n" * ("clock.mode" in grid)
+    runs = runs_of(f"algorithm: fedavg\n{clock}grid:\n{grid}")
     assert [run.config.label for run in runs] == labels
 
 

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, difference, results, rounds, small
-from fedsim.training.setup import needs_whole_updates, prepare
+from fedsim.training.setup import check_effects, needs_whole_updates, prepare
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 
@@ -388,3 +388,61 @@ def test_what_needs_whole_updates(attack, whole):
     setup = prepare(config("fedavg", attack={**attack, **THIRD}))
     assert needs_whole_updates(setup) == whole
     assert setup.attack.knows == attack.get("knowledge", "benign")
+
+
+MALICIOUS = {"clients": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("attack", "sections", "reason"),
+    [
+        ({"name": "sign_flip", "start_round": 4}, {}, "attack.start_round: 4 given.*never starts"),
+        ({"name": "mimic", "warmup": 9}, {}, "attack.warmup: 9 given; the attack has 3 rounds"),
+        (
+            {"name": "mimic", "warmup": 3, "start_round": 3}, {},
+            "attack.warmup: 3 given; the attack has 1 round,",
+        ),
+        ({"name": "alie", "clients": "0,1,2"}, {"train": {"sample_rate": 1}}, None),
+        (
+            {"name": "alie", "clients": "0"},
+            {"train": {"sample_rate": 1}, "data": {"num_clients": 5}},
+            "its z is 0 for 1 malicious client in cohorts of 5 of 5 clients.*set attack.scale",
+        ),
+        (
+            {"name": "alie", "clients": "0", "scale": 1.0},
+            {"train": {"sample_rate": 1}, "data": {"num_clients": 5}}, None,
+        ),
+        (
+            {"name": "ipm", **MALICIOUS}, {"train": {"sample_rate": 0.125}},
+            "needs a benign client beside it in a round: cohorts of 1 of 8 clients",
+        ),
+        (
+            {"name": "min_max", "knowledge": "own", "clients": "3"}, {},
+            "attack.knowledge: own given; 1 malicious client.*does not change",
+        ),
+        (
+            {"name": "backdoor", "poisoned": 0.001, **MALICIOUS}, {},
+            "changes no training sample of 2 malicious clients",
+        ),
+        (
+            {"name": "label_flip", **MALICIOUS},
+            {"train": {"selection": "fixed", "clients": "2,3,4"}}, "selects no malicious client",
+        ),
+    ],
+)  # fmt: skip
+def test_an_attack_without_effect_is_refused_before_the_run(tmp_path, attack, sections, reason):
+    if reason is None:
+        check_effects(prepare(small("fedavg", "mlp", attack=attack, **sections)))
+        return
+    with pytest.raises(ConfigError, match=reason):
+        ran(tmp_path / "run", model="mlp", attack=attack, **sections)
+    assert not (tmp_path / "run").exists()
+
+
+def test_buckets_of_more_updates_than_a_round_has_are_refused():
+    setup = prepare(small("bucketing", "mlp", bucketing={"size": 4}))
+    check_effects(setup)
+    with pytest.raises(
+        ConfigError, match=r"bucketing\.size: 5 given; a round has at most 4 updates"
+    ):
+        check_effects(prepare(small("bucketing", "mlp", bucketing={"size": 5})))

@@ -13,6 +13,7 @@ import fedsim
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.testing.rounds import config, difference, results, rounds
+from fedsim.training.privacy import warn_of_delta
 from fedsim.training.selection import Poisson
 from fedsim.training.setup import prepare
 from tests.stopping import Stop, Stopper
@@ -255,3 +256,20 @@ def test_banded_noise_has_the_epsilon_of_independent_noise_and_other_models():
 def test_banded_noise_needs_turns(train, dp, message):
     with pytest.raises(ConfigError, match=message):
         prepare(user(train=train, dp={"mechanism": "banded", **dp}))
+
+
+@pytest.mark.parametrize(
+    ("dp", "warned"),
+    [
+        ({"level": "user", "delta": 0.5}, "dp.delta=0.5 is not below 1 / 4 clients"),
+        ({"level": "user", "delta": 0.25}, "dp.delta=0.25 is not below 1 / 4 clients"),
+        ({"level": "user", "delta": 0.2}, ""),
+        ({"level": "example", "delta": 0.1}, "dp.delta=0.1 is not below 1 / 30 training samples"),
+        ({}, ""),
+    ],
+)
+def test_a_delta_that_protects_nobody_is_warned_of(dp, warned, caplog):
+    given = {"dp": {"clip": 1.0, **dp}} if dp else {}
+    warn_of_delta(config("fedavg", **given), [10, 20, 30, 5])
+    assert caplog.text.count("\n") == bool(warned)
+    assert warned in caplog.text

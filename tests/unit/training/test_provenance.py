@@ -55,6 +55,28 @@ def test_what_fedsim_and_libraries_bring_has_no_digest() -> None:
     assert provenance.code_of(config) == {}
 
 
+def test_a_table_has_one_digest_on_all_partitions_though_it_is_scaled_by_each(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "t.csv"
+
+    def found(rows: int, seed: int) -> Data:
+        lines = (f"{x * x % 7},{'' if x % 5 == 1 else x % 3},{x % 2},{x % 3}" for x in range(rows))
+        file.write_text("\n".join(("a,b,target,site", *lines)))
+        dataset = data.load("csv", file, missing="median", seed=seed)
+        return provenance.data_of(dataset, str(file))
+
+    first, second, more = found(60, 0), found(60, 1), found(61, 0)
+    assert first.samples != second.samples, "the partition decides about scaling and gaps"
+    assert first.short == second.short != more.short
+    made_of = Provenance(data=first)
+    (tmp_path / "env.json").write_text(json.dumps(made_of.record()))
+    read = Provenance.read(tmp_path).data
+    assert read is not None
+    assert read.short == first.short
+    assert "file" not in str(Provenance(data=Data(A, B, C, None)).record())
+
+
 def test_the_digests_of_data_are_those_of_samples_labels_and_names() -> None:
     dataset = data.load("digits")
     known = provenance.data_of(dataset, "given")

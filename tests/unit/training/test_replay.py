@@ -295,6 +295,14 @@ def refused(run, *arguments, **options):
         ({"algorithm": "local"}, "keeps other tensors on the clients"),
         ({"train.nope": 1}, "unknown key 'train.nope'"),
         ({"krum.f": 3, "server": "krum"}, "krum.f: 3 given"),
+        (
+            {"attack.name": "sign_flip", "attack.start_round": 3},
+            "attack.start_round: 3 given; the attack starts after the replayed rounds",
+        ),
+        (
+            {"attack.name": "alie", "attack.knowledge": "own", "attack.clients": "0"},
+            "attack.knowledge: own given; 1 malicious client",
+        ),
     ],
 )
 def test_what_cannot_change_is_refused(run, settings, message):

@@ -115,7 +115,7 @@ def test_the_last_round_is_evaluated_although_nobody_is_there(tmp_path):
     given = config(
         "fedbn",
         train={"selection": "power_of_choice"},
-        clock={"availability": 0},
+        clock={"availability": 1e-9},
         evaluation={"personal": "cohort_before"},
     )
     rounds = fedsim.run(given, tmp_path / "run", progress=False).read("rounds")

@@ -162,6 +162,14 @@ def test_a_client_that_is_late_is_left_out_at_the_deadline(tmp_path):
     assert error["error"].startswith("late: needs ")
 
 
+def test_rounds_without_any_client_are_warned_of(tmp_path, caplog):
+    for name, pace, warned in (("none", "0,1,1,1", 1), ("some", "0,1000,1,1", 0)):
+        caplog.clear()
+        (tmp_path / name).mkdir()
+        everybody(tmp_path / name, pace, "1,1,1,1", clock={"deadline": 20})
+        assert caplog.text.count("no client took part in any round") == warned
+
+
 def test_a_client_that_is_late_does_the_steps_that_fit(tmp_path):
     # 100 samples a step at 10 per second: one step in 20 s less the milliseconds on the way
     partial = {"deadline": 20, "late": "partial"}
@@ -193,7 +201,7 @@ def test_the_work_that_is_planned_is_the_work_that_is_done(tmp_path):
 
 
 def test_if_nobody_answers_the_model_is_kept(tmp_path):
-    settings = {"clock": {"availability": 0, "samples_per_second": 10}}
+    settings = {"clock": {"availability": 1e-9, "samples_per_second": 10}}
     store = run(tmp_path / "run", "fedpac", model={"name": "cnn"}, **settings)
     setup = prepare(config("fedpac", model={"name": "cnn"}))
     initial = named_tensors(setup.initial, setup.layout)
@@ -253,7 +261,7 @@ def test_the_contract_of_the_run_directory(tmp_path, shared_data):
     spec = importlib.util.spec_from_file_location("check_contract", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for name, clock in (("plain", {}), ("clock", CLOCK), ("nobody", {"availability": 0})):
+    for name, clock in (("plain", {}), ("clock", CLOCK), ("nobody", {"availability": 1e-9})):
         store = run(tmp_path / name, clock=clock, evaluation={"target_accuracy": 0.2})
         assert module.check(store.path, 3, 6, 3, False)[0] == [], name
 

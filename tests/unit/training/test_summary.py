@@ -8,11 +8,13 @@ import pandas as pd
 import pytest
 
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import fields
+from fedsim.core import columns
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training.collapse import final_predictions
 from fedsim.training.provenance import Data, Provenance
-from fedsim.training.summary import last10, summarise
+from fedsim.training.summary import last10, settings_of, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
 LAST = [
@@ -287,3 +289,15 @@ def test_the_data_are_named_by_their_digest_unless_the_settings_decide_them(tmp_
     data = {"name": "synthetic", "dir": "a folder of LEAF's"}
     row, _ = summary(tmp_path / "leaf", [0.5], digests=DIGESTS, data=data)
     assert row["data_digest"] == DIGESTS.short
+
+
+def test_every_column_is_a_setting_or_an_outcome(tmp_path):
+    given = {
+        "attack": {"name": "alie"}, "clock": {"samples_per_second": 9.0}, "server": "fedgh",
+        "dp": {"level": "user", "clip": 1.0}, "margin": "marg_log",
+    }  # fmt: skip
+    row, _ = summary(tmp_path, [0.1], **given)
+    written = settings_of(RunConfig(**given)).keys() - columns.WITHOUT_EFFECT
+    named = [*COLUMNS[1:7], "rounds", "best_by"]
+    assert {name for name in row if columns.is_setting(name)} == {*named, *written}
+    assert fields().keys() >= columns.WITHOUT_EFFECT
