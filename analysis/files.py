@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.core.files import csv_plain, csv_safe
 from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.tables import csv_plain, csv_safe
 
 from . import AnalysisError
 
@@ -60,7 +60,7 @@ def read_table(
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """A table as CSV, with its texts as :func:`fedsim.core.files.csv_safe` writes them."""
+    """A table as CSV, with its texts as :func:`fedsim.core.tables.csv_safe` writes them."""
     texts = frame.select_dtypes(exclude="number").columns
     frame = frame.copy()
     for name in texts:
@@ -127,7 +127,7 @@ def read_partition(path: Path) -> pd.DataFrame:
 
 
 def _plain_names(frame: pd.DataFrame) -> pd.DataFrame:
-    """A partition.csv whose column ``name`` is as :func:`fedsim.core.files.csv_plain` has it."""
+    """A partition.csv whose column ``name`` is as :func:`fedsim.core.tables.csv_plain` has it."""
     if "name" not in frame.columns:
         return frame
     return frame.assign(name=frame["name"].map(csv_plain, na_action="ignore"))

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import pandas as pd
 
 from . import style
-from .captions import comparisons, signs
+from .captions import comparisons, interval_words, signs, unit_words
 from .clients import last_scores
 from .layout import Table, detailed
 from .paired import T
 from .panels import Facets, labels_of, unit_of
 from .scores import ALL, Score, by_run, counts, heading
 from .sites import BY_SITE, COMMON, FIRST, OWN, TUNED, Sites
-from .stats import cells, ranked
+from .stats import FEWEST, cells, ranked
 from .units import ExperimentalUnit
-from .words import listed, say
+from .words import listed, say, sentences
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +93,30 @@ class Outcome:
         return [label for label in self.values[setting] if label not in alone]
 
     def tables(self, baseline: str | None) -> dict[str, Table]:
-        """By setting the means over the sites, and differences from a baseline: local training."""
-        made = {}
+        """By setting the means over the sites, and differences from a baseline: local training.
+
+        Over training seeds nothing is bold, and nothing compared with local training.
+        """
+        made, several = {}, self.unit == "partition"
         for number, (setting, values) in enumerate(self.values.items(), 1):
-            base = baseline or self.sites[setting].reference
-            shown = ranked(
-                cells({"": values}, base),
-                {"": values},
-                lowest=self.shown.lowest,
-                collapsed={("", label): n for label, n in self.collapsed[setting].items()},
-            )
-            caption = say("outcome.caption", score=self.shown.title)
-            caption += " " + signs(shown, T, lowest=self.shown.lowest)
-            caption += comparisons(shown, base, T, self.shown.unit, details=True)
+            base = baseline or (self.sites[setting].reference if several else None)
+            shown = cells({"": values}, base)
+            collapsed = {("", label): n for label, n in self.collapsed[setting].items()}
+            if several:
+                lowest = self.shown.lowest
+                shown = ranked(shown, {"": values}, lowest=lowest, collapsed=collapsed)
+            caption = sentences(
+                say("outcome.caption", score=self.shown.title),
+                *(
+                    [signs(shown, T, lowest=self.shown.lowest)]
+                    if several
+                    else [
+                        unit_words(self.unit),
+                        interval_words(self.unit),
+                        say("sites.too_few", fewest=FEWEST),
+                    ]
+                ),
+            ) + comparisons(shown, base, T, self.shown.unit, details=True)
             where = f" ({setting})" * bool(setting)
             made[setting] = detailed(
                 "sites_mean" + f"_{number}" * (len(self.values) > 1), self.title + where, caption,

@@ -54,10 +54,10 @@ def _result(of: Outcome) -> str:
     more = len(of.values) - len(told)
     without = dict.fromkeys(name for sites in of.sites.values() for name in sites.without)
     return sentences(
-        say("plain.by_site", score=of.shown.title, wanted=ALL[of.wanted].title)
-        if of.score != of.wanted else "",
         *told,
         say("plain.without", names=named([*without])) if of.by_site and without else "",
+        say("plain.by_site", score=of.shown.title, wanted=ALL[of.wanted].title)
+        if of.score != of.wanted else "",
         say("plain.more", count=more) if more else "",
     )  # fmt: skip
 

@@ -51,8 +51,8 @@ def grid(searches: tuple[str, ...], out: str, seeds: int) -> None:
         given[name] = Path(folder)
     from fedsim.config import experiments
     from fedsim.core import files
-    from fedsim.studies import study
+    from fedsim.studies import grid_file
 
     experiments.check_names([*given], "NAME=DIR")
-    files.write(file, study.grid_of_searches(given, seeds).encode())
+    files.write(file, grid_file.grid_of_searches(given, seeds).encode())
     echo(f"wrote {file}: {counted(len(given), 'row')}; run it with: fedsim sweep {file}")

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import csv_plain, read_table, records, whole_number
+from fedsim.core.files import whole_number
+from fedsim.core.tables import csv_plain, read_table, records
 from fedsim.core.types import I64, Array, Dataset, Partition
 
 PARTS = ("train", "val", "test", "own_val", "own_test")

@@ -29,6 +29,7 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
 from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import manifest, status, vocabulary
@@ -147,7 +148,7 @@ class RunStore:
         if first not in (None, *frame.columns[:1]):
             raise StoreError(f"{path}: its first column is {frame.columns[0]!r}, not {first!r}")
         for name in frame.select_dtypes(exclude="number"):
-            frame[name] = [files.csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
+            frame[name] = [csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
         return frame
 
     def read_environment(self) -> dict[str, Any]:
@@ -408,7 +409,7 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool
 def cell(value: Any, safe: bool = True) -> str:
     """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
 
-    A text is written by :func:`fedsim.core.files.csv_safe`, unless not ``safe``, as before.
+    A text is written by :func:`fedsim.core.tables.csv_safe`, unless not ``safe``, as before.
     """
     if value is None:
         return ""
@@ -416,7 +417,7 @@ def cell(value: Any, safe: bool = True) -> str:
         return str(value)
     if isinstance(value, _FLOATS):
         return "" if math.isnan(value) else repr(float(value))
-    return files.csv_safe(str(value)) if safe else str(value)
+    return csv_safe(str(value)) if safe else str(value)
 
 
 def check_free(path: Path) -> None:

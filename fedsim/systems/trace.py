@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.files import TableRow, read_table, whole_number
+from fedsim.core.files import whole_number
+from fedsim.core.tables import TableRow, read_table
 from fedsim.systems.clock import BOUNDS, TRAITS, Series
 
 

@@ -11,8 +11,9 @@ from typing import ClassVar
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import read_table, whole_number
+from fedsim.core.files import whole_number
 from fedsim.core.rng import generator
+from fedsim.core.tables import read_table
 from fedsim.core.types import RoundContext, Vectors
 from fedsim.systems.clock import FLOAT_BYTES
 from fedsim.training.schedule import Pass, Roster, RoundPlan

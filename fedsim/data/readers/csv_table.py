@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from fedsim.core.errors import ConfigError, DataError, nearest
-from fedsim.core.files import TableRow, read_table, records
 from fedsim.core.settings import Names, listed
+from fedsim.core.tables import TableRow, read_table, records
 from fedsim.core.types import F64, I64, Array
 from fedsim.data.dataset import OWN_TEST, SCOPE, TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
 from fedsim.data.readers.folder import check_patients, coded, odd_labels

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import find_folder, inside, read_lines
+from fedsim.core.files import find_folder, inside
+from fedsim.core.tables import read_lines
 from fedsim.data.cache import packed
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked

@@ -254,6 +254,10 @@ def test_the_report_says_whom_federation_helps_and_harms(tmp_path: Path) -> None
 def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR, {"fedavg": [[0.9, 0.9, 0.9]] * 3}, unit="seed")
     compared, result, whom = screen(tmp_path)
+    groups = of_runs(tmp_path, "accuracy")
+    (means,) = outcome(groups, "accuracy", gathered(groups)).tables(None).values()
+    assert "Too few partitions to tell" in means.caption
+    assert not [cell for row in means.rows for cell in row if "*" in cell]
     assert "Local; FedAvg; FedAvg, fine-tuned; on digits" in compared
     assert result == (
         "FedAvg, fine-tuned has the best accuracy on the participants' own test samples (90.00 %, "
@@ -268,7 +272,10 @@ def test_training_seeds_alone_are_too_few_partitions(tmp_path: Path) -> None:
 
 def test_a_score_without_values_by_site_is_said_once(tmp_path: Path) -> None:
     sites(tmp_path, CLEAR)
-    assert "are about accuracy; AUC is in the tables under Results." in screen(tmp_path, "auc")[1]
+    assert (
+        "figure are about accuracy, and AUC is in the tables under Results."
+        in screen(tmp_path, "auc")[1]
+    )
     assert "Results by participant" not in "".join(screen(tmp_path, "loss"))
 
 

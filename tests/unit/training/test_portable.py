@@ -14,7 +14,7 @@ from PIL import Image
 
 import fedsim
 from fedsim.cli import main
-from fedsim.core.files import csv_plain
+from fedsim.core.tables import csv_plain
 from fedsim.testing import rounds
 from tests.commands import clean_environment
 from tests.decomposing import config

@@ -19,7 +19,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import csv_plain
+from fedsim.core.tables import csv_plain
 from fedsim.metrics.scores import auc
 from fedsim.training.setup import prepare
 from tests.decomposing import config, digits

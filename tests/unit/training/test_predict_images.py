@@ -13,7 +13,7 @@ from PIL import Image
 import fedsim
 from fedsim.cli import main
 from fedsim.core.errors import ConfigError
-from fedsim.core.files import csv_plain
+from fedsim.core.tables import csv_plain
 from tests.decomposing import config
 from tests.unit.training.test_predict import CLASSES, on_images, write_images
 
