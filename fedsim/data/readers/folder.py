@@ -17,15 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.errors import DataError
-from fedsim.core.files import (
-    TableRow,
-    find_folder,
-    inside,
-    read_lines,
-    read_table,
-    whole_number,
-    within,
-)
+from fedsim.core.files import find_folder, inside, whole_number, within
+from fedsim.core.tables import TableRow, read_lines, read_table
 from fedsim.core.types import I64
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Parts, Raw, Request
