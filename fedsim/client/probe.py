@@ -76,6 +76,8 @@ def fault(
                     "values, samples and seeds differ: forward remembers something that is no "
                     "parameter or buffer, or draws from a generator of its own"
                 )
+        if (name := _stale(flat, 1.1 * here, some)) is not None:
+            return f"forward uses what {name} keeps of other values (functools.cache)"
     except ContractError as error:
         return str(error)
     except Exception as error:  # noqa: BLE001 - a model may raise anything
@@ -121,6 +123,18 @@ def _near(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-5, atol=1e-6 * scale, equal_nan=True)
 
 
+def _stale(flat: FlatModel, values: Tensor, x: Tensor) -> str | None:
+    """The name of a cached function that gives for new values what it gave for others."""
+    for title, owner in _owners(flat.model).items():
+        for name, function in dict(vars(owner)).items():
+            if hasattr(function, "cache_clear"):
+                kept = _passed(flat, values, x, train=False)
+                function.cache_clear()
+                if not all(map(_near, kept, _passed(flat, values, x, train=False))):
+                    return f"{title}.{name}"
+    return None
+
+
 def _rest(flat: FlatModel) -> dict[str, Tensor]:
     """By name copies of the tensors that training has to leave alone: frozen and complex ones."""
     slots = set(map(id, flat.tensors.values()))
@@ -153,20 +167,24 @@ def _memory(model: nn.Module) -> Iterator[tuple[str, object]]:
     define these.
     """
     seen = {id(t) for t in (*model.parameters(), *model.buffers(), *model.modules())}
-    classes: dict[type, None] = {}
     for prefix, module in model.named_modules():
         for name, value in attributes(module).items():
             yield from _content(f"{prefix}.{name}".removeprefix("."), value, seen, DEPTH)
-        classes |= dict.fromkeys(type(module).__mro__)
-    owners: dict[str, Any] = {}
-    for kind in classes:
-        if kind.__module__.partition(".")[0] not in LIBRARIES:
-            owners[kind.__qualname__] = kind
-            owners[kind.__module__] = sys.modules.get(kind.__module__)
-    for title, owner in owners.items():
-        for name, value in dict(vars(owner)).items() if owner is not None else ():
+    for title, owner in _owners(model).items():
+        for name, value in dict(vars(owner)).items():
             if not name.startswith("__"):
                 yield from _content(f"{title}.{name}", value, seen, DEPTH)
+
+
+def _owners(model: nn.Module) -> dict[str, Any]:
+    """By name the classes of a model's modules, and the files that define them; not libraries'."""
+    owners: dict[str, Any] = {}
+    for kind in dict.fromkeys(k for module in model.modules() for k in type(module).__mro__):
+        if kind.__module__.partition(".")[0] not in LIBRARIES:
+            owners[kind.__qualname__] = kind
+            if kind.__module__ in sys.modules:
+                owners[kind.__module__] = sys.modules[kind.__module__]
+    return owners
 
 
 def _content(name: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, object]]:

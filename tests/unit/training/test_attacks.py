@@ -348,7 +348,7 @@ def test_the_success_of_an_attack(method, attack):
     worker = Worker(setup.spec, torch.device("cpu"))
     rates = []
     for state in states:
-        worker._load(torch.from_numpy(last.after.params), state)
+        worker.flat.load(worker._start(torch.from_numpy(last.after.params), state))
         worker.flat.mode(train=False)
         logits = worker.flat.model(worker.transforms.test(torch.from_numpy(x)))
         rates.append((logits.argmax(1) == attack["target"]).double().mean().item())

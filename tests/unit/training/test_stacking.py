@@ -230,7 +230,7 @@ def test_a_finished_run_of_auto_counts_whatever_number_that_was(tmp_path):
 @pytest.mark.integration
 def test_it_cannot_change_when_a_run_is_resumed(tmp_path):
     store = fedsim.run(config(4), tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"engine\.client_batch cannot change when a run is"):
+    with pytest.raises(ConfigError, match=r"engine\.client_batch cannot change in a run that"):
         resume.configuration(store.path, {"engine.client_batch": 1})
 
 
