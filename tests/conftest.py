@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOT_QUICK = ("ray", "integration", "slow", "nightly", "gpu")
 NUMERIC = (
     *("algorithms/test_[!c]*", "algorithms/test_centralized.py", "test_stored_runs.py"),
+    "test_awkward_models.py",
     *("unit/client/*", "unit/core/*", "unit/metrics/*", "unit/models/*", "unit/server/*"),
     *("unit/training/test_decompose.py", "unit/training/test_driver.py"),
     *("unit/training/test_features.py", "unit/training/test_finetune.py"),

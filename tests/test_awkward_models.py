@@ -7,7 +7,6 @@ their resumption, predictions and verification, and Ray are slow.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -20,12 +19,13 @@ from safetensors.torch import load_file
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
+from fedsim.core import sources
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import layout_of
 from fedsim.engine.ray.pool import Session
 from fedsim.testing.rounds import Round, difference, results, rounds
 from fedsim.training.setup import prepare
-from tests.awkward_models import MODELS, REFUSED
+from tests.awkward_models import EQUAL, MODELS, REFUSED
 from tests.engine.chaos import SHARE
 from tests.oracles.plain import Federation, Samples
 from tests.rounding import of_update, rounding, sgd_operations
@@ -38,22 +38,36 @@ SGD = {"lr": 0.1, "momentum": 0.5, "weight_decay": 0.01}
 LAYERS, WIDTH = 3, 170
 """Of the models: layers, and the terms of a layer's longest sum, the samples of a client."""
 OPERATIONS = sgd_operations(ROUNDS * EPOCHS, LAYERS, WIDTH)
-DEFAULT = (
-    "BufferReplaced",
-    "CountsInEvaluation",
-    "DroppedCache",
-    "MonteCarlo",
-    "RandomInEvaluation",
-)
+WHOLE = ("BufferReplaced", "CountsInEvaluation", "DroppedCache", "MonteCarlo", "RandomInEvaluation")
 """Models of which whole runs are no slow tests."""
+PARTICULAR = (
+    *("Ema", "IntegerInPlace", "BoolInPlace", "NotPersistent", "ActNorm", "ScalarParameter"),
+    *("EmptyParameter", "Unused", "Tied", "ByParity", "BySize", "InTurns", "Experts"),
+    *("GradientHook", "TensorHook", "ExtraState", "DroppedCache", "ShapeCache", "Stash"),
+    *("InputInPlace", "NotCopied", "FrozenBatchNorm", "FrozenConvolutional", "HookedWeightNorm"),
+    *("Lstm", "Scripted", "Checkpointed"),
+)
+"""Models that always equal plain PyTorch, and of which rounds in memory are no slow tests."""
 
 
 def marked(slow: Callable[[str], bool]) -> list[Any]:
     """All models, of which some are slow tests."""
-    return [pytest.param(n, marks=pytest.mark.slow) if slow(n) else n for n in MODELS]
+    return [pytest.param(name, marks=[pytest.mark.slow] * slow(name)) for name in MODELS]
 
 
-of_each_model = pytest.mark.parametrize("name", MODELS)
+def ordinary(name: str) -> bool:
+    return MODELS[name].expected == EQUAL and name not in PARTICULAR
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _parsed_once():
+    """The source of the models, which is a third of the time of a run that names one of them."""
+    parse = sources._imported
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_imported", functools.cache(lambda *file: [*parse(*file)]))
+        yield
+
+
 SERIAL, BLOCKS = {"kind": "serial"}, {"kind": "serial", "client_batch": 4}
 TESTED = 60
 """Test samples of rounds in memory."""
@@ -186,7 +200,7 @@ def check(name: str, made: list[Round]) -> None:
     wanted.check_losses(last.row, last.tables["decomposition"][0])
 
 
-@of_each_model
+@pytest.mark.parametrize("name", marked(ordinary))
 def test_clients_one_by_one_equal_plain_pytorch(name):
     """Or are refused, where that may be."""
     expected, made = MODELS[name].expected, serial(name)
@@ -198,7 +212,7 @@ def test_clients_one_by_one_equal_plain_pytorch(name):
             check(name, made)
 
 
-@pytest.mark.parametrize("name", marked(lambda name: MODELS[name].expected == "equal"))
+@pytest.mark.parametrize("name", marked(lambda name: MODELS[name].expected == EQUAL))
 def test_a_round_follows_from_the_state_before_it_alone(name):
     whole = serial(name)
     if whole is not None:
@@ -206,7 +220,7 @@ def test_a_round_follows_from_the_state_before_it_alone(name):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@of_each_model
+@pytest.mark.parametrize("name", marked(ordinary))
 def test_blocks_equal_plain_pytorch(name):
     """Or are refused; random numbers need only be drawn again."""
     make = functools.partial(rounds, settings(name, **BLOCKS))
@@ -238,8 +252,7 @@ def run(tmp_path_factory):
     return store
 
 
-@pytest.mark.slow
-@of_each_model
+@pytest.mark.parametrize("name", marked(lambda _: True))
 def test_runs_equal_plain_pytorch(name, run):
     store = run(name)
     if "equal" in MODELS[name].expected:
@@ -249,7 +262,7 @@ def test_runs_equal_plain_pytorch(name, run):
         wanted.check_losses(store.read("rounds").to_dict("records")[-1], terms)
 
 
-@pytest.mark.parametrize("name", marked(lambda name: name not in DEFAULT))
+@pytest.mark.parametrize("name", marked(lambda name: name not in WHOLE))
 def test_a_resumed_run_has_the_same_bytes(name, run, tmp_path):
     wanted = results(run(name))
     with pytest.raises(Stop):
@@ -257,7 +270,7 @@ def test_a_resumed_run_has_the_same_bytes(name, run, tmp_path):
     assert changed(wanted, results(fedsim.resume(tmp_path / "run"))) == []
 
 
-@pytest.mark.parametrize("name", marked(lambda name: name not in DEFAULT))
+@pytest.mark.parametrize("name", marked(lambda name: name not in WHOLE))
 def test_predictions_have_the_scores_of_the_run(name, run):
     store = run(name)
     frame = fedsim.predict(store.path)
@@ -268,11 +281,10 @@ def test_predictions_have_the_scores_of_the_run(name, run):
     assert -np.log(own).mean() == pytest.approx(last["test_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", marked(lambda name: name not in DEFAULT))
+@pytest.mark.parametrize("name", marked(lambda name: name not in WHOLE))
 def test_a_run_is_verified(name, run):
     store = run(name)
-    own_code = {"allow_code"} & inspect.signature(fedsim.verify).parameters.keys()
-    found = fedsim.verify(store.path, rounds="all", **dict.fromkeys(own_code, True))
+    found = fedsim.verify(store.path, rounds="all", allow_code=True)
     assert found.verified, found.differences[0]
 
 
@@ -284,9 +296,8 @@ def session():
 
 
 @pytest.mark.ray
-@pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
-@of_each_model
+@pytest.mark.parametrize("name", marked(lambda _: True))
 def test_ray_has_the_same_bytes(name, actors, run, session, tmp_path):
     wanted = results(run(name))
     config = settings(name, kind="ray", actors=actors, **SHARE)
