@@ -118,11 +118,13 @@ def nearest(given: str, allowed: Iterable[str]) -> str:
 
 
 def spelled(given: str, allowed: Iterable[str]) -> str | None:
-    """The allowed name that differs from ``given`` in case, blanks and signs alone; None without
-    one, or with several."""
+    """The allowed name that differs from ``given`` in case, blanks, dashes and parentheses alone.
+
+    None without one, or with several.
+    """
 
     def plain(name: str) -> str:
-        return re.sub(r"[\W_]+", "", name.casefold())
+        return re.sub(r"[\s_()-]+", "", name.casefold())
 
     names = [name for name in allowed if plain(name) == plain(given)]
     return given if given in names else names[0] if len(names) == 1 else None
