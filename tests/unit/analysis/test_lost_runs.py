@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from analysis import headline, ranks, stats, tables
 from analysis.captions import UNFINISHED, left_out
 from analysis.cli import main
+from analysis.outcome import outcome
 from analysis.panels import facets
 from analysis.runs import find, group, summaries
 from analysis.scores import completed
@@ -115,8 +116,8 @@ def test_in_the_headline_it_does_not_lead(whole: Path, lost: Path) -> None:
         frame = completed(summaries(find([root])[0]), ["accuracy"])
         groups = group(frame, ("label", "alpha"))
         split = facets(groups, ["alpha"])
-        (table, *_) = tables.make("final", frame, ("label", "alpha"), takes=["final"])
-        return headline.findings(split, "accuracy", None, table)
+        table = tables.scored(groups, "accuracy", "final", None)
+        return headline.findings(outcome(split, "accuracy", {}), None, {"": table})
 
     one, other = said(whole), said(lost)
     assert "FedLD has the highest final test accuracy" in one[1]
