@@ -159,7 +159,7 @@ def test_processes_say_how_many_they_are(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_first_line_of_a_sweep_and_of_one_that_continues() -> None:
     first = fedsim("sweep", "sweep.yaml", "--parallel", "1")
     assert first.stdout.startswith("2 runs, one at a time in this process (serial engine)\n[1/2] ")
-    assert "best %" in first.stdout
+    assert "best by val. %" in first.stdout
     assert "last1" not in first.stdout, "that of one round is the final accuracy"
     Path("runs/sweep-sweep/seed=1/summary.csv").unlink()
     again = fedsim("sweep", "sweep.yaml", "--parallel", "1")
