@@ -133,7 +133,7 @@ def add(
             )
         for each in wanted.verified(rounds=rounds, data_dir=data_dir):
             name = each.run.relative_to(wanted.folder).as_posix()
-            if not each.verified:
+            if each.differences:
                 raise ConfigError(f"{file}: {name}: {each.differences[0]}")
             found.append(each)
             again[labels[name]] += 1
@@ -151,7 +151,7 @@ def add(
             "fedsim": made["fedsim"], "commit": made["git_commit"],
             "processor": f"{here['model']}, {here['kernels']}", "seed": seed, "rounds": rounds,
             "runs": again,
-            "how": f"to {largest:.2g}: {'; '.join(others)}" if others else "byte for byte",
+            "how": f"consistent within {largest:.2g}, {'; '.join(others)}" if others else "byte for byte",
         },
     }  # fmt: skip
     text = rows(runs).to_csv(index=False, lineterminator="\n")
