@@ -144,6 +144,7 @@ def add(
     largest = max(each.largest for each in found)
     if file.resolve().parent == folder.resolve():
         pack = file.name
+    how = f"consistent within {largest:.2g}, {'; '.join(others)}" if others else "byte for byte"
     said = {
         "by": by, "url": url, "candidates": candidates, "pack": pack, "sha256": files.sha256(file),
         "verified": {
@@ -151,7 +152,7 @@ def add(
             "fedsim": made["fedsim"], "commit": made["git_commit"],
             "processor": f"{here['model']}, {here['kernels']}", "seed": seed, "rounds": rounds,
             "runs": again,
-            "how": f"consistent within {largest:.2g}, {'; '.join(others)}" if others else "byte for byte",
+            "how": how,
         },
     }  # fmt: skip
     text = rows(runs).to_csv(index=False, lineterminator="\n")
