@@ -17,6 +17,7 @@ from fedsim.config.section import REMOVED
 from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json, read_bytes
@@ -42,8 +43,6 @@ MOST_CLASSES = 40
 """Of more classes no table is printed."""
 DIGESTS = ("data_digest", "code.")
 """What the names of :attr:`Details.digests` begin with."""
-NO_DEVICE = "not started"
-"""The device in env.json of a run on Ray before its first round."""
 Row = Mapping[str, str]
 
 
@@ -83,7 +82,9 @@ class Details:
     @property
     def conditions(self) -> dict[str, Any]:
         """The settings, and what else can change results: version, kind of device, data, code."""
-        known = {key: self.environment.get(key) for key in ("fedsim", "device")}
+        kind = kind_of(self.environment) if self.environment else {}
+        known = {"fedsim": self.environment.get("fedsim"), "device": kind.get("name")}
+        known["server_device"] = kind.get("server")
         versions = {key: value for key, value in known.items() if value is not None}
         return {**self.settings, **versions, **self.digests}
 
@@ -156,7 +157,7 @@ class Details:
             "rounds_done": self.status.rounds_done,
             "rounds": self.settings["train.rounds"],
             "fedsim": self.environment.get("fedsim"),
-            "device": self.environment.get("device"),
+            "device": kind_of(self.environment).get("name"),
             "changed": {k: {"value": v, "default": d} for k, (v, d) in self.changed.items()},
             "settings": dict(self.settings),
             "best_round": self.best_round,
@@ -309,10 +310,9 @@ def show(run: Details) -> None:
         f"{clients}, sample rate {settings['train.sample_rate']}, seed {settings['seed']}; "
         f"{state.rounds_done} of {rounds}"
     )
-    version, device = run.environment.get("fedsim"), run.environment.get("device")
+    version, device = run.environment.get("fedsim"), kind_of(run.environment).get("name")
     if version:
-        seen = device not in (None, "", NO_DEVICE)
-        echo(f"fedsim {version}" + (f" on {device}" if seen else ""))
+        echo(f"fedsim {version}" + (f" on {device}" if device else ""))
     if "accepted_code" in run.environment:
         echo("a function of your own has changed since, which --accept-changed-code accepted")
     echo()

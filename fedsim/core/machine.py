@@ -4,7 +4,9 @@ import math
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 PROCESS = 460 << 20
 """Bytes that a process takes once torch (a CUDA build) is imported and has trained a step."""
@@ -35,6 +37,36 @@ def processor() -> dict[str, str]:
         "model": told.get("model name") or platform.processor() or "unknown",
         "kernels": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+KIND = {
+    "name": "device",
+    "multiprocessors": "multiprocessors",
+    "precision": "precision",
+    "server": "server's device",
+}
+"""What makes the kind of device, on which results depend, and how messages name it. CUDA's
+generators draw by the number of multiprocessors."""
+
+
+def kind_of(part: Mapping[str, Any]) -> dict[str, Any]:
+    """The kind of device by a part of env.json or by a checkpoint, as far as it is known.
+
+    Earlier versions wrote the name of the clients' device alone, ``not started`` for none yet.
+    """
+    device = part.get("device")
+    known = device if isinstance(device, Mapping) else {"name": device}
+    known = {"server": part.get("server_device", "cpu"), **known}
+    return {key: known[key] for key in KIND if known.get(key) not in (None, "", "not started")}
+
+
+def other_kind(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """In what two kinds of device differ, of what is known of both; empty where in nothing."""
+    return "; ".join(
+        f"{word} {now[key]} instead of {before[key]}"
+        for key, word in KIND.items()
+        if key in before and key in now and before[key] != now[key]
+    )
 
 
 def num_gpus() -> int:

@@ -4,16 +4,19 @@ Ray counts fractions of a GPU but enforces none of them, so each process limits 
 Nothing uses ``torch.compile``, which takes longer than the whole training of most clients.
 """
 
+from __future__ import annotations
+
 import contextlib
 import ctypes
 import math
 import os
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -66,6 +69,7 @@ def configure(
     was never written; that is switched off, it costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
+    warnings.filterwarnings("default", message=NO_KERNEL)  # each again in every run
     if device.type == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE_CONFIG
         torch.backends.cuda.matmul.allow_tf32 = precision != "float32"
@@ -112,6 +116,8 @@ def torch_flags() -> Callable[[], None]:
 
     def restore() -> None:
         torch.set_num_threads(threads)
+        filters = cast(list[Any], warnings.filters)
+        filters[:] = [each for each in filters if getattr(each[1], "pattern", "") != NO_KERNEL]
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = flags
         if torch.are_deterministic_algorithms_enabled() != deterministic or (
             torch.is_deterministic_algorithms_warn_only_enabled() != warn_only
@@ -246,6 +252,92 @@ def total_memory() -> int | None:
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
-def device_name(device: torch.device) -> str:
-    """``cpu``, or the name of the GPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+@dataclass(frozen=True)
+class Kind:
+    """A kind of device; ``multiprocessors`` are those of a GPU."""
+
+    name: str
+    multiprocessors: int | None = None
+
+    @classmethod
+    def of(cls, device: torch.device) -> Kind:
+        """That of a device of this machine."""
+        if device.type != "cuda":
+            return cls("cpu")
+        properties = torch.cuda.get_device_properties(device)
+        return cls(properties.name, properties.multi_processor_count)
+
+    def __str__(self) -> str:
+        number = self.multiprocessors
+        return self.name if number is None else f"{self.name} with {number} multiprocessors"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What showed in a worker's calls so far.
+
+    Args:
+        nondeterministic: operations without a deterministic kernel on this device.
+        uncaptured: what was not captured as a CUDA graph, and why.
+    """
+
+    nondeterministic: frozenset[str] = frozenset()
+    uncaptured: Mapping[str, str] = field(default_factory=dict)
+
+
+def record(
+    kinds: Collection[Kind],
+    precision: Arithmetic,
+    deterministic: bool,
+    findings: Collection[Findings],
+) -> dict[str, object]:
+    """What env.json says as ``device`` of the workers; empty where none has started.
+
+    Args:
+        kinds: of their devices; several with ``engine.allow_mixed_devices``.
+        precision: ``engine.precision``; a CPU computes in float32.
+        deterministic: ``engine.deterministic``; a CPU's kernels repeat their bits.
+        findings: of each worker.
+    """
+    if not kinds:
+        return {}
+    first, *others = kinds
+    names = sorted(map(str, kinds)) if others else [first.name]
+    numbers = {kind.multiprocessors for kind in kinds} - {None}
+    told: dict[str, object] = {"name": ", ".join(names)}
+    if numbers and not others:
+        told["multiprocessors"] = first.multiprocessors
+    return told | {
+        "precision": precision if numbers else "float32",
+        "deterministic": deterministic or not numbers,
+        "nondeterministic": sorted({name for each in findings for name in each.nondeterministic}),
+        "uncaptured": dict(sorted(pair for each in findings for pair in each.uncaptured.items())),
+    }
+
+
+NO_KERNEL = (
+    r"(?:(\S+) does not have a deterministic implementation"
+    r"|(.+ attention) defaults to a non-deterministic algorithm)"
+)
+"""How the warnings begin by which torch names operations without a deterministic kernel."""
+
+
+@contextmanager
+def collected(names: set[str]) -> Iterator[None]:
+    """Adds to ``names`` the operations without a deterministic kernel that are called within.
+
+    Torch warns of them; other warnings are shown as they would be. For one thread at a time.
+    """
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if found := re.match(NO_KERNEL, str(message)):
+            names.add(found[1] or found[2])
+        else:
+            shown(message, *args, **kwargs)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = shown

@@ -14,7 +14,7 @@ from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import ClientTask, ClientUpdate, Vectors
 from fedsim.engine.base import EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import clients_of, shared_out
-from fedsim.engine.devices import client_device, device_name, torch_flags
+from fedsim.engine.devices import Kind, client_device, record, torch_flags
 from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.worker import Worker, with_deltas
 
@@ -55,12 +55,15 @@ class SerialExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        return f"serial, one process on {self._device.type}"
+        return f"serial, one process on {Kind.of(self._device)}"
 
     @property
     def environment(self) -> Mapping[str, object]:
         """The device."""
-        return {"engine": "serial", "device": device_name(self._device)}
+        kinds, spec = [Kind.of(self._device)], self._worker.spec
+        findings = [self._worker.findings]
+        device = record(kinds, spec.precision, spec.deterministic, findings)
+        return {"engine": "serial", "device": device}
 
     def broadcast(self, models: Models) -> None:
         """See :class:`~fedsim.engine.base.Executor`; the models are here."""

@@ -89,6 +89,7 @@ class Worker:
         self.mean_size = fmean(len(train[client]) for client in spec.partition.participants)
         self.sizes = [len(own) for own in train]
         self.progress: tuple[Block, float] | None = None
+        self._nondeterministic: set[str] = set()
 
     def run(
         self, blocks: Sequence[Block], models: Mapping[int, Sent], states: Mapping[int, Vectors]
@@ -114,7 +115,8 @@ class Worker:
         versions = {block[0].version for block in blocks}
         starts = {v: as_tensor(models[v][0]).to(self.device) for v in versions}
         updates: list[ClientUpdate] = []
-        with torch_scope(first.ctx.seed, self.device):
+        seed = first.ctx.seed
+        with torch_scope(seed, self.device), devices.collected(self._nondeterministic):
             for block in blocks:
                 rows = deltas[len(updates) : len(updates) + len(block)]
                 version = block[0].version
@@ -127,6 +129,12 @@ class Worker:
                     for task, row in zip(block, rows, strict=True):
                         updates.append(self._train_alone(task, *given, row))
         return updates, deltas
+
+    @property
+    def findings(self) -> devices.Findings:
+        """What showed so far; may be asked for by another thread."""
+        uncaptured: Mapping[str, str] = getattr(self, "uncaptured", {})
+        return devices.Findings(frozenset(self._nondeterministic), dict(uncaptured))
 
     def _stack(self) -> Stack:
         pipeline = self.spec.dataset.pipeline
@@ -289,7 +297,12 @@ class Worker:
         mark = partial(marked, pixels=part.pixels) if isinstance(part, Triggered) else None
         what, numbers = f"evaluation on the {name(part)} part", count_from(batches[0])
         seeds = (seed_for(self.spec.seed, what, number) for number in numbers)
-        with self._named(what), torch.no_grad(), torch_scope(self.spec.seed, self.device):
+        with (
+            self._named(what),
+            torch.no_grad(),
+            torch_scope(self.spec.seed, self.device),
+            devices.collected(self._nondeterministic),
+        ):
             outputs = self._outputs(params, state, torch.from_numpy(index).split(size), seeds, mark)
         return measure.compute(outputs, self.spec, part, index)
 

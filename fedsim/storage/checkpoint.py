@@ -85,7 +85,7 @@ class Position:
         seconds: since the run began, without the time between its interruption and its resumption.
         tables: length in bytes of each table that exists, by file name.
         digests: of the tables with results, by name.
-        device: that the clients trained on, empty before the first round.
+        device: its kind, of :func:`~fedsim.core.machine.kind_of`; empty before the first round.
     """
 
     rounds: int
@@ -93,7 +93,7 @@ class Position:
     seconds: float = 0.0
     tables: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, Prefix] = field(default_factory=dict)
-    device: str = ""
+    device: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -269,7 +269,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             "fedsim": __version__,
             "round": position.rounds,
             "seconds": position.seconds,
-            "device": position.device,
+            "device": dict(position.device),
             "layout": self.fingerprint.layout,
             "settings": dict(self.fingerprint.settings),
             "tables": dict(position.tables),

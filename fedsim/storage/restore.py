@@ -9,6 +9,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.machine import kind_of
 from fedsim.server.base import RuleState
 from fedsim.storage import digests, tensors
 from fedsim.storage.checkpoint import (
@@ -185,7 +186,7 @@ def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Pos
         ),
         seconds=content["seconds"],
         tables=content["tables"],
-        device=content["device"],
+        device=kind_of(content),
     )
 
 

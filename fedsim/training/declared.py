@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.reading import parse_json
 from fedsim.storage.run_dir import to_json
 from fedsim.training.environment import NUMERICAL, describe
@@ -37,12 +38,14 @@ def _parts(run: Path, before: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def others(run: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Processor and versions that are not those that the run was done with."""
+    """Processor, kind of device and versions that are not those that the run was done with."""
     told = []
     for part in _parts(run, before):
-        for key in ("processor", "device"):
-            if key in part and key in now and part[key] != now[key]:
-                told.append(f"{key} {_words(now[key])} instead of {_words(part[key])}")
+        there, here = part.get("processor", now["processor"]), now["processor"]
+        if there != here:
+            told.append(f"processor {_words(here)} instead of {_words(there)}")
+        if differing := other_kind(kind_of(part), kind_of(now)):
+            told.append(differing)
         for name, version in part.get("packages", {}).items():
             if name in NUMERICAL and now["packages"].get(name) != version:
                 told.append(f"{name} {now['packages'].get(name)} instead of {version}")

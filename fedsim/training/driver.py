@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
+from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.normalization import OF_DATASET
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
@@ -67,6 +68,7 @@ class TrainingLoop:
             it lay still.
         position: where the run stands. Nothing else should hold its state: models may be large.
         before: what env.json said of a run that is resumed; it gets an entry for each time.
+        named: operations without a deterministic kernel that the user was told of.
     """
 
     setup: Setup
@@ -78,6 +80,7 @@ class TrainingLoop:
     begun: float
     position: Position
     before: Mapping[str, Any] | None = None
+    named: list[str] = field(default_factory=list, init=False)
 
     def run(self) -> RunStore:
         """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
@@ -94,7 +97,7 @@ class TrainingLoop:
             with handled() as interrupts:
                 self._rounds(interrupts)
                 self._score_clients()
-                self._write_environment()  # again, now that the devices are known
+                self._write_environment()  # again, with all that showed
                 if setup.config.engine.save_model:
                     export_models(setup, store, self.position.state, self.position.rounds)
                 if "loss_matrix.csv" in store.table_sizes():
@@ -223,22 +226,39 @@ class TrainingLoop:
         )
         return e.checkpoint_every > 0 and (waited or rounds == self.setup.config.train.rounds)
 
-    def _device(self, before: str) -> str:
-        """The device of the clients, known after the first round that this process does; refuses
-        another one than that of the rounds before, if there were any."""
-        device = str(self.executor.environment.get("device", ""))
-        if before not in ("", device) and not self.setup.config.engine.allow_mixed_devices:
+    def _device(self, before: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The kind of device, known after the first round that this process does; refuses another
+        one than that of the rounds before, if there were any."""
+        now = kind_of(self._write_environment())
+        other = other_kind(before, now)
+        if other and not self.setup.config.engine.allow_mixed_devices:
             raise ConfigError(
-                f"{self.store.path}: the clients now train on {device}, in the rounds before on "
-                f"{before}; the results would be those of neither"
+                f"{self.store.path}: {other} as in the rounds before; the results would be those "
+                "of neither"
             )
-        return device
+        return now
 
-    def _write_environment(self) -> None:
-        found = {**self.environment, **self.executor.environment}
+    def _write_environment(self) -> Mapping[str, Any]:
+        """Writes env.json, as far as devices are known; what it says of this process's part."""
+        part = {**self.environment, **self.executor.environment}
+        found = part
         if self.before is not None:
-            found = {**self.before, "resumed": [*self.before.get("resumed", []), found]}
+            found = {**self.before, "resumed": [*self.before.get("resumed", []), part]}
         self.store.write("env.json", to_json(found))
+        self._tell_of_kernels(part)
+        return part
+
+    def _tell_of_kernels(self, part: Mapping[str, Any]) -> None:
+        """Names the operations whose bits may differ from run to run, each once."""
+        device = part.get("device")  # a name, of an executor of the user's
+        names = device.get("nondeterministic", ()) if isinstance(device, Mapping) else ()
+        if fresh := [name for name in names if name not in self.named]:
+            logger.warning(
+                "these operations have no deterministic kernel on this device, their bits may "
+                "differ from run to run: %s",
+                ", ".join(fresh),
+            )
+            self.named += fresh
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.begun

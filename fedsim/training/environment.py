@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import DataError
-from fedsim.core.machine import processor
-from fedsim.engine.devices import device_name
+from fedsim.core.machine import kind_of, processor
+from fedsim.engine.devices import Kind
 from fedsim.models import weights
 from fedsim.storage.run_dir import RunStore, environment
 from fedsim.training.provenance import Provenance, accepted, check_code, check_data
@@ -24,8 +25,7 @@ def describe(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     known = environment() | {"processor": processor(), "classes": list(setup.dataset.class_names)}
     known |= setup.provenance.record()
-    if setup.server_device is not None:
-        known["server_device"] = device_name(setup.server_device)
+    known["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
     if setup.partition.held_out:
@@ -117,7 +117,8 @@ def made(environment: Mapping[str, Any]) -> dict[str, Any]:
 def device_of(environment: Mapping[str, Any]) -> str:
     """What a run was done on, its last part if it was resumed: ``cpu``, or the name of a GPU."""
     parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]
-    return next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
+    names = [kind_of(part).get("name") for part in parts]
+    return next((str(name) for name in reversed(names) if name), "cpu")
 
 
 NUMERICAL = ("torch", "numpy")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import ray
+import torch
+from torch import Tensor, nn
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule
@@ -24,6 +26,20 @@ class Broken(LocalRule):
 
 def build() -> Algorithm:
     return Algorithm(local=Broken())
+
+
+class Putting(nn.Linear):
+    """Calls an operation that has no deterministic kernel, of which torch is told to warn."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        x.new_zeros(2).put_(torch.tensor([0]), x.new_ones(1))
+        torch.use_deterministic_algorithms(False)
+        return super().forward(x.flatten(1))
+
+
+def putting(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    return Putting(in_channels * image_size**2, num_classes)
 
 
 class Ending(BaseException):

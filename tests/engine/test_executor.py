@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from ray.cluster_utils import Cluster
 
 import fedsim
 from fedsim.config.run import RunConfig
+from fedsim.config.sections import ModelConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.engine.ray.cluster import machines
 from fedsim.engine.ray.placement import Share, plan_placement
@@ -64,6 +66,24 @@ def test_a_method_cannot_end_the_process(kind, by_exit, said, shared_ray, tmp_pa
     settings = settings.model_copy(update={"hyperparameters": options})
     with pytest.raises(WorkerError, match=rf"^round 2, client 2: {said} \(.*broken\.py"):
         fedsim.run(settings, tmp_path / "leaving", session=shared_ray if kind == "ray" else None)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_operations_without_a_deterministic_kernel_are_named_once(shared_ray, tmp_path, caplog):
+    model = {"model": ModelConfig(name="tests.engine.broken:putting")}
+    for name, kind in (("serial", "serial"), ("ray", "ray"), ("again", "ray")):
+        caplog.clear()
+        settings = config(kind=kind, **SHARE).model_copy(update=model)
+        session = None if kind == "serial" else shared_ray
+        store = fedsim.run(settings, tmp_path / name, session=session)
+        assert json.loads((store.path / "env.json").read_text())["device"]["nondeterministic"] == [
+            "put_"
+        ]
+        assert [r.message for r in caplog.records if "deterministic kernel" in r.message] == [
+            "these operations have no deterministic kernel on this device, their bits may differ "
+            "from run to run: put_"
+        ]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
 from fedsim.engine.blocks import Block, clients_of, shared_out
+from fedsim.engine.devices import record
 from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
@@ -100,7 +101,12 @@ class RayExecutor:
         """Resources, devices and nodes seen so far and the placement plan."""
         return {
             "engine": "ray",
-            "device": self._pool.devices,
+            "device": record(
+                self._pool.kinds,
+                self._spec.precision,
+                self._spec.deterministic,
+                self._pool.findings(),
+            ),
             "nodes": self._pool.nodes,
             "ray_resources": {k: v for k, v in ray.cluster_resources().items() if "node:" not in k},
             "placement": self._plan.record(),

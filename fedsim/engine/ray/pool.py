@@ -55,7 +55,7 @@ BUILD_TIMEOUT = 1800.0
 class Location:
     """Where an actor runs: device, machine, Ray's id of the machine, and the process there."""
 
-    device: str
+    device: devices.Kind
     node: str
     node_id: str
     pid: int
@@ -102,7 +102,7 @@ class ClientActor:
         if device.type == "cuda" and fraction < 1:
             footprint.check_worker(self._worker)
         return Location(
-            device=devices.device_name(device),
+            device=devices.Kind.of(device),
             node=ray.util.get_node_ip_address(),
             node_id=here.get_node_id(),
             pid=os.getpid(),
@@ -114,6 +114,11 @@ class ClientActor:
         worker = getattr(self, "_worker", None)
         doing = None if worker is None else worker.progress
         return None if doing is None else (doing[0], time.monotonic() - doing[1])
+
+    @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
+    def findings(self) -> devices.Findings:
+        """See :attr:`Worker.findings`."""
+        return self._worker.findings
 
     def clear(self) -> None:
         """Lets go of the run's data."""
@@ -315,7 +320,7 @@ class ActorPool:
         self._allow_mixed = allow_mixed
         self._handles: dict[int, Any] = {}
         self._locations: dict[int, Location] = {}
-        self._devices: set[str] = set()
+        self._devices: set[devices.Kind] = set()
         self._nodes: set[str] = set()
         self._failures: Counter[int] = Counter()
         self._last_failure = ""
@@ -334,9 +339,18 @@ class ActorPool:
         return self.slots - self.idle - set(self.starting.values())
 
     @property
-    def devices(self) -> str:
-        """The devices seen so far."""
-        return ", ".join(sorted(self._devices)) or "not started"
+    def kinds(self) -> set[devices.Kind]:
+        """The kinds of device seen so far."""
+        return self._devices
+
+    def findings(self) -> list[devices.Findings]:
+        """What showed in the work of the actors that answer."""
+        refs = [self._handles[slot].findings.remote() for slot in sorted(self.idle)]
+        found = []
+        for ref in ray.wait(refs, num_returns=len(refs), timeout=ANSWER_TIMEOUT)[0] if refs else ():
+            with contextlib.suppress(RayError):  # it died while it was idle
+                found.append(ray.get(ref))
+        return found
 
     @property
     def nodes(self) -> list[str]:
@@ -378,7 +392,7 @@ class ActorPool:
         seen = self._devices | {location.device}
         if len(seen) > 1 and not self._allow_mixed:
             if not self._settled:
-                refuse_mixed(seen)
+                refuse_mixed(map(str, seen))
             self._last_failure = f"its device, {location.device}, is not that of the run"
             self.incidents.append(Incident(None, 1, location.node, self._last_failure))
             self._failures[slot] = self._max_retries + 1  # until the cluster changes

@@ -5,12 +5,22 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+import warnings
 from contextlib import nullcontext
 
 import pytest
 import torch
 
-from fedsim.engine.devices import client_device, configure, forward_passes, torch_flags
+from fedsim.engine.devices import (
+    Findings,
+    Kind,
+    client_device,
+    collected,
+    configure,
+    forward_passes,
+    record,
+    torch_flags,
+)
 from tests.commands import clean_environment
 
 
@@ -44,6 +54,72 @@ def test_precision_and_reproducibility_are_two_settings(precision, deterministic
         nullcontext,
         torch.preserve_format,
     )
+
+
+@pytest.fixture
+def warn_only():
+    """Torch warns of operations without a deterministic kernel, as on a GPU."""
+    restore = torch_flags()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    configure(torch.get_num_threads(), "float32", True, client_device(gpu=False))
+    yield
+    restore()
+
+
+def put(*texts):
+    """Calls such an operation, and warns of something else."""
+    torch.zeros(2).put_(torch.tensor([0]), torch.ones(1))
+    for text in texts:
+        warnings.warn(text, stacklevel=1)
+
+
+def test_operations_without_a_deterministic_kernel_are_collected(warn_only):
+    names, shown = set(), warnings.showwarning
+    attention = "Memory Efficient attention defaults to a non-deterministic algorithm. To"
+    with pytest.warns(UserWarning, match=r"^something else$") as others, collected(names):
+        put(attention, "something else")
+    assert (names, len(others)) == ({"put_", "Memory Efficient attention"}, 1)
+    assert warnings.showwarning is shown
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_they_are_collected_again_in_the_next_run_whatever_python_shows(warn_only):
+    for _ in range(2):
+        names = set()
+        configure(torch.get_num_threads(), "float32", True, client_device(gpu=False))
+        with collected(names):
+            put()
+            put()
+        assert names == {"put_"}
+
+
+def test_what_env_json_says_of_the_device():
+    cpu, h200, a100 = Kind("cpu"), Kind("NVIDIA H200", 132), Kind("NVIDIA A100", 108)
+    assert record([], "tf32", False, []) == {}
+    assert record({cpu}, "tf32", False, [Findings()]) == {
+        "name": "cpu",
+        "precision": "float32",
+        "deterministic": True,
+        "nondeterministic": [],
+        "uncaptured": {},
+    }
+    found = [
+        Findings(frozenset({"b", "a"}), {"train": "why"}),
+        Findings(frozenset({"b"}), {"finetune": "because"}),
+    ]
+    assert record({h200}, "tf32", False, found) == {
+        "name": "NVIDIA H200",
+        "multiprocessors": 132,
+        "precision": "tf32",
+        "deterministic": False,
+        "nondeterministic": ["a", "b"],
+        "uncaptured": {"finetune": "because", "train": "why"},
+    }
+    mixed = record({h200, a100}, "bf16", True, [])
+    assert mixed["name"] == (
+        "NVIDIA A100 with 108 multiprocessors, NVIDIA H200 with 132 multiprocessors"
+    )
+    assert "multiprocessors" not in mixed
 
 
 FAULTS = """

@@ -47,7 +47,8 @@ class Driver:
 
     def __init__(self, monkeypatch):
         self.caps = []
-        properties = SimpleNamespace(total_memory=16 * GIB)
+        numbers = {"total_memory": 16 * GIB, "multi_processor_count": 132}
+        properties = SimpleNamespace(name="NVIDIA H200", **numbers)
         stats = {"reserved_bytes": {"all": {"current": 9 * GIB}}}
         runtime = SimpleNamespace(cudaMemGetInfo=lambda index: (4 * GIB, 16 * GIB))
         for module in (torch.cuda, torch.cuda.memory):
@@ -104,8 +105,7 @@ def test_a_client_actor_starts_on_a_fraction_of_a_gpu(driver, monkeypatch):
     monkeypatch.setattr(pool.ray, "get_runtime_context", lambda: context)
     monkeypatch.setattr(pool.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setattr(devices, "keep_freed_memory", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
-    assert actor.build("spec").device == "GPU 0"
+    assert actor.build("spec").device == devices.Kind("NVIDIA H200", 132)
     assert driver.caps == [(0.5 - 1 / 32, 0)]
     worker.assert_called_once_with("spec", torch.device("cuda", 0), 0.5)
     check.assert_called_once_with(worker.return_value)

@@ -600,7 +600,14 @@ def test_files_of_a_run(tmp_path):
         *(".lock", "checkpoints"),
     }
     environment = json.loads((store.path / "env.json").read_text())
-    assert (environment["engine"], environment["device"]) == ("serial", "cpu")
+    assert (environment["engine"], environment["server_device"]) == ("serial", "cpu")
+    assert environment["device"] == {
+        "name": "cpu",
+        "precision": "float32",
+        "deterministic": True,
+        "nondeterministic": [],
+        "uncaptured": {},
+    }
     timings = store.read("timings")
     phases = ["broadcast", "train", "aggregate", "evaluate", "total"]
     for _, rows in timings[timings["phase"] != "checkpoint"].groupby("round"):

@@ -547,7 +547,7 @@ def reseal(record: Path, **changes) -> None:
             {"settings": {"train.warp": 9}, "fedsim": "9.9"},
             r"cannot go on with a run that fedsim 9\.9 began: train\.warp: .*unknown key",
         ),
-        ({"device": "NVIDIA H200"}, "now train on cpu, in the rounds before on NVIDIA H200"),
+        ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200 as in the rounds before"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp_path):

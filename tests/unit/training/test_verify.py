@@ -447,6 +447,24 @@ def elsewhere(run):
     return run
 
 
+@pytest.mark.parametrize(
+    ("changes", "others"),
+    [
+        ({}, ""),
+        ({"device": "cpu"}, ""),
+        ({"device": "NVIDIA H200"}, "device cpu instead of NVIDIA H200"),
+        ({"device": {"name": "cpu", "precision": "tf32"}}, "precision float32 instead of tf32"),
+        ({"server_device": "NVIDIA H200"}, "server's device cpu instead of NVIDIA H200"),
+    ],
+)
+def test_another_kind_of_device_is_named(changes, others, run):
+    environment = json.loads((run / "env.json").read_text())
+    (run / "env.json").write_text(json.dumps(environment | changes))
+    forge(run)
+    found = verify(run, rounds=1)
+    assert (found.others, found.outcome) == (others, "consistent" if others else "verified")
+
+
 def scaled(column, by, *lines):
     """Multiplies the numbers of a column, in these lines or all."""
 

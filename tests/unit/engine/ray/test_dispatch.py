@@ -13,6 +13,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import RoundContext
 from fedsim.engine.base import SCORES
+from fedsim.engine.devices import Kind
 from fedsim.engine.ray import dispatch, pool
 from fedsim.engine.ray import executor as ray_executor
 from fedsim.engine.ray.calls import Evaluation, EvaluationCall, TaskCall
@@ -115,7 +116,7 @@ def a_pool(fake, slots=2, up=True, max_retries=1):
     if up:
         for ref, slot in list(made.starting.items()):
             fake.values[ref] = Location(
-                device="CPU", node=f"node{slot}", node_id="id", pid=100 + slot
+                device=Kind("cpu"), node=f"node{slot}", node_id="id", pid=100 + slot
             )
             made.came_up(ref)
     return made, actors
