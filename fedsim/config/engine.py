@@ -28,7 +28,7 @@ class EngineConfig(Section):
     """Worker processes that hold the clients."""
     client_batch: Literal["auto"] | int = 1
     """Number of clients that train together as one stacked model, which is faster for small models;
-    auto: by model and data, 1: one by one."""
+    auto: by model, data and kind of device, 1: one by one."""
     gpus_per_client: float | None = Field(default=None, ge=0, le=MOST)
     """GPUs for each client, a fraction up to 1 or a whole number, 0: none; unset: chosen by the
     engine."""

@@ -40,6 +40,18 @@ def client_device(gpu: bool) -> torch.device:
     return torch.device("cuda", 0) if gpu else torch.device("cpu")
 
 
+def trains_on_gpu(engine: EngineConfig) -> bool:
+    """Whether clients train on GPUs, by the configuration and the kind of device alone.
+
+    Unset, Ray takes the GPUs of its machines: this one, or those of a cluster, of which nothing is
+    known before it is joined; the serial engine takes the CPU.
+    """
+    if engine.gpus_per_client is not None:
+        return engine.gpus_per_client > 0
+    here = engine.kind != "serial" and engine.address in (None, "local")
+    return here and torch.cuda.is_available()
+
+
 def server_device(engine: EngineConfig) -> torch.device | None:
     """The GPU on which the server computes, None for the CPU; see ``engine.server_device``.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -15,15 +17,34 @@ from fedsim.core.layout import FlatModel
 from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import ModelSpec, Partition
 from fedsim.engine.blocks import Stacking
+from fedsim.engine.devices import trains_on_gpu
 from fedsim.models.catalogue import CATALOGUE
 from fedsim.models.registry import zeros
 
 FEWEST, MOST = 5, 50
 """The smallest and the largest block of ``auto``; smaller ones are no faster than one by one."""
-MOST_FLOPS = 100e6
-"""Operations of a client's step, forward and backward, above which stacking gains nothing."""
-MEMORY = 32 << 20
-"""Bytes of a block with ``auto``: about the size of the CPU's caches."""
+
+
+class Limits(NamedTuple):
+    """Up to where ``auto`` stacks clients on a kind of device.
+
+    Args:
+        flops: operations of a client's step, forward and backward; with more, nothing is gained.
+        memory: bytes of a block.
+        fewest: clients of a block, also where that takes more memory.
+    """
+
+    flops: float
+    memory: int
+    fewest: int
+
+
+CPU = Limits(100e6, 32 << 20, FEWEST)
+"""32 MiB are about the size of a CPU's caches."""
+GPU = Limits(10e9, 4 << 30, 1)
+"""10 GFLOP take a GPU of 50 TFLOP/s in float32 0.2 ms, about what launching the kernels of a small
+step takes as one CUDA graph (0.28 ms on an H200). 4 GiB are a sixteenth of a large GPU, whatever
+fraction of it an actor has, on which results must not depend."""
 
 
 def stacking_of(
@@ -37,7 +58,7 @@ def stacking_of(
 ) -> Stacking | None:
     """How clients train together; None where they train one by one.
 
-    Depends on configuration and data alone, not on the machine, since results depend on it.
+    Depends on configuration, data and kind of device alone, since results depend on it.
 
     Raises:
         ConfigError: the number is above 1, and these clients cannot be stacked.
@@ -52,7 +73,8 @@ def stacking_of(
     )
     if asked == "auto":
         fits = why is None and cohort_size >= FEWEST
-        clients = min(automatic(model, flat, width), cohort_size) if fits else 1
+        limits = GPU if trains_on_gpu(config.engine) else CPU
+        clients = min(automatic(model, flat, width, limits), cohort_size) if fits else 1
     elif why is None:
         clients = int(asked)
     else:
@@ -116,13 +138,13 @@ def examples(model: ModelSpec) -> torch.Tensor:
     return torch.rand(shape, generator=g)
 
 
-def automatic(model: ModelSpec, flat: FlatModel, width: int) -> int:
+def automatic(model: ModelSpec, flat: FlatModel, width: int, limits: Limits) -> int:
     """The size of a block of clients with ``width`` samples in a batch; 1: one by one."""
     flops, activations = costs(model, flat)
-    if 3 * flops * width > MOST_FLOPS:  # the backward pass takes about twice the forward pass
+    if 3 * flops * width > limits.flops:  # the backward pass takes about twice the forward pass
         return 1
     memory = BLOCK_COPIES * flat.flat.nbytes + activations * width
-    return int(min(max(MEMORY // memory, FEWEST), MOST))
+    return int(min(max(limits.memory // memory, limits.fewest), MOST))
 
 
 def costs(model: ModelSpec, flat: FlatModel) -> tuple[float, float]:

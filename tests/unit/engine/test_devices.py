@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from fedsim.config.sections import EngineConfig
 from fedsim.engine.devices import (
     Findings,
     Kind,
@@ -20,6 +21,7 @@ from fedsim.engine.devices import (
     forward_passes,
     record,
     torch_flags,
+    trains_on_gpu,
 )
 from tests.commands import clean_environment
 
@@ -120,6 +122,24 @@ def test_what_env_json_says_of_the_device():
         "NVIDIA A100 with 108 multiprocessors, NVIDIA H200 with 132 multiprocessors"
     )
     assert "multiprocessors" not in mixed
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_here", "found"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"address": "local"}, True, True),
+        ({"address": "auto"}, True, False),
+        ({"gpus_per_client": 0}, True, False),
+        ({"gpus_per_client": 0.5, "address": "auto"}, False, True),
+        ({"kind": "serial"}, True, False),
+        ({"kind": "serial", "gpus_per_client": 1}, False, True),
+    ],
+)
+def test_whether_clients_train_on_gpus(engine, gpu_here, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu_here)
+    assert trains_on_gpu(EngineConfig(**engine)) is found
 
 
 FAULTS = """

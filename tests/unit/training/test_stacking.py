@@ -109,6 +109,10 @@ def flat(spec):
     return FlatModel(registry.build(spec, 0), torch.device("cpu"))
 
 
+def automatic(spec, width, limits=stacking.CPU):
+    return stacking.automatic(spec, flat(spec), width, limits)
+
+
 def test_operations_and_memory_of_a_sample_by_hand():
     spec = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=8)
     flops, kept = stacking.costs(spec, flat(spec))
@@ -119,18 +123,46 @@ def test_operations_and_memory_of_a_sample_by_hand():
 
 def test_auto_takes_as_many_as_the_memory_holds_between_five_and_fifty():
     small = ModelSpec(name="logistic", num_classes=10, in_channels=1, image_size=8)
-    assert stacking.automatic(small, flat(small), 10) == 50
+    assert automatic(small, 10) == 50
     between = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=56)
     # 5 vectors of 201,418 floats, and 10 times the sample's 3,136 + 2 * 64
     assert (32 << 20) // (20 * 201_418 + 10 * 4 * (3136 + 128)) == 8
-    assert stacking.automatic(between, flat(between), 10) == 8
+    assert automatic(between, 10) == 8
     large = replace(between, image_size=128)
-    assert stacking.automatic(large, flat(large), 2) == 5
+    assert automatic(large, 2) == 5
 
 
 def test_auto_trains_large_steps_one_by_one():
     large = ModelSpec(name="cnn_fedavg", num_classes=10, in_channels=1, image_size=28)
-    assert stacking.automatic(large, flat(large), 10) == 1
+    assert automatic(large, 10) == 1
+
+
+def test_a_gpu_takes_larger_steps_and_blocks_than_a_cpu():
+    job = ModelSpec(name="cnn_reddi", num_classes=10, in_channels=3, image_size=32)  # pfl_cifar10
+    assert (automatic(job, 10), automatic(job, 10, stacking.GPU)) == (1, 50)
+    assert automatic(job, 100, stacking.GPU) == 1  # 10.1 GFLOP
+    # of less than five clients where they take as much as that; see the test before for the 4 MiB
+    between = ModelSpec(name="mlp", num_classes=10, in_channels=1, image_size=56)
+    assert automatic(between, 10, stacking.GPU._replace(memory=9 << 20)) == 2
+
+
+@pytest.mark.slow
+def test_a_large_network_is_not_stacked_on_a_gpu():
+    spec = ModelSpec(name="resnet50", num_classes=10, in_channels=3, image_size=224)
+    model = flat(spec)
+    assert 3 * stacking.costs(spec, model)[0] == pytest.approx(24.5e9, rel=0.01)
+    assert stacking.automatic(spec, model, 1, stacking.GPU) == 1
+
+
+@pytest.mark.parametrize(("gpus", "found"), [(0, 1), (1, 10), (0.0625, 10)])
+def test_auto_knows_the_device_by_the_configuration(gpus, found):
+    given = RunConfig(
+        data={"num_clients": 10, "image_size": 28},
+        model={"name": "cnn_reddi"},
+        train={"sample_rate": 1.0, "batch_size": 10},
+        engine={"client_batch": "auto", "gpus_per_client": gpus},
+    )
+    assert prepare(given).config.engine.client_batch == found
 
 
 @pytest.mark.parametrize(
