@@ -13,7 +13,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
 from fedsim.core.types import ClientTask, ClientUpdate, Vectors
 from fedsim.engine.base import EvaluationTask, Incident, Measure, Models, T
-from fedsim.engine.blocks import clients_of, shared_out
+from fedsim.engine.blocks import clients_of, in_calls, shared_out, tasks_per_call
 from fedsim.engine.devices import client_device, device_name, torch_flags
 from fedsim.engine.spec import WorkerSpec
 from fedsim.engine.worker import Worker, with_deltas
@@ -72,15 +72,19 @@ class SerialExecutor:
         states: Mapping[int, Vectors],
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        updates, spec = [], self._worker.spec
-        for block in spec.blocks(tasks):
+        updates, worker = [], self._worker
+        size = torch.float32.itemsize * worker.flat.layout.size
+        most = 1 if self._drops else tasks_per_call(size)
+        for call in in_calls(worker.spec.blocks(tasks), most):
             try:
-                updates += with_deltas(*self._worker.run([block], models, states))
+                updates += with_deltas(*worker.run(call, models, states))
             except WorkerError as error:
                 if not self._drops:
                     raise
-                where, clients = platform.node(), clients_of(block)
-                self._incidents += [Incident(client, 1, where, str(error)) for client in clients]
+                where, (block,) = platform.node(), call
+                self._incidents += [
+                    Incident(client, 1, where, str(error)) for client in clients_of(block)
+                ]
         return shared_out(updates, tasks, self._sizes)
 
     def prefetch(self, *_: Any) -> None:

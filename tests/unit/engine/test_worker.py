@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Owned, Partition, Pipeline, Training
 from fedsim.engine.base import OUTPUTS, SCORES
+from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import client_device, torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
@@ -358,10 +360,40 @@ class Spoils(LocalRule):
         (Spoils(in_update, torch.inf), "tensor features.1.bias and the training loss"),
     ],
 )
-def test_a_report_says_what_diverged(rule, expected):
-    w = rebuilt(worker("fedavg"), algorithm=Algorithm(local=rule))
-    (report,), _ = train(w, (1,))
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_report_says_what_diverged(rule, expected, apart):
+    spec = replace(worker("fedavg").spec, algorithm=Algorithm(local=rule))
+    (report,), _ = train(Worker(spec, CPU, apart=apart), (1,))
     assert report.diverged == expected
+
+
+APART = {
+    "plain": {},
+    "staged": {},
+    "stacked": {"stacking": Stacking(clients=2, width=8, batchnorm=True)},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold", "fedld"])
+@pytest.mark.parametrize("way", APART)
+def test_memory_that_is_apart_changes_no_bit(method, way, monkeypatch):
+    """The path of a GPU, here on the CPU: deltas stay there, and what is read is read once."""
+    if way == "staged":
+        monkeypatch.setattr("fedsim.engine.transfer.PART", sys.maxsize)
+    spec = replace(worker(method).spec, **APART[way])
+    here, apart = Worker(spec, CPU), Worker(spec, CPU, apart=True)
+    monkeypatch.setattr(apart, "room", sys.maxsize)
+    start = here.flat.vector()
+    work = here.spec.blocks(tasks([0, 1, 2], context()))
+    results = [w.run(work, models(context(), start), {}) for w in (here, apart, apart)]
+    assert bits(results[0]) == bits(results[1]) == bits(results[2])
+    for got in results[1:]:
+        assert [r.diverged for r in got[0]] == [None] * 3
+    states = {report.client_id: report.state for report in results[0][0]}
+    again = [w.run(work, models(context(), start), states) for w in (here, apart)]
+    assert bits(again[0]) == bits(again[1])
+    scores = [w.evaluate(start, {}, "test", SCORES) for w in (here, apart)]
+    assert scores[0] == scores[1]
 
 
 def test_gradients_that_a_failed_client_left_behind_are_forgotten():
