@@ -45,6 +45,11 @@ def tasks_per_call(update_bytes: int) -> int:
     return max(1, MAX_CALL // max(update_bytes, 1))
 
 
+def num_calls(tasks: int, update_bytes: int, actors: int) -> int:
+    """Into how many calls tasks are cut for ``actors`` actors: a multiple of their number."""
+    return actors * -(-tasks // (actors * tasks_per_call(update_bytes)))
+
+
 def in_calls(blocks: Iterable[Block], most: int) -> Iterator[list[Block]]:
     """The blocks in order, those together whose tasks are at most ``most``, or a single block."""
     call: list[Block] = []

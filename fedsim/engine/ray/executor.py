@@ -19,7 +19,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
-from fedsim.engine.blocks import Block, clients_of, shared_out, tasks_per_call
+from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
 from fedsim.engine.ray.dispatch import Dispatcher
@@ -171,10 +171,9 @@ class RayExecutor:
         self, blocks: Sequence[Block], models: Models, states: Mapping[int, Vectors]
     ) -> list[TaskCall]:
         """Where blocks share actors they share calls, equally many for each actor."""
-        most, actors = len(blocks), self._plan.actors
+        most = len(blocks)
         if not self._plan.per_client:
-            each = actors * tasks_per_call(self._update_bytes)
-            most = actors * -(-sum(map(len, blocks)) // each)
+            most = num_calls(sum(map(len, blocks)), self._update_bytes, self._plan.actors)
         work = {block: float(sum(self._sizes[c] for c in clients_of(block))) for block in blocks}
         return [self._call(own, models, states) for own in balanced(work, most)]
 

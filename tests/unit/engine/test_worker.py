@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Owned, Partition, Pipeline, Training
 from fedsim.engine.base import OUTPUTS, SCORES
@@ -471,6 +472,40 @@ def test_serial_results_are_sorted_and_those_of_the_worker(executor):
         assert result.train_loss == report.train_loss
     jobs = [((start, {}), "test"), ((start, own), "test")]
     assert executor.evaluate(jobs, SCORES) == [w.evaluate(*m, p, SCORES) for m, p in jobs]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_serial_gives_the_server_what_is_on_its_device(executor, most, monkeypatch):
+    w = worker("fedbn")
+    start = w.flat.vector()
+    sent = models(context(), start)
+    monkeypatch.setattr("fedsim.engine.blocks.MAX_CALL", most * start.nbytes)
+    executor._worker = Worker(w.spec, CPU, apart=True)
+    updates = executor.run(tasks([2, 0, 1], context()), sent, {})
+    assert executor.columns(updates, sent, {}) is None, "the server computes on the CPU"
+    executor._at_server = True
+    updates = executor.run(tasks([2, 0, 1], context()), sent, {})
+    _, deltas = train(w, params=start)
+    updates[1] = replace(updates[1], delta=updates[1].delta + 1)  # as where it was rebased
+    columns = executor.columns(updates[::-1], sent, {})
+    deltas[1] += 1
+    assert columns.matrix.numpy().tobytes() == deltas.tobytes()
+    assert np.stack(columns.rows).tobytes() == deltas.tobytes()
+    assert executor.columns(updates, sent, {}) is None, "and the memory is free again"
+
+
+@pytest.mark.integration
+def test_serial_drops_the_client_that_fails_alone():
+    spec = replace(worker("fedavg").spec, algorithm=Algorithm(local=Fails(KeyError("gone"))))
+    done = SerialExecutor(spec, EngineConfig(kind="serial", on_client_failure="drop"))
+    try:
+        sent = models(context(), worker("fedavg").flat.vector())
+        updates = done.run(tasks([0, 1, 2], context()), sent, {})
+        assert [u.client_id for u in updates] == [0, 1]
+        assert [i.client_id for i in done.incidents()] == [2]
+    finally:
+        done.close()
 
 
 def test_serial_takes_the_configured_threads_and_gives_them_back():
