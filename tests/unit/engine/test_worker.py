@@ -447,6 +447,29 @@ def test_lower_precision_trains_about_the_same_on_a_gpu_and_repeats_its_bits(met
         assert b.diverged is None
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedld"])
+def test_a_gpu_gives_the_same_bits_wherever_samples_and_deltas_are(method, monkeypatch):
+    restore = torch_flags()
+    try:
+        spec, start = worker(method).spec, worker(method).flat.vector()
+        gpu = client_device(gpu=True)
+        resident = Worker(spec, gpu)
+        assert resident.samples.x.device == gpu
+        monkeypatch.setattr("fedsim.engine.transfer.PART", sys.maxsize)
+        staged = Worker(spec, gpu)  # its deltas go to the host one by one
+        assert staged.samples.x.device == CPU
+        assert bits(train(resident, params=start)) == bits(train(staged, params=start))
+        monkeypatch.setattr(staged, "room", sys.maxsize)
+        assert bits(train(resident, params=start)) == bits(train(staged, params=start))
+        assert resident.evaluate(start, {}, "test", SCORES) == staged.evaluate(
+            start, {}, "test", SCORES
+        )
+    finally:
+        restore()
+
+
 @pytest.fixture
 def executor():
     done = SerialExecutor(worker("fedbn").spec)
