@@ -7,8 +7,8 @@ after a crash and be replayed.
 """
 
 import operator
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
@@ -156,6 +156,10 @@ class FeaturePenalty(LocalRule):
         raise NotImplementedError
 
 
+Losses = tuple[list[Tensor], list[int]]
+"""The losses () of a client's batches, where they were computed, and their numbers of labels."""
+
+
 def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     """Trains the loaded model on the client's data by the optimiser that ``env.training`` names.
 
@@ -169,6 +173,11 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     With ``env.training.private`` batches are drawn and gradients made as in
     :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
     """
+    return with_loss(*trained(rule, env))
+
+
+def trained(rule: LocalRule, env: LocalEnv) -> tuple[ClientUpdate, Losses]:
+    """:func:`train_local` without its last part: the losses, whose mean is to be read."""
     order = torch_generator(env.ctx.seed, "shuffle", env.key, env.client_id)
     clip = env.training.clip_norm
     private = env.training.private
@@ -217,23 +226,27 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     if private is not None:
         before = env.state.get(STEPS, np.zeros(1, np.int64))
         state = {**state, STEPS: before + env.steps}
-    return ClientUpdate(
+    update = ClientUpdate(
         client_id=env.client_id,
         num_samples=len(env.x),
         num_steps=env.steps,
-        train_loss=_mean(losses, sizes),
         extras=uplink.extras,
         state=state,
         version=env.ctx.round,
     )
+    return update, (losses, sizes)
 
 
-def _mean(losses: list[Tensor], sizes: list[int]) -> float:
-    """The mean of the batches' losses over labels, in float64; read from the device only here."""
-    if not sizes:
-        return float("nan")
-    values = torch.stack(losses).tolist()
-    return sum(map(operator.mul, values, sizes)) / sum(sizes)
+def with_loss(update: ClientUpdate, losses: Losses) -> ClientUpdate:
+    """The update with its mean loss, which is read from the device only here."""
+    values, sizes = losses
+    mean = mean_loss(torch.stack(values).tolist() if values else (), sizes)
+    return replace(update, train_loss=mean)
+
+
+def mean_loss(losses: Sequence[float], sizes: Sequence[int]) -> float:
+    """The mean of the batches' losses over labels, in float64; NaN without a batch."""
+    return sum(map(operator.mul, losses, sizes)) / sum(sizes) if sizes else float("nan")
 
 
 def enter(env: LocalEnv, phase: Phase) -> None:

@@ -5,10 +5,13 @@ a whole. Blocks depend on the cohort alone, so that the bytes of a run depend ne
 of actors nor on crashes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fedsim.core.types import ClientTask, ClientUpdate
+
+MAX_CALL = 128 << 20
+"""Bytes of updates that a worker makes in one call, about; a single one may be larger."""
 
 Block = tuple[ClientTask, ...]
 """Tasks of one kind and version that are done together; a single one where clients train alone."""
@@ -35,6 +38,28 @@ class Stacking:
             tuple(order[start : start + self.clients])
             for start in range(0, len(order), self.clients)
         ]
+
+
+def tasks_per_call(update_bytes: int) -> int:
+    """The tasks of a call whose updates have so many bytes each."""
+    return max(1, MAX_CALL // max(update_bytes, 1))
+
+
+def num_calls(tasks: int, update_bytes: int, actors: int) -> int:
+    """Into how many calls tasks are cut for ``actors`` actors: a multiple of their number."""
+    return actors * -(-tasks // (actors * tasks_per_call(update_bytes)))
+
+
+def in_calls(blocks: Iterable[Block], most: int) -> Iterator[list[Block]]:
+    """The blocks in order, those together whose tasks are at most ``most``, or a single block."""
+    call: list[Block] = []
+    for block in blocks:
+        if call and sum(map(len, call)) + len(block) > most:
+            yield call
+            call = []
+        call.append(block)
+    if call:
+        yield call
 
 
 def clients_of(block: Block) -> tuple[int, ...]:

@@ -8,15 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError, WorkerError
-from fedsim.core.types import ClientTask, ClientUpdate, Vectors
+from fedsim.core.layout import as_tensor
+from fedsim.core.types import Array, ClientTask, ClientUpdate, Vectors
 from fedsim.engine.base import EvaluationTask, Incident, Measure, Models, T
-from fedsim.engine.blocks import clients_of, shared_out
-from fedsim.engine.devices import Kind, client_device, record, torch_flags
+from fedsim.engine.blocks import clients_of, in_calls, shared_out, tasks_per_call
+from fedsim.engine.devices import Kind, client_device, record, server_device, torch_flags
 from fedsim.engine.spec import WorkerSpec
+from fedsim.engine.transfer import to_host
 from fedsim.engine.worker import Worker, with_deltas
+from fedsim.server.columns import Columns
+from fedsim.server.device_columns import DeviceColumns
 
 
 def make_executor(spec: WorkerSpec, engine: EngineConfig, **_: Any) -> SerialExecutor:
@@ -44,6 +49,8 @@ class SerialExecutor:
         self._device = client_device(bool(engine.gpus_per_client))
         self._drops = engine.on_client_failure == "drop"
         self._incidents: list[Incident] = []
+        self._at_server = server_device(engine) == self._device
+        self._kept: list[tuple[Array, Tensor]] = []
         self._sizes = [len(own) for own in spec.partition.train]
         self._restore = torch_flags()
         try:
@@ -75,22 +82,39 @@ class SerialExecutor:
         states: Mapping[int, Vectors],
     ) -> list[ClientUpdate]:
         """See :class:`~fedsim.engine.base.Executor`."""
-        updates, spec = [], self._worker.spec
-        for block in spec.blocks(tasks):
+        updates, worker = [], self._worker
+        self._kept = []
+        size = torch.float32.itemsize * worker.flat.layout.size
+        most = 1 if self._drops else tasks_per_call(size)
+        for call in in_calls(worker.spec.blocks(tasks), most):
             try:
-                updates += with_deltas(*self._worker.run([block], models, states))
+                trained, rows = worker.train(call, models, states)
+                done = with_deltas(trained, to_host(rows))
             except WorkerError as error:
                 if not self._drops:
                     raise
-                where, clients = platform.node(), clients_of(block)
-                self._incidents += [Incident(client, 1, where, str(error)) for client in clients]
+                where, (block,) = platform.node(), call
+                self._incidents += [
+                    Incident(client, 1, where, str(error)) for client in clients_of(block)
+                ]
+                continue
+            updates += done
+            if self._at_server and size * len(updates) <= worker.room:
+                self._kept += [(u.delta, row) for u, row in zip(done, rows, strict=True)]
         return shared_out(updates, tasks, self._sizes)
 
     def prefetch(self, *_: Any) -> None:
         """See :class:`~fedsim.engine.base.Executor`; there is no idle worker."""
 
-    def columns(self, *_: Any) -> None:
-        """See :class:`~fedsim.engine.base.Executor`; the deltas are here."""
+    def columns(self, updates: Sequence[ClientUpdate], *_: Any) -> Columns | None:
+        """See :class:`~fedsim.engine.base.Executor`; the deltas are here, some on a GPU as well."""
+        kept, self._kept = self._kept, []
+        if not kept or not updates:
+            return None
+        on_gpu = {id(delta): row for delta, row in kept}
+        deltas = [u.delta for u in sorted(updates, key=lambda update: update.client_id)]
+        rows = [on_gpu[id(d)] if id(d) in on_gpu else as_tensor(d) for d in deltas]
+        return DeviceColumns.on(self._device, deltas, rows)
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`."""

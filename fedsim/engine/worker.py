@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,18 +22,17 @@ from fedsim.client import LocalEnv
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
-from fedsim.client.trainer import train_local
+from fedsim.client.trainer import Losses, trained, with_loss
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse
 from fedsim.core.errors import ContractError, FedsimError, WorkerError
-from fedsim.core.layout import FlatModel, as_tensor, not_finite, select, subtract
+from fedsim.core.layout import FlatModel, as_tensor, select, subtract
 from fedsim.core.rng import seed_for, seed_torch, torch_scope
 from fedsim.core.types import (
     I64,
     Array,
     ClientTask,
     ClientUpdate,
-    Layout,
     Part,
     Sent,
     Triggered,
@@ -40,9 +40,10 @@ from fedsim.core.types import (
     Vectors,
 )
 from fedsim.data.transforms import transforms
-from fedsim.engine import devices
+from fedsim.engine import devices, transfer
 from fedsim.engine.base import Measure, T
 from fedsim.engine.blocks import Block, clients_of, named
+from fedsim.engine.results import judged, read
 from fedsim.engine.spec import WorkerSpec
 from fedsim.metrics.outputs import Outputs, token_scores
 from fedsim.metrics.scores import joined
@@ -58,12 +59,20 @@ class Worker:
 
     Args:
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
+        apart: whether the device's memory is another than the host's, so that samples, models and
+            deltas stay there; None: unless it is the CPU. Bits do not depend on it.
 
     ``progress`` is the block being trained (() in an evaluation) and when that began; None between
     tasks.
     """
 
-    def __init__(self, spec: WorkerSpec, device: torch.device, gpu_fraction: float = 1.0) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        device: torch.device,
+        gpu_fraction: float = 1.0,
+        apart: bool | None = None,
+    ) -> None:
         devices.configure(spec.threads, spec.precision, spec.deterministic, device)
         self.spec = spec
         self.device = device
@@ -80,9 +89,17 @@ class Worker:
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
         self.precision, layout = devices.forward_passes(spec.precision, device)
         self.transforms = transforms(spec.dataset.pipeline, device, layout)
+        self.apart = device.type != "cpu" if apart is None else apart
+        total = devices.total_memory() if device.type == "cuda" else None
+        self.room = transfer.room(total or sys.maxsize, gpu_fraction)
         images = spec.dataset.x if spec.local_images is None else spec.local_images()
-        self.images = as_tensor(images)
-        self.labels = as_tensor(spec.dataset.y)
+        self.samples = transfer.Samples(
+            as_tensor(images),
+            as_tensor(spec.dataset.y),
+            device,
+            self.room if self.apart else None,
+        )
+        self._on_device = transfer.Vectors(device, self.apart)
         # many models in a row see the same part, whose draw can take longer than their passes
         self.indices = lru_cache(maxsize=2)(partial(indices, spec))
         train = spec.partition.train
@@ -107,28 +124,47 @@ class Worker:
         Raises:
             WorkerError: a block's work failed; the message names round and clients.
         """
+        updates, rows = self.train(blocks, models, states)
+        return updates, transfer.to_host(rows)
+
+    def train(
+        self, blocks: Sequence[Block], models: Mapping[int, Sent], states: Mapping[int, Vectors]
+    ) -> tuple[list[ClientUpdate], Tensor]:
+        """:meth:`run`, but the deltas are where they were computed: on the device if they fit."""
         first = blocks[0][0]
         work = self.spec.works[first.work]
-        size = self.flat.layout.size if work.trains else 0
-        deltas = np.empty((sum(map(len, blocks)), size), dtype=np.float32)
+        shape = sum(map(len, blocks)), self.flat.layout.size if work.trains else 0
+        fits = torch.float32.itemsize * math.prod(shape) <= self.room
+        stay = self.apart and work.trains and not work.transforms and fits
+        if stay:
+            rows = torch.empty(shape, dtype=torch.float32, device=self.device)
+        else:
+            rows = torch.from_numpy(np.empty(shape, dtype=np.float32))
         stack = None if self.spec.stacking_of(first) is None else self.stack
         versions = {block[0].version for block in blocks}
-        starts = {v: as_tensor(models[v][0]).to(self.device) for v in versions}
+        starts = {v: self._on_device(models[v][0]) for v in versions}
         updates: list[ClientUpdate] = []
+        losses: list[Losses | None] = []
         seed = first.ctx.seed
         with torch_scope(seed, self.device), devices.collected(self._nondeterministic):
             for block in blocks:
-                rows = deltas[len(updates) : len(updates) + len(block)]
+                own = rows[len(updates) : len(updates) + len(block)]
                 version = block[0].version
-                given = work, starts[version], models[version][1], states
+                given = work, starts[version], models[version][1], states, stay
                 who = "" if block[0].work == "root" else f", {named(clients_of(block))}"
                 with self._named(f"{block[0].title}{who}", block):
                     if stack is not None:
-                        updates += self._train_stacked(stack, block, *given, rows)
+                        updates += self._train_stacked(stack, block, *given, own)
+                        losses += [None] * len(block)
                         continue
-                    for task, row in zip(block, rows, strict=True):
-                        updates.append(self._train_alone(task, *given, row))
-        return updates, deltas
+                    for task, row in zip(block, own, strict=True):
+                        update, unread = self._train_alone(task, *given, row)
+                        updates.append(update)
+                        losses.append(unread)
+            if stay:
+                with self._named(first.title):
+                    updates = read(updates, losses, rows, self.flat.layout)
+        return updates, rows
 
     @property
     def findings(self) -> devices.Findings:
@@ -155,30 +191,35 @@ class Worker:
         params: Tensor,
         downlink: Vectors,
         states: Mapping[int, Vectors],
-        delta: Array,
-    ) -> ClientUpdate:
-        """Does a task on its own; ``delta`` (D,) is written."""
+        stay: bool,
+        row: Tensor,
+    ) -> tuple[ClientUpdate, Losses]:
+        """Does a task on its own; ``row`` (D,) is written.
+
+        Where deltas ``stay``, the update's own loss is still to be read, and is to be judged.
+        """
         index = torch.from_numpy(self._samples(task))
         # pooled samples are nobody's: their learner has no state of its own
         kept = {} if task.owners else states.get(task.client, {})
         start = self._start(params, kept)
         self.flat.load(start)
-        x = self.images.index_select(0, index).to(self.device)
-        y = self.labels.index_select(0, index).to(self.device)
+        x, y = self.samples(index)
         if work.poison is not None:
             x, y = work.poison(x, y, task)
         env = self._env(task, work, start, x, y, downlink, kept)
         seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
-        update = train_local(work.rule, env)
+        update, losses = trained(work.rule, env)
+        if not stay:
+            update = with_loss(update, losses)
         if not work.trains:
             update = replace(update, num_steps=0, state={})
-            return _judged(update, delta, self.flat.layout)
+            return judged(update, row.numpy(), self.flat.layout), losses
         if len(self.personal):
             own = self.flat.flat[self.personal].cpu().numpy()
             update = replace(update, state={**update.state, "personal": own})
             self.flat.flat[self.personal] = start[self.personal]  # so that their delta is zero
-        subtract(self.flat.flat, start, torch.from_numpy(delta))
-        return self._sent(update, task, work, kept, delta)
+        subtract(self.flat.flat, start, row)
+        return self._sent(update, task, work, kept, stay, row), losses
 
     def _train_stacked(
         self,
@@ -188,14 +229,14 @@ class Worker:
         params: Tensor,
         downlink: Vectors,
         states: Mapping[int, Vectors],
-        deltas: Array,
+        stay: bool,
+        deltas: Tensor,
     ) -> list[ClientUpdate]:
         """Trains a block as one model; ``deltas`` (k, D) are written."""
         assert self.spec.stacking is not None  # noqa: S101
         owned = [self._samples(task) for task in block]
         index, sizes = torch.from_numpy(np.concatenate(owned)), [len(own) for own in owned]
-        x = self.images.index_select(0, index).to(self.device).split(sizes)
-        y = self.labels.index_select(0, index).to(self.device).split(sizes)
+        x, y = (each.split(sizes) for each in self.samples(index))
         if work.poison is not None:
             given = zip(x, y, block, strict=True)
             x, y = zip(*(work.poison(x_k, y_k, task) for x_k, y_k, task in given), strict=True)
@@ -210,12 +251,18 @@ class Worker:
             pairs = zip(updates, own, strict=True)
             updates = [replace(u, state={**u.state, "personal": k.copy()}) for u, k in pairs]
             rows[:, self.personal] = params[self.personal]  # so that their deltas are zero
-        subtract(rows, params, torch.from_numpy(deltas))
+        subtract(rows, params, deltas)
         each = zip(updates, block, kept, deltas, strict=True)
-        return [self._sent(update, task, work, state, row) for update, task, state, row in each]
+        return [self._sent(u, task, work, state, stay, row) for u, task, state, row in each]
 
     def _sent(
-        self, update: ClientUpdate, task: ClientTask, work: Work, kept: Vectors, delta: Array
+        self,
+        update: ClientUpdate,
+        task: ClientTask,
+        work: Work,
+        kept: Vectors,
+        stay: bool,
+        row: Tensor,
     ) -> ClientUpdate:
         """The update as it is sent: checked, transformed, checked again.
 
@@ -224,10 +271,14 @@ class Worker:
             task: done just now.
             work: its kind.
             kept: what the client had kept before.
-            delta: (D,), which the transforms change.
+            stay: the delta is checked with the others of the call; there are no transforms.
+            row: (D,) the delta, which the transforms change.
         """
-        layout = self.flat.layout
-        update = _judged(with_steps(update, task, work.training, kept), delta, layout)
+        update = with_steps(update, task, work.training, kept)
+        if stay:
+            return update
+        layout, delta = self.flat.layout, row.numpy()
+        update = judged(update, delta, layout)
         if update.diverged is not None or not work.transforms:
             return update
         state, wire_bytes = dict(update.state), update.wire_bytes
@@ -241,7 +292,7 @@ class Worker:
             state |= own
             delta[:] = coded.delta
             wire_bytes = wire_bytes if coded.wire_bytes is None else coded.wire_bytes
-        return _judged(replace(update, state=state, wire_bytes=wire_bytes), delta, layout)
+        return judged(replace(update, state=state, wire_bytes=wire_bytes), delta, layout)
 
     def _env(
         self,
@@ -318,20 +369,20 @@ class Worker:
 
         Where every token has a label, each batch's scores.
         """
-        start = self._start(as_tensor(params).to(self.device), state)
+        start = self._start(self._on_device(params), state)
 
         def passed(batch: Tensor, seed: int) -> Tensor:
             self.flat.load(start)
             self.flat.mode(train=False)
             seed_torch(seed, self.device)
-            x = self.images[batch] if mark is None else mark(self.images[batch])
-            logits: Tensor = self.flat.model(self.transforms.test(x.to(self.device)))
+            x = self.samples.inputs(batch)
+            logits: Tensor = self.flat.model(self.transforms.test(x if mark is None else mark(x)))
             return logits
 
         with self.precision():
             logits = map(passed, batches, seeds)
             if self.spec.dataset.per_token:
-                labels = (self.labels[batch].to(self.device) for batch in batches)
+                labels = map(self.samples.labels, batches)
                 wrong = self.spec.dataset.never_right
                 pairs = zip(logits, labels, strict=True)
                 return joined([token_scores(z, y, wrong) for z, y in pairs])
@@ -370,23 +421,3 @@ def num_batches(spec: WorkerSpec, part: Part) -> int:
 def with_deltas(updates: Sequence[ClientUpdate], deltas: Array) -> list[ClientUpdate]:
     """The updates of a call of :meth:`Worker.run` with their deltas, which stay views."""
     return [replace(u, delta=delta) for u, delta in zip(updates, deltas, strict=True)]
-
-
-def _judged(update: ClientUpdate, delta: Array, layout: Layout) -> ClientUpdate:
-    """The update, which says what of it is NaN or infinite."""
-    diverged = _diverged(update, delta, layout)
-    return update if diverged is None else replace(update, diverged=diverged)
-
-
-def _diverged(update: ClientUpdate, delta: Array, layout: Layout) -> str | None:
-    """What is NaN or infinite: the first such array, and the training loss.
-
-    Looked for here, where the arrays are in the cache.
-    """
-    bad = [f"upload {name}" for name, a in update.extras.items() if not np.isfinite(a).all()]
-    bad += [f"own {name}" for name, a in update.state.items() if not np.isfinite(a).all()]
-    bad += not_finite(delta, layout)
-    causes = [f"tensor {name}" for name in bad[:1]]
-    if update.num_steps and not math.isfinite(update.train_loss):
-        causes.append("the training loss")
-    return " and ".join(causes) or None

@@ -27,11 +27,13 @@ class DeviceColumns(LocalColumns):
     matrix: Tensor
 
     @classmethod
-    def on(cls, device: torch.device, rows: Sequence[Array]) -> "DeviceColumns":
-        """Copies the rows (D,) to a device."""
+    def on(
+        cls, device: torch.device, rows: Sequence[Array], tensors: Sequence[Tensor] | None = None
+    ) -> "DeviceColumns":
+        """Copies the rows (D,) to a device; ``tensors`` are the same where some are there now."""
         matrix = torch.empty((len(rows), len(rows[0])), device=device)
-        for line, row in zip(matrix, rows, strict=True):
-            line.copy_(as_tensor(row))
+        for line, row in zip(matrix, tensors or map(as_tensor, rows), strict=True):
+            line.copy_(row)
         return cls(tuple(rows), matrix)
 
     def products(self, ranges: Sequence[slice], vector: Array | None = None) -> list[F64]:

@@ -133,8 +133,8 @@ def test_option_one_on_images_is_the_full_gradient_in_eval_mode():
     w.flat.load(torch.from_numpy(start))
     w.flat.model.eval()
     index = torch.from_numpy(w.spec.partition.train[1])
-    logits = w.flat.model(w.transforms.test(w.images[index]))
-    torch.nn.functional.cross_entropy(logits, w.labels[index]).backward()
+    logits = w.flat.model(w.transforms.test(w.samples.x[index]))
+    torch.nn.functional.cross_entropy(logits, w.samples.y[index]).backward()
     expected = torch.cat([p.grad.flatten() + 0.01 * p.detach().flatten() for _, p in w.flat.params])
     np.testing.assert_allclose(reports[0].state["c"], expected, rtol=1e-4, atol=1e-6)
 

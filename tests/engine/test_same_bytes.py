@@ -63,7 +63,7 @@ def test_images_that_each_node_reads_itself(shared_ray, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_large_updates_travel_one_by_one_with_the_same_bits(shared_ray, tmp_path, monkeypatch):
     together = run("fedbn", tmp_path / "together", kind="serial")
-    monkeypatch.setattr("fedsim.engine.ray.executor.SMALL_UPDATE", 0)
+    monkeypatch.setattr("fedsim.engine.blocks.MAX_CALL", 0)
     assert run("fedbn", tmp_path / "alone", shared_ray) == together
 
 

@@ -19,7 +19,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import ClientTask, ClientUpdate, Part, Vectors
 from fedsim.engine.base import OUTPUTS, EvaluationTask, Incident, Measure, Models, T
-from fedsim.engine.blocks import Block, clients_of, shared_out
+from fedsim.engine.blocks import Block, clients_of, num_calls, shared_out
 from fedsim.engine.devices import record
 from fedsim.engine.ray.calls import Call, Evaluation, EvaluationCall, TaskCall, balanced, deal
 from fedsim.engine.ray.cluster import machines, plan_for
@@ -33,10 +33,6 @@ from fedsim.metrics.outputs import concatenated
 from fedsim.metrics.splits import indices
 from fedsim.server.columns import Columns
 
-SMALL_UPDATE = 4 << 20
-"""Updates of at most this many bytes travel several to a call; larger ones one by one."""
-MAX_CALL = 256 << 20
-"""Bytes of updates that a call carries at most, about."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
 REPLAN_INTERVAL = 10.0
@@ -180,10 +176,10 @@ class RayExecutor:
     def _calls(
         self, blocks: Sequence[Block], models: Models, states: Mapping[int, Vectors]
     ) -> list[TaskCall]:
-        """Blocks whose updates are small share a call, where they share actors."""
-        most, clients = len(blocks), sum(len(block) for block in blocks)
-        if not self._plan.per_client and self._update_bytes <= SMALL_UPDATE:
-            most = max(self._plan.actors, -(-clients * self._update_bytes // MAX_CALL))
+        """Where blocks share actors they share calls, equally many for each actor."""
+        most = len(blocks)
+        if not self._plan.per_client:
+            most = num_calls(sum(map(len, blocks)), self._update_bytes, self._plan.actors)
         work = {block: float(sum(self._sizes[c] for c in clients_of(block))) for block in blocks}
         return [self._call(own, models, states) for own in balanced(work, most)]
 

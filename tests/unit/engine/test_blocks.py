@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from fedsim.core.types import ClientUpdate, RoundContext
-from fedsim.engine.blocks import Stacking, clients_of, named, shared_out
+from fedsim.engine.blocks import (
+    MAX_CALL,
+    Stacking,
+    clients_of,
+    in_calls,
+    named,
+    num_calls,
+    shared_out,
+    tasks_per_call,
+)
 from fedsim.testing.rounds import config
 from fedsim.training.setup import prepare
 from tests.algorithms.training import worker
@@ -40,6 +49,43 @@ def test_a_block_has_tasks_of_one_version():
     assert spec.blocks([]) == []
     older = [block for block in made if block[0].version == 1]
     assert older == spec.blocks(tasks([0, 2, 3, 6], OLD)), "they are cut as if alone"
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("tasks", "size", "actors", "calls"),
+    [
+        (50, 6.5, 1, 3),  # 19 tasks of 6.5 MiB make 128 MiB
+        (50, 6.5, 4, 4),
+        (50, 6.5, 2, 4),  # 38 in the first two calls: one more for each actor
+        (5, 6.5, 2, 2),
+        (10, 97.6, 2, 10),  # one alone is most of a call
+        (8, 300, 1, 8),
+        (1000, 0.01, 3, 3),
+        (1, 0.01, 3, 3),
+    ],
+)
+def test_calls_carry_so_many_bytes_and_actors_get_equally_many(tasks, size, actors, calls):
+    found = num_calls(tasks, int(size * MB), actors)
+    assert found == calls
+    assert -(-tasks // found) <= tasks_per_call(int(size * MB))
+
+
+def test_tasks_of_a_call():
+    assert tasks_per_call(0) == MAX_CALL
+    assert tasks_per_call(MAX_CALL // 2) == 2
+    assert tasks_per_call(MAX_CALL + 1) == 1
+
+
+def test_blocks_share_a_call_in_order_and_stay_whole():
+    sizes = [1, 2, 3, 7, 1, 1]
+    blocks = [tuple(tasks(range(n), NEW)) for n in sizes]
+    cut = [[len(block) for block in call] for call in in_calls(blocks, 4)]
+    assert cut == [[1, 2], [3], [7], [1, 1]]
+    assert [[len(b) for b in call] for call in in_calls(blocks, 1)] == [[n] for n in sizes]
+    assert list(in_calls([], 4)) == []
 
 
 def test_pooled_samples_go_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -13,9 +14,11 @@ from torch.nn import functional
 
 from fedsim.algorithms.base import Algorithm
 from fedsim.client import LocalEnv, LocalRule, Uplink
+from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import DivergedError, WorkerError
 from fedsim.core.types import ModelSpec, Owned, Partition, Pipeline, Training
 from fedsim.engine.base import OUTPUTS, SCORES
+from fedsim.engine.blocks import Stacking
 from fedsim.engine.devices import client_device, torch_flags
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker, num_batches
@@ -358,10 +361,40 @@ class Spoils(LocalRule):
         (Spoils(in_update, torch.inf), "tensor features.1.bias and the training loss"),
     ],
 )
-def test_a_report_says_what_diverged(rule, expected):
-    w = rebuilt(worker("fedavg"), algorithm=Algorithm(local=rule))
-    (report,), _ = train(w, (1,))
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_report_says_what_diverged(rule, expected, apart):
+    spec = replace(worker("fedavg").spec, algorithm=Algorithm(local=rule))
+    (report,), _ = train(Worker(spec, CPU, apart=apart), (1,))
     assert report.diverged == expected
+
+
+APART = {
+    "plain": {},
+    "staged": {},
+    "stacked": {"stacking": Stacking(clients=2, width=8, batchnorm=True)},
+}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "scaffold", "fedld"])
+@pytest.mark.parametrize("way", APART)
+def test_memory_that_is_apart_changes_no_bit(method, way, monkeypatch):
+    """The path of a GPU, here on the CPU: deltas stay there, and what is read is read once."""
+    if way == "staged":
+        monkeypatch.setattr("fedsim.engine.transfer.PART", sys.maxsize)
+    spec = replace(worker(method).spec, **APART[way])
+    here, apart = Worker(spec, CPU), Worker(spec, CPU, apart=True)
+    monkeypatch.setattr(apart, "room", sys.maxsize)
+    start = here.flat.vector()
+    work = here.spec.blocks(tasks([0, 1, 2], context()))
+    results = [w.run(work, models(context(), start), {}) for w in (here, apart, apart)]
+    assert bits(results[0]) == bits(results[1]) == bits(results[2])
+    for got in results[1:]:
+        assert [r.diverged for r in got[0]] == [None] * 3
+    states = {report.client_id: report.state for report in results[0][0]}
+    again = [w.run(work, models(context(), start), states) for w in (here, apart)]
+    assert bits(again[0]) == bits(again[1])
+    scores = [w.evaluate(start, {}, "test", SCORES) for w in (here, apart)]
+    assert scores[0] == scores[1]
 
 
 def test_gradients_that_a_failed_client_left_behind_are_forgotten():
@@ -414,6 +447,29 @@ def test_lower_precision_trains_about_the_same_on_a_gpu_and_repeats_its_bits(met
         assert b.diverged is None
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedld"])
+def test_a_gpu_gives_the_same_bits_wherever_samples_and_deltas_are(method, monkeypatch):
+    restore = torch_flags()
+    try:
+        spec, start = worker(method).spec, worker(method).flat.vector()
+        gpu = client_device(gpu=True)
+        resident = Worker(spec, gpu)
+        assert resident.samples.x.device == gpu
+        monkeypatch.setattr("fedsim.engine.transfer.PART", sys.maxsize)
+        staged = Worker(spec, gpu)  # its deltas go to the host one by one
+        assert staged.samples.x.device == CPU
+        assert bits(train(resident, params=start)) == bits(train(staged, params=start))
+        monkeypatch.setattr(staged, "room", sys.maxsize)
+        assert bits(train(resident, params=start)) == bits(train(staged, params=start))
+        assert resident.evaluate(start, {}, "test", SCORES) == staged.evaluate(
+            start, {}, "test", SCORES
+        )
+    finally:
+        restore()
+
+
 @pytest.fixture
 def executor():
     done = SerialExecutor(worker("fedbn").spec)
@@ -439,6 +495,40 @@ def test_serial_results_are_sorted_and_those_of_the_worker(executor):
         assert result.train_loss == report.train_loss
     jobs = [((start, {}), "test"), ((start, own), "test")]
     assert executor.evaluate(jobs, SCORES) == [w.evaluate(*m, p, SCORES) for m, p in jobs]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("most", [1, 2, 9])
+def test_serial_gives_the_server_what_is_on_its_device(executor, most, monkeypatch):
+    w = worker("fedbn")
+    start = w.flat.vector()
+    sent = models(context(), start)
+    monkeypatch.setattr("fedsim.engine.blocks.MAX_CALL", most * start.nbytes)
+    executor._worker = Worker(w.spec, CPU, apart=True)
+    updates = executor.run(tasks([2, 0, 1], context()), sent, {})
+    assert executor.columns(updates, sent, {}) is None, "the server computes on the CPU"
+    executor._at_server = True
+    updates = executor.run(tasks([2, 0, 1], context()), sent, {})
+    _, deltas = train(w, params=start)
+    updates[1] = replace(updates[1], delta=updates[1].delta + 1)  # as where it was rebased
+    columns = executor.columns(updates[::-1], sent, {})
+    deltas[1] += 1
+    assert columns.matrix.numpy().tobytes() == deltas.tobytes()
+    assert np.stack(columns.rows).tobytes() == deltas.tobytes()
+    assert executor.columns(updates, sent, {}) is None, "and the memory is free again"
+
+
+@pytest.mark.integration
+def test_serial_drops_the_client_that_fails_alone():
+    spec = replace(worker("fedavg").spec, algorithm=Algorithm(local=Fails(KeyError("gone"))))
+    done = SerialExecutor(spec, EngineConfig(kind="serial", on_client_failure="drop"))
+    try:
+        sent = models(context(), worker("fedavg").flat.vector())
+        updates = done.run(tasks([0, 1, 2], context()), sent, {})
+        assert [u.client_id for u in updates] == [0, 1]
+        assert [i.client_id for i in done.incidents()] == [2]
+    finally:
+        done.close()
 
 
 def test_serial_takes_the_configured_threads_and_gives_them_back():
