@@ -178,26 +178,28 @@ def plan_rows(plan: Placement) -> list[tuple[str, str]]:
 
 
 def gpu_rows(
-    settings: RunConfig, gpus: float, assumed: Assumed | None
+    settings: RunConfig, gpus: float, assumed: Assumed | None = None
 ) -> Iterator[tuple[str, str]]:
     """Name and value: what of a GPU an actor has, and what training a client takes of it.
 
     Raises:
         ConfigError: it does not fit.
     """
-    from fedsim.engine import devices, footprint
+    from fedsim.engine import devices, footprint, transfer
     from fedsim.studies.capacity import gpu_need
 
     total = devices.total_memory() if assumed is None else assumed.memory * 10**9
     if total:
         yield "GPU memory", f"{min(gpus, 1.0) * total / 2**30:.1f} GiB for an actor"
-    need = gpu_need(settings)
+    room = transfer.room(total, gpus) if total else math.inf
+    need = gpu_need(settings, room)
     if need is None:
         yield "GPU memory needed", "not known for this model"
         return
     if total:
         footprint.check(need, int(total), gpus)
-    yield "GPU memory needed", f"about {need / 2**30:.1f} GiB for an actor, without the samples"
+    samples = f" where they take at most {room / 2**30:.1f} GiB" if total else ""
+    yield "GPU memory needed", f"about {need / 2**30:.1f} GiB for an actor, and samples{samples}"
 
 
 def size(settings: RunConfig) -> tuple[int, int, int]:

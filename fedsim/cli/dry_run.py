@@ -67,10 +67,12 @@ def show_estimate(
         gpu_price: of a GPU for an hour, None: no cost is shown.
 
     Raises:
-        FedsimError: a measured run failed.
+        FedsimError: a measured run failed, or a fraction of a GPU does not hold its training.
     """
+    from fedsim.cli.doctor import gpu_rows
     from fedsim.display.board import duration
     from fedsim.display.tables import show
+    from fedsim.engine.devices import trains_on_gpu
     from fedsim.studies.estimate import estimate
 
     found = estimate(configs, parallel, measure=measure)
@@ -86,6 +88,9 @@ def show_estimate(
             row["s per round"] = f"{shape.measured.train + shape.measured.other:.2g}"
             row["s per evaluation"] = f"{shape.measured.evaluate:.2g}"
             row["time of a run"] = duration(shape.measured.seconds(shape.config))
+        engine = shape.config.engine
+        if trains_on_gpu(engine):
+            row |= gpu_rows(shape.config, engine.gpus_per_client or 1.0)
         rows.append(row)
     echo()
     show(rows)

@@ -19,13 +19,18 @@ from torch.utils._pytree import tree_leaves
 
 from fedsim.client.criterion import cross_entropies
 from fedsim.core.errors import ConfigError
+from fedsim.core.machine import BLOCK_COPIES
 from fedsim.core.types import GIB, ModelSpec, Training
+from fedsim.engine.blocks import tasks_per_call
 from fedsim.engine.devices import CONTEXT, fitting, total_memory
+from fedsim.engine.transfer import KEPT
 from fedsim.engine.worker import Worker
 from fedsim.models.registry import zeros
 
 ROUNDED_TO = 512
 """Bytes: PyTorch's allocator hands out memory of a GPU in such steps."""
+_OF_A_BLOCK = BLOCK_COPIES - 2
+"""Of the vectors of each client of a block, those that a step's trace and the optimiser lack."""
 WORKSPACES = 256 << 20
 """Bytes that cuBLAS and cuDNN take for themselves beside the context."""
 
@@ -62,19 +67,32 @@ class PeakMemory(TorchDispatchMode):
 
 
 def need_of(
-    model: nn.Module, spec: ModelSpec, training: Training, evaluation_batch: int
+    model: nn.Module,
+    spec: ModelSpec,
+    training: Training,
+    evaluation_batch: int,
+    *,
+    clients: int = 1,
+    cohort: int = 0,
+    samples: int = 0,
+    room: float = math.inf,
 ) -> int | None:
-    """Bytes of GPU memory that a process needs to train one client at a time.
+    """Bytes of GPU memory that a process needs to train its clients.
 
-    Counted are the CUDA context, the weights and the global vector, gradients, the optimiser's
-    state, what a step keeps for its backward pass, and an evaluation batch; not the samples. Too
-    much by at most the largest gradient, which the trace holds while it becomes ``p.grad``.
+    Counted are the CUDA context, the weights and the global vectors, gradients, the optimiser's
+    state, what a step keeps for its backward pass, an evaluation batch, and the updates of a call
+    and the samples where these stay on the GPU. Too much by at most the largest gradient of each
+    client of a block, which the trace holds while it becomes ``p.grad``.
 
     Args:
         model: the network; a copy is traced.
         spec: says what samples look like.
         training: batch size and optimiser.
         evaluation_batch: samples in a forward pass of an evaluation.
+        clients: that train together as a block.
+        cohort: clients whose updates a call may have.
+        samples: bytes of all images and labels.
+        room: bytes up to which samples, or updates, stay there, see :func:`transfer.room`.
 
     Returns:
         The estimate; None where the model cannot be traced without values.
@@ -83,7 +101,10 @@ def need_of(
     tensors = [*traced.parameters(), *traced.buffers()]
     states = 2 if training.optimizer == "adamw" else int(training.momentum > 0)
     trained = sum(p.nbytes for p in traced.parameters() if p.requires_grad)
-    fixed = 2 * sum(t.nbytes for t in tensors) + states * trained
+    vector = sum(t.nbytes for t in tensors)
+    updates = vector * min(cohort, max(clients, tasks_per_call(vector)))
+    fixed = (1 + KEPT) * vector + sum(kept for kept in (updates, samples) if kept <= room)
+    own = states * trained + (_OF_A_BLOCK * vector if clients > 1 else 0)
     try:
         with PeakMemory() as step:
             logits, labels = _outputs(traced.train(), spec, training.batch_size)
@@ -93,7 +114,7 @@ def need_of(
             _outputs(traced.eval(), spec, evaluation_batch)
     except (RuntimeError, NotImplementedError):  # it looks at values, which are not there
         return None
-    return CONTEXT + WORKSPACES + fixed + max(step.peak, evaluation.peak)
+    return CONTEXT + WORKSPACES + fixed + max(clients * (own + step.peak), evaluation.peak)
 
 
 def _outputs(model: nn.Module, spec: ModelSpec, batch: int) -> tuple[Tensor, Tensor]:
@@ -137,7 +158,16 @@ def check_worker(worker: Worker) -> None:
     """
     spec, total = worker.spec, total_memory()
     batch = min(spec.training.batch_size, max(worker.sizes))
-    training = replace(spec.training, batch_size=batch)
-    need = need_of(worker.flat.model, spec.model, training, spec.batch_size)
+    cohort = len(spec.partition.participants)
+    need = need_of(
+        worker.flat.model,
+        spec.model,
+        replace(spec.training, batch_size=batch),
+        spec.batch_size,
+        clients=1 if spec.stacking is None else min(spec.stacking.clients, cohort),
+        cohort=cohort,
+        samples=worker.samples.nbytes,
+        room=worker.room,
+    )
     if need is not None and total is not None:
         check(need, total, worker.gpu_fraction)

@@ -28,7 +28,8 @@ def room(total: int, share: float) -> int:
 class Samples:
     """The samples of a data set, on the device where they fit.
 
-    Others stay in host memory, and those of a client are copied when it is its turn.
+    Others stay in host memory, and those of a client are copied when it is its turn. ``nbytes`` is
+    what they take, wherever they are.
 
     Args:
         x: (N, ...) images, features or tokens, in host memory.
@@ -38,7 +39,8 @@ class Samples:
     """
 
     def __init__(self, x: Tensor, y: Tensor, device: torch.device, most: int | None) -> None:
-        resident = most is not None and x.nbytes + y.nbytes <= most
+        self.nbytes = x.nbytes + y.nbytes
+        resident = most is not None and self.nbytes <= most
         self.x, self.y = (x.to(device), y.to(device)) if resident else (x, y)
         travel = most is not None and not resident
         self._x, self._y = (Staged(s, device) if travel else None for s in (x, y))

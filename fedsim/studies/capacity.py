@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -263,10 +264,15 @@ def model_bytes(config: RunConfig) -> tuple[int, int]:
     return sum(t.nbytes for t in sizes.values()) - frozen, frozen
 
 
-def gpu_need(config: RunConfig) -> int | None:
-    """Bytes of GPU memory that a client's training needs, with the sizes of :func:`model_bytes`.
+def gpu_need(config: RunConfig, room: float = math.inf) -> int | None:
+    """Bytes of GPU memory that an actor needs, with the sizes of :func:`model_bytes`.
 
-    None for a model of text or of the user's, and where it cannot be built or traced.
+    Without the samples, whose number only the data say. None for a model of text or of the user's,
+    and where it cannot be built or traced.
+
+    Args:
+        config: of a run whose clients train on GPUs.
+        room: bytes up to which the updates of a call stay there.
     """
     from fedsim.engine.footprint import need_of
 
@@ -277,7 +283,34 @@ def gpu_need(config: RunConfig) -> int | None:
         model = None
     if spec is None or model is None:
         return None
-    return need_of(model, spec, config.training, config.evaluation.batch_size)
+    cohort = cohort_size(config.data.num_clients, config.train.sample_rate)
+    return need_of(
+        model,
+        spec,
+        config.training,
+        config.evaluation.batch_size,
+        clients=min(_likely_block(config, spec), cohort),
+        cohort=cohort,
+        room=room,
+    )
+
+
+def _likely_block(config: RunConfig, spec: ModelSpec) -> int:
+    """The clients of a block on a GPU, with full batches: what the data decide is not known yet."""
+    import torch
+
+    from fedsim import models
+    from fedsim.core.layout import FlatModel
+    from fedsim.training import setup, stacking
+
+    asked = config.engine.client_batch
+    if asked != "auto":
+        return int(asked)
+    with suppress(ConfigError):  # clients that cannot be stacked train one by one
+        stacking.check(config, setup.algorithm_of(config), "engine.client_batch")
+        flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
+        return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
+    return 1
 
 
 def _likely_spec(config: RunConfig) -> ModelSpec | None:
