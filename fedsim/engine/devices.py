@@ -96,8 +96,10 @@ def forward_passes(
 ) -> tuple[Precision, torch.memory_format]:
     """The context of forward passes, and how images lie in memory: with bf16, both faster on a GPU.
 
-    Weights and updates stay float32 vectors in the usual order. With channels last, a model of your
-    own must use ``flatten`` or ``reshape`` where it would use ``view``.
+    Weights and updates stay float32 vectors in the usual order, of which parameters are views:
+    cuDNN transposes weights in each step, 0.1 ms beside the 20 ms of a step of ResNet-50. With
+    channels last, a model of your own must use ``flatten`` or ``reshape`` where it would use
+    ``view``.
     """
     if precision == "bf16" and device.type == "cuda":
         return partial(torch.autocast, "cuda", torch.bfloat16), torch.channels_last

@@ -90,7 +90,8 @@ class RayExecutor:
     @property
     def description(self) -> str:
         """One line for the user."""
-        return f"ray, {self._plan}"
+        gpus = self._plan.gpu_types
+        return f"ray, {self._plan}" + (f" ({gpus})" if gpus else "")
 
     @property
     def environment(self) -> Mapping[str, object]:

@@ -90,6 +90,13 @@ class Placement:
         clients = counted(self.num_clients, "client")
         return f"{counted(self.actors, 'actor')} {relation} {clients}, {self.share} each"
 
+    @property
+    def gpu_types(self) -> str:
+        """The types of the GPUs that the actors hold, as far as Ray names them."""
+        used = (node for node, n in zip(self.nodes, self.per_node, strict=True) if n)
+        types = {node.accelerator for node in used} - {""}
+        return ", ".join(sorted(types)) if self.share.gpus else ""
+
     def record(self) -> dict[str, object]:
         """For env.json."""
         return {

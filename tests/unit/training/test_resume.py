@@ -558,6 +558,15 @@ def test_what_does_not_fit_is_refused_and_left(changes, message, after_four, tmp
     assert contents(run) == contents(after_four)
 
 
+def test_an_earlier_version_said_the_name_of_the_device_alone(after_four, tmp_path, undisturbed):
+    run = shutil.copytree(after_four, tmp_path / "run")
+    environment = json.loads((run / "env.json").read_text())
+    del environment["server_device"]
+    (run / "env.json").write_text(json.dumps(environment | {"device": "cpu"}))
+    reseal(run / "checkpoints" / records(run)[-1], device="cpu")
+    assert contents(driver.resume(run).path) == undisturbed["fedbn"]
+
+
 def settings_of(run: Path) -> dict[str, object]:
     return json.loads((run / "checkpoints" / records(run)[-1]).read_text())["checkpoint"][
         "settings"

@@ -203,6 +203,13 @@ def all_fit(nodes, share, actors, memory):
     return search(state, actors)
 
 
+def test_the_plan_names_the_gpus_of_its_actors():
+    nodes = [Node(8, 1, accelerator="H200"), Node(8)]
+    assert plan(nodes, 4, gpus_per_client=0.5).gpu_types == "H200"
+    assert plan(nodes, 4).gpu_types == ""
+    assert plan(GPU2, 4, gpus_per_client=0.5).gpu_types == ""  # Ray does not name them
+
+
 def test_every_actor_that_can_fit_is_placed():
     rng = np.random.default_rng(0)
     found = Counter()
