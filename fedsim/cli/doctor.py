@@ -188,7 +188,7 @@ def gpu_rows(
     from fedsim.engine import devices, footprint, transfer
     from fedsim.studies.capacity import gpu_need
 
-    total = devices.total_memory() if assumed is None else assumed.memory * 10**9
+    total = devices.total_memory() if assumed is None else int(assumed.memory * 10**9)
     if total:
         yield "GPU memory", f"{min(gpus, 1.0) * total / 2**30:.1f} GiB for an actor"
     room = transfer.room(total, gpus) if total else math.inf
@@ -197,7 +197,7 @@ def gpu_rows(
         yield "GPU memory needed", "not known for this model"
         return
     if total:
-        footprint.check(need, int(total), gpus)
+        footprint.check(need, total, gpus)
     samples = f" where they take at most {room / 2**30:.1f} GiB" if total else ""
     yield "GPU memory needed", f"about {need / 2**30:.1f} GiB for an actor, and samples{samples}"
 
