@@ -341,7 +341,8 @@ class Worker:
         what, numbers = f"evaluation on the {name(part)} part", count_from(batches[0])
         seeds = (seed_for(self.spec.seed, what, number) for number in numbers)
         with self._named(what), torch.no_grad(), torch_scope(self.spec.seed, self.device):
-            outputs = self._outputs(params, state, torch.from_numpy(index).split(size), seeds, mark)
+            split = torch.from_numpy(index).to(self.samples.x.device).split(size)
+            outputs = self._outputs(params, state, split, seeds, mark)
         return measure.compute(outputs, self.spec, part, index)
 
     def _outputs(
