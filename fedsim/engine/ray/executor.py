@@ -33,8 +33,8 @@ from fedsim.metrics.splits import indices
 from fedsim.server.columns import Columns
 
 SMALL_UPDATE = 4 << 20
-"""Of several actors on CPUs, clients with larger updates go one by one to those that are idle: their
-training takes long beside a call. A GPU and a single actor take as many as a call carries."""
+"""Several actors on CPUs get clients with larger updates one by one, as each is idle: their training
+takes long beside a call. GPUs and a single actor get as many as a call carries."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
 REPLAN_INTERVAL = 10.0
