@@ -118,6 +118,7 @@ class SerialExecutor:
 
     def evaluate(self, jobs: Sequence[EvaluationTask], measure: Measure[T]) -> list[T]:
         """See :class:`~fedsim.engine.base.Executor`."""
+        self._kept = []  # after fine-tuning: nobody asks for them, and their memory is needed
         return [self._worker.evaluate(*model, part, measure) for model, part in jobs]
 
     def incidents(self) -> list[Incident]:

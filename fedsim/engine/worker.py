@@ -354,7 +354,8 @@ class Worker:
             torch_scope(self.spec.seed, self.device),
             devices.collected(self._nondeterministic),
         ):
-            outputs = self._outputs(params, state, torch.from_numpy(index).split(size), seeds, mark)
+            split = torch.from_numpy(index).to(self.samples.x.device).split(size)
+            outputs = self._outputs(params, state, split, seeds, mark)
         return measure.compute(outputs, self.spec, part, index)
 
     def _outputs(

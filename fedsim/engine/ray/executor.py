@@ -33,6 +33,9 @@ from fedsim.metrics.outputs import concatenated
 from fedsim.metrics.splits import indices
 from fedsim.server.columns import Columns
 
+SMALL_UPDATE = 4 << 20
+"""Several actors on CPUs get clients with larger updates one by one, as each is idle: their training
+takes long beside a call. GPUs and a single actor get as many as a call carries."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
 REPLAN_INTERVAL = 10.0
@@ -178,9 +181,10 @@ class RayExecutor:
         self, blocks: Sequence[Block], models: Models, states: Mapping[int, Vectors]
     ) -> list[TaskCall]:
         """Where blocks share actors they share calls, equally many for each actor."""
-        most = len(blocks)
-        if not self._plan.per_client:
-            most = num_calls(sum(map(len, blocks)), self._update_bytes, self._plan.actors)
+        most, plan = len(blocks), self._plan
+        several = plan.actors > 1 and not plan.share.gpus
+        if not plan.per_client and not (several and self._update_bytes > SMALL_UPDATE):
+            most = num_calls(sum(map(len, blocks)), self._update_bytes, plan.actors)
         work = {block: float(sum(self._sizes[c] for c in clients_of(block))) for block in blocks}
         return [self._call(own, models, states) for own in balanced(work, most)]
 
