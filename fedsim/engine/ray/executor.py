@@ -34,8 +34,8 @@ from fedsim.metrics.splits import indices
 from fedsim.server.columns import Columns
 
 SMALL_UPDATE = 4 << 20
-"""Several actors on CPUs get clients with larger updates one by one, as each is idle: their training
-takes long beside a call. GPUs and a single actor get as many as a call carries."""
+"""Several actors on CPUs get clients with larger updates one by one, when they are idle: training
+takes long beside a call then. GPUs and a single actor get as many as a call carries."""
 FLOAT = np.dtype(np.float32).itemsize
 """Bytes of an entry of an update."""
 REPLAN_INTERVAL = 10.0
