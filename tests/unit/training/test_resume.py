@@ -47,6 +47,7 @@ from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
 from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
+from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
 from tests.rounding import rounding, sgd_operations
@@ -958,11 +959,11 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
 
 
 def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
-    def spill(self, number):
+    def add(self, number, accuracy):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("fedsim.storage.checkpoint.Checkpoints.spill", spill)
+    monkeypatch.setattr(EarlyStopping, "add", add)
     with pytest.raises(Interrupted) as caught:
         fedsim.run(config(checkpoint_every=9), tmp_path / "run")
     assert caught.value.again
