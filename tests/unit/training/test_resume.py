@@ -961,7 +961,8 @@ def test_a_round_begins_before_the_one_before_is_written(
     assert contents(run) == undisturbed[method]
 
 
-@pytest.mark.parametrize("at", marked_beside([3], [3, ROUNDS]))
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [3, ROUNDS])
 def test_a_row_that_does_not_fit_on_the_disk(at, tmp_path, undisturbed, monkeypatch):
     with monkeypatch.context() as patch:
         begun = beside(patch, at, call=full)
