@@ -12,10 +12,11 @@ checkpoint intact. The run is then not resumed, and nothing is changed: to start
 would cost all rounds so far, and the user may still have the damaged file elsewhere.
 
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
-that nobody changes. A round waits for the disk only after the last one, and where client states
-exceed their memory. The thread rests after each checkpoint, so that it takes at most a part
-``SHARE`` of the time: where a round takes milliseconds, it would otherwise never stop writing. A
-checkpoint that is due meanwhile follows the first round that ends afterwards.
+that nobody changes. A round waits for the disk only after the last one, and where the one before is
+still being written, with client states that exceed their memory. The thread rests after each
+checkpoint, so that it takes at most a part ``SHARE`` of the time: where a round takes milliseconds,
+it would otherwise never stop writing. A checkpoint that is due meanwhile follows the first round
+that ends afterwards.
 """
 
 from __future__ import annotations
