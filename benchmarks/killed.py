@@ -21,8 +21,10 @@ class Killer(fedsim.Callback):
     Args:
         run: the run's directory, in which there is a checkpoint when it is killed.
         after: the round, from 1.
-        part: of the time that this round took, until the kill.
+        part: of the time that this round took, until the kill, which may be before it is written.
     """
+
+    reads_files = False
 
     def __init__(self, run: Path, after: int, part: float) -> None:
         self.run, self.after, self.part = run, after, part

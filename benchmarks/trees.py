@@ -53,6 +53,8 @@ ALL = (*RUNS, *STEPS, *COMMANDS)
 class Turns(fedsim.Callback):
     """Gives the turn away after every block of rounds; the first of a block is not timed."""
 
+    reads_files = False
+
     block: int
     done: int = 0
     begun: float = 0.0

@@ -71,6 +71,8 @@ def _is_terminal() -> bool:
 class Lines(Callback):
     """Plain lines on stdout, at most about :data:`LINES` of them for the rounds."""
 
+    reads_files = False
+
     def __init__(self, final_table: bool = True) -> None:
         self.final_table = final_table
         self.info: RunInfo | None = None

@@ -49,6 +49,7 @@ class Tracker(Callback):
     ``clients/SPLIT_accuracy``. Hyperparameters are the settings that decide the results.
     """
 
+    reads_files = False
     name: ClassVar[str]
     """Of the tracker and of its folder in the run directory."""
     package: ClassVar[str]

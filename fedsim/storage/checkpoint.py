@@ -12,10 +12,11 @@ checkpoint intact. The run is then not resumed, and nothing is changed: to start
 would cost all rounds so far, and the user may still have the damaged file elsewhere.
 
 Files are written by one background thread, one checkpoint at a time: all that it writes are values
-that nobody changes. A round waits for the disk only after the last one, and where client states
-exceed their memory. The thread rests after each checkpoint, so that it takes at most a part
-``SHARE`` of the time: where a round takes milliseconds, it would otherwise never stop writing. A
-checkpoint that is due meanwhile follows the first round that ends afterwards.
+that nobody changes. A round waits for the disk only after the last one, and where the one before is
+still being written, with client states that exceed their memory. The thread rests after each
+checkpoint, so that it takes at most a part ``SHARE`` of the time: where a round takes milliseconds,
+it would otherwise never stop writing. A checkpoint that is due meanwhile follows the first round
+that ends afterwards.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent import futures
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
+from fedsim.core.background import Background
 from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.types import Layout, Sent, Vector, Vectors
 from fedsim.server.base import RuleState
@@ -181,27 +183,33 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self._kept = list(kept)
         self._versions = dict(versions or {})
         self.newest = self._kept[-1][0] if self._kept else 0  # written or being written
-        self._pool = futures.ThreadPoolExecutor(1, "checkpoint")
-        self._writing: futures.Future[None] | None = None
+        self._thread = Background("checkpoint")
         self._rested = 0.0  # when the thread may write again, by time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         """Waits for the checkpoint that is being written, also after a second Ctrl-C."""
-        self._pool.shutdown()
+        self._thread.__exit__()
 
     @property
     def busy(self) -> bool:
         """Whether a checkpoint is being written, or was just now."""
-        writing = self._writing is not None and not self._writing.done()
-        return writing or time.monotonic() < self._rested
+        return self._thread.busy or time.monotonic() < self._rested
 
     def store_client_states(self, state: ServerState) -> ServerState:
         """The same state with its client states in the store.
 
-        The values before it must not be used any more.
+        The values before it must not be used any more, but for that of :meth:`storing`.
         """
         self.client_states.put(state.clients.changed)
         return replace(state, clients=ClientStates(self.client_states))
+
+    def storing(self, state: ServerState) -> ServerState:
+        """The same state for the next round, while a thread has the store take its client states.
+
+        The changes of that round are apart from those of this one.
+        """
+        changed = ClientStates(self.client_states, state.clients.changed)
+        return replace(state, clients=ClientStates(changed))
 
     def spill(self, rounds: int) -> None:
         """Writes client states to files, and drops them from memory, until the budget is kept."""
@@ -229,14 +237,11 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.wait()
         self.client_states.new_segment(f"clients-{position.rounds:06d}.safetensors")
         self.newest = position.rounds
-        self._writing = self._pool.submit(self._write, position, self.client_states.segments())
+        self._thread.begin(partial(self._write, position, self.client_states.segments()))
 
     def wait(self) -> None:
         """Returns when nothing is being written."""
-        if self._writing is not None:
-            futures.wait([self._writing])  # an interrupt here leaves it to the next call
-            writing, self._writing = self._writing, None
-            writing.result()
+        self._thread.wait()
 
     def finish(self, position: Position) -> None:
         """Returns when there is a checkpoint of the position; none is needed before round 1."""

@@ -6,6 +6,7 @@ memory and the others in segment files, each written once, with the states of se
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ def _checksum(state: Vectors) -> int:
 class ClientStateStore(Mapping[int, Vectors]):
     """The states of a run's clients in memory and in segment files; changed in place.
 
+    One thread may read states while another one changes those of other clients.
+
     Reading a state from its file does not bring it back into memory: an evaluation of all clients
     reads each of them once, and would only evict those that training needs.
 
@@ -138,11 +141,13 @@ class ClientStateStore(Mapping[int, Vectors]):
         self._segments: dict[int, Segment] = {}  # which holds it, or will once it is written
         self._live: dict[Segment, set[int]] = {}  # the same by segment
         self._unsaved: set[int] = set()  # the clients whose newest state is in none
+        self._lock = threading.Lock()  # while a state goes from memory, or a file, to another file
 
     def __getitem__(self, client: int) -> Vectors:
-        if client in self._memory:
-            return self._memory[client]
-        return self._segments[client].read(client)
+        with self._lock:
+            if client in self._memory:
+                return self._memory[client]
+            return self._segments[client].read(client)
 
     def __contains__(self, client: object) -> bool:
         return client in self._sizes
@@ -197,8 +202,9 @@ class ClientStateStore(Mapping[int, Vectors]):
         if clients:
             size = sum(self._sizes[client] for client in clients)
             segment = Segment(self.folder / name, {c: self[c] for c in clients}, size=size)
-            for client in clients:
-                self._move(client, segment)
+            with self._lock:
+                for client in clients:
+                    self._move(client, segment)
             self._unsaved.clear()
 
     def evict(self) -> bool:
@@ -211,8 +217,9 @@ class ClientStateStore(Mapping[int, Vectors]):
             if segment is not None and segment.sha256:
                 evicted.append(client)
                 self._bytes -= self._sizes[client]
-        for client in evicted:
-            del self._memory[client]
+        with self._lock:
+            for client in evicted:
+                del self._memory[client]
         return self._bytes <= self.budget
 
     def _add(self, client: int, state: Vectors) -> None:

@@ -314,7 +314,11 @@ class TimingRow(RowOfRound, table="timings"):
     phase: Annotated[
         str, "probe, root, broadcast, train, aggregate, evaluate, decompose, checkpoint or total"
     ]
-    seconds: Annotated[float, "wall-clock time"]
+    seconds: Annotated[
+        float,
+        "wall-clock time; a round is hashed and written beside the next one, whose `total` has "
+        "only what it waits for that",
+    ]
     bytes: Annotated[int, "moved or written, 0 where that says nothing"]
 
 

@@ -240,6 +240,8 @@ def _notes(error: BaseException) -> str:
 class _Watch(Callback):
     """Reports a run's rounds, and passes orders on to the run."""
 
+    reads_files = False
+
     def __init__(self, orders: Orders, tell: Tell) -> None:
         self.orders, self.tell = orders, tell
         self.summary: Mapping[str, object] = {}

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from fedsim.config.run import RunConfig
 from fedsim.storage.rows import Row
@@ -52,11 +52,15 @@ class Callback:
     An exception in a callback is logged as a warning and does not end the run.
     """
 
+    reads_files: ClassVar[bool] = True
+    """Whether :meth:`on_round_end` needs the round on disk. If no callback does, it is called at
+    once, without the row of models.csv, while the round is written and the next one begins."""
+
     def on_run_start(self, info: RunInfo) -> None:
         """Before the first round, also of a run that is resumed."""
 
     def on_round_end(self, round: int, rows: Rows) -> Literal["stop"] | None:  # noqa: ARG002
-        """After each round, once its rows are on disk; ``"stop"`` ends the run in order.
+        """After each round, see :attr:`reads_files`; ``"stop"`` ends the run in order.
 
         Args:
             round: from 1, as in the tables.
@@ -77,6 +81,11 @@ class Callbacks:
 
     callbacks: Sequence[Callback] = ()
     reported: set[str] = field(default_factory=set, init=False)
+
+    @property
+    def read_files(self) -> bool:
+        """Whether one of them has :attr:`Callback.reads_files`."""
+        return any(callback.reads_files for callback in self.callbacks)
 
     def start(self, info: RunInfo) -> None:
         """See :meth:`Callback.on_run_start`."""

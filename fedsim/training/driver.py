@@ -8,12 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core import files
+from fedsim.core.background import Background
 from fedsim.core.errors import ConfigError, FedsimError, Interrupted, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import kind_of, other_kind
@@ -30,7 +32,7 @@ from fedsim.storage.checkpoint import (
     layout_hash,
 )
 from fedsim.storage.restore import restore
-from fedsim.storage.rows import TimingRow
+from fedsim.storage.rows import ModelRow, TimingRow
 from fedsim.storage.run_dir import (
     RunStore,
     RunWriter,
@@ -46,7 +48,7 @@ from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples, warn_of_delta
 from fedsim.training.resume import configuration, decisive, upgraded
-from fedsim.training.round import context, run_round
+from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
@@ -61,6 +63,9 @@ logger = logging.getLogger("fedsim")
 @dataclass(kw_only=True)
 class TrainingLoop:
     """The training loop, with checkpointing: from a position to the end; only that changes.
+
+    A thread writes each round while the next one is done, so that the position is at most one
+    round behind; what it raises ends the run before that next round is written.
 
     Args:
         environment: what env.json says beside what the executor says of itself.
@@ -81,6 +86,7 @@ class TrainingLoop:
     position: Position
     before: Mapping[str, Any] | None = None
     named: list[str] = field(default_factory=list, init=False)
+    writing: Background = field(default_factory=lambda: Background("round"), init=False)
 
     def run(self) -> RunStore:
         """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
@@ -94,7 +100,7 @@ class TrainingLoop:
             watch = getattr(self.executor, "watch", None)  # of those whose processes may die
             if watch is not None:
                 watch(self._engine_lost)
-            with handled() as interrupts:
+            with handled() as interrupts, self.writing:
                 self._rounds(interrupts)
                 self._score_clients()
                 self._write_environment()  # again, with all that showed
@@ -123,7 +129,7 @@ class TrainingLoop:
             if "errors" in log.tables:
                 self.store.append("errors", log.tables["errors"])
         except BaseException as error:
-            self._leave_checkpoint(position, error)
+            self._leave_checkpoint(error)
             raise
         if rows:
             self.store.write_final_clients(rows)
@@ -134,41 +140,35 @@ class TrainingLoop:
 
     def _rounds(self, interrupts: Interrupts) -> None:
         """Does what is left; every way out leaves a checkpoint of what is complete."""
-        first, stopping = self.position.rounds, self._early_stopping()
+        rounds = first = self.position.rounds
+        state, device, stopping = self.position.state, self.position.device, self._early_stopping()
         try:
-            while self.position.rounds < self.setup.config.train.rounds and not stopping.due:
-                begun, log = time.perf_counter(), RoundLog(self.position.rounds + 1)
-                after = self._round(self.position, log)
-                known = self.position.device
-                device = self._device(known) if self.position.rounds == first else known
-                due = self._is_due(log.round)
+            while rounds < self.setup.config.train.rounds and not stopping.due:
+                begun, log = time.perf_counter(), RoundLog(rounds + 1)
+                after = self._round(state, log)
+                device = self._device(device) if rounds == first else device
                 with interrupts.later():
-                    self._write_down(after, log, begun, due)
-                    seconds, lengths = self._seconds(), self.store.table_sizes()
-                    digests = self.store.table_digests()
-                    # from here on there is no way back to the position before
-                    state = self.checkpoints.store_client_states(after)
-                    self.position = Position(
-                        rounds=log.round,
-                        state=state,
-                        seconds=seconds,
-                        tables=lengths,
-                        digests=digests,
-                        device=device,
-                    )
-                    self.checkpoints.spill(log.round)
-                    if due:
-                        self.checkpoints.save(self.position)
-                    stopping.add(log.round, log.tables["rounds"][0]["val_accuracy"])
-                    if self.callbacks.round_end(log.round, log.tables):
+                    self.writing.wait()
+                    due = self._is_due(log.round)
+                    self._time(after, log, begun, due)
+                    rounds, rows = log.round, dict(log.tables)
+                    self.writing.begin(partial(self._write, after, log, due, device))
+                    # from here on there is no way back to the state before
+                    state = self.checkpoints.storing(after)
+                    stopping.add(rounds, rows["rounds"][0]["val_accuracy"])
+                    if self.callbacks.read_files:
+                        self.writing.wait()
+                        rows = log.tables
+                    if self.callbacks.round_end(rounds, rows):
                         break
-            if stopping.due and self.position.rounds < self.setup.config.train.rounds:
+            if stopping.due and rounds < self.setup.config.train.rounds:
                 logger.info(stopping.reason)
+            self.writing.wait()
             if self.setup.config.engine.checkpoint_every:
                 self.checkpoints.finish(self.position)  # where a callback stopped before its turn
             self.checkpoints.wait()
         except BaseException as error:
-            self._leave_checkpoint(self.position, error)
+            self._leave_checkpoint(error)
             raise
 
     def _early_stopping(self) -> EarlyStopping:
@@ -178,13 +178,14 @@ class TrainingLoop:
             stopping.read(self.store.path / "rounds.csv")
         return stopping
 
-    def _round(self, position: Position, log: RoundLog) -> ServerState:
+    def _round(self, state: ServerState, log: RoundLog) -> ServerState:
         """The state after the next round; what was lost on the way to an error is written down."""
-        ctx = context(self.setup, position.rounds)
+        ctx = context(self.setup, log.round - 1)
         try:
             with users_code(f"round {log.round}", FedsimError):
-                return run_round(self.setup, self.executor, position.state, ctx, log)
+                return run_round(self.setup, self.executor, state, ctx, log)
         except FedsimError as error:
+            self.writing.wait()
             log.incidents(self.executor.incidents())
             try:
                 self.store.append("errors", log.tables.get("errors", []))
@@ -192,28 +193,57 @@ class TrainingLoop:
                 error.add_note(f"what was lost on the way is not written down: {another}")
             raise
 
-    def _write_down(self, after: ServerState, log: RoundLog, begun: float, due: bool) -> None:
+    def _time(self, after: ServerState, log: RoundLog, begun: float, due: bool) -> None:
+        """The last rows of timings.csv: what the round was held up by, and its seconds."""
         if due:
-            with log.timed("checkpoint") as size:  # what it holds the round up
+            with log.timed("checkpoint") as size:
                 self.checkpoints.wait()
                 size["bytes"] = self.checkpoints.size(after)
         seconds = time.perf_counter() - begun
         log.add(TimingRow(round=log.round, phase="total", seconds=seconds, bytes=0))
+
+    def _write(
+        self, after: ServerState, log: RoundLog, due: bool, device: Mapping[str, Any]
+    ) -> None:
+        """Writes a complete round, and is then at its position; in the thread."""
+        log.add(ModelRow(round=log.round, sha256=model_sha256(after.params)))
         for table, rows in log.tables.items():
             self.store.append(table, rows)
+        seconds, lengths = self._seconds(), self.store.table_sizes()
+        digests = self.store.table_digests()
+        # from here on there is no way back to the position before
+        self.position = Position(
+            rounds=log.round,
+            state=self.checkpoints.store_client_states(after),
+            seconds=seconds,
+            tables=lengths,
+            digests=digests,
+            device=device,
+        )
+        self.checkpoints.spill(log.round)
+        if due:
+            self.checkpoints.save(self.position)
 
-    def _leave_checkpoint(self, position: Position, error: BaseException) -> None:
+    def _leave_checkpoint(self, error: BaseException) -> None:
         """Writes a checkpoint of the newest complete round, unless there is one or no time left.
 
         After a second Ctrl-C none is begun; one that is being written is still waited for.
+
+        Raises:
+            Exception: that round could not be written, which ended the run before ``error`` did.
         """
         if isinstance(error, Interrupted) and error.again:
             return
         try:
-            self.checkpoints.finish(position)
+            self.writing.wait()
+        except Exception as first:
+            self._leave_checkpoint(first)
+            raise
+        try:
+            self.checkpoints.finish(self.position)
         except StoreError as another:
             if another is not error:
-                error.add_note(f"no checkpoint of round {position.rounds}: {another}")
+                error.add_note(f"no checkpoint of round {self.position.rounds}: {another}")
 
     def _is_due(self, rounds: int) -> bool:
         """Whether a checkpoint follows the round: not before the one before is written, unless it

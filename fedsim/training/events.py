@@ -69,7 +69,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RoundEnded:
-    """A round is complete, and its rows are on disk.
+    """A round is complete, and its rows are being written.
 
     Args:
         row: its row of rounds.csv.

@@ -27,7 +27,6 @@ from fedsim.server.device_columns import DeviceColumns
 from fedsim.server.gram import gradient_diversity, shares, spectrum
 from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import ModelRow
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate, root
@@ -184,7 +183,8 @@ def record(
     ctx: RoundContext,
     log: RoundLog,
 ) -> None:
-    """Evaluates the round's model where that is due, and writes the rows of the round."""
+    """Evaluates the round's model where that is due, and has the rows of the round but that of
+    models.csv, whose hash no next round waits for."""
     state, after, e = trained.state, found.state, setup.config.evaluation
     plan, participation, scores = trained.plan, trained.participation, trained.scores
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
@@ -217,7 +217,6 @@ def record(
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
     log.add(round_row(ctx, participation, updates, found, measured))
-    log.add(ModelRow(round=log.round, sha256=model_sha256(after.params)))
     log.incidents(executor.incidents())
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -259,3 +262,40 @@ def test_the_clients_of_each_file_are_known_without_looking_at_all_clients(tmp_p
             held.setdefault(segment.path.name, set()).add(client)
         assert live(store) == held
         assert store.unsaved_bytes == 80 * (len(store) - sum(map(len, held.values())))
+
+
+class Slow(dict):
+    """Another thread runs once something is taken out."""
+
+    def pop(self, *args):
+        taken = super().pop(*args)
+        time.sleep(1e-3)
+        return taken
+
+    def __delitem__(self, key):
+        super().__delitem__(key)
+        time.sleep(1e-3)
+
+
+@pytest.mark.slow
+def test_states_are_read_while_others_change(tmp_path):
+    """Those of 5 clients, while a thread takes those of others, evicts, and writes files anew."""
+    store, files = ClientStateStore(tmp_path, 30 * 80), []
+    store.put({c: own(c) for c in range(60)})
+    write(store, "first")
+    store._memory, store._segments = Slow(store._memory), Slow(store._segments)
+
+    def change():
+        for number in range(8):
+            store.evict()
+            store.put({c: own(number) for c in range(5 + number % 2, 60, 2)})
+            write(store, f"{number}")
+            files.extend(name for name, clients in live(store).items() if 0 in clients)
+
+    states = ClientStates(store)
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            assert [states[c]["w"][0] for c in range(5)] == list(range(5))
+        changing.result()
+    assert len(set(files)) > 1

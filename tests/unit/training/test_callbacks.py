@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import threading
 
 import pytest
 
 import fedsim
 from fedsim.core.errors import StoreError
 from fedsim.storage.rows import TABLES, ClientRow, RoundRow
+from fedsim.storage.run_dir import RunWriter
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver
 from fedsim.training.callbacks import Callbacks
@@ -51,6 +53,31 @@ def test_every_round_with_all_its_rows(tmp_path):
     )
     assert all({"rounds", "clients", "timings"} <= rows.keys() <= TABLES.keys() for rows in rounds)
     assert recorder.told[-1][1]["final_test_accuracy"] == store.summary["final_test_accuracy"]
+
+
+@pytest.mark.integration
+def test_one_that_reads_no_files_does_not_wait_for_them(tmp_path, monkeypatch):
+    class Quick(fedsim.Callback):
+        reads_files = False
+
+        def on_round_end(self, round, rows):
+            told.append(set(rows))
+            called.set()
+
+    def late(self, table, rows):
+        assert called.wait(30)
+        append(self, table, rows)
+
+    append, called, told = RunWriter.append, threading.Event(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append", late)
+        run = fedsim.run(config("fedavg"), tmp_path / "run", callbacks=[Quick()])
+    assert all("rounds" in tables and "models" not in tables for tables in told)
+    recorder = Recorder(tmp_path / "other")
+    other = fedsim.run(config("fedavg"), tmp_path / "other", callbacks=[Quick(), recorder])
+    hashes = [rows["models"][0].sha256 for kind, rows in recorder.told if kind == "round"]
+    assert hashes == run.read("models")["sha256"].tolist()
+    assert results(other) == results(run)
 
 
 @pytest.mark.integration

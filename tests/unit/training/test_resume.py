@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,7 @@ from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
 from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
+from fedsim.training.early_stopping import EarlyStopping
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
 from tests.rounding import rounding, sgd_operations
@@ -181,7 +183,7 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
 
     def late(path, arrays):
         """Writes in the background when a state is read, or when the run waits."""
-        assert threading.current_thread() is threading.main_thread() or asked.wait(60)
+        assert not threading.current_thread().name.startswith("checkpoint") or asked.wait(60)
         return write(path, arrays)
 
     def watched_read(self, client):
@@ -205,8 +207,9 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     monkeypatch.setattr(Checkpoints, "save", watched_save)
     monkeypatch.setattr(Checkpoints, "wait", watched_wait)
     monkeypatch.setattr(checkpoint, "SHARE", 1.0)  # no rest, however long a checkpoint took
-    engine = {"state_memory": 4 * size / 2**30}
-    assert contents(fedsim.run(config("fedbn", long, **engine), tmp_path / "run").path) == wanted
+    settings = config("fedbn", long, state_memory=4 * size / 2**30)
+    reader = fedsim.Callback()  # no round begins before the checkpoint of the one before
+    assert contents(fedsim.run(settings, tmp_path / "run", [reader]).path) == wanted
     assert early
 
 
@@ -909,26 +912,6 @@ def test_a_full_disk_is_a_clear_error_and_tears_nothing(
     assert contents(run) == undisturbed["fedbn"]
 
 
-@pytest.mark.slow
-def test_a_row_that_does_not_fit_on_the_disk(tmp_path, undisturbed, monkeypatch):
-    real = RunWriter.append
-
-    def append(self, table, rows):
-        rows = list(rows)
-        if table == "clients" and rows[0]["round"] == 3:
-            with (self.path / "clients.csv").open("a") as file:
-                file.write("3,1,o")
-            raise StoreError(f"{self.path}/clients.csv: cannot be written (No space left)")
-        real(self, table, rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RunWriter, "append", append)
-        with pytest.raises(StoreError, match=r"clients\.csv: cannot be written"):
-            fedsim.run(config("fedbn"), tmp_path / "run")
-    assert records(tmp_path / "run")[-1] == "round-000002.json"
-    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
-
-
 def test_a_directory_that_cannot_be_written(tmp_path, told):
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot be created"):
@@ -938,6 +921,123 @@ def test_a_directory_that_cannot_be_written(tmp_path, told):
     (run / "checkpoints").write_text("in the way")
     with pytest.raises(StoreError, match=r"checkpoints: cannot be written \(File exists\)"):
         driver.resume(run)
+
+
+# what is written while the next round is done
+
+
+def beside(monkeypatch, at: int, table: str = "clients", call=lambda path: None) -> list[int]:
+    """Has a round's table written, after a call, only once the next round is being done.
+
+    Returns:
+        The rounds as they begin.
+    """
+    append, do, begun, next_begun = RunWriter.append, driver.run_round, [], threading.Event()
+
+    def late(self, name, rows):
+        rows = list(rows)
+        if name == table and rows[0]["round"] == at:
+            assert at == ROUNDS or next_begun.wait(30)
+            call(self.path / f"{table}.csv")
+        append(self, name, rows)
+
+    def watched(setup, executor, state, ctx, log):
+        begun.append(log.round)
+        if log.round == at + 1:
+            next_begun.set()
+        return do(setup, executor, state, ctx, log)
+
+    monkeypatch.setattr(RunWriter, "append", late)
+    monkeypatch.setattr(driver, "run_round", watched)
+    return begun
+
+
+def full(path: Path) -> None:
+    with path.open("a") as file:
+        file.write("3,1,o")
+    raise StoreError(f"{path}: cannot be written (No space left)")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_a_round_begins_before_the_one_before_is_written(
+    method, tmp_path, undisturbed, monkeypatch
+):
+    written = []
+    begun = beside(monkeypatch, 3, call=lambda _: written.append(list(begun)))
+    run = fedsim.run(config(method), tmp_path / "run").path
+    assert written == [[1, 2, 3, 4]]  # and no further one
+    assert contents(run) == undisturbed[method]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [3, ROUNDS])
+def test_a_row_that_does_not_fit_on_the_disk(at, tmp_path, undisturbed, monkeypatch):
+    with monkeypatch.context() as patch:
+        begun = beside(patch, at, call=full)
+        with pytest.raises(StoreError, match=r"clients\.csv: cannot be written \(No space left\)"):
+            fedsim.run(config("fedbn"), tmp_path / "run")
+    assert begun[-1] == min(at + 1, ROUNDS)
+    assert records(tmp_path / "run")[-1] == f"round-{at - 1:06d}.json"
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [WorkerError, DivergedError, Interrupted])
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_ends_a_round_lets_the_one_before_be_written(
+    fits, error, tmp_path, undisturbed, monkeypatch
+):
+    """As if that had been done first: it is complete, or its own error is what ends the run."""
+    run, ended = tmp_path / "run", threading.Event()
+
+    def late(path):
+        assert ended.wait(30)
+        if not fits:
+            full(path)
+
+    def end(setup, executor, state, ctx, log):
+        if log.round < 4:
+            return do(setup, executor, state, ctx, log)
+        threading.Timer(0.2, ended.set).start()  # when this round has ended
+        if error is Interrupted:
+            signal.raise_signal(signal.SIGINT)
+        raise error("round 4")
+
+    with monkeypatch.context() as patch:
+        do = driver.run_round
+        patch.setattr(driver, "run_round", end)
+        beside(patch, 3, call=late)
+        with pytest.raises(error if fits else StoreError) as caught:
+            fedsim.run(config("fedbn", checkpoint_every=9), run)
+    assert fits or "No space left" in str(caught.value)
+    assert records(run) == [f"round-{3 if fits else 2:06d}.json"]
+    assert contents(driver.resume(run).path) == undisturbed["fedbn"]
+
+
+def killed_while_writing(run: Path, table: str) -> None:
+    """A run whose process ends in the middle of a row of round 3, while round 4 is done."""
+
+    def torn(path):
+        with path.open("a") as file:
+            file.write("3,1,o")
+        while not records(run):  # another thread is writing the first one
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    beside(pytest.MonkeyPatch(), 3, table, torn)
+    fedsim.run(config("fedbn", state_memory=0), run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", ["rounds", "clients", "models", "timings"])
+def test_killed_while_a_round_is_written(table, tmp_path, undisturbed):
+    arguments = (tmp_path / "run", table)
+    process = get_context("spawn").Process(target=killed_while_writing, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert contents(driver.resume(tmp_path / "run").path) == undisturbed["fedbn"]
 
 
 # signals
@@ -967,11 +1067,11 @@ def test_a_signal_between_the_rows_of_a_round_waits(tmp_path, undisturbed, monke
 
 
 def test_a_second_signal_does_not_wait(tmp_path, monkeypatch):
-    def spill(self, number):
+    def add(self, number, accuracy):
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr("fedsim.storage.checkpoint.Checkpoints.spill", spill)
+    monkeypatch.setattr(EarlyStopping, "add", add)
     with pytest.raises(Interrupted) as caught:
         fedsim.run(config(checkpoint_every=9), tmp_path / "run")
     assert caught.value.again
