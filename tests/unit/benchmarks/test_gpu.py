@@ -153,6 +153,7 @@ def test_the_server_step_in_miniature(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ray
 def test_all_rows_in_miniature(tmp_path):
     lines = tried_out(tmp_path / "gpu.json", *gpu.ROWS)
     counts = {row: len(of_row) for row, of_row in lines.items()}
