@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 import click
 import numpy as np
@@ -73,6 +73,7 @@ class Case:
 class Ends(fedsim.Callback):
     """Ends a run when its seconds are over, once ``least`` rounds after the warm ones are done."""
 
+    reads_files: ClassVar[bool] = False  # a round may be written while the next one is done
     seconds: float
     least: int
     times: list[float] = field(default_factory=list)
