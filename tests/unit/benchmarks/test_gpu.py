@@ -157,7 +157,8 @@ def test_the_server_step_in_miniature(tmp_path):
 def test_all_rows_in_miniature(tmp_path):
     lines = tried_out(tmp_path / "gpu.json", *gpu.ROWS)
     counts = {row: len(of_row) for row, of_row in lines.items()}
-    assert counts == {"P": 22, "R": 15, "S": 4, "K": 8, "E": 4, "F": 2}
+    assert counts.pop("P") >= 22  # more where pfl is installed
+    assert counts == {"R": 15, "S": 4, "K": 8, "E": 4, "F": 2}
     ours = lines["P"][0]["details"]
     assert {"train", "aggregate", "evaluate", "total"} <= set(ours["phases"])
     assert ours["rounds"] == 2
