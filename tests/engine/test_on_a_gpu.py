@@ -1,18 +1,12 @@
-"""What only a GPU shows: the same bytes for any number of actors, after kills, and its memory."""
+"""The same bytes on one kind of GPU, whatever the number of actors that share it."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fedsim
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import FedsimError
-from tests.commands import temporary_sandbox, wait_for_exit, wait_for_rows
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,11 +20,6 @@ MODELS = {
     "resnet18": {"image_size": 32, "augment": "crop_flip"},
     "cnn_reddi": {"image_size": 28},
 }
-SHARED = {"cpus_per_client": 0.1}
-
-
-def contents(run: Path) -> dict[str, bytes]:
-    return {name: (run / name).read_bytes() for name in FILES}
 
 
 def run(method, model, out, session=None, **engine):
@@ -41,101 +30,35 @@ def run(method, model, out, session=None, **engine):
         train={"rounds": 3, "sample_rate": 0.5},
         engine=engine,
     )
-    return contents(fedsim.run(config, out, session=session).path)
+    store = fedsim.run(config, out, session=session)
+    return {name: (store.path / name).read_bytes() for name in FILES}
 
 
 @pytest.mark.parametrize(
-    ("method", "model", "engine"),
+    ("method", "model", "precision", "batch"),
     [
-        ("fedld", "cnn", {}),
-        ("fedbn", "resnet18", {}),
-        ("fedpac", "cnn_reddi", {}),
-        ("fedld", "resnet18", {"precision": "tf32"}),
-        ("fedld", "cnn_reddi", {"precision": "bf16"}),
-        ("fedavg", "cnn_reddi", {"client_batch": 2}),
-        ("fedld", "cnn", {"client_batch": 2, "precision": "tf32"}),
+        ("fedld", "cnn", "float32", 1),
+        ("fedbn", "resnet18", "float32", 1),
+        ("fedpac", "cnn_reddi", "float32", 1),
+        ("fedld", "resnet18", "tf32", 1),
+        ("fedld", "cnn_reddi", "bf16", 1),
+        ("fedavg", "cnn_reddi", "float32", 2),
+        ("fedld", "cnn", "tf32", 2),
     ],
 )
-def test_same_bytes_for_any_number_of_actors(method, model, engine, shared_ray, tmp_path):
-    serial = {"kind": "serial", "gpus_per_client": 1} | engine
+def test_same_bytes_for_any_number_of_actors(method, model, precision, batch, shared_ray, tmp_path):
+    same = {"precision": precision, "client_batch": batch}
+    serial = {"kind": "serial", "gpus_per_client": 1} | same
     reference = run(method, model, tmp_path / "serial", **serial)
-    assert run(method, model, tmp_path / "again", **serial) == reference, "serial twice"
+    assert run(method, model, tmp_path / "again", **serial) == reference
     engines = {
         "default": {},
-        "1 actor": {"gpus_per_client": 1, **SHARED},
-        "4 actors": {"gpus_per_client": 0.25, **SHARED},
-        "8 actors": {"gpus_per_client": 0.125, **SHARED},
-        "8 actors with less": {"gpus_per_client": 0.0625, **SHARED},
-        "an actor each": {"gpus_per_client": 0.125, "actors": "per-client", **SHARED},
+        "one": {"gpus_per_client": 1, "cpus_per_client": 0.1},
+        "four": {"gpus_per_client": 0.25, "cpus_per_client": 0.1},
+        "eight": {"gpus_per_client": 0.125, "cpus_per_client": 0.1},
+        "small": {"gpus_per_client": 0.0625, "cpus_per_client": 0.1},
+        "own": {"gpus_per_client": 0.125, "cpus_per_client": 0.1, "actors": "per-client"},
     }
-    for name, differing in engines.items():
-        got = run(method, model, tmp_path / name, shared_ray, **(engine | differing))
+    for name, engine in engines.items():
+        got = run(method, model, tmp_path / name, shared_ray, **same, **engine)
         assert [f for f in FILES if got[f] != reference[f]] == [], f"serial and {name} differ"
-
-
-@pytest.mark.parametrize(
-    "engine",
-    [
-        ("--engine", "serial", "--gpus-per-client", "1"),
-        ("--gpus-per-client", "0.25", "--cpus-per-client", "0.1"),
-    ],
-    ids=["serial", "4 actors"],
-)
-def test_killed_and_resumed(engine):
-    job = ("run", "--model", "cnn_reddi", "--set", "data.image_size=28", "--rounds", "100", *engine)
-    with temporary_sandbox() as sandbox:
-        wait_for_exit(sandbox.start(*job, "--out", "whole"))
-        killed = sandbox.start(*job, "--out", "killed")
-        wait_for_rows(killed, sandbox.work / "killed" / "rounds.csv", 5)
-        killed.kill()
-        killed.wait()
-        assert not (sandbox.work / "killed" / "summary.csv").exists()
-        wait_for_exit(sandbox.start("resume", "killed"))
-        assert contents(sandbox.work / "killed") == contents(sandbox.work / "whole")
-
-
-def device_of(run: Path) -> str:
-    return json.dumps(json.loads((run / "env.json").read_text())["device"])
-
-
-@pytest.mark.parametrize("share", [None, "0.5", "0.125", "0.0625"])
-def test_the_main_job_starts_ends_and_names_the_gpu(share):
-    arguments = () if share is None else ("--gpus-per-client", share)
-    with temporary_sandbox() as sandbox:
-        out, err = wait_for_exit(sandbox.start("run", "--rounds", "3", *arguments, "--out", "run"))
-        assert f"{share or 1} GPU" in out + err
-        assert torch.cuda.get_device_name() in device_of(sandbox.work / "run")
-
-
-def test_two_processes_share_a_gpu():
-    with temporary_sandbox() as sandbox:
-        runs = [sandbox.start("run", "--rounds", "20", "--out", name) for name in ("a", "b")]
-        for process in runs:
-            wait_for_exit(process)
-        assert contents(sandbox.work / "a") == contents(sandbox.work / "b")
-
-
-class Greedy(nn.Module):
-    """Asks for a tenth of the GPU in each training step."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and torch.is_grad_enabled() and len(x) > 2:  # a new model sees two images
-            total = torch.cuda.get_device_properties(x.device).total_memory
-            torch.empty(total // 10, dtype=torch.uint8, device=x.device)
-        return x
-
-
-def greedy(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
-    pixels = in_channels * image_size**2
-    return nn.Sequential(Greedy(), nn.Flatten(), nn.Linear(pixels, num_classes))
-
-
-def test_out_of_memory_names_the_fraction_that_fits(shared_ray, tmp_path):
-    config = RunConfig(
-        model={"name": f"{__name__}:greedy"},
-        train={"rounds": 1},
-        engine={"gpus_per_client": 0.0625, "max_retries": 0, **SHARED},
-    )
-    fits = r"out of GPU memory: .*; --gpus-per-client 0\.\d+ would fit: one client needs about"
-    with pytest.raises(FedsimError, match=fits):
-        fedsim.run(config, tmp_path / "run", session=shared_ray)
