@@ -1,24 +1,25 @@
-"""``python -m benchmarks``: measures what is asked for, prints the table and saves it."""
+"""``python -m benchmarks``: measures what is asked for, prints the table and saves it.
+
+``python -m benchmarks gpu`` is a command of its own, :mod:`benchmarks.gpu`.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import click
-import torch
 
-from benchmarks import decomposition, peers, processes, report, serverstep, startup
+from benchmarks import decomposition, gpu, peers, processes, report, serverstep, startup
 from benchmarks.pairing import Pairs, Spread, compare
 from benchmarks.profiles import profile
 from benchmarks.report import Result, of_pairs, of_step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
 from fedsim.core.errors import FedsimError
-from fedsim.core.settings import Arithmetic
 from fedsim.display.tables import show
 from fedsim.training.setup import prepare
 
@@ -179,32 +180,6 @@ def _s1(options: Options) -> Iterator[Result]:
         yield Result("S1", case, "s", *medians, "script", ratio, target, details=details)
 
 
-def _gpu(
-    name: str, key: str, gpus: float, *, stacked: bool = False
-) -> Callable[[Options], Iterator[Result]]:
-    """A workload on the GPU in each precision; the bare loop has float32 or TF32.
-
-    ``stacked``: once more with one actor that trains clients as one model.
-    """
-    ways: dict[str, dict[str, Any]] = {"": {"gpus_per_client": gpus}}
-    if stacked:
-        ways[", client_batch=auto"] = {"gpus_per_client": 1.0, "client_batch": "auto"}
-
-    def measure(options: Options) -> Iterator[Result]:
-        if not torch.cuda.is_available():
-            yield Result(name, WORKLOADS[key].title, skipped="skipped: torch finds no GPU here")
-            return
-        for method in METHODS:
-            for (suffix, engine), precision in product(ways.items(), get_args(Arithmetic)):
-                pairs = compare(
-                    WORKLOADS[key], method, options.repeats, device="cuda",
-                    tf32=precision != "float32", precision=precision, **engine,
-                )  # fmt: skip
-                yield of_pairs(name, f"{method}{suffix}, {precision}", pairs, None)
-
-    return measure
-
-
 BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
     "W1": _paired("W1", "w1", 1.8),
     "W2": _paired("W2", "w2", 1.05),
@@ -216,8 +191,6 @@ BENCHMARKS: dict[str, Callable[[Options], Iterator[Result]]] = {
     "MEM": _memory,
     "M1": _m1,
     "S1": _s1,
-    "G1": _gpu("G1", "g1", 1.0),
-    "G2": _gpu("G2", "g2", 0.5, stacked=True),
 }
 
 
@@ -276,7 +249,8 @@ def main(
 
 
 if __name__ == "__main__":
+    on_gpu = sys.argv[1:2] == ["gpu"]
     try:
-        main()
+        gpu.main(sys.argv[2:], "python -m benchmarks gpu") if on_gpu else main()
     except FedsimError as error:
         raise SystemExit(f"benchmarks: {error}") from error

@@ -1,9 +1,9 @@
 """The same work without a framework: plain PyTorch, in one process or several.
 
-What a careful person would write for exactly this job: images normalised once and kept as float32
-on the device, the model's parameters as views of one flat vector, one optimiser (foreach), updates
-written into one shared (m, D) matrix, the FedAvg mean as one matrix-vector product, and FedLD from
-the eigenvectors of G G^T in float64.
+What a careful person would write for exactly this job: images normalised once and kept as float32,
+the model's parameters as views of one flat vector, one optimiser (foreach), updates written into
+one shared (m, D) matrix, the FedAvg mean as one matrix-vector product, and FedLD from the
+eigenvectors of G G^T in float64.
 
 Seeds are derived as fedsim derives them, so cohorts and orders of batches are the same, and so is
 the result (tests/unit/benchmarks/test_harness.py).
@@ -52,8 +52,6 @@ class Job:
         updates: (m, D) the round's updates, shared likewise.
         threads: torch threads of a process while clients are trained.
         server_threads: those of the server step.
-        device: ``cpu`` or ``cuda``.
-        tf32: let the GPU round the inputs of products, as PyTorch does by default.
     """
 
     method: str
@@ -68,11 +66,9 @@ class Job:
     train: TrainConfig
     threads: int
     server_threads: int
-    device: str = "cpu"
-    tf32: bool = False
 
 
-def job_of(setup: Setup, method: str, threads: int, server_threads: int, **device: Any) -> Job:
+def job_of(setup: Setup, method: str, threads: int, server_threads: int) -> Job:
     """The job that does what a run of ``setup`` does; its clients all have as many samples."""
     data, pipeline = setup.dataset, setup.dataset.pipeline
     if pipeline is None:
@@ -94,7 +90,6 @@ def job_of(setup: Setup, method: str, threads: int, server_threads: int, **devic
         setup.config.train,
         threads,
         server_threads,
-        **device,
     )
     for tensor in (job.x, job.y, job.clients, job.world, job.updates):
         tensor.share_memory_()
@@ -156,8 +151,6 @@ class Bare:
 def _process(rank: int, processes: int, job: Job, pipe: Connection, barrier: Any) -> None:
     """Answers (first, count) with the seconds of the rounds until the other end closes."""
     torch.set_num_threads(job.threads)
-    torch.backends.cuda.matmul.allow_tf32 = job.tf32
-    torch.backends.cudnn.allow_tf32 = job.tf32
     worker = _Client(job)
     while True:
         try:
@@ -182,8 +175,6 @@ def _process(rank: int, processes: int, job: Job, pipe: Connection, barrier: Any
             barrier.wait(PATIENCE)
             if rank == 0:
                 worker.step()
-            if job.device == "cuda":
-                torch.cuda.synchronize()
             seconds.append(time.perf_counter() - begun)
         if rank == 0:
             pipe.send(seconds)
@@ -194,16 +185,14 @@ class _Client:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        device = torch.device(job.device)
-        self.x, self.y, self.clients, self.world, self.updates = (
-            tensor.to(device) for tensor in (job.x, job.y, job.clients, job.world, job.updates)
-        )
+        self.x, self.y, self.clients = job.x, job.y, job.clients
+        self.world, self.updates = job.world, job.updates
         name, *sizes = job.model
         build: Callable[..., nn.Module] = getattr(models, name)
-        self.model = build(*sizes).to(device)
+        self.model = build(*sizes)
         floats = [b for b in self.model.buffers() if b.is_floating_point()]
         tensors = [*self.model.parameters(), *floats]
-        self.flat = torch.empty(len(self.world), device=device)
+        self.flat = torch.empty(len(self.world))
         for tensor, view in zip(
             tensors, self.flat.split([t.numel() for t in tensors]), strict=True
         ):
@@ -224,7 +213,7 @@ class _Client:
         index = self.clients[client]
         order = torch_generator(self.job.seed, "shuffle", t, client)
         for _ in range(self.job.train.local_epochs):
-            for batch in index[torch.randperm(len(index), generator=order).to(index.device)].split(
+            for batch in index[torch.randperm(len(index), generator=order)].split(
                 self.job.train.batch_size
             ):
                 logits = self.model(self.x[batch])
@@ -240,18 +229,17 @@ class _Client:
         """The server step, on the threads of the server."""
         torch.set_num_threads(self.job.server_threads)
         c = self.shares if self.job.method == "fedavg" else principal(self.updates, self.shares)
-        self.world += c.to(self.updates) @ self.updates
+        self.world += c.to(self.updates.dtype) @ self.updates
         torch.set_num_threads(self.job.threads)
 
 
 def principal(updates: Tensor, shares: Tensor) -> Tensor:
     """(m,) the coefficients of FedLD's step for updates (m, D) and client weights (m,)."""
     m = len(updates)
-    gram = torch.zeros(m, m, dtype=torch.float64, device=updates.device)
+    gram = torch.zeros(m, m, dtype=torch.float64)
     for block in updates.split(COLUMNS, dim=1):
         wide = block.double()
         gram += wide @ wide.T
-    gram = gram.cpu()
     mu, axes = torch.linalg.eigh(gram)
     mu, axes = mu.flip(0), axes.flip(1)
     count = max(1, int(KEEP * m + 1e-9))

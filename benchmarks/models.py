@@ -26,6 +26,16 @@ def cnn(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     )  # fmt: skip
 
 
+def reddi(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
+    """The network of pfl-research's CIFAR-10 job, fedsim's ``cnn_reddi``: 1,626,442 parameters."""
+    side = (image_size - 4) // 2
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Dropout(0.25), nn.Flatten(), nn.Linear(64 * side**2, 128), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(128, num_classes),
+    )  # fmt: skip
+
+
 def wide(num_classes: int, in_channels: int, image_size: int) -> nn.Module:
     """One hidden layer of 24,730 units: 25,595,560 parameters for 32x32x1 and 10 classes.
 

@@ -115,29 +115,19 @@ class Turns(fedsim.Callback):
                 self.bare.setdefault(bare.label, []).append(sum(spent) / self.block)
 
 
-def compare(
-    workload: Workload,
-    method: str,
-    repeats: int,
-    *,
-    device: str = "cpu",
-    tf32: bool = False,
-    **engine: Any,
-) -> Pairs:
+def compare(workload: Workload, method: str, repeats: int, **engine: Any) -> Pairs:
     """One run of fedsim, in turns with the bare loops.
 
     Args:
         workload: what is trained.
         method: ``fedavg`` or ``fedld``.
         repeats: blocks of each side.
-        device: of the bare loop; on ``cuda`` it is one process.
-        tf32: of the bare loop.
         engine: keys of section ``engine``.
     """
     turns = Turns((), workload.block, repeats)
     config = run_config(workload, method, turns.rounds, **engine)
     with ExitStack() as stack:
-        turns.bares = [stack.enter_context(b) for b in bare_loops(config, method, device, tf32)]
+        turns.bares = [stack.enter_context(b) for b in bare_loops(config, method)]
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedsim-benchmark-"))
         store = fedsim.run(config, Path(folder) / "run", [turns], progress=False)
         timings = store.read("timings")
@@ -147,14 +137,9 @@ def compare(
     return Pairs(tuple(turns.fedsim), bare, {str(k): float(v) for k, v in phases.items()})
 
 
-def bare_loops(
-    config: RunConfig, method: str, device: str = "cpu", tf32: bool = False
-) -> list[Bare]:
+def bare_loops(config: RunConfig, method: str) -> list[Bare]:
     """The bare variants that are possible here, started."""
     setup, cores = prepare(config), int(local_node().cpus)
-    if device != "cpu":
-        job = job_of(setup, method, 1, 1, device=device, tf32=tf32)
-        return [Bare("1 process on the GPU", job, 1)]
     shapes = {(1, cores), (cores, 1)}
     return [
         Bare(f"{p} x {t} thread", job_of(setup, method, t, cores), p) for p, t in sorted(shapes)

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,10 @@ def error_of(said: str) -> str:
     return (own or named or words or [""])[-1]
 
 
-def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> list[float]:
+def peer_rounds(
+    name: str, python: Path, workload: Workload, rounds: int, *, train: Any = None,
+    device: str = "cpu",
+) -> list[float]:  # fmt: skip
     """Seconds of each warm round of FedAvg in another simulator, with as many processes as cores.
 
     Args:
@@ -79,23 +83,26 @@ def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> lis
         python: of an environment with its package, torch and torchvision.
         workload: what is trained.
         rounds: timed rounds.
+        train: keys of section ``train`` beside the workloads'.
+        device: of pfl's processes; on ``cuda`` there is one.
 
     Raises:
         FedsimError: the simulation failed; the message ends with the line that names the error.
     """
-    peer, cores = PEERS[name], int(local_node().cpus)
-    setup = prepare(run_config(workload, "fedavg", rounds))
-    job, train = job_of(setup, "fedavg", 1, 1), setup.config.train
+    peer, cores = PEERS[name], int(local_node().cpus) if device == "cpu" else 1
+    setup = prepare(run_config(workload, "fedavg", rounds, train=train))
+    job, sgd = job_of(setup, "fedavg", 1, 1), setup.config.train
     known = {
         "model": job.model,
         "num_clients": workload.clients,
         "cohort": workload.cohort,
         "rounds": WARM + rounds,
         "cores": cores,
-        "batch_size": train.batch_size,
-        "lr": train.lr,
-        "momentum": train.momentum,
-        "weight_decay": train.weight_decay,
+        "device": device,
+        "batch_size": sgd.batch_size,
+        "lr": sgd.lr,
+        "momentum": sgd.momentum,
+        "weight_decay": sgd.weight_decay,
     }
     with tempfile.TemporaryDirectory(prefix=f"fedsim-{name}-") as temporary:
         folder = Path(temporary)
@@ -103,7 +110,7 @@ def peer_rounds(name: str, python: Path, workload: Workload, rounds: int) -> lis
         np.savez(folder / "data.npz", x=job.x.numpy(), y=job.y.numpy(), clients=job.clients.numpy())
         # Flower's state stays in the folder, and its Ray knows nothing of ours
         env = os.environ | {
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
             "FLWR_HOME": str(folder / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "OMP_NUM_THREADS": "1",

@@ -1,7 +1,8 @@
 """The same work in pfl-research's simulation, for a Python that has ``pfl`` and torch.
 
 Runs in pfl's own environment, as many processes as torchrun starts: of this project only
-:mod:`benchmarks.models` is imported. Users' data are tensors in each process, nothing is evaluated.
+:mod:`benchmarks.models` is imported. Users' data are tensors on each process's device; nothing is
+evaluated.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Moments(TrainingProcessCallback):  # type: ignore[misc]
 
     def after_central_iteration(self, *given: Any, **named: Any) -> tuple[bool, Metrics]:
         """Never stops the run."""
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
         return False, Metrics()
 
@@ -68,6 +71,7 @@ def main(folder: Path) -> None:
     job = json.loads((folder / "job.json").read_text())
     with np.load(folder / "data.npz") as arrays:
         x, y, clients = (torch.from_numpy(arrays[name]) for name in ("x", "y", "clients"))
+    x, y = x.to(job["device"]), y.to(job["device"])
     users = {
         str(user): PyTorchTensorDataset(
             (x[index], y[index]),
@@ -79,7 +83,7 @@ def main(folder: Path) -> None:
     }
     data = FederatedDataset(users.__getitem__, MinimizeReuseUserSampler(list(users)))
     name, *sizes = job["model"]
-    net = Net(getattr(models, name)(*sizes))
+    net = Net(getattr(models, name)(*sizes)).to(job["device"])
     sgd = partial(torch.optim.SGD, momentum=job["momentum"], weight_decay=job["weight_decay"])
     moments = Moments()
     FederatedAveraging().run(

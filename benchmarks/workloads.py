@@ -60,7 +60,10 @@ WORKLOADS = {
         Workload("w5", "1,000 of 100,000, logistic", 100_000, 1000, 20, 8, "logistic", 2),
         Workload("w3_small", "3 of 3 clients, 2.1 M parameters", 3, 3, 20, 32, "wide_small", 2),
         Workload("m1", "100 of 1,000, MNIST-sized, CNN 1.66 M", 1000, 100, 60, 28, "cnn", 1),
-        Workload("g1", "8 of 8 clients, ResNet-50, 100 images", 8, 8, 100, 224, "resnet50", 2, 3),
+        Workload("p", "pfl-research's CIFAR-10 job", 1000, 50, 50, 32, "reddi", 10, 3),
+        Workload("p_small", "the same in miniature", 5, 2, 20, 32, "reddi", 2, 3),
+        Workload("r", "8 of 8 clients, ResNet-50, 100 images", 8, 8, 100, 224, "resnet50", 2, 3),
+        Workload("r_small", "2 of 2 clients, CNN, 8 images", 2, 2, 8, 16, "cnn", 2, 3),
         Workload("g2", "50 of 50 clients, CNN 1.66 M, 120 samples", 50, 50, 120, 28, "cnn", 4),
     )
 }  # fmt: skip

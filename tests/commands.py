@@ -31,7 +31,8 @@ def clean_environment(**added: str) -> dict[str, str]:
     secret there, with which no other cluster can be joined, and the chaos tests their folder.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_BEHIND)}
-    return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | added
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return kept | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | added
 
 
 @dataclass(frozen=True)

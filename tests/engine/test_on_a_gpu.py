@@ -22,7 +22,7 @@ MODELS = {
 }
 
 
-def run(method, model, out, **engine):
+def run(method, model, out, session=None, **engine):
     config = RunConfig(
         algorithm=method,
         data={"num_clients": 8, **MODELS[model]},
@@ -30,25 +30,35 @@ def run(method, model, out, **engine):
         train={"rounds": 3, "sample_rate": 0.5},
         engine=engine,
     )
-    store = fedsim.run(config, out)
+    store = fedsim.run(config, out, session=session)
     return {name: (store.path / name).read_bytes() for name in FILES}
 
 
-@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(
-    ("method", "precision"),
-    [*((m, "float32") for m in ("fedld", "fedbn", "fedpac")), ("fedld", "tf32"), ("fedld", "bf16")],
+    ("method", "model", "precision", "batch"),
+    [
+        ("fedld", "cnn", "float32", 1),
+        ("fedbn", "resnet18", "float32", 1),
+        ("fedpac", "cnn_reddi", "float32", 1),
+        ("fedld", "resnet18", "tf32", 1),
+        ("fedld", "cnn_reddi", "bf16", 1),
+        ("fedavg", "cnn_reddi", "float32", 2),
+        ("fedld", "cnn", "tf32", 2),
+    ],
 )
-def test_same_bytes_for_any_number_of_actors(method, precision, model, tmp_path):
-    serial = {"kind": "serial", "gpus_per_client": 1}
-    reference = run(method, model, tmp_path / "serial", precision=precision, **serial)
+def test_same_bytes_for_any_number_of_actors(method, model, precision, batch, shared_ray, tmp_path):
+    same = {"precision": precision, "client_batch": batch}
+    serial = {"kind": "serial", "gpus_per_client": 1} | same
+    reference = run(method, model, tmp_path / "serial", **serial)
+    assert run(method, model, tmp_path / "again", **serial) == reference
     engines = {
         "default": {},
         "one": {"gpus_per_client": 1, "cpus_per_client": 0.1},
-        "two": {"gpus_per_client": 0.5, "cpus_per_client": 0.1},
+        "four": {"gpus_per_client": 0.25, "cpus_per_client": 0.1},
+        "eight": {"gpus_per_client": 0.125, "cpus_per_client": 0.1},
         "small": {"gpus_per_client": 0.0625, "cpus_per_client": 0.1},
         "own": {"gpus_per_client": 0.125, "cpus_per_client": 0.1, "actors": "per-client"},
     }
     for name, engine in engines.items():
-        got = run(method, model, tmp_path / name, precision=precision, **engine)
+        got = run(method, model, tmp_path / name, shared_ray, **same, **engine)
         assert [f for f in FILES if got[f] != reference[f]] == [], f"serial and {name} differ"
