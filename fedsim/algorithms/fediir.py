@@ -56,6 +56,8 @@ def head_gradient(
 class HeadGradient(LocalRule):
     """The pass before training."""
 
+    capturable: ClassVar[bool | str] = True
+
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
         return ()
@@ -84,6 +86,7 @@ class Invariant(FeaturePenalty):
 
     gamma: float
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""

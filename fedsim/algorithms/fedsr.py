@@ -54,6 +54,7 @@ class ShortFeatures(FeaturePenalty):
     a_l2r: float
     power: Literal[1, 2]
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """``a_l2r`` times the length of the model's features."""
@@ -66,6 +67,7 @@ class SimpleRepresentation(ShortFeatures):
 
     a_cmi: float
     stackable: ClassVar[bool | str] = "its loss draws noise for a whole batch"
+    capturable: ClassVar[bool | str] = True
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One draw of torch's global generator for each sample."""

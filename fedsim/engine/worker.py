@@ -21,6 +21,7 @@ from fedsim.client import LocalEnv
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
+from fedsim.client.steps import Steps
 from fedsim.client.trainer import train_local
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse
@@ -58,12 +59,19 @@ class Worker:
 
     Args:
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
+        static: whether training steps are recorded and replayed; None: on a GPU.
 
     ``progress`` is the block being trained (() in an evaluation) and when that began; None between
     tasks.
     """
 
-    def __init__(self, spec: WorkerSpec, device: torch.device, gpu_fraction: float = 1.0) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        device: torch.device,
+        gpu_fraction: float = 1.0,
+        static: bool | None = None,
+    ) -> None:
         devices.configure(spec.threads, spec.precision, spec.deterministic, device)
         self.spec = spec
         self.device = device
@@ -75,6 +83,9 @@ class Worker:
             else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
         )
         self.flat = FlatModel(model, device, frozen=spec.frozen)
+        self.steps = (
+            Steps(self.flat) if static or (static is None and self.flat.flat.is_cuda) else None
+        )
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
@@ -128,6 +139,11 @@ class Worker:
                         updates.append(self._train_alone(task, *given, row))
         return updates, deltas
 
+    @property
+    def uncaptured(self) -> Mapping[str, str]:
+        """By rule or model why a GPU runs its steps one kernel after the other."""
+        return {} if self.steps is None else self.steps.uncaptured
+
     def _stack(self) -> Stack:
         pipeline = self.spec.dataset.pipeline
         augments = pipeline is not None and pipeline.augment != "none"
@@ -161,7 +177,7 @@ class Worker:
             x, y = work.poison(x, y, task)
         env = self._env(task, work, start, x, y, downlink, kept)
         seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
-        update = train_local(work.rule, env)
+        update = train_local(work.rule, env, self.steps)
         if not work.trains:
             update = replace(update, num_steps=0, state={})
             return _judged(update, delta, self.flat.layout)
@@ -196,7 +212,7 @@ class Worker:
             self._env(task, work, self._start(params, state), x_k, y_k, downlink, state)
             for task, x_k, y_k, state in zip(block, x, y, kept, strict=True)
         ]
-        updates, rows = train_block(work.rule, envs, stack, self.spec.stacking.width)
+        updates, rows = train_block(work.rule, envs, stack, self.spec.stacking.width, self.steps)
         if len(self.personal):
             own = rows[:, self.personal].cpu().numpy()
             pairs = zip(updates, own, strict=True)
