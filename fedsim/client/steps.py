@@ -67,7 +67,10 @@ class Steps:
 
     def tensor(self, name: Hashable, like: Tensor) -> Tensor:
         """The tensor of this name, with the values of ``like``; one for each shape."""
-        key = name, like.shape, like.stride(), like.dtype, like.device
+        stride = torch.empty_like(
+            like, device="meta"
+        ).stride()  # closed up where the values have gaps
+        key = name, like.shape, stride, like.dtype, like.device
         if key not in self._tensors:
             self._tensors[key] = torch.empty_like(like, requires_grad=False)
         with torch.no_grad():
