@@ -131,7 +131,7 @@ def train_block(
     )
     rows = torch.stack([env.start for env in envs])
     s = _stacked(_begin(rule, envs, streams, rows))
-    fixed = None if steps is None else steps.fixed(rule, envs[0], s)
+    fixed = None if steps is None else steps.fixed(rule, envs[0], s, streams.remembered)
     losses = _train(rule, envs, stack, plan, streams, s, rows, fixed)
     s = s if fixed is None else fixed.released()
     updates = []

@@ -17,6 +17,7 @@ import torch
 
 from fedsim import algorithms
 from fedsim.client import LocalRule, Uplink
+from fedsim.client.block import train_block
 from fedsim.client.criterion import MarginControl
 from fedsim.client.steps import Steps
 from fedsim.client.trainer import UNCAPTURABLE, train_local
@@ -27,6 +28,7 @@ from fedsim.engine import serial
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import difference, rounds, small
 from tests.sampling import marked_beside
+from tests.unit.client.test_block import BATCH, Federation
 from tests.unit.client.test_trainer import Net, make_env
 
 pytestmark = pytest.mark.integration  # it trains
@@ -117,12 +119,30 @@ BLOCKS = [(name, model) for name in STACKABLE for model in ("mlp", "cnn")]
 QUICK = {("fedavg", "mlp"), ("scaffold", "mlp"), ("fediir", "mlp"), ("fedavg", "cnn")}
 
 
-@pytest.mark.parametrize(("name", "model"), marked_beside(QUICK, BLOCKS))
-def test_blocks_of_clients_that_end_at_different_steps(name, model, compared):
+@pytest.mark.parametrize("case", marked_beside(QUICK, BLOCKS), ids="-".join)
+def test_blocks_of_clients_that_end_at_different_steps(case, compared):
+    name, model = case
     clipped = {"clip_norm": 0.5, "lr_schedule": "cosine"}
     worker = compared(of(name, model, train=clipped, engine={"client_batch": 3}))
     assert worker.uncaptured == {}
     assert replays(worker) >= 3
+
+
+@pytest.mark.parametrize("model", ["dropout", "cnn"])
+def test_blocks_of_models_that_draw(model):
+    """With the clients' draws going on after a trial; a block of six, and twice one of three."""
+
+    def rows(static):
+        federation = Federation(model)
+        steps = Steps(federation.flat) if static else None
+        for clients in (range(6), (0, 2, 4), (1, 2, 5), (1, 3, 4)):
+            with torch_scope(0):
+                envs = federation.envs(clients)
+                updates, vectors = train_block(LocalRule(), envs, federation.stack, BATCH, steps)
+            yield vectors.clone().numpy().tobytes(), [u.train_loss for u in updates]
+        assert steps is None or len(steps._recorded) >= 4
+
+    assert list(rows(True)) == list(rows(False))
 
 
 def test_the_learning_rate_asks_for_no_new_recording(compared):
