@@ -56,8 +56,6 @@ def head_gradient(
 class HeadGradient(LocalRule):
     """The pass before training."""
 
-    capturable: ClassVar[bool | str] = True
-
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
         return ()

@@ -130,8 +130,6 @@ class LocalRule:
 class MeanLoss(LocalRule):
     """No training: the loss of the received model on the client's training samples."""
 
-    capturable: ClassVar[bool | str] = True
-
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """Nothing is trained."""
         return ()
@@ -203,8 +201,9 @@ def train_local(rule: LocalRule, env: LocalEnv, steps: Steps | None = None) -> C
         env.start = steps.tensor("start", env.start)
     s = rule.begin(env)
     env.flat.settle()
-    fixed = None if steps is None else steps.fixed(rule, env, s)
-    for phase in rule.phases(env):
+    phases = rule.phases(env)
+    fixed = steps.fixed(rule, env, s) if steps is not None and phases else None
+    for phase in phases:
         enter(env, phase)
         run: Callable[..., Tensor]
         if steps is None or fixed is None:
