@@ -26,6 +26,7 @@ class PooledSGD(LocalRule):
     """SGD on the samples of a whole cohort, which the worker puts together."""
 
     stackable: ClassVar[bool | str] = "the round's clients are one data set"
+    capturable: ClassVar[bool | str] = True
 
 
 def together(clients: Sequence[int]) -> list[tuple[int, ...]]:

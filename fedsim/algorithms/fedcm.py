@@ -46,6 +46,7 @@ class MixedGradient(LocalRule):
     alpha: float
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
     gradients_only: ClassVar[bool] = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:

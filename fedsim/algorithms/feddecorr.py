@@ -69,6 +69,7 @@ class Decorrelated(FeaturePenalty):
     beta: float
     form: Decorrelation
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """At beta = 0 it is FedAvg bit for bit."""

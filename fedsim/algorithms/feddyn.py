@@ -41,6 +41,11 @@ class RegularisedObjective(LocalRule):
     stackable: ClassVar[bool | str] = True
     gradients_only: ClassVar[bool] = True
 
+    @property
+    def capturable(self) -> bool | str:  # type: ignore[override]
+        """A replayed step has the weight of the client with which it was recorded."""
+        return self.client_alpha == "equal" or "the weight of its regulariser differs by client"
+
     def client_weight(self, env: LocalEnv) -> float | Tensor:
         """alpha_i, the weight of this client's regulariser; (A,) in a block."""
         return self.alpha / (env.relative_size if self.client_alpha == "by_samples" else 1.0)

@@ -84,6 +84,7 @@ class Invariant(FeaturePenalty):
 
     gamma: float
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> Tensor:
         """gm (C, d + 1); 0 before any client answered."""

@@ -39,6 +39,7 @@ class WithNormaliser(Proximal):
 
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
     gradients_only: ClassVar[bool] = True
 
     def finish(self, env: LocalEnv, s: object) -> Uplink:

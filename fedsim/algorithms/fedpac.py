@@ -25,7 +25,7 @@ classes; alpha_i = argmin over the simplex of alpha^T (diag(V) + D_i) alpha,
 
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 import scipy.linalg
@@ -89,10 +89,11 @@ def head_weights(features: F64, variances: F64) -> F64:
     return np.stack(rows)
 
 
-@dataclass(frozen=True)
-class _Memory:
-    features: F64
-    variance: float
+class _Memory(NamedTuple):
+    """What :func:`statistics` returns, as tensors on the CPU, and the prototypes."""
+
+    features: Tensor
+    variance: Tensor
     targets: Tensor | None
 
 
@@ -104,6 +105,7 @@ class AlignedFeatures(FeaturePenalty):
     head_lr: float
     head_epochs: int
     stackable: ClassVar[bool | str] = "local training has two phases"
+    capturable: ClassVar[bool | str] = True
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
         """First the head, then the extractor."""
@@ -113,7 +115,8 @@ class AlignedFeatures(FeaturePenalty):
     def begin(self, env: LocalEnv) -> _Memory:
         """Statistics of the received extractor, and the prototypes to align with."""
         features, labels = env.features().cpu().numpy(), env.y.cpu().numpy()
-        h, variance = statistics(features, labels, env.num_classes)
+        moments = statistics(features, labels, env.num_classes)
+        h, variance = (torch.as_tensor(v, dtype=torch.float64) for v in moments)
         if "prototypes" not in env.downlink:
             return _Memory(h, variance, None)
         known = np.asarray(env.downlink["known"])[:, None]
@@ -136,8 +139,8 @@ class AlignedFeatures(FeaturePenalty):
                 "head": torch.cat(head).cpu().numpy(),
                 "prototypes": class_means(features, labels, env.num_classes),
                 "counts": np.bincount(labels, minlength=env.num_classes),
-                "H": s.features,
-                "V": np.array([s.variance]),
+                "H": s.features.numpy(),
+                "V": s.variance.view(1).numpy(),
             }
         )
 

@@ -33,6 +33,7 @@ class Proximal(LocalRule):
     mu: float
     form: Form
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
     gradients_only: ClassVar[bool] = True
 
     def begin(self, env: LocalEnv) -> list[Tensor]:

@@ -49,6 +49,7 @@ class SharpnessAware(LocalRule):
     eta: float
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = "its loss takes a gradient of its own"
+    capturable: ClassVar[bool | str] = True
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss at w for the log; at rho = 0 the objective too."""
@@ -75,6 +76,7 @@ class WithMomentum(SharpnessAware, MixedGradient):
     """MoFedSAM: the gradient at w + e is mixed with the server's direction."""
 
     stackable: ClassVar[bool | str] = SharpnessAware.stackable
+    capturable: ClassVar[bool | str] = True
 
 
 def build(

@@ -20,7 +20,7 @@ features of the unchanged model and a_cmi has no effect.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -53,7 +53,7 @@ class ShortFeatures(FeaturePenalty):
 
     a_l2r: float
     power: Literal[1, 2]
-    stackable: ClassVar[bool | str] = True
+    stackable = capturable = True
 
     def penalty(self, env: LocalEnv, s: Any, batch: Batch) -> Tensor:
         """``a_l2r`` times the length of the model's features."""
@@ -65,7 +65,7 @@ class SimpleRepresentation(ShortFeatures):
     """Adds the length of the sampled features and their divergence from the class's Gaussian."""
 
     a_cmi: float
-    stackable: ClassVar[bool | str] = "its loss draws noise for a whole batch"
+    stackable, capturable = "its loss draws noise for a whole batch", True  # type: ignore[assignment]
 
     def loss(self, env: LocalEnv, s: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """One draw of torch's global generator for each sample."""

@@ -50,6 +50,7 @@ class Contrastive(FeaturePenalty):
     stackable: ClassVar[bool | str] = (
         "a client's first participation has another loss than later ones"
     )
+    capturable: ClassVar[bool | str] = True
 
     def begin(self, env: LocalEnv) -> Tensor | None:
         """(D,) the client's previous model, None in its first participation."""

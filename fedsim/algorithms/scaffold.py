@@ -44,6 +44,7 @@ class CorrectedGradient(LocalRule):
     option: str
     needs_sgd: ClassVar[bool] = True
     stackable: ClassVar[bool | str] = True
+    capturable: ClassVar[bool | str] = True
 
     @property
     def gradients_only(self) -> bool:  # type: ignore[override]

@@ -14,6 +14,7 @@ SGD computes wrong steps without an error.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, cast
 
@@ -24,9 +25,10 @@ from torch.utils._pytree import tree_map
 from fedsim.client.batched import Padding
 from fedsim.client.context import LocalEnv, Phase
 from fedsim.client.criterion import MarginControl
-from fedsim.client.optimizer import sgd
+from fedsim.client.optimizer import rate, sgd
 from fedsim.client.plan import BatchPlan, num_steps
 from fedsim.client.stack import Stack, obstacle
+from fedsim.client.steps import Fixed, Steps
 from fedsim.client.trainer import LocalRule, Uplink, enter
 from fedsim.core.errors import ContractError
 from fedsim.core.rng import TorchStreams, seed_for
@@ -100,7 +102,11 @@ class _Weighted:
 
 
 def train_block(
-    rule: LocalRule, envs: Sequence[LocalEnv], stack: Stack, width: int
+    rule: LocalRule,
+    envs: Sequence[LocalEnv],
+    stack: Stack,
+    width: int,
+    steps: Steps | None = None,
 ) -> tuple[list[ClientUpdate], Tensor]:
     """Trains the clients as one model; agrees with train_local up to rounding.
 
@@ -110,6 +116,7 @@ def train_block(
         stack: of that model.
         width: W, the same for a whole run: the batch size, or the number of samples of the largest
             client if that is smaller.
+        steps: the worker's, where its steps are recorded and replayed.
 
     Returns:
         The updates in the order of ``envs``, without deltas, and the vectors (B, D) after training.
@@ -124,7 +131,9 @@ def train_block(
     )
     rows = torch.stack([env.start for env in envs])
     s = _stacked(_begin(rule, envs, streams, rows))
-    losses = _train(rule, envs, stack, plan, streams, s, rows)
+    fixed = None if steps is None else steps.fixed(rule, envs[0], s, streams.remembered)
+    losses = _train(rule, envs, stack, plan, streams, s, rows, fixed)
+    s = s if fixed is None else fixed.released()
     updates = []
     for i, (env, row) in enumerate(zip(envs, rows, strict=True)):
         env.steps = plan.steps[i]
@@ -177,6 +186,7 @@ def _train(
     streams: TorchStreams,
     s: Any,
     rows: Tensor,
+    fixed: Fixed | None = None,
 ) -> list[float]:
     """All steps; the vectors ``rows`` (B, D) are changed in place. The clients' training losses."""
     env, training = envs[0], envs[0].training
@@ -186,24 +196,29 @@ def _train(
         norm.train(not training.frozen_bn)
     x, y = torch.cat([e.x for e in envs]), torch.cat([e.y for e in envs])
     relative = rows.new_tensor([e.relative_size for e in envs])
+    lr, values, params = rate(env.ctx.lr, rows), rows, rows[:, :P].contiguous()
+    momentum: list[Tensor] = []
+    if fixed is not None:
+        lr = fixed.steps.tensor("rate", cast(Tensor, rate(env.ctx.lr, rows, fixed=True)))
+        values, params = fixed.steps.tensor("rows", rows), fixed.steps.tensor("params", params)
+        momentum = [fixed.steps.tensor("momentum", params)] if training.momentum else []
+        s = fixed.state
+    stats = stack.views(values)[len(env.flat.params) :]
     block = BlockEnv(env, stack)
     loss = _loss(rule, block, stack, s)
-    params, stats = rows[:, :P].contiguous(), stack.views(rows)[len(env.flat.params) :]
-    momentum: list[Tensor] = []
-    losses = rows.new_zeros(plan.steps[0], len(rows))
-    for t in range(len(losses)):
-        sizes = plan.sizes(t)
-        A = len(sizes)
-        stack.padding = Padding(plan.weights[:A, t], plan.alone[:A], sizes, streams)
-        samples = plan.numbers[:A, t]
-        images = _images(env, x, samples, stack)
+
+    def step(first: bool, images: Tensor, y: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
+        """A step of A clients on a padded batch of each: their cross-entropies (A,)."""
+        nonlocal momentum
+        A = len(images)
         leaf = _pair(params[:A]).requires_grad_()
         buffers = [_pair(v[:A]) for v in stats]
         own = _tensors(itemgetter(slice(A)), s)
-        data = (images, y[samples], plan.weights[:A, t], plan.alone[:A])
         with env.precision():
             objective, ce = loss(
-                [*stack.views(leaf), *buffers], _tensors(_pair, own), *map(_pair, data)
+                [*stack.views(leaf), *buffers],
+                _tensors(_pair, own),
+                *map(_pair, (images, y, weights, alone)),
             )
         (gradient,) = torch.autograd.grad(objective.sum(), leaf)
         gradient = gradient[:A].contiguous()
@@ -216,9 +231,27 @@ def _train(
             if clip is not None:
                 norms = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)
                 gradient *= (clip / (norms + 1e-6)).clamp(max=1.0)
-            momentum = [m[:A] for m in momentum]
-            momentum = sgd([params[:A]], [gradient], momentum, training, env.ctx.lr)
-        losses[t, :A] = ce.detach()[:A]
+            held = [m[:A] for m in momentum]
+            held = sgd([params[:A]], [gradient], held, training, lr, first)
+            if fixed is None:
+                momentum = held
+        return ce.detach()[:A]
+
+    losses = rows.new_zeros(plan.steps[0], len(rows))
+    for t in range(len(losses)):
+        sizes = plan.sizes(t)
+        A = len(sizes)
+        samples, weights, alone = plan.numbers[:A, t], plan.weights[:A, t], plan.alone[:A]
+        stack.padding = Padding(weights, alone, sizes, streams)
+        batch = _images(env, x, samples, stack), y[samples], weights, alone
+        if fixed is None:
+            losses[t, :A] = step(t == 0, *batch)
+        else:
+            key = "block", rows.shape, t == 0
+            written = [values, params, *momentum]
+            losses[t, :A] = fixed.run(partial(step, t == 0), key, written, None, *batch)
+    if fixed is not None:
+        rows.copy_(values)
     rows[:, :P] = params
     return plan.means(losses, y)
 

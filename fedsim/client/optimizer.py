@@ -1,6 +1,7 @@
 """The steps of the clients' optimisers: SGD and AdamW."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +20,60 @@ class Optimizer:
         training: says which one, and its settings.
         slots: of the parameters that the phase trains.
         lr: learning rate of the phase.
+        fixed: those parameters, where the optimiser serves one phase after the other, see
+            :meth:`restart`, with state and rates in tensors that stay where they are.
     """
 
-    def __init__(self, training: Training, slots: Sequence[Slot], lr: float) -> None:
+    def __init__(
+        self, training: Training, slots: Sequence[Slot], lr: float, fixed: Sequence[Tensor] = ()
+    ) -> None:
         kind = AdamW if training.optimizer == "adamw" else Sgd
-        of_head = lr if training.lr_head is None else lr / training.lr * training.lr_head
+        self._training = training
+        numbers = self.groups(training, slots, lr)
+        own = [{i: fixed[i] for i in some} if fixed else {} for some in numbers]
+        rates = self._rates(lr)
+        self._parts = [
+            (some, kind(training, rate, params))
+            for some, rate, params in zip(numbers, rates, own, strict=False)
+        ]
+
+    @staticmethod
+    def groups(training: Training, slots: Sequence[Slot], lr: float) -> list[list[int]]:
+        """The numbers of the slots that have a rate in common: all, or the head's apart."""
         everything = range(len(slots))
-        parts = {
-            lr: [i for i in everything if not slots[i].head],
-            of_head: [i for i in everything if slots[i].head],
-        }
-        if of_head == lr:
-            parts = {lr: list(everything)}
-        self._parts = [(numbers, kind(training, rate)) for rate, numbers in parts.items()]
+        if training.lr_head is None or lr / training.lr * training.lr_head == lr:
+            return [list(everything)]
+        body = [i for i in everything if not slots[i].head]
+        return [body, [i for i in everything if slots[i].head]]
+
+    def _rates(self, lr: float) -> list[float]:
+        """Those of the groups."""
+        training = self._training
+        return [lr, lr if training.lr_head is None else lr / training.lr * training.lr_head]
+
+    def restart(self, lr: float) -> None:
+        """Makes it a new one with another learning rate; for fixed ones."""
+        self.begun = frozenset()
+        for rate, (_, optimizer) in zip(self._rates(lr), self._parts, strict=False):
+            if optimizer.fixed:
+                optimizer.lr.fill_(rate)
+        for v in self.tensors:
+            v.zero_()
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What steps change, for fixed ones."""
+        return [v for _, optimizer in self._parts for v in optimizer.tensors]
+
+    @property
+    def begun(self) -> frozenset[int]:
+        """The parameters that have had a step with momentum: their next one is another kernel."""
+        return frozenset(i for _, optimizer in self._parts for i in optimizer.begun)
+
+    @begun.setter
+    def begun(self, numbers: frozenset[int]) -> None:
+        for some, optimizer in self._parts:
+            optimizer.begun = numbers.intersection(some)
 
     def step(self, params: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
         """One step in place of the parameters that have a gradient, as in ``torch.optim``.
@@ -46,43 +88,88 @@ class Optimizer:
                 optimizer.step([params[i] for i in used], used)
 
 
+def rate(lr: float, like: Tensor, fixed: bool = False) -> float | Tensor:
+    """A learning rate as the fused steps take it: on a GPU a float32 tensor.
+
+    A ``fixed`` one is a tensor on the CPU too, whose float64 gives the bits of the number.
+    """
+    if like.is_cuda:
+        return torch.full((), lr, dtype=torch.float32, device=like.device)
+    return torch.tensor(lr, dtype=torch.float64) if fixed else lr
+
+
 def dense(grad: Tensor | None) -> Tensor | None:
     """A gradient as the steps take it, also of an embedding with ``sparse=True``."""
     return grad.to_dense() if grad is not None and grad.is_sparse else grad
 
 
-class Sgd:
+class _Steps:
+    """The steps of parameters with one learning rate.
+
+    Args:
+        training: the settings.
+        lr: learning rate.
+        fixed: the parameters by number, where ``tensors`` and ``lr`` are to stay where they are.
+    """
+
+    def __init__(self, training: Training, lr: float, fixed: Mapping[int, Tensor]) -> None:
+        self.training, self.fixed = training, fixed
+        self.lr: Any = rate(lr, next(iter(fixed.values())), fixed=True) if fixed else lr
+        self.tensors: list[Tensor] = []
+        self.begun: frozenset[int] = frozenset()
+
+    def rate(self, params: list[Tensor]) -> float | Tensor:
+        """The learning rate, from the first step on where the parameters are."""
+        if not isinstance(self.lr, Tensor):
+            self.lr = rate(self.lr, params[0])
+        return self.lr
+
+
+class Sgd(_Steps):
     """SGD with momentum and L2 penalty as in ``torch.optim.SGD``."""
 
-    def __init__(self, training: Training, lr: float) -> None:
-        self._training, self._lr = training, lr
-        self._momentum: dict[int, Tensor] = {}
+    def __init__(self, training: Training, lr: float, fixed: Mapping[int, Tensor]) -> None:
+        super().__init__(training, lr, fixed)
+        buffers = fixed if training.momentum else {}
+        self._momentum = {i: torch.zeros_like(p) for i, p in buffers.items()}
+        self.tensors = list(self._momentum.values())
 
     def step(self, params: list[Tensor], grads: dict[int, Tensor]) -> None:
         """One step in place; the tensors are contiguous, gradients by the parameter's number."""
         each = dict(zip(grads, params, strict=True))
-        fresh = [i for i in grads if i not in self._momentum]  # their gradients become the buffers
-        for some in (fresh, [i for i in grads if i in self._momentum]):
+        fresh = [i for i in grads if i not in self.begun]  # their gradients become the buffers
+        for some in (fresh, [i for i in grads if i in self.begun]):
             if some:
                 chosen, own = [each[i] for i in some], [grads[i] for i in some]
-                momentum = [self._momentum[i] for i in some if i in self._momentum]
-                momentum = sgd(chosen, own, momentum, self._training, self._lr)
-                self._momentum.update(zip(some, momentum, strict=False))
+                buffers = [self._momentum[i] for i in some if i in self._momentum]
+                momentum = sgd(
+                    chosen, own, buffers, self.training, self.rate(params), some is fresh
+                )
+                if not self.fixed:
+                    self._momentum.update(zip(some, momentum, strict=False))
+        if fresh and self.training.momentum:
+            self.begun = self.begun.union(fresh)
 
 
-class AdamW:
+class AdamW(_Steps):
     """AdamW with the defaults and the decoupled weight decay of ``torch.optim.AdamW``."""
 
-    def __init__(self, training: Training, lr: float) -> None:
-        self._weight_decay, self._lr = training.weight_decay, lr
-        self._state: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    def __init__(self, training: Training, lr: float, fixed: Mapping[int, Tensor]) -> None:
+        super().__init__(training, lr, fixed)
+        self._state = {i: self._empty(p) for i, p in fixed.items()}
+        self.tensors = [v for some in self._state.values() for v in some]
+
+    @staticmethod
+    def _empty(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Both moments of a parameter and the number of its steps."""
+        count = torch.zeros((), dtype=torch.float32, device=p.device)
+        return torch.zeros_like(p), torch.zeros_like(p), count
 
     def step(self, params: list[Tensor], grads: dict[int, Tensor]) -> None:
         """One step in place; the tensors are contiguous, gradients by the parameter's number."""
         for i, p in zip(grads, params, strict=True):
             if i not in self._state:
-                count = torch.zeros((), dtype=torch.float32, device=p.device)
-                self._state[i] = torch.zeros_like(p), torch.zeros_like(p), count
+                self._state[i] = self._empty(p)
         first, second, steps = map(list, zip(*(self._state[i] for i in grads), strict=True))
         torch._foreach_add_(steps, 1)
         torch._fused_adamw_(
@@ -92,10 +179,10 @@ class AdamW:
             second,
             [],
             steps,
-            lr=self._lr,
+            lr=self.rate(params),
             beta1=BETAS[0],
             beta2=BETAS[1],
-            weight_decay=self._weight_decay,
+            weight_decay=self.training.weight_decay,
             eps=EPS,
             amsgrad=False,
             maximize=False,
@@ -104,14 +191,21 @@ class AdamW:
 
 
 def sgd(
-    params: list[Tensor], grads: list[Tensor], momentum: list[Tensor], training: Training, lr: float
+    params: list[Tensor],
+    grads: list[Tensor],
+    momentum: list[Tensor],
+    training: Training,
+    lr: float | Tensor,
+    first: bool | None = None,
 ) -> list[Tensor]:
     """One step of SGD in one pass over the memory; returns the momentum buffers, [] without.
 
-    The first step's gradients become the buffers, so that no memory is taken for them. All tensors
-    have to be contiguous: for others the kernel is silently wrong.
+    Without buffers the first step's gradients become them, so that no memory is taken for them; a
+    ``first`` step with buffers writes them. All tensors have to be contiguous: for others the
+    kernel is silently wrong.
     """
     buffers = (momentum or grads) if training.momentum else []
+    first = not momentum if first is None else first
     torch._fused_sgd_(
         params,
         grads,
@@ -122,7 +216,7 @@ def sgd(
         dampening=0.0,
         nesterov=False,
         maximize=False,
-        is_first_step=buffers is grads,
+        is_first_step=bool(buffers) and first,
     )
     increment_version(params)  # which the kernel leaves out
     return buffers

@@ -56,7 +56,7 @@ def fault(
     here, some = flat.flat.detach().clone(), samples[:2]
     try:
         flat.load(here)
-        memory, rest = dict(_memory(flat.model)), _rest(flat)
+        memory, rest = kept(flat.model), _rest(flat)
         for train in (True, False):
             first = _passed(flat, here, some, train)
             if train:
@@ -64,7 +64,7 @@ def fault(
             if (why := _of_state(flat, rest)) is not None:
                 return why
             flat.load(here)
-            if (name := _other(memory, dict(_memory(flat.model)))) is not None:
+            if (name := other(memory, kept(flat.model))) is not None:
                 return (
                     f"forward keeps something in {name} that is no parameter or buffer, so that "
                     "clients would see each other's; use register_buffer"
@@ -110,7 +110,12 @@ def _step(flat: FlatModel, criterion: MarginControl, training: Training, logits:
         optimizer.step(params, [dense(p.grad) for p in params])
 
 
-def _other(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
+def kept(model: nn.Module) -> dict[str, object]:
+    """By name what a model remembers beside its tensors, as digests and values to compare."""
+    return dict(_memory(model))
+
+
+def other(before: Mapping[str, object], after: Mapping[str, object]) -> str | None:
     """The first name by which something else is found now."""
     names = (*before, *after)
     return next((name for name in names if before.get(name) != after.get(name)), None)

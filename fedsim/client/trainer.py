@@ -7,8 +7,10 @@ after a crash and be replayed.
 """
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,6 +23,7 @@ from fedsim.client.criterion import cross_entropies
 from fedsim.client.optimizer import Optimizer
 from fedsim.client.order import carried_batches
 from fedsim.client.private import STEPS, PrivateGradients, poisson_batches
+from fedsim.client.steps import Steps
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import ClientUpdate, Vectors
 
@@ -34,6 +37,7 @@ class Uplink:
 
 
 UNDECLARED = "the rule does not declare that it is right for many clients at once (stackable)"
+UNCAPTURABLE = "the rule does not declare that its steps can be replayed (capturable)"
 
 
 class LocalRule:
@@ -57,6 +61,22 @@ class LocalRule:
     - ``begin`` and ``finish`` see one client alone, as always, and may change its model;
       ``begin`` returns tensors of equal shapes for all clients, in lists, tuples or dicts.
     """
+    capturable: ClassVar[bool | str] = True
+    """Whether a GPU may record a step once and replay it for all clients, or why it may not.
+
+    A subclass says it for itself, and says True only if its ``loss`` and ``adjust_grads``
+
+    - take nothing that differs by client or step but ``s``, ``env.start``, ``env.anchors()``,
+      ``env.params``, ``env.grads()``, the model, the batch and torch's random numbers: a number
+      that they read elsewhere (``env.steps``, ``env.ctx``, ``env.client_id``, ``env.received()``,
+      ``env.kept()``, a property of a client) would be that of the client first recorded. ``begin``
+      puts it into ``s``, as a tensor on the device;
+    - ask no tensor for its value (``.item()``, ``float()``, ``if tensor``): that waits for the GPU.
+
+    ``s`` has tensors, in lists, tuples or dicts, which are copied to a place of their own before
+    the first step, numbers, strings and None, for each of which a step is recorded anew. ``begin``
+    and ``finish`` run as always.
+    """
     gradients_only: ClassVar[bool] = True
     """Whether all that the rule makes of the client's data are the gradients of the plain loss, so
     that DP-SGD (``dp.level=example``) protects the samples; a subclass says it for itself."""
@@ -71,6 +91,7 @@ class LocalRule:
     def __init_subclass__(cls) -> None:
         """What another hook may not have is never inherited."""
         cls.stackable = vars(cls).get("stackable", UNDECLARED)
+        cls.capturable = vars(cls).get("capturable", UNCAPTURABLE)
         cls.gradients_only = vars(cls).get("gradients_only", False)
 
     def phases(self, env: LocalEnv) -> tuple[Phase, ...]:
@@ -160,7 +181,7 @@ Losses = tuple[list[Tensor], list[int]]
 """The losses () of a client's batches, where they were computed, and their numbers of labels."""
 
 
-def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
+def train_local(rule: LocalRule, env: LocalEnv, steps: Steps | None = None) -> ClientUpdate:
     """Trains the loaded model on the client's data by the optimiser that ``env.training`` names.
 
     The local vector is in ``env.flat`` afterwards; the result has no delta yet.
@@ -172,24 +193,38 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
 
     With ``env.training.private`` batches are drawn and gradients made as in
     :mod:`fedsim.client.private`; clipping by ``clip_norm`` and the optimiser come after the noise.
+    With ``steps``, those of the worker, a step is recorded and replayed where the rule allows it.
     """
-    return with_loss(*trained(rule, env))
+    return with_loss(*trained(rule, env, steps))
 
 
-def trained(rule: LocalRule, env: LocalEnv) -> tuple[ClientUpdate, Losses]:
+def trained(
+    rule: LocalRule, env: LocalEnv, steps: Steps | None = None
+) -> tuple[ClientUpdate, Losses]:
     """:func:`train_local` without its last part: the losses, whose mean is to be read."""
     order = torch_generator(env.ctx.seed, "shuffle", env.key, env.client_id)
-    clip = env.training.clip_norm
     private = env.training.private
     gradients = None if private is None else PrivateGradients(env, private)
     losses: list[Tensor] = []
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
+    if steps is not None:
+        env.start = steps.tensor("start", env.start)
     s = rule.begin(env)
     env.flat.settle()
-    for phase in rule.phases(env):
+    phases = rule.phases(env)
+    fixed = steps.fixed(rule, env, s) if steps is not None and phases else None
+    for phase in phases:
         enter(env, phase)
-        optimizer = Optimizer(env.training, env.slots(), phase.lr)
+        run: Callable[..., Tensor]
+        if steps is None or fixed is None:
+            optimizer = Optimizer(env.training, env.slots(), phase.lr)
+            run = partial(_step, rule, env, s, optimizer, gradients)
+        else:
+            optimizer = steps.optimizer(env, phase.lr)
+            step = partial(_step, rule, copy(env), fixed.state, optimizer, None)
+            modes = phase.part, *(norm.training for norm in env.flat.norms)
+            run = partial(fixed.run, step, modes, (), optimizer)
         if private is not None:
             batches = poisson_batches(env, phase.epochs, order)
         elif env.training.local_steps is not None:
@@ -198,29 +233,15 @@ def trained(rule: LocalRule, env: LocalEnv) -> tuple[ClientUpdate, Losses]:
             batches = _batches(env, phase.epochs, order)
         for batch in islice(batches, env.steps_left):
             x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
-            if gradients is None:
-                with env.precision():
-                    objective, ce = rule.loss(env, s, env.train(x), y)
-                objective.backward()
-                env.reached()
-            else:
-                ce = gradients(x, y) / max(len(x), 1)
-            with torch.no_grad():
-                rule.adjust_grads(env, s)
-                if clip is not None:
-                    torch.nn.utils.clip_grad_norm_(env.params, clip)
-                optimizer.step(env.params, [p.grad for p in env.params])
-                for p in env.params:
-                    p.grad = None
+            losses.append(run(x if gradients is not None else env.train(x), y))
             env.steps += 1
-            losses.append(ce.detach())
             sizes.append(labels(y))
     if private is not None and env.steps and not any(sizes):  # no step drew a sample
         with torch.no_grad(), env.precision():
             _, ce = env.criterion.with_cross_entropy(env.model(env.train(env.x)), env.y)
         losses, sizes = [ce], [len(env.x)]
     enter(env, Phase(0, 0.0))
-    uplink = rule.finish(env, s)
+    uplink = rule.finish(env, s if fixed is None else fixed.released())
     env.flat.settle()
     state = uplink.state
     if private is not None:
@@ -235,6 +256,33 @@ def trained(rule: LocalRule, env: LocalEnv) -> tuple[ClientUpdate, Losses]:
         version=env.ctx.round,
     )
     return update, (losses, sizes)
+
+
+def _step(
+    rule: LocalRule,
+    env: LocalEnv,
+    s: Any,
+    optimizer: Optimizer,
+    gradients: PrivateGradients | None,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """One step on a batch, of model inputs or for DP-SGD of samples: its cross-entropy, ()."""
+    if gradients is None:
+        with env.precision():
+            objective, ce = rule.loss(env, s, x, y)
+        objective.backward()
+        env.reached()
+    else:
+        ce = gradients(x, y) / max(len(x), 1)
+    with torch.no_grad():
+        rule.adjust_grads(env, s)
+        if env.training.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(env.params, env.training.clip_norm)
+        optimizer.step(env.params, [p.grad for p in env.params])
+        for p in env.params:
+            p.grad = None
+    return ce.detach()
 
 
 def with_loss(update: ClientUpdate, losses: Losses) -> ClientUpdate:

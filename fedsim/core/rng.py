@@ -53,15 +53,13 @@ def torch_scope(seed: int, device: torch.device | None = None) -> Iterator[None]
     :func:`seed_torch` may seed them anew inside. Threads of a process take turns: a scope waits for
     the end of another thread's, so that neither changes what the other one draws.
     """
-    generators = _global_generators(device)
     with _TURN:
-        before = [g.get_state() for g in generators]
+        restore = remembered(device)
         try:
             seed_torch(seed, device)
             yield
         finally:
-            for g, state in zip(generators, before, strict=True):
-                g.set_state(state)
+            restore()
 
 
 @contextmanager
@@ -102,6 +100,15 @@ class TorchStreams:
         self._seed = seed
         self._generators = _global_generators(device)
         self._states: dict[tuple[int, int], Any] = {}
+
+    def remembered(self) -> Callable[[], None]:
+        """Remembers where all clients are; the result puts them back there."""
+        states = dict(self._states)
+
+        def restore() -> None:
+            self._states = dict(states)
+
+        return restore
 
     @contextmanager
     def of(self, i: int, torch_only: bool = True) -> Iterator[None]:
@@ -144,6 +151,18 @@ class _OfPython:
 
 
 _OTHERS = (_OfNumPy(), _OfPython())
+
+
+def remembered(device: torch.device | None = None) -> Callable[[], None]:
+    """Remembers where the global generators are; the result puts them back there."""
+    generators = _global_generators(device)
+    states = [g.get_state() for g in generators]
+
+    def restore() -> None:
+        for g, state in zip(generators, states, strict=True):
+            g.set_state(state)
+
+    return restore
 
 
 def draws() -> bytes:

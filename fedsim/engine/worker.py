@@ -22,6 +22,7 @@ from fedsim.client import LocalEnv
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
+from fedsim.client.steps import Steps
 from fedsim.client.trainer import Losses, trained, with_loss
 from fedsim.client.transform import own_entries, without_entries
 from fedsim.core import reuse
@@ -61,6 +62,7 @@ class Worker:
         gpu_fraction: of the GPU that is its own, for what is suggested where memory runs out.
         apart: whether the device's memory is another than the host's, so that samples, models and
             deltas stay there; None: unless it is the CPU. Bits do not depend on it.
+        static: whether training steps are recorded and replayed; None: on a GPU.
 
     ``progress`` is the block being trained (() in an evaluation) and when that began; None between
     tasks.
@@ -72,6 +74,7 @@ class Worker:
         device: torch.device,
         gpu_fraction: float = 1.0,
         apart: bool | None = None,
+        static: bool | None = None,
     ) -> None:
         devices.configure(spec.threads, spec.precision, spec.deterministic, device)
         self.spec = spec
@@ -84,6 +87,9 @@ class Worker:
             else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
         )
         self.flat = FlatModel(model, device, frozen=spec.frozen)
+        self.steps = (
+            Steps(self.flat) if static or (static is None and self.flat.flat.is_cuda) else None
+        )
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
         self.personal = torch.from_numpy(np.flatnonzero(personal)).to(device)
@@ -169,7 +175,7 @@ class Worker:
     @property
     def findings(self) -> devices.Findings:
         """What showed so far; may be asked for by another thread."""
-        uncaptured: Mapping[str, str] = getattr(self, "uncaptured", {})
+        uncaptured = {} if self.steps is None else self.steps.uncaptured
         return devices.Findings(frozenset(self._nondeterministic), dict(uncaptured))
 
     def _stack(self) -> Stack:
@@ -208,7 +214,7 @@ class Worker:
             x, y = work.poison(x, y, task)
         env = self._env(task, work, start, x, y, downlink, kept)
         seed_torch(seed_for(task.ctx.seed, "client", task.key, task.client), self.device)
-        update, losses = trained(work.rule, env)
+        update, losses = trained(work.rule, env, self.steps)
         if not stay:
             update = with_loss(update, losses)
         if not work.trains:
@@ -245,7 +251,7 @@ class Worker:
             self._env(task, work, self._start(params, state), x_k, y_k, downlink, state)
             for task, x_k, y_k, state in zip(block, x, y, kept, strict=True)
         ]
-        updates, rows = train_block(work.rule, envs, stack, self.spec.stacking.width)
+        updates, rows = train_block(work.rule, envs, stack, self.spec.stacking.width, self.steps)
         if len(self.personal):
             own = rows[:, self.personal].cpu().numpy()
             pairs = zip(updates, own, strict=True)

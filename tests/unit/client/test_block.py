@@ -480,9 +480,9 @@ def test_the_fused_step_is_wrong_for_strided_parameters():
 def test_what_the_fused_step_sees_is_contiguous(model, monkeypatch):
     seen = []
 
-    def spy(params, grads, momentum, training, lr):
+    def spy(params, grads, momentum, *settings):
         seen.extend([*params, *grads, *momentum])
-        return sgd(params, grads, momentum, training, lr)
+        return sgd(params, grads, momentum, *settings)
 
     monkeypatch.setattr("fedsim.client.block.sgd", spy)
     federation = Federation(model)
