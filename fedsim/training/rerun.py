@@ -22,12 +22,13 @@ from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
 from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.restore import read
+from fedsim.storage.rows import ModelRow
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.driver import fingerprint
 from fedsim.training.environment import check_begun, device_of
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration
-from fedsim.training.round import context, run_round
+from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.setup import Setup, make_executor, prepare, start_of
 
 logger = logging.getLogger("fedsim")
@@ -93,7 +94,9 @@ class Rerun:
         log = RoundLog(number)
         ctx = context(self.setup, number - 1)
         with users_code(f"round {number}", FedsimError):
-            return run_round(self.setup, self.executor, state, ctx, log), log
+            after = run_round(self.setup, self.executor, state, ctx, log)
+        log.add(ModelRow(round=number, sha256=model_sha256(after.params)))  # as the driver does
+        return after, log
 
 
 @contextmanager
