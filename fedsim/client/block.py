@@ -132,6 +132,7 @@ def train_block(
         if type(rule).finish is not LocalRule.finish:
             env.flat.load(row)
             enter(env, Phase(0, 0.0))
+            env.draws.begin([env.dropout_seed], env.steps + 1)
             with streams.of(i, torch_only=False):
                 uplink = rule.finish(env, _tensors(itemgetter(i), s))
             env.flat.settle()
@@ -162,6 +163,7 @@ def _begin(
             continue
         env.flat.load(env.start)
         enter(env, env.phase)
+        env.draws.begin([env.dropout_seed])
         with streams.of(i, torch_only=False):
             begun.append(rule.begin(env))
         env.flat.settle()
@@ -182,6 +184,7 @@ def _train(
     env, training = envs[0], envs[0].training
     clip, P = training.clip_norm, env.flat.layout.num_params
     stack.reset()
+    stack.draws.begin([e.dropout_seed for e in envs], step=1)
     for norm in stack.norms:
         norm.train(not training.frozen_bn)
     x, y = torch.cat([e.x for e in envs]), torch.cat([e.y for e in envs])
@@ -194,9 +197,12 @@ def _train(
     for t in range(len(losses)):
         sizes = plan.sizes(t)
         A = len(sizes)
-        stack.padding = Padding(plan.weights[:A, t], plan.alone[:A], sizes, streams)
+        stack.padding = Padding(plan.weights[:A, t], plan.alone[:A])
         samples = plan.numbers[:A, t]
-        images = _images(env, x, samples, stack)
+        if stack.augments:
+            images = _augmented(env, x, samples, sizes, streams)
+        else:
+            images = env.train(x[samples.flatten()]).unflatten(0, samples.shape)
         leaf = _pair(params[:A]).requires_grad_()
         buffers = [_pair(v[:A]) for v in stats]
         own = _tensors(itemgetter(slice(A)), s)
@@ -219,6 +225,7 @@ def _train(
             momentum = [m[:A] for m in momentum]
             momentum = sgd([params[:A]], [gradient], momentum, training, env.ctx.lr)
         losses[t, :A] = ce.detach()[:A]
+        stack.draws.advance()
     rows[:, :P] = params
     return plan.means(losses, y)
 
@@ -270,12 +277,12 @@ def _pair(v: Tensor) -> Tensor:
     return v.detach() if len(v) > 1 else v.detach().repeat(2, *[1] * (v.ndim - 1))
 
 
-def _images(env: LocalEnv, x: Tensor, samples: Tensor, stack: Stack) -> Tensor:
+def _augmented(
+    env: LocalEnv, x: Tensor, samples: Tensor, sizes: list[int], streams: TorchStreams
+) -> Tensor:
     """(A, W, ...) the model's input for samples (A, W); each client draws as it would alone."""
-    if not stack.draws:
-        return env.train(x[samples.flatten()]).unflatten(0, samples.shape)
-    streams, drawn = stack.padding.streams, []
-    for i, n in enumerate(stack.padding.sizes):
+    drawn = []
+    for i, n in enumerate(sizes):
         with streams.of(i):
             own = env.train(x[samples[i, :n]])
         drawn.append(torch.cat([own, own[:1].expand(samples.shape[1] - n, *own.shape[1:])]))

@@ -176,8 +176,10 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
     losses: list[Tensor] = []
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
+    env.draws.begin([env.dropout_seed])
     s = rule.begin(env)
     env.flat.settle()
+    env.draws.advance()
     for phase in rule.phases(env):
         enter(env, phase)
         optimizer = Optimizer(env.training, env.slots(), phase.lr)
@@ -204,6 +206,7 @@ def train_local(rule: LocalRule, env: LocalEnv) -> ClientUpdate:
                 for p in env.params:
                     p.grad = None
             env.steps += 1
+            env.draws.advance()
             losses.append(ce.detach())
             sizes.append(labels(y))
     if private is not None and env.steps and not any(sizes):  # no step drew a sample

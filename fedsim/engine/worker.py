@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Work
-from fedsim.client import LocalEnv
+from fedsim.client import LocalEnv, dropout
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
@@ -74,6 +74,7 @@ class Worker:
             if part is None
             else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
         )
+        self.draws = dropout.count(model, device)
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.stack = None if spec.stacking is None else self._stack()
         personal = select(self.flat.layout, spec.algorithm.personal)
@@ -131,7 +132,9 @@ class Worker:
     def _stack(self) -> Stack:
         pipeline = self.spec.dataset.pipeline
         augments = pipeline is not None and pipeline.augment != "none"
-        return Stack(self.flat.model, self.spec.algorithm.local, draws=augments)
+        assert self.spec.stacking is not None  # noqa: S101
+        clients = self.spec.stacking.clients
+        return Stack(self.flat.model, self.spec.algorithm.local, clients, augments)
 
     def _samples(self, task: ClientTask) -> I64:
         """The training samples that a task sees."""
@@ -265,6 +268,7 @@ class Worker:
             stream=task.stream,
             done=steps_before(task, work.training, state),
             sizes=self.sizes,
+            draws=self.draws,
         )
 
     def evaluate(
@@ -311,6 +315,7 @@ class Worker:
             self.flat.load(start)
             self.flat.mode(train=False)
             seed_torch(seed, self.device)
+            self.draws.begin([seed_for(seed, "dropout")])
             x = self.images[batch] if mark is None else mark(self.images[batch])
             logits: Tensor = self.flat.model(self.transforms.test(x.to(self.device)))
             return logits

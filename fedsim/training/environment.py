@@ -11,7 +11,7 @@ import numpy as np
 
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.machine import processor
 from fedsim.engine.devices import device_name
 from fedsim.models import weights
@@ -24,6 +24,8 @@ def describe(setup: Setup) -> dict[str, object]:
     """What env.json says of the run beside the executor's part; hashes and asks git once."""
     known = environment() | {"processor": processor(), "classes": list(setup.dataset.class_names)}
     known |= setup.provenance.record()
+    if setup.drops:
+        known["dropout"] = DROPOUT
     if setup.server_device is not None:
         known["server_device"] = device_name(setup.server_device)
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
@@ -120,12 +122,33 @@ def device_of(environment: Mapping[str, Any]) -> str:
     return next((str(p["device"]) for p in reversed(parts) if p.get("device")), "cpu")
 
 
+DROPOUT = "philox4x32-10"
+"""Of env.json: how dropout draws. Earlier versions, which do not say it, drew other numbers."""
+
+
+def check_dropout(setup: Setup, run: Path, before: Mapping[str, Any]) -> None:
+    """Refuses to do rounds again in which dropout drew other numbers; ``before`` is env.json.
+
+    Raises:
+        ConfigError: names the version that did them.
+    """
+    for part in (before, *before.get("resumed", ())):
+        if setup.drops and "fedsim" in part and part.get("dropout") != DROPOUT:
+            raise ConfigError(
+                f"{run}: its rounds cannot be done again by this version: dropout drew other "
+                f"random numbers in fedsim {part['fedsim']} (git {part.get('git_commit')}), with "
+                "which it was done"
+            )
+
+
 NUMERICAL = ("torch", "numpy")
 """Packages whose versions may change the last digits of results."""
 
 
 def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A line on the packages that were others when the run last went on; None where none was.
+    """A line on what was another one when the run last went on, packages or how dropout draws.
+
+    None where nothing was.
 
     Args:
         before: env.json of a run that is resumed.
@@ -135,6 +158,11 @@ def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | N
     last = parts[-1] if isinstance(parts, list) and parts else before
     old = last.get("packages") if isinstance(last, Mapping) else None
     new = now["packages"]
+    if isinstance(old, Mapping) and "dropout" in now and "dropout" not in last:
+        return (
+            "dropout drew other random numbers in the version that did the rounds so far: the "
+            "results are not those of a run without interruption"
+        )
     changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
     if not changed or not isinstance(old, Mapping):
         return None
