@@ -15,25 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedsim.core.rng import TorchStreams
+from fedsim.client.dropout import COUNTED, Counted
 
 
 @dataclass
 class Padding:
-    """The padded batch, for layers that couple samples or draw random numbers.
+    """The padded batch, for layers that couple samples.
 
     Args:
         weights: (A, W), within vmap (W,): one over a client's number of samples, 0 for padding.
         alone: (A,), within vmap (): whether the client has a single sample in all, for which
             BatchNorm takes its running statistics.
-        sizes: the number of samples of each client's batch.
-        streams: the random numbers that each client alone would draw.
     """
 
     weights: Tensor
     alone: Tensor
-    sizes: list[int]
-    streams: TorchStreams
 
 
 def without_vmap(model: nn.Module) -> bool:
@@ -53,8 +49,6 @@ def prepare(model: nn.Module, padding: Callable[[], Padding], vmapped: bool) -> 
         forward: Callable[..., Tensor] | None
         if isinstance(m, _BatchNorm):
             forward = partial(_batch_norm, m, padding)
-        elif isinstance(m, DROPOUT):
-            forward = partial(_dropout_in_vmap if vmapped else _dropout, m, padding)
         else:
             forward = None if vmapped else _forward(m)
         if forward is not None:
@@ -207,56 +201,11 @@ class _Normalised(torch.autograd.Function):
         return torch.addcmul(-share * pull, g, factor), None, None, None, to_weight, to_bias, None
 
 
-def _masks(m: nn.Module, p: Padding, like: Tensor) -> Tensor:
-    """Dropout's factors for (A, W, ...): each client draws for its own samples."""
-    factors = torch.ones_like(like, memory_format=torch.contiguous_format)
-    for i, n in enumerate(p.sizes):
-        with p.streams.of(i):
-            factors[i, :n] = type(m).forward(m, factors[i, :n])
-    return factors
-
-
-def _dropout(m: Any, padding: Callable[[], Padding], x: Tensor) -> Tensor:
-    return x * _masks(m, padding(), x) if m.training and m.p > 0 else x
-
-
-def _dropout_in_vmap(m: Any, padding: Callable[[], Padding], x: Tensor) -> Tensor:
-    return x * _Factors.apply(x, m, padding()) if m.training and m.p > 0 else x
-
-
-class _Factors(torch.autograd.Function):
-    """:func:`_masks` for use within vmap; constant."""
-
-    generate_vmap_rule = False
-
-    @staticmethod
-    def forward(x: Tensor, m: nn.Module, p: Padding) -> Tensor:
-        """Not reached: there is always a client dimension."""
-        raise RuntimeError("dropout for a block of clients runs within vmap only")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        """Nothing is differentiated."""
-        ctx.mark_non_differentiable(output)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
-        """No gradient for any input."""
-        return None, None, None
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: Tensor, m: nn.Module, p: Padding) -> tuple[Tensor, int]:
-        """All clients at once."""
-        return _masks(m, p, x.movedim(dims[0], 0)), 0
-
-
 def _unchanged(m: nn.Module, x: Tensor) -> Tensor:
     """An elementwise layer, or one that passes its input through its children."""
     out: Tensor = type(m).forward(m, x)
     return out
 
-
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 _POOLS = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _ELEMENTWISE = (
@@ -271,7 +220,8 @@ BATCHED: Mapping[type[nn.Module], Callable[..., Tensor]] = {
     nn.LayerNorm: _layer_norm,
     nn.Embedding: _embedding,
     nn.Flatten: _flatten,
-    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, *DROPOUT), _unchanged),  # see prepare
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, *COUNTED), _unchanged),  # replaced
+    **dict.fromkeys(COUNTED.values(), Counted.forward_clients),
     **dict.fromkeys(_POOLS, _by_sample),
     **dict.fromkeys(_ELEMENTWISE, _unchanged),
 }

@@ -131,7 +131,7 @@ def train_block(
     )
     rows = torch.stack([env.start for env in envs])
     s = _stacked(_begin(rule, envs, streams, rows))
-    fixed = None if steps is None else steps.fixed(rule, envs[0], s, streams.remembered)
+    fixed = None if steps is None else steps.fixed(rule, envs[0], s)
     losses = _train(rule, envs, stack, plan, streams, s, rows, fixed)
     s = s if fixed is None else fixed.released()
     updates = []
@@ -141,6 +141,7 @@ def train_block(
         if type(rule).finish is not LocalRule.finish:
             env.flat.load(row)
             enter(env, Phase(0, 0.0))
+            env.draws.begin([env.dropout_seed], env.steps + 1)
             with streams.of(i, torch_only=False):
                 uplink = rule.finish(env, _tensors(itemgetter(i), s))
             env.flat.settle()
@@ -171,6 +172,7 @@ def _begin(
             continue
         env.flat.load(env.start)
         enter(env, env.phase)
+        env.draws.begin([env.dropout_seed])
         with streams.of(i, torch_only=False):
             begun.append(rule.begin(env))
         env.flat.settle()
@@ -192,6 +194,7 @@ def _train(
     env, training = envs[0], envs[0].training
     clip, P = training.clip_norm, env.flat.layout.num_params
     stack.reset()
+    stack.draws.begin([e.dropout_seed for e in envs], step=1)
     for norm in stack.norms:
         norm.train(not training.frozen_bn)
     x, y = torch.cat([e.x for e in envs]), torch.cat([e.y for e in envs])
@@ -210,6 +213,7 @@ def _train(
     def step(first: bool, images: Tensor, y: Tensor, weights: Tensor, alone: Tensor) -> Tensor:
         """A step of A clients on a padded batch of each: their cross-entropies (A,)."""
         nonlocal momentum
+        stack.draws.first()
         A = len(images)
         leaf = _pair(params[:A]).requires_grad_()
         buffers = [_pair(v[:A]) for v in stats]
@@ -242,14 +246,19 @@ def _train(
         sizes = plan.sizes(t)
         A = len(sizes)
         samples, weights, alone = plan.numbers[:A, t], plan.weights[:A, t], plan.alone[:A]
-        stack.padding = Padding(weights, alone, sizes, streams)
-        batch = _images(env, x, samples, stack), y[samples], weights, alone
+        stack.padding = Padding(weights, alone)
+        if stack.augments:
+            images = _augmented(env, x, samples, sizes, streams)
+        else:
+            images = env.train(x[samples.flatten()]).unflatten(0, samples.shape)
+        batch = images, y[samples], weights, alone
         if fixed is None:
             losses[t, :A] = step(t == 0, *batch)
         else:
             key = "block", rows.shape, t == 0
             written = [values, params, *momentum]
             losses[t, :A] = fixed.run(partial(step, t == 0), key, written, None, *batch)
+        stack.draws.advance()
     if fixed is not None:
         rows.copy_(values)
     rows[:, :P] = params
@@ -303,12 +312,12 @@ def _pair(v: Tensor) -> Tensor:
     return v.detach() if len(v) > 1 else v.detach().repeat(2, *[1] * (v.ndim - 1))
 
 
-def _images(env: LocalEnv, x: Tensor, samples: Tensor, stack: Stack) -> Tensor:
+def _augmented(
+    env: LocalEnv, x: Tensor, samples: Tensor, sizes: list[int], streams: TorchStreams
+) -> Tensor:
     """(A, W, ...) the model's input for samples (A, W); each client draws as it would alone."""
-    if not stack.draws:
-        return env.train(x[samples.flatten()]).unflatten(0, samples.shape)
-    streams, drawn = stack.padding.streams, []
-    for i, n in enumerate(stack.padding.sizes):
+    drawn = []
+    for i, n in enumerate(sizes):
         with streams.of(i):
             own = env.train(x[samples[i, :n]])
         drawn.append(torch.cat([own, own[:1].expand(samples.shape[1] - n, *own.shape[1:])]))

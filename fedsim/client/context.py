@@ -10,8 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedsim.client.criterion import MarginControl
+from fedsim.client.dropout import NO_DRAWS, Draws
 from fedsim.client.optimizer import dense
 from fedsim.core.layout import FlatModel, as_tensor
+from fedsim.core.rng import seed_for
 from fedsim.core.types import RoundContext, Slot, Training, Vectors
 
 Preprocess = Callable[[Tensor], Tensor]
@@ -55,6 +57,7 @@ class LocalEnv:
         stream: key of its random numbers beside the client; None: the round.
         done: its steps in earlier rounds, where batches carry on over rounds.
         sizes: training samples of every client.
+        draws: where the model's dropout layers are in their random numbers.
         params: the parameters that the current phase trains.
         steps: done so far.
     """
@@ -78,6 +81,7 @@ class LocalEnv:
     stream: int | None = None
     done: int = 0
     sizes: Sequence[int] = ()
+    draws: Draws = NO_DRAWS
     phase: Phase = field(init=False)
     """The current phase."""
     params: list[Tensor] = field(default_factory=list)
@@ -87,6 +91,11 @@ class LocalEnv:
     def key(self) -> int:
         """Key of its random numbers beside the client, as of its ``ClientTask``."""
         return self.ctx.round if self.stream is None else self.stream
+
+    @property
+    def dropout_seed(self) -> int:
+        """What ``draws`` begins with."""
+        return seed_for(self.ctx.seed, "dropout", self.key, self.client_id)
 
     @property
     def steps_left(self) -> int | None:

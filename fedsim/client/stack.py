@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedsim.client import dropout
 from fedsim.client.batched import Padding, prepare, without_vmap
 from fedsim.client.criterion import MarginControl
 from fedsim.client.trainer import UNDECLARED, LocalRule
@@ -21,7 +22,7 @@ from fedsim.core.layout import (
     places,
     values,
 )
-from fedsim.core.rng import TorchStreams, draws, seed_torch, torch_scope
+from fedsim.core.rng import draws, seed_torch, torch_scope
 
 
 def obstacle(
@@ -71,13 +72,20 @@ class Stack:
     Args:
         model: one without an :func:`obstacle`.
         rule: the client part of the method.
-        draws: whether preprocessing for training draws random numbers.
+        clients: in a block, at most.
+        augments: whether preprocessing for training draws random numbers.
+
+    ``draws`` is where the dropout layers are in their random numbers.
     """
 
-    def __init__(self, model: nn.Module, rule: LocalRule, draws: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, rule: LocalRule, clients: int, augments: bool = True
+    ) -> None:
         self.model = copy.deepcopy(model).train()
         self.slots = layout_of(self.model).slots
-        self.draws = draws
+        self.augments = augments
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        self.draws = dropout.count(self.model, device, clients)
         self.vmapped = type(rule).loss is not LocalRule.loss or not without_vmap(self.model)
         self.padding: Padding
         prepare(self.model, lambda: self.padding, self.vmapped)
@@ -108,8 +116,10 @@ class Stack:
 def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
     """How two clients at once, one of them padded, differ from each alone; None: they do not."""
     try:
-        flat = FlatModel(copy.deepcopy(model), torch.device("cpu"))
-        stack = Stack(model, LocalRule())
+        copied, device = copy.deepcopy(model), torch.device("cpu")
+        own_draws = dropout.count(copied, device)
+        flat = FlatModel(copied, device)
+        stack = Stack(model, LocalRule(), clients=2)
     except Exception as error:  # noqa: BLE001 - of a lock, or of torch.nn.utils.weight_norm
         return f"the model cannot be copied: {described(error)}"
     n, slots = len(samples), flat.layout.slots
@@ -125,9 +135,9 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
     rows = torch.stack([flat.flat, 1.1 * flat.flat])
     counts = torch.tensor([[n - 1], [n]])
     real = torch.arange(n) < counts
-    streams, alone = TorchStreams(lambda client: client), torch.zeros(2, dtype=torch.bool)
-    weights = real.to(rows) / counts
-    stack.padding = Padding(weights, alone, [n - 1, n], streams)
+    alone, weights = torch.zeros(2, dtype=torch.bool), real.to(rows) / counts
+    stack.padding = Padding(weights, alone)
+    stack.draws.begin(range(2))
 
     def forward(tensors: Sequence[Tensor], weights: Tensor, alone: Tensor) -> Tensor:
         stack.load(tensors)
@@ -146,12 +156,14 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
                 leaf = (rows[:, :P] * 1.05**step).requires_grad_()
                 logits.append(torch.vmap(forward)([*stack.views(leaf), *stats], weights, alone))
                 gradients += torch.autograd.grad(logits[-1][real].sum(), leaf)
+                stack.draws.advance()
         except (RuntimeError, ValueError, TypeError) as error:
             return f"the model does not run within torch.vmap: {described(error)}"
         if draws() != draws_before:
             return "the model draws from Python's or NumPy's generator, one number for all clients"
         for client, count in enumerate((n - 1, n)):
             seed_torch(client)
+            own_draws.begin([client])
             flat.load(rows[client])
             for step in range(2):
                 wanted = flat.model(samples[:count].clone())
@@ -164,6 +176,7 @@ def _vmap_fault(model: nn.Module, samples: Tensor) -> str | None:
                     if p.grad is None or not _near(got, p.grad):
                         return f"the gradient of {slot.name} is another one within torch.vmap"
                     p.grad = None
+                own_draws.advance()
                 with torch.no_grad():
                     for _, p in flat.params:
                         p.mul_(1.05)

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 Step = Callable[..., Tensor]
 """A step on the tensors of a batch; returns the cross-entropy, (), or (A,) of A clients."""
 
-Remember = Callable[[], Callable[[], None]]
-"""Remembers where random numbers are; the result goes back there."""
-
 MOST = 512
 """Recorded steps of a worker, so that numbers which differ by client do not fill its memory."""
 
@@ -79,16 +76,13 @@ class Steps:
         with torch.no_grad():
             return self._tensors[key].copy_(like)
 
-    def fixed(
-        self, rule: LocalRule, env: LocalEnv, state: Any, remember: Remember | None = None
-    ) -> Fixed | None:
+    def fixed(self, rule: LocalRule, env: LocalEnv, state: Any) -> Fixed | None:
         """A client's steps, or a block's, on fixed tensors; None where they may not be recorded.
 
         Args:
             rule: the client part of the method.
             env: of the client, or of any of the block.
             state: what ``begin`` returned.
-            remember: for random numbers that come from elsewhere than global generators.
         """
         for each in (rule, env.criterion):
             self._kept[id(each)] = each  # so that the number stays its own
@@ -111,7 +105,7 @@ class Steps:
             for i, v in enumerate(leaves)
         ]
         key = work, str(spec), tuple(rest)
-        return Fixed(self, key, tree_unflatten(leaves, spec), remember)
+        return Fixed(self, key, tree_unflatten(leaves, spec))
 
     def refuse(self, work: Hashable, name: str, why: str) -> None:
         """Steps of this work are not recorded any more."""
@@ -135,7 +129,6 @@ class Steps:
         batch: Sequence[Tensor],
         written: Sequence[Tensor],
         optimizer: Optimizer | None,
-        remember: Remember | None,
     ) -> Tensor:
         """See :meth:`Fixed.run`; ``key`` begins with the kind of work."""
         inputs = [self.tensor(("batch", i), v) for i, v in enumerate(batch)]
@@ -143,7 +136,7 @@ class Steps:
         whole = *key, shapes, None if optimizer is None else optimizer.begun
         # what comes once is not worth it
         if whole in self._seen and whole not in self._recorded and key[0] not in self._refused:
-            self._record(whole, step, inputs, written, optimizer, remember)
+            self._record(whole, step, inputs, written, optimizer)
         self._seen.add(whole)
         recorded = self._recorded.get(whole)
         if recorded is None:
@@ -161,13 +154,12 @@ class Steps:
         inputs: list[Tensor],
         written: Sequence[Tensor],
         optimizer: Optimizer | None,
-        remember: Remember | None,
     ) -> None:
         try:
             if len(self._recorded) >= MOST:
                 raise Uncaptured(f"there are more than {MOST} kinds of steps")
             written = [*inputs, *written]
-            self._recorded[key] = self._tried(step, written, inputs, optimizer, remember)
+            self._recorded[key] = self._tried(step, written, inputs, optimizer)
         except (RuntimeError, Uncaptured) as error:
             if self._graphs is not None:
                 torch.cuda.synchronize(self._device)
@@ -180,7 +172,6 @@ class Steps:
         written: list[Tensor],
         inputs: list[Tensor],
         optimizer: Optimizer | None,
-        remember: Remember | None,
     ) -> _Recorded:
         """The recorded step, whose first replay gave the bits of a usual one; leaves no trace.
 
@@ -194,12 +185,9 @@ class Steps:
             written, begun = [*written, flat.flat, *optimizer.tensors], optimizer.begun
             model = Pristine(flat.model, [*flat.model.parameters(), *flat.tensors.values()])
         before, generators = [v.detach().clone() for v in written], remembered(self._device)
-        others = None if remember is None else remember()
 
         def restore() -> None:
             generators()
-            if others is not None:
-                others()
             for _, p in flat.params:
                 p.grad = None
             if optimizer is not None and model is not None:
@@ -244,13 +232,11 @@ class Fixed:
         steps: of the worker.
         key: the kind of work, and what the state is beside its tensors.
         state: what ``begin`` returned.
-        remember: see :meth:`Steps.fixed`.
     """
 
     steps: Steps
     key: tuple[Hashable, ...]
     state: Any
-    remember: Remember | None
 
     def run(
         self,
@@ -271,7 +257,7 @@ class Fixed:
         """
         tensors = [v for v in tree_flatten(self.state)[0] if isinstance(v, Tensor)]
         written = [*tensors, *written]
-        return self.steps.run((*self.key, *key), step, batch, written, optimizer, self.remember)
+        return self.steps.run((*self.key, *key), step, batch, written, optimizer)
 
     def released(self) -> Any:
         """The state as the steps left it, in memory of its own."""

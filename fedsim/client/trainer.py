@@ -208,10 +208,12 @@ def trained(
     losses: list[Tensor] = []
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
+    env.draws.begin([env.dropout_seed])
     if steps is not None:
         env.start = steps.tensor("start", env.start)
     s = rule.begin(env)
     env.flat.settle()
+    env.draws.advance()
     phases = rule.phases(env)
     fixed = steps.fixed(rule, env, s) if steps is not None and phases else None
     for phase in phases:
@@ -235,6 +237,7 @@ def trained(
             x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
             losses.append(run(x if gradients is not None else env.train(x), y))
             env.steps += 1
+            env.draws.advance()
             sizes.append(labels(y))
     if private is not None and env.steps and not any(sizes):  # no step drew a sample
         with torch.no_grad(), env.precision():
@@ -268,6 +271,7 @@ def _step(
     y: Tensor,
 ) -> Tensor:
     """One step on a batch, of model inputs or for DP-SGD of samples: its cross-entropy, ()."""
+    env.draws.first()
     if gradients is None:
         with env.precision():
             objective, ce = rule.loss(env, s, x, y)

@@ -101,15 +101,6 @@ class TorchStreams:
         self._generators = _global_generators(device)
         self._states: dict[tuple[int, int], Any] = {}
 
-    def remembered(self) -> Callable[[], None]:
-        """Remembers where all clients are; the result puts them back there."""
-        states = dict(self._states)
-
-        def restore() -> None:
-            self._states = dict(states)
-
-        return restore
-
     @contextmanager
     def of(self, i: int, torch_only: bool = True) -> Iterator[None]:
         """Draws inside continue those of client ``i``; ``torch_only`` saves time."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedsim import models
 from fedsim.algorithms.base import Work
-from fedsim.client import LocalEnv
+from fedsim.client import LocalEnv, dropout
 from fedsim.client.attacks import marked
 from fedsim.client.block import Stack, train_block
 from fedsim.client.order import steps_before, with_steps
@@ -86,6 +86,7 @@ class Worker:
             if part is None
             else reuse.copied("cut", (*key, part), lambda: cut(models.build(*key), part))
         )
+        self.draws = dropout.count(model, device)
         self.flat = FlatModel(model, device, frozen=spec.frozen)
         self.steps = (
             Steps(self.flat) if static or (static is None and self.flat.flat.is_cuda) else None
@@ -181,7 +182,9 @@ class Worker:
     def _stack(self) -> Stack:
         pipeline = self.spec.dataset.pipeline
         augments = pipeline is not None and pipeline.augment != "none"
-        return Stack(self.flat.model, self.spec.algorithm.local, draws=augments)
+        assert self.spec.stacking is not None  # noqa: S101
+        clients = self.spec.stacking.clients
+        return Stack(self.flat.model, self.spec.algorithm.local, clients, augments)
 
     def _samples(self, task: ClientTask) -> I64:
         """The training samples that a task sees."""
@@ -330,6 +333,7 @@ class Worker:
             stream=task.stream,
             done=steps_before(task, work.training, state),
             sizes=self.sizes,
+            draws=self.draws,
         )
 
     def evaluate(
@@ -382,6 +386,7 @@ class Worker:
             self.flat.load(start)
             self.flat.mode(train=False)
             seed_torch(seed, self.device)
+            self.draws.begin([seed_for(seed, "dropout")])
             x = self.samples.inputs(batch)
             logits: Tensor = self.flat.model(self.transforms.test(x if mark is None else mark(x)))
             return logits

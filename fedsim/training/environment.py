@@ -12,7 +12,7 @@ import torch
 
 from fedsim.config.run import RunConfig
 from fedsim.core import files
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.machine import kind_of, processor
 from fedsim.engine.devices import Kind
 from fedsim.models import weights
@@ -26,6 +26,8 @@ def describe(setup: Setup) -> dict[str, object]:
     known = environment() | {"processor": processor(), "classes": list(setup.dataset.class_names)}
     known |= setup.provenance.record()
     known["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
+    if setup.drops:
+        known["dropout"] = DROPOUT
     if setup.dataset.site is not None and not setup.dataset.sites_are_users:
         known["sites"] = list(setup.dataset.site_names)
     if setup.partition.held_out:
@@ -121,12 +123,33 @@ def device_of(environment: Mapping[str, Any]) -> str:
     return next((str(name) for name in reversed(names) if name), "cpu")
 
 
+DROPOUT = "philox4x32-10"
+"""Of env.json: how dropout draws. Earlier versions, which do not say it, drew other numbers."""
+
+
+def check_dropout(setup: Setup, run: Path, before: Mapping[str, Any]) -> None:
+    """Refuses to do rounds again in which dropout drew other numbers; ``before`` is env.json.
+
+    Raises:
+        ConfigError: names the version that did them.
+    """
+    for part in (before, *before.get("resumed", ())):
+        if setup.drops and "fedsim" in part and part.get("dropout") != DROPOUT:
+            raise ConfigError(
+                f"{run}: its rounds cannot be done again by this version: dropout drew other "
+                f"random numbers in fedsim {part['fedsim']} (git {part.get('git_commit')}), with "
+                "which it was done"
+            )
+
+
 NUMERICAL = ("torch", "numpy")
 """Packages whose versions may change the last digits of results."""
 
 
 def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """A line on the packages that were others when the run last went on; None where none was.
+    """A line on what was another one when the run last went on, packages or how dropout draws.
+
+    None where nothing was.
 
     Args:
         before: env.json of a run that is resumed.
@@ -136,6 +159,11 @@ def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | N
     last = parts[-1] if isinstance(parts, list) and parts else before
     old = last.get("packages") if isinstance(last, Mapping) else None
     new = now["packages"]
+    if isinstance(old, Mapping) and "dropout" in now and "dropout" not in last:
+        return (
+            "dropout drew other random numbers in the version that did the rounds so far: the "
+            "results are not those of a run without interruption"
+        )
     changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
     if not changed or not isinstance(old, Mapping):
         return None

@@ -25,7 +25,7 @@ from fedsim.storage.restore import read
 from fedsim.storage.rows import ModelRow
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.driver import fingerprint
-from fedsim.training.environment import check_begun, device_of
+from fedsim.training.environment import check_begun, check_dropout, device_of
 from fedsim.training.log import RoundLog
 from fedsim.training.resume import configuration
 from fedsim.training.round import context, model_sha256, run_round
@@ -134,6 +134,7 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
     done = len(status.rounds(run))
     setup, start = start_of(prepare(config))
     check_begun(setup, store, accept_changed_code=accept_changed_code)
+    check_dropout(setup, run, store.read_environment())
     known = fingerprint(setup)
     there = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
     settings = {**known.settings, "data.dir": None if there is None else there.value}

@@ -13,7 +13,7 @@ import torch
 
 from fedsim import algorithms, models
 from fedsim.algorithms.base import Algorithm, identity
-from fedsim.client import probe
+from fedsim.client import dropout, probe
 from fedsim.client.compression import Compression, compression
 from fedsim.client.context import LocalEnv
 from fedsim.config.run import RunConfig
@@ -86,6 +86,7 @@ class Setup:
         budget: the epsilon of the rounds, None without user-level differential privacy.
         root: (n,) indices of the validation samples that the server itself trains on.
         server_device: the GPU that aggregates, None where the CPU does.
+        drops: whether the model has dropout layers whose numbers come from a counter.
     """
 
     config: RunConfig
@@ -109,6 +110,7 @@ class Setup:
     budget: Budget | None = None
     root: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     server_device: torch.device | None = None
+    drops: bool = False
 
     @property
     def personalised(self) -> bool:
@@ -284,6 +286,7 @@ def assemble(
         triggered=attack.triggered,
         root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
         server_device=server_device(config.engine),
+        drops=dropout.active(built.model),
     )
     sent, k = setup.num_sent, config.compress.k or 0
     if k > sent:

@@ -160,7 +160,7 @@ def test_a_model_that_waits_for_the_gpu_is_launched_and_says_so(contents):
     """After it, a model with dropout is recorded in the same process, with the same bytes."""
     model = f"{__name__}:waiting"
     worker = replayed_as_launched(contents, unequal("fedavg", model))
-    assert list(worker.uncaptured) == ["Waits"]
+    assert list(worker.findings.uncaptured) == ["Waits"]
     again = unequal("fedavg", "cnn_reddi", data={"image_size": 14})
     assert replayed_as_launched(contents, again).findings.uncaptured == {}
 

@@ -16,6 +16,7 @@ from fedsim import algorithms
 from fedsim.client import LocalEnv, LocalRule, Uplink
 from fedsim.client.block import Stack, num_steps, obstacle, train_block
 from fedsim.client.criterion import FORMS, MarginControl
+from fedsim.client.dropout import count
 from fedsim.client.optimizer import sgd
 from fedsim.client.trainer import train_local
 from fedsim.core.errors import ContractError
@@ -80,13 +81,14 @@ class Federation:
     def __init__(self, model, dtype=torch.float32, algorithm=None, draws=False, **changes):
         with torch_scope(1):
             built = MODELS[model]().to(dtype) if isinstance(model, str) else model.to(dtype)
+        self.counted = count(built, torch.device("cpu"))
         self.flat = FlatModel(built, torch.device("cpu"), dtype)
         self.algorithm = algorithm or algorithms.load("fedavg")
         self.dtype, self.draws, self.changes = dtype, draws, changes
         self.states = {}
         self.start = self.flat.flat.detach().clone()
         self.downlink = {}
-        self.stack = Stack(self.flat.model, self.algorithm.local, draws)
+        self.stack = Stack(self.flat.model, self.algorithm.local, len(SIZES), draws)
 
     def train(self, x):
         if self.draws:
@@ -116,6 +118,7 @@ class Federation:
             state=self.states.get(client, {}),
             relative_size=n / 10,
             max_steps=max_steps,
+            draws=self.counted,
             **given,
         )
 
@@ -496,7 +499,7 @@ def test_padding_would_change_the_statistics_of_batchnorm():
     federation = Federation("cnn", torch.float64)
     envs = federation.envs()
     wanted = federation.one_by_one(envs)
-    federation.stack = Stack(federation.flat.model, LocalRule())
+    federation.stack = Stack(federation.flat.model, LocalRule(), len(SIZES))
     federation.stack.vmapped = True
     federation.stack.reset = lambda: None  # which would undo this
     for m in federation.stack.norms:

@@ -104,14 +104,14 @@ STACKABLE = [n for n in METHODS if algorithms.load(n.partition(",")[0]).local.st
 @pytest.mark.parametrize("name", marked_beside(SHAPES, METHODS))
 def test_every_method(name, compared):
     worker = compared(of(name, "cnn" if name == "fedbn" else "mlp"))
-    assert worker.uncaptured == {}
+    assert worker.findings.uncaptured == {}
     assert replays(worker) >= 2
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_settings_of_local_training(setting, compared):
     worker = compared(of("fedprox", **SETTINGS[setting]))
-    assert worker.uncaptured == {}
+    assert worker.findings.uncaptured == {}
     assert replays(worker) >= 2
 
 
@@ -126,7 +126,7 @@ def test_blocks_of_clients_that_end_at_different_steps(case, compared):
     name, model = case
     clipped = {"clip_norm": 0.5, "lr_schedule": "cosine"}
     worker = compared(of(name, model, train=clipped, engine={"client_batch": 3}))
-    assert worker.uncaptured == {}
+    assert worker.findings.uncaptured == {}
     assert replays(worker) >= 3
 
 
@@ -158,7 +158,7 @@ def test_the_learning_rate_asks_for_no_new_recording(compared):
 
 def test_what_is_not_recorded_says_why(compared):
     worker = compared(of("feddyn", feddyn={"client_alpha": "by_samples"}))
-    assert worker.uncaptured == {
+    assert worker.findings.uncaptured == {
         "RegularisedObjective": "the weight of its regulariser differs by client"
     }
     assert replays(worker) == 0
