@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ContractError
-from fedsim.core.philox import WORD, below
+from fedsim.core.philox import WORDS, below
 
 
 class Draws:
@@ -28,14 +28,14 @@ class Draws:
         layers: how many there are; without one, all methods do nothing.
         clients: the largest number of clients in a block; None: the model is one client's.
 
-    ``keys`` (clients, 2) and ``step`` () are int64 and stay where they are; ``call`` is the number
+    ``keys`` (clients,) and ``step`` () are int64 and stay where they are; ``call`` is the number
     of dropout calls in this step so far.
     """
 
     def __init__(self, device: torch.device, layers: int, clients: int | None = None) -> None:
         self.layers, self.stacked = layers, clients is not None
         # a lone client of a block is computed twice
-        self.keys = torch.zeros(max(clients, 2) if clients else 1, 2, dtype=torch.long).to(device)
+        self.keys = torch.zeros(max(clients or 1, 2), dtype=torch.long).to(device)
         self.step = torch.zeros((), dtype=torch.long, device=device)
         self.call = 0
         self._calls: dict[int, list[int]] = {}
@@ -44,8 +44,7 @@ class Draws:
     def begin(self, seeds: Sequence[int], step: int = 0) -> None:
         """Goes to a step of clients with these 63-bit seeds."""
         if self.layers:
-            keys = torch.tensor([[seed & WORD, seed >> 32] for seed in seeds])
-            self.keys[: len(seeds)].copy_(keys)
+            self.keys[: len(seeds)].copy_(torch.tensor(seeds))
             self.step.fill_(step)
             self.first()
 
@@ -68,7 +67,7 @@ class Draws:
             ContractError: activation checkpointing repeats one of several calls of a layer.
         """
         rows = shape[0] if self.stacked else 1
-        n, bound = math.prod(shape) // rows, round((1 - p) * (WORD + 1))
+        n, bound = math.prod(shape) // rows, round((1 - p) * WORDS)
         return below(self.keys[:rows], self.step, self._number(layer), n, bound).reshape(shape)
 
     def _number(self, layer: int) -> int:

@@ -1,90 +1,52 @@
-"""Random numbers from a counter: Philox4x32-10 (Salmon, Moraes, Dror, Shaw, SC 2011; Random123).
+"""Random numbers from a counter: Philox4x64-10 (Salmon, Moraes, Dror, Shaw, SC 2011; Random123).
 
-A word is a function of a key (a client) and a counter (element, call, step): the same whatever else
-is drawn beside it, on CPU and GPU, and in a CUDA graph, which reads keys and step where they are.
+A number is a function of a key (a client) and a counter (element, call, step): the same whatever
+else is drawn beside it, on CPU and GPU, and in a CUDA graph, which reads keys and step in place.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-WORD = 0xFFFFFFFF
-MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
-NUMBERS = *MULTIPLIERS, 32, WORD
-ARRAYS = tuple(map(np.array, NUMBERS))
-"""The same as arrays, with which NumPy is faster."""
-INCREMENTS = 0x9E3779B9, 0xBB67AE85
-ROUNDS = np.arange(10)[:, None, None] * np.array(INCREMENTS)[:, None]
-"""(10, 2, 1) what is added to a key in each round."""
-CHUNK = 8192
-"""Counters at a time on the CPU, whose intermediate results stay in its cache."""
+WORDS = 1 << 32
+"""A word is one of so many numbers; a counter gives eight."""
 
 
-def words(counter: tuple[Any, Any, Any, Any], keys: Any, numbers: Any = NUMBERS) -> tuple[Any, ...]:
-    """The four words of a counter.
+def words(key: int, step: int, call: int, n: int) -> NDArray[np.uint32]:
+    """(n,) the words of the elements 0 to n - 1, on the CPU.
 
-    Args:
-        counter: four int64 arrays of NumPy or of torch that broadcast, or numbers, of values below
-            2**32; products wrap.
-        keys: the two words of the key in each round, see :func:`schedule`.
-        numbers: :data:`NUMBERS`, or :data:`ARRAYS`.
+    Elements 8 i to 8 i + 7 are the 64-bit numbers of the counter (i + 1, call, step, 0) and the key
+    (key, 0), each with its lower half first; NumPy raises a counter before it draws.
     """
-    (c0, c1, c2, c3), (m0, m1, half, word) = counter, numbers
-    for k0, k1 in keys:
-        p0, p1 = c0 * m0, c2 * m1
-        c0, c1 = (p1 >> half ^ c1 ^ k0) & word, p1
-        c2, c3 = (p0 >> half ^ c3 ^ k1) & word, p0
-    return c0, c1 & word, c2, c3 & word
-
-
-def schedule(keys: Any, rounds: Any) -> Any:
-    """(10, 2, A, 1) the words of A keys (A, 2) in each round; ``rounds`` are :data:`ROUNDS`."""
-    return (keys.T + rounds & WORD)[..., None]
+    counter = np.array([0, call, step, 0], dtype=np.uint64)
+    generator = np.random.Philox(key=np.array([key, 0], dtype=np.uint64), counter=counter)
+    numbers = generator.random_raw(-(-n // 2))
+    return np.asarray(numbers).astype("<u8", copy=False).view("<u4")[:n]
 
 
 def below(keys: Tensor, step: Tensor, call: int, n: int, bound: int) -> Tensor:
     """(A, n) whether the words of n elements of A clients are below a bound.
 
-    Element e has word e % 4 of the counter (e // 4, call, step, 0).
-
     Args:
-        keys: (A, 2) int64 32-bit words, one key per client.
+        keys: (A,) int64, not negative, one per client.
         step: () int64, on the same device.
         call: number of the draw within the step.
-        n: below 2**34.
+        n: number of elements of a client.
         bound: 0 to 2**32.
     """
-    if keys.device.type == "cpu":
-        return torch.from_numpy(_in_numpy(keys.numpy(), step.numpy(), call, n, bound))
     kernel = _kernel() if keys.device.type == "cuda" else None
-    return (kernel or in_torch)(keys, step, call, n, bound)
-
-
-def in_torch(keys: Tensor, step: Tensor, call: int, n: int, bound: int) -> Tensor:
-    """:func:`below` in operations of torch, which any device has."""
-    elements = torch.arange(-(-n // 4), device=keys.device)[None]
-    rounds = torch.from_numpy(ROUNDS).to(keys.device)
-    four = words((elements, call, step.view(1, 1), 0), schedule(keys, rounds))
-    return (torch.stack(four, dim=-1) < bound).flatten(1)[:, :n]
-
-
-def _in_numpy(keys: Any, step: Any, call: int, n: int, bound: int) -> Any:
-    """:func:`below` on the CPU, where an operation of NumPy has a third of torch's overhead."""
-    clients, counters = len(keys), -(-n // 4)
-    out, at_once = np.empty((clients, counters, 4), dtype=bool), max(CHUNK // clients, 1)
-    step, keys = step.reshape(1, 1), schedule(keys, ROUNDS)
-    for start in range(0, counters, at_once):
-        here = out[:, start : start + at_once]
-        elements = np.arange(start, start + here.shape[1], dtype=np.int64)[None]
-        for j, word in enumerate(words((elements, call, step, 0), keys, ARRAYS)):
-            np.less(word, bound, out=here[:, :, j])
-    return out.reshape(clients, -1)[:, :n]
+    if kernel is not None:
+        return kernel(keys, step, call, n, bound)
+    out, now = np.empty((len(keys), n), dtype=bool), int(step)
+    for row, key in zip(out, keys.tolist(), strict=True):
+        np.less(words(key, now, call, n), bound, out=row)
+    return torch.from_numpy(out).to(keys.device)
 
 
 @functools.cache

@@ -123,7 +123,7 @@ def device_of(environment: Mapping[str, Any]) -> str:
     return next((str(name) for name in reversed(names) if name), "cpu")
 
 
-DROPOUT = "philox4x32-10"
+DROPOUT = "philox4x64-10"
 """Of env.json: how dropout draws. Earlier versions, which do not say it, drew other numbers."""
 
 

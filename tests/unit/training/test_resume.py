@@ -638,7 +638,7 @@ def test_all_packages_of_other_versions_are_named():
 
 def test_dropout_of_an_earlier_version_is_told():
     packages = {"packages": {"torch": "2", "numpy": "3"}}
-    now = {**packages, "dropout": "philox4x32-10"}
+    now = {**packages, "dropout": "philox4x64-10"}
     assert "dropout drew other random numbers" in environment.other_versions(packages, now)
     assert environment.other_versions({**packages, "resumed": [now]}, now) is None
     assert environment.other_versions(packages, packages) is None
