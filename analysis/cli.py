@@ -21,14 +21,13 @@ from . import (
     rank_figure,
     ranks,
     report,
-    selection,
     style,
     tables,
     trials,
     units,
 )
 from .captions import REPEATED, UNFINISHED
-from .files import class_names, csv_text, read_partition
+from .files import class_names, read_partition
 from .labels import LABEL
 from .layout import Table
 from .overview import Descriptions
@@ -287,46 +286,6 @@ def report_command(
     for absent in written.absent:
         echo(f"left out {absent.title}: {absent.reason}", err=True)
     echo(f"wrote {written.page}")
-
-
-@main.command("select")
-@runs_argument
-@click.option(
-    "--by", required=True, multiple=True, metavar="COLUMN",
-    help="Column of summary.csv whose value is chosen. Repeatable: then their combination is.",
-)  # fmt: skip
-@click.option(
-    "--within", multiple=True, default=(LABEL,), show_default=True, metavar="COLUMN",
-    help="Column of summary.csv: one choice for each of its values. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--metric", type=click.Choice(list(selection.METRICS)), default="val_accuracy",
-    show_default=True, metavar="NAME",
-    help=f"Column of rounds.csv to choose by: {', '.join(selection.METRICS)}. Of val_loss and "
-    "val_ece the lowest is best.",
-)  # fmt: skip
-@unit_option
-@click.option("--out", type=FILE, help="CSV file for the chosen values.")
-def select_command(
-    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
-    unit: ExperimentalUnit | None, out: Path | None,
-) -> None:  # fmt: skip
-    """Choose a hyperparameter by the best mean on the validation part.
-
-    A value that lacks a run which another one has, such as one that diverged, is not chosen.
-
-    \b
-      fedsim select runs/sweep-mu --by fedprox.mu
-      fedsim select runs/sweep-mu --by fedprox.mu --within alpha --out chosen.csv
-    """
-    _check(out, [".csv"])
-    runs, unfinished = _summaries(dirs)
-    (table,) = captions.left_out([selection.choose(runs, by, within, metric, unit)], unfinished)
-    echo(layout.markdown([table]), nl=False)
-    if out is not None:
-        chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
-        write(out, csv_text(chosen).encode())
-        echo(f"wrote {out}")
 
 
 outputs_option = click.option(

@@ -24,7 +24,6 @@ from fedsim.cli.common import (
 )
 from fedsim.cli.doctor import doctor
 from fedsim.cli.export import export
-from fedsim.cli.grid import grid
 from fedsim.cli.influence import influence
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
@@ -156,7 +155,7 @@ def main(ctx: click.Context) -> None:
 
 
 for command in (
-    *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
+    *(run, resume, sweep, tune, study, reproduce, runs, show, compare, predict),
     *(verify, pack, replay, influence, export, listing, partition, doctor),
     *COMMANDS,
 ):
