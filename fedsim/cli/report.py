@@ -27,8 +27,6 @@ COMMANDS = [
         "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
         "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
-        "ranks": "Mean ranks of methods over settings or partitions, and the critical difference.",
-        "budget": "Expected test score of the best of k candidates, by the trials of searches.",
         "heatmap": "Training samples by client and class, from a partition.csv.",
     }.items()
 ]

@@ -130,7 +130,7 @@ def tried(values: Values, folder: Path) -> None:
         ("table", "runs", *unit),
         ("table", "runs", *unit, "--baseline", "fedavg", "--test", "wilcoxon"),
         ("table", "runs", *unit, "--baseline", "fedavg", "--test", "bayes", "--rope", "0.01"),
-        ("ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
+        ("table", "--ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
         ("table", "runs", *unit, "--metric", "loss", "--baseline", "fedavg", "--out", "t.csv"),
         ("table", "runs", *unit, "--metric", "scores", "--out", "t.tex"),
         ("report", "runs", *unit, "--out", "page", "--baseline", "fedavg"),
