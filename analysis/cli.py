@@ -17,7 +17,6 @@ from . import (
     captions,
     curves,
     layout,
-    partition,
     rank_figure,
     ranks,
     report,
@@ -27,7 +26,6 @@ from . import (
     units,
 )
 from .captions import REPEATED, UNFINISHED
-from .files import class_names, read_partition
 from .labels import LABEL
 from .layout import Table
 from .overview import Descriptions
@@ -57,13 +55,6 @@ unit_option = click.option(
     "partitions (runs that differ in data.seed), each with the mean over its training seeds; "
     "unset: partitions where there are several.",
 )  # fmt: skip
-figure_option = click.option(
-    "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
-)
-curves_option = click.option(
-    "--out", type=FILE, default="curves.png", show_default=True,
-    help="Figure to write: .png, .pdf or .svg.",
-)  # fmt: skip
 
 
 class Commands(click.Group):
@@ -89,7 +80,10 @@ def main() -> None:
 
 @main.command("curves")
 @runs_argument
-@curves_option
+@click.option(
+    "--out", type=FILE, default="curves.png", show_default=True,
+    help="Figure to write: .png, .pdf or .svg.",
+)  # fmt: skip
 @by_option
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),
@@ -127,25 +121,6 @@ def curves_command(
     columns = [f"test_{name}" if name in SCORES else name for name in metrics]
     style.save(curves.figure(groups, columns, smooth, settings_by(by, groups), x), out)
     echo(f"wrote {out}")
-
-
-@main.command("heatmap")
-@click.argument("source", metavar="DIR|CSV", type=click.Path(path_type=Path))
-@figure_option
-def heatmap_command(source: Path, out: Path) -> None:
-    """Training samples by client and class, from a partition.csv.
-
-    DIR is a run directory, CSV the partition.csv of one.
-
-    \b
-      fedsim heatmap runs/digits/fedld/RUN --out clients.png
-    """
-    run = source if source.is_dir() else source.parent
-    style.save(partition.figure(read_partition(source), class_names(run) or ()), out)
-    echo(f"wrote {out}")
-
-
-main.add_command(heatmap_command, "partition")
 
 
 @main.command("table")

@@ -27,6 +27,5 @@ COMMANDS = [
         "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
         "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
-        "heatmap": "Training samples by client and class, from a partition.csv.",
     }.items()
 ]

@@ -165,7 +165,7 @@ READERS = ("table run", "runs run", "show run", "compare run run")
 READERS += (
     "predict run --out p.csv",
     "resume run",
-    "heatmap run --out h.png",
+    "partition run --plot h.png",
     "curves run --out c.png",
 )
 READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "partition.csv")

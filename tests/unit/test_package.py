@@ -39,7 +39,7 @@ def test_every_file_of_data_is_installed() -> None:
 
 def test_fedsim_has_all_commands_of_analysis_and_its_words() -> None:
     known = {command.name: command for command in COMMANDS}
-    assert known.keys() == analysis_main.commands.keys() - {"partition"}
+    assert known.keys() == analysis_main.commands.keys()
     for name, command in known.items():
         own = analysis_main.commands[name].help
         assert own.partition("\n")[0] == command.help
