@@ -34,7 +34,7 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.runs import runs
-from fedsim.cli.show import compare, show
+from fedsim.cli.show import show
 from fedsim.cli.study import study
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
@@ -155,7 +155,7 @@ def main(ctx: click.Context) -> None:
 
 
 for command in (
-    *(run, resume, sweep, tune, study, reproduce, runs, show, compare, predict),
+    *(run, resume, sweep, tune, study, reproduce, runs, show, predict),
     *(verify, pack, replay, influence, export, listing, partition, doctor),
     *COMMANDS,
 ):

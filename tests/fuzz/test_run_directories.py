@@ -161,7 +161,7 @@ def test_resume(number: int, interrupted: Path, tmp_path: Path) -> None:
     )
 
 
-READERS = ("table run", "runs run", "show run", "compare run run")
+READERS = ("table run", "runs run", "show run", "show run run")
 READERS += (
     "predict run --out p.csv",
     "resume run",

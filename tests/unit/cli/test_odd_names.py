@@ -74,7 +74,7 @@ def check_seen(text: str) -> None:
         ("partition", "-d", "folder", "--data-dir", "commands", "--set", "data.image_size=8"),
         ("show", RUN),
         ("runs", "."),
-        ("compare", RUN, RUN),
+        ("show", RUN, RUN),
         ("table", RUN, "--by", "run_id"),
         ("predict", RUN, "--out", "p\x1b[1m.csv"),
         ("resume", RUN),
