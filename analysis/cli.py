@@ -106,7 +106,7 @@ def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
     unit: ExperimentalUnit | None, smooth: int, x: curves.X,
 ) -> None:  # fmt: skip
-    """Learning curves per method: mean and 95 % interval over seeds or partitions.
+    """Learning curves per method, with 95 % intervals.
 
     With a setting beside the method ('--by algorithm --by alpha') there is a panel for each of its
     values, with a line per method.
@@ -146,7 +146,7 @@ def curves_command(
     "failed count as the worst.",
 )  # fmt: skip
 @click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", show_default="accuracy",
+    "--metric", "metrics", multiple=True, metavar="NAME",
     type=click.Choice((*tables.NAMES, *tables.ALIASES)),
     help="What the table shows. Repeatable. A score of the test part: accuracy, "
     "balanced_accuracy, macro_f1, auc, loss or ece; scores: all of them after the last round; "
@@ -157,13 +157,13 @@ def curves_command(
     "10th percentile, minimum, standard deviation); sites: accuracy of every site or client by "
     "name, and whether a method helps it (difference from -a local); decomposition: terms of the "
     "loss; participation: how often clients took part. final, best and last10 are accuracy at that "
-    "round.",
+    "round.  [default: accuracy]",
 )  # fmt: skip
 @click.option(
     "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), metavar="|".join(TAKES),
-    show_default="all; final with --ranks",
     help="Rounds of a score: the last, the best (chosen by accuracy on the validation part where "
-    "there is one), or the mean of the last ten; one table each. Repeatable.",
+    "there is one), or the mean of the last ten; one table each. "
+    "Repeatable; unset: all, with --ranks final.",
 )  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
@@ -290,7 +290,7 @@ def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
     baseline: str | None, unit: ExperimentalUnit | None, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
-    """All tables and figures of the runs, and one HTML page that shows them.
+    """All tables and figures of runs, on one HTML page.
 
     The page begins with what is significant and what has collapsed. It needs no other file. For the
     directory of a search by 'fedsim tune' the page shows its trials.

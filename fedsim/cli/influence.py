@@ -103,7 +103,7 @@ def influence(
     form: str,
     flags: Settings,
 ) -> None:
-    """Who helped and who hurt: the influence of each client on the rounds of a run.
+    """Who helped and who hurt: the influence of each client on a run.
 
     The rounds are done again up to the server; its rule then aggregates the same updates without
     one client, or for every coalition of clients. Nothing is trained without anybody, and RUN stays

@@ -96,7 +96,7 @@ def replay(
     form: str,
     flags: Settings,
 ) -> None:
-    """Do rounds of a run again with one thing changed, beside the original.
+    """Do rounds of a run again with one thing changed.
 
     Both sides start from the state of the run before round R; cohorts, random numbers and the
     states of clients and server are those of the run, and what the change replaces on the server

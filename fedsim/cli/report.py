@@ -24,8 +24,8 @@ class AnalysisCommand(click.Command):
 COMMANDS = [
     AnalysisCommand(name, help=text)
     for name, text in {
-        "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
-        "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
+        "curves": "Learning curves per method, with 95 % intervals.",
+        "report": "All tables and figures of runs, on one HTML page.",
     }.items()
 ]

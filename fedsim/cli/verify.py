@@ -106,7 +106,7 @@ def verify(
     accept_changed_code: bool,
     allow_code: bool,
 ) -> None:
-    """Verify results: do rounds of a run again, and compare everything byte for byte.
+    """Do rounds of a run again and compare everything byte for byte.
 
     RUN is a run directory, finished or not; of a SWEEP some runs are drawn; PACK is a file of
     'fedsim pack'. Each drawn round starts from the nearest earlier checkpoint, and all rounds on
