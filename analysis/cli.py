@@ -37,7 +37,7 @@ from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
-    "dirs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "dirs", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
 by_option = click.option(
     "--by", multiple=True, metavar="COLUMN",
@@ -74,7 +74,8 @@ class Commands(click.Group):
 def main() -> None:
     """Tables and figures from the CSV files of run directories.
 
-    A DIR is a run directory (it has a rounds.csv) or any folder above run directories.
+    A DIR is a run directory (it has a rounds.csv) or any folder above run directories; where none
+    is named, 'fedsim' takes the newest run, sweep or search below runs/.
     """
 
 
@@ -272,7 +273,7 @@ def _scores(
 @main.command("report")
 @runs_argument
 @click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    "--out", default="report", show_default=True, type=click.Path(path_type=Path), metavar="DIR",
     help="Folder for report.html, figures/ and tables/: new, empty, or of an earlier report.",
 )  # fmt: skip
 @by_option

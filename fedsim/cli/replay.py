@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable
-from fedsim.cli.names import files, folders
+from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.names import files
 from fedsim.cli.options import (
     FLAGS,
     Flag,
@@ -47,7 +47,7 @@ def client(text: str) -> int | str:
 
 
 @click.command(cls=SettingsCommand, flags={**CHANGES, **CHANGEABLE}, show_defaults=False)
-@click.argument("run", metavar="RUN", shell_complete=folders)
+@run_argument("run")
 @click.option(
     "--round",
     type=click.IntRange(1, 10**9),
@@ -111,12 +111,9 @@ def replay(
       fedsim replay RUN --round 3 --until 10 --server fedgh --out fedgh.csv
       fedsim replay RUN --round 3 --margin none --set evaluation.decompose_every=1
     """
-    from fedsim.config import experiments
-
     if out is not None:
         check_new_file(Path(out), "--out")
-    config = Path(run, "config.yaml")
-    make_importable(experiments.read(config).settings if config.is_file() else {}, flags)
+    make_run_importable(run, flags)
     from fedsim.training.replay import replay as again
     from fedsim.training.resume import FREE
 

@@ -1,9 +1,11 @@
 """The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from fedsim.cli.common import newest
 from fedsim.core.analysis import analysis
 from fedsim.display.descriptions import descriptions
 
@@ -18,7 +20,10 @@ class AnalysisCommand(click.Command):
         """Parses the arguments of the command itself."""
         command = analysis("cli").main.commands[self.name]
         obj = descriptions() if self.name == "report" else None
-        return command.make_context(info_name, args, parent, obj=obj, **extra)
+        ctx: click.Context = command.make_context(info_name, args, parent, obj=obj, **extra)
+        if not (ctx.params["dirs"] or ctx.resilient_parsing):
+            ctx.params["dirs"] = (Path(newest("DIR", sweeps=True, searches=True)),)
+        return ctx
 
 
 COMMANDS = [

@@ -7,22 +7,23 @@ from pathlib import Path
 
 import click
 
-from fedsim.cli.names import folders
+from fedsim.cli.common import run_argument
 from fedsim.cli.options import format_option, verbose_option
 from fedsim.core.terminal import echo
 
 
 @click.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN...", shell_complete=folders)
+@run_argument("runs", "[RUN]...", several=True, searches=True)
 @format_option
 @verbose_option
 def show(runs: tuple[str, ...], form: str) -> None:
     """Show a run, a search, or in what several runs differ.
 
-    RUN is a directory; the run may be unfinished. Of the settings those are shown that differ
-    from the defaults. "best" is the value in the round with the best validation accuracy or,
-    without a validation part, test accuracy. Of a search by 'fedsim tune': how its trials ended,
-    the best one, its file best.yaml, and what it reached on fresh training seeds.
+    RUN is a directory, by default the newest below runs/; the run may be unfinished. Of the
+    settings those are shown that differ from the defaults. "best" is the value in the round with
+    the best validation accuracy or, without a validation part, test accuracy. Of a search by
+    'fedsim tune': how its trials ended, the best one, its file best.yaml, and what it reached on
+    fresh training seeds.
 
     Of several runs, which may be of different methods, data sets and versions of fedsim, the
     settings are shown in which they differ, with the digests of the data and of the user's own

@@ -63,7 +63,7 @@ def test_help_lists_the_commands_without_importing_them() -> None:
 
 def test_a_command_has_its_own_help_and_refusals(tmp_path: Path) -> None:
     text = CliRunner().invoke(main, ["table", "--help"])
-    assert text.output.startswith("Usage: main table [OPTIONS] DIR...")
+    assert text.output.startswith("Usage: main table [OPTIONS] [DIR]...")
     assert "--baseline METHOD" in text.output
     absent = CliRunner().invoke(main, ["table", str(tmp_path)])
     assert absent.exit_code == 2

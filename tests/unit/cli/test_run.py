@@ -220,9 +220,9 @@ def test_help_shows_the_flags_that_matter_and_takes_the_others(command: str, hid
 def test_the_first_screen_has_40_lines_and_the_help_of_run_twenty_flags() -> None:
     first = CliRunner().invoke(main, ["--help"], env={"COLUMNS": "80"}).stdout
     assert len(first.splitlines()) <= 40
-    assert "..." not in first
+    assert "..." not in first.partition("Options:")[2]
     assert all(f"\n  {name} " in first for name in main.commands)
-    flags = re.findall(r"^  (-\S+)", fedsim("run", "--help").stdout, re.MULTILINE)
+    flags = re.findall(r"^  (-[\w-]+)", fedsim("run", "--help").stdout, re.MULTILINE)
     assert len(flags) <= 25
     assert {"-a", "-d", "--set", "--help-all"} <= {*flags}
     assert "--track" not in flags
