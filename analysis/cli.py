@@ -57,18 +57,7 @@ unit_option = click.option(
 )  # fmt: skip
 
 
-class Commands(click.Group):
-    """The group of commands, with the first sentence of their help, which click would cut."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands."""
-        names = self.list_commands(ctx)
-        with formatter.section("Commands"):
-            formatter.write_dl([(n, self.commands[n].get_short_help_str(1000)) for n in names])
-
-
 @click.group(
-    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def main() -> None:

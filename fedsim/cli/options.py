@@ -358,25 +358,24 @@ accept_option = several_option(
     "is continued says so in its env.json.",
 )
 """``--accept-changed-code``."""
-MOST_DIGITS = 5
-"""Of --parallel; no machine drives more runs at once."""
 
 
-class ParallelType(click.ParamType[Any]):
-    """``auto``, or a whole number from 1."""
+class WordOrNumber(click.ParamType[Any]):
+    """A word such as ``auto``, or a whole number from 1 with a few digits."""
 
-    name = "auto|N"
+    def __init__(self, word: str, digits: int) -> None:
+        self.word, self.digits, self.name = word, digits, f"{word}|N"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Literal["auto"] | int:
+    ) -> str | int:
         """The value; refuses anything else."""
-        if value == "auto":
-            return "auto"
         number = str(value)
-        whole = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+        if number == self.word:
+            return number
+        whole = number.isascii() and number.isdecimal() and len(number) <= self.digits
         if not whole or int(number) < 1:
-            self.fail(f"{value!r} given; must be auto or a whole number from 1", param, ctx)
+            self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
         return int(number)
 
 
@@ -390,7 +389,7 @@ def number_or_name(text: str) -> int | str:
 
 parallel_option = several_option(
     "--parallel",
-    type=ParallelType(),
+    type=WordOrNumber("auto", 5),
     default="auto",
     metavar="auto|N",
     help="Number of runs executed at once; auto: as many as fit into cores, memory and GPUs.  "

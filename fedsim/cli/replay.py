@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,11 @@ ROUNDING = 1e-12
 CHANGES = {CHANGE: (*RULES, Flag("attack.name", ("--attack",), "NAME"))}
 
 
+rounds_option = partial(
+    click.option, cls=GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
+)
+
+
 def client(text: str) -> int | str:
     """A client given as ``client:12``, ``client:NAME``, or without the word."""
     return number_or_name(text.removeprefix("client:"))
@@ -48,23 +54,8 @@ def client(text: str) -> int | str:
 
 @click.command(cls=SettingsCommand, flags={**CHANGES, **CHANGEABLE}, show_defaults=False)
 @run_argument("run")
-@click.option(
-    "--round",
-    type=click.IntRange(1, 10**9),
-    required=True,
-    cls=GroupedOption,
-    group="Rounds",
-    metavar="R",
-    help="The first round.",
-)
-@click.option(
-    "--until",
-    type=click.IntRange(1, 10**9),
-    cls=GroupedOption,
-    group="Rounds",
-    metavar="S",
-    help="The last round; unset: the first one.",
-)
+@rounds_option("--round", required=True, metavar="R", help="The first round.")
+@rounds_option("--until", metavar="S", help="The last round; unset: the first one.")
 @click.option(
     "--without",
     type=client,

@@ -6,7 +6,7 @@ import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
@@ -15,6 +15,7 @@ from fedsim.cli.names import folders
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
+    WordOrNumber,
     accept_option,
     format_option,
     verbose_option,
@@ -33,28 +34,11 @@ if TYPE_CHECKING:
 what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
 
-class RoundsType(click.ParamType[Any]):
-    """``all``, or a whole number from 1."""
-
-    name = "N|all"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Literal["all"] | int:
-        """The value; refuses anything else."""
-        if value == "all" or (isinstance(value, int) and value > 0):
-            return value
-        text = str(value)
-        if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0) or len(text) > 9:
-            self.fail(f"{value!r} given; must be all or a whole number from 1", param, ctx)
-        return int(text)
-
-
 @click.command(cls=GroupedCommand)
 @run_argument("path", "[RUN|SWEEP|PACK]", sweeps=True)
 @what_option(
     "--rounds",
-    type=RoundsType(),
+    type=WordOrNumber("all", 9),
     default=3,
     show_default=True,
     metavar="N|all",
