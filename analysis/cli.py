@@ -1,12 +1,13 @@
 """The commands: ``fedsim report``, ``fedsim table`` and others."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import click
 import pandas as pd
+from matplotlib.figure import Figure
 
 from fedsim.core.files import write
 from fedsim.core.terminal import echo
@@ -233,6 +234,14 @@ def table_command(
         made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
     if draw or not outs:
         echo(layout.markdown(made), nl=False)
+    _write(made, draw, outs, caption, label)
+
+
+def _write(
+    made: Sequence[Table], draw: Callable[[], Figure] | None, outs: Sequence[Path],
+    caption: str | None, label: str | None,
+) -> None:  # fmt: skip
+    """Writes tables and their figure to files."""
     for out in outs:
         if draw and out.suffix in style.FORMATS:
             style.save(draw(), out)

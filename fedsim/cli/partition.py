@@ -74,11 +74,7 @@ def partition(
       fedsim partition runs/digits/fedld/RUN --plot clients.png
     """
     if run is not None:
-        if plot is None or preset or config or out or flags:
-            raise click.UsageError("RUN: goes with --plot FILE, and with no setting or --out")
-        check_output(None, plot)
-        plot_run(Path(run), Path(plot))
-        echo(f"picture: {plot}")
+        plot_run(Path(run), plot, alone=not (preset or config or out or flags))
         return
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
@@ -201,11 +197,19 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
         figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
 
 
-def plot_run(run: Path, file: Path) -> None:
-    """Draws the samples by class and client of a run, given as it or its partition.csv."""
+def plot_run(run: Path, plot: str | None, *, alone: bool) -> None:
+    """Draws the samples by class and client of a run, given as it or its partition.csv.
+
+    Raises:
+        click.UsageError: no file for it, or not ``alone``: there are settings, or an --out.
+    """
+    if plot is None or not alone:
+        raise click.UsageError("RUN: goes with --plot FILE, and with no setting or --out")
+    check_output(None, plot)
     files = analysis("files")
     frame, names = files.read_partition(run), files.class_names(run if run.is_dir() else run.parent)
-    analysis("style").save(analysis("partition").figure(frame, names or ()), file)
+    analysis("style").save(analysis("partition").figure(frame, names or ()), Path(plot))
+    echo(f"picture: {plot}")
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:
