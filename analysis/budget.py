@@ -22,8 +22,7 @@ from .layout import EMPTY, Table
 from .paired import Floats
 from .panels import Panel
 from .runs import find, summaries
-from .scores import SCORES, Score, column, completed
-from .selection import METRICS
+from .scores import SCORES, VALIDATION, Score, column, completed
 from .stats import EQUAL, half_width
 from .trials import FILE, Search, is_search, read_search
 from .units import ExperimentalUnit, finite
@@ -118,7 +117,7 @@ def gather(places: Sequence[str], metric: str | None = None) -> Budgets:
     wanted = metric
     for method, setting, folder in _named(places):
         search = read_search(folder)
-        own = METRICS[search.by]
+        own = VALIDATION[search.by]
         wanted = wanted or own
         if metric is None and own != wanted:
             raise AnalysisError(

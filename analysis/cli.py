@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -17,18 +18,15 @@ from . import (
     captions,
     curves,
     layout,
-    partition,
     rank_figure,
     ranks,
     report,
-    selection,
     style,
     tables,
     trials,
     units,
 )
 from .captions import REPEATED, UNFINISHED
-from .files import class_names, csv_text, read_partition
 from .labels import LABEL
 from .layout import Table
 from .overview import Descriptions
@@ -40,7 +38,7 @@ from .units import ExperimentalUnit
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 runs_argument = click.argument(
-    "dirs", metavar="DIR...", nargs=-1, required=True, type=click.Path(path_type=Path)
+    "dirs", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path)
 )
 by_option = click.option(
     "--by", multiple=True, metavar="COLUMN",
@@ -58,39 +56,25 @@ unit_option = click.option(
     "partitions (runs that differ in data.seed), each with the mean over its training seeds; "
     "unset: partitions where there are several.",
 )  # fmt: skip
-figure_option = click.option(
-    "--out", required=True, type=FILE, help="Figure to write: .png, .pdf or .svg."
-)
-curves_option = click.option(
-    "--out", type=FILE, default="curves.png", show_default=True,
-    help="Figure to write: .png, .pdf or .svg.",
-)  # fmt: skip
-
-
-class Commands(click.Group):
-    """The group of commands, with the first sentence of their help, which click would cut."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands."""
-        names = self.list_commands(ctx)
-        with formatter.section("Commands"):
-            formatter.write_dl([(n, self.commands[n].get_short_help_str(1000)) for n in names])
 
 
 @click.group(
-    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def main() -> None:
     """Tables and figures from the CSV files of run directories.
 
-    A DIR is a run directory (it has a rounds.csv) or any folder above run directories.
+    A DIR is a run directory (it has a rounds.csv) or any folder above run directories; where none
+    is named, 'fedsim' takes the newest run, sweep or search below runs/.
     """
 
 
 @main.command("curves")
 @runs_argument
-@curves_option
+@click.option(
+    "--out", type=FILE, default="curves.png", show_default=True,
+    help="Figure to write: .png, .pdf or .svg.",
+)  # fmt: skip
 @by_option
 @click.option(
     "--metric", "metrics", multiple=True, type=click.Choice([*SCORES, *curves.METRICS]),
@@ -113,7 +97,7 @@ def curves_command(
     dirs: Sequence[Path], out: Path, by: Sequence[str], metrics: Sequence[str],
     unit: ExperimentalUnit | None, smooth: int, x: curves.X,
 ) -> None:  # fmt: skip
-    """Learning curves per method: mean and 95 % interval over seeds or partitions.
+    """Learning curves per method, with 95 % intervals.
 
     With a setting beside the method ('--by algorithm --by alpha') there is a panel for each of its
     values, with a line per method.
@@ -130,32 +114,31 @@ def curves_command(
     echo(f"wrote {out}")
 
 
-@main.command("heatmap")
-@click.argument("source", metavar="DIR|CSV", type=click.Path(path_type=Path))
-@figure_option
-def heatmap_command(source: Path, out: Path) -> None:
-    """Training samples by client and class, from a partition.csv.
-
-    DIR is a run directory, CSV the partition.csv of one.
-
-    \b
-      fedsim heatmap runs/digits/fedld/RUN --out clients.png
-    """
-    run = source if source.is_dir() else source.parent
-    style.save(partition.figure(read_partition(source), class_names(run) or ()), out)
-    echo(f"wrote {out}")
-
-
-main.add_command(heatmap_command, "partition")
-
-
 @main.command("table")
 @runs_argument
-@click.option("--out", type=FILE, help="File to write: .md, .csv or .tex; else Markdown is shown.")
+@click.option(
+    "--out", "outs", multiple=True, type=FILE,
+    help="File to write: .md, .csv or .tex, with --ranks and --budget also the figure (.png, .pdf, "
+    ".svg); else Markdown is shown. Repeatable.",
+)  # fmt: skip
 @by_option
 @click.option(
-    "--metric", "metrics", multiple=True, metavar="NAME", default=("accuracy",),
-    type=click.Choice((*tables.NAMES, *tables.ALIASES)), show_default=True,
+    "--ranks", "ranked", is_flag=True,
+    help="Mean ranks of the methods over blocks, which are the values of the settings in --by, or "
+    "the partitions under these where the runs have several; with the tests of Friedman and of "
+    "Iman and Davenport and Nemenyi's critical difference (Demšar, 2006). A method that lacks a "
+    "run of a block is ranked last there and named in the caption.",
+)  # fmt: skip
+@click.option(
+    "--budget", "tuned", is_flag=True,
+    help="Expected test score of the best of k candidates, by the trials of searches: each DIR is, "
+    "or is above, a directory of 'fedsim tune', or is NAME=DIR. There is a curve for each method, "
+    "and a panel for each partition or, with --unit partition, the mean over them. Trials that "
+    "failed count as the worst.",
+)  # fmt: skip
+@click.option(
+    "--metric", "metrics", multiple=True, metavar="NAME",
+    type=click.Choice((*tables.NAMES, *tables.ALIASES)),
     help="What the table shows. Repeatable. A score of the test part: accuracy, "
     "balanced_accuracy, macro_f1, auc, loss or ece; scores: all of them after the last round; "
     "attack_success_rate, benign_test_accuracy, epsilon or deployment_epsilon of rounds.csv; "
@@ -165,13 +148,13 @@ main.add_command(heatmap_command, "partition")
     "10th percentile, minimum, standard deviation); sites: accuracy of every site or client by "
     "name, and whether a method helps it (difference from -a local); decomposition: terms of the "
     "loss; participation: how often clients took part. final, best and last10 are accuracy at that "
-    "round.",
+    "round.  [default: accuracy]",
 )  # fmt: skip
 @click.option(
-    "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), default=tuple(TAKES),
-    show_default=True, metavar="|".join(TAKES),
+    "--at", "takes", multiple=True, type=click.Choice(list(TAKES)), metavar="|".join(TAKES),
     help="Rounds of a score: the last, the best (chosen by accuracy on the validation part where "
-    "there is one), or the mean of the last ten; one table each. Repeatable.",
+    "there is one), or the mean of the last ten; one table each. "
+    "Repeatable; unset: all, with --ranks final.",
 )  # fmt: skip
 @click.option("--columns", metavar="COLUMN", help="Column of summary.csv: one column per value.")
 @baseline_option
@@ -196,9 +179,10 @@ main.add_command(heatmap_command, "partition")
     "equal, or not decidable.",
 )  # fmt: skip
 def table_command(
-    dirs: Sequence[Path], out: Path | None, by: Sequence[str], metrics: Sequence[str],
-    takes: Sequence[str], columns: str | None, baseline: str | None, unit: ExperimentalUnit | None,
-    test: Kind, rope: float | None, caption: str | None, label: str | None,
+    dirs: Sequence[Path], outs: Sequence[Path], by: Sequence[str], ranked: bool, tuned: bool,
+    metrics: Sequence[str], takes: Sequence[str], columns: str | None, baseline: str | None,
+    unit: ExperimentalUnit | None, test: Kind, rope: float | None, caption: str | None,
+    label: str | None,
 ) -> None:  # fmt: skip
     """Scores or loss terms per method, with intervals and paired tests.
 
@@ -214,39 +198,80 @@ def table_command(
       fedsim table runs/ --metric auc --at final --baseline fedavg
       fedsim table runs/ --metric sites
       fedsim table runs/ --baseline fedavg --test corrected --rope 0.01
+      fedsim table runs/ --ranks --by label --by alpha --out ranks.png --out ranks.csv
+      fedsim table runs/study --budget --out budget.png --out budget.csv
     """
     paired = Test(test, rope)
-    _check(out, list(layout.FORMATS))
+    _check(outs, [*(style.FORMATS if ranked or tuned else ()), *layout.FORMATS])
     for flag, value in (("--caption", caption), ("--label", label)):
-        if value is not None and (out is None or out.suffix != ".tex"):
+        if value is not None and not any(out.suffix == ".tex" for out in outs):
             raise AnalysisError(
                 f"{flag}: only LaTeX tables have one; write one with --out FILE.tex"
             )
     if label is not None and not re.fullmatch(r"[A-Za-z0-9:._-]+", label):
         raise AnalysisError(f"--label {label}: a label has letters, digits and : . _ - only")
+    if ranked or tuned:
+        flag, known = ("--budget", SCORES) if tuned else ("--ranks", ALL)
+        if columns or baseline or rope is not None or (tuned and (ranked or by)):
+            searches = ", of searches and so without --ranks and --by" * tuned
+            raise AnalysisError(
+                f"{flag}: is a table without --columns, --baseline and --rope{searches}"
+            )
+        if len(metrics) > 1 or len(takes) > 1 or not {*metrics} <= {*known}:
+            raise AnalysisError(f"{flag}: takes one --at, and one --metric of {', '.join(known)}")
+    draw = None
+    if tuned:
+        candidates = budget.gather([*map(str, dirs)], *metrics)
+        made = [budget.table(candidates, unit or "seed")]
+        draw = partial(budget.figure, candidates, unit or "seed")
+    elif ranked:
+        runs, unfinished = _summaries(dirs)
+        metric, take = [*metrics, "accuracy"][0], [*takes, "final"][0]
+        blocks = ranks.gather(runs, _grouping(runs, by, unit), metric, take, unit)
+        made = captions.left_out(ranks.tables(blocks), unfinished)
+        draw = partial(rank_figure.figure, blocks)
+    else:
+        made = _scores(dirs, by, metrics or ("accuracy",), columns, baseline, paired, takes, unit)
+    if draw or not outs:
+        echo(layout.markdown(made), nl=False)
+    _write(made, draw, outs, caption, label)
+
+
+def _write(
+    made: Sequence[Table], draw: Callable[[], Figure] | None, outs: Sequence[Path],
+    caption: str | None, label: str | None,
+) -> None:  # fmt: skip
+    """Writes tables and their figure to files."""
+    for out in outs:
+        if draw and out.suffix in style.FORMATS:
+            style.save(draw(), out)
+        elif out.suffix == ".tex":
+            write(out, layout.latex(made, caption, label).encode())
+        else:
+            write(out, layout.FORMATS[out.suffix](made).encode())
+        echo(f"wrote {out}")
+
+
+def _scores(
+    dirs: Sequence[Path], by: Sequence[str], metrics: Sequence[str], columns: str | None,
+    baseline: str | None, paired: Test, takes: Sequence[str], unit: ExperimentalUnit | None,
+) -> list[Table]:  # fmt: skip
+    """The tables of metrics; runs that are left out are named on standard error."""
     runs, unfinished = _summaries(dirs)
     by = _grouping(runs, by, unit, *([columns] if columns else ()))
     made = []
     for metric in metrics:
-        own = tables.make(metric, runs, by, columns, baseline, paired, takes, unit)
+        scored = tables.make(metric, runs, by, columns, baseline, paired, takes or [*TAKES], unit)
         without = tables.runs_without(metric, runs, by, unit)
         _tell(without)
-        made += captions.left_out(own, unfinished | without)
-    if out is None:
-        echo(layout.markdown(made), nl=False)
-        return
-    if caption is not None or label is not None:
-        written = layout.latex(made, caption, label)
-    else:
-        written = layout.FORMATS[out.suffix](made)
-    write(out, written.encode())
-    echo(f"wrote {out}")
+        made += captions.left_out(scored, unfinished | without)
+    return made
 
 
 @main.command("report")
 @runs_argument
 @click.option(
-    "--out", required=True, type=click.Path(path_type=Path), metavar="DIR",
+    "--out", default="report", show_default=True, type=click.Path(path_type=Path), metavar="DIR",
     help="Folder for report.html, figures/ and tables/: new, empty, or of an earlier report.",
 )  # fmt: skip
 @by_option
@@ -264,7 +289,7 @@ def report_command(
     descriptions: Descriptions | None, dirs: Sequence[Path], out: Path, by: Sequence[str],
     baseline: str | None, unit: ExperimentalUnit | None, metrics: Sequence[str], title: str | None,
 ) -> None:  # fmt: skip
-    """All tables and figures of the runs, and one HTML page that shows them.
+    """All tables and figures of runs, on one HTML page.
 
     The page begins with what is significant and what has collapsed. It needs no other file. For the
     directory of a search by 'fedsim tune' the page shows its trials.
@@ -287,136 +312,6 @@ def report_command(
     for absent in written.absent:
         echo(f"left out {absent.title}: {absent.reason}", err=True)
     echo(f"wrote {written.page}")
-
-
-@main.command("select")
-@runs_argument
-@click.option(
-    "--by", required=True, multiple=True, metavar="COLUMN",
-    help="Column of summary.csv whose value is chosen. Repeatable: then their combination is.",
-)  # fmt: skip
-@click.option(
-    "--within", multiple=True, default=(LABEL,), show_default=True, metavar="COLUMN",
-    help="Column of summary.csv: one choice for each of its values. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--metric", type=click.Choice(list(selection.METRICS)), default="val_accuracy",
-    show_default=True, metavar="NAME",
-    help=f"Column of rounds.csv to choose by: {', '.join(selection.METRICS)}. Of val_loss and "
-    "val_ece the lowest is best.",
-)  # fmt: skip
-@unit_option
-@click.option("--out", type=FILE, help="CSV file for the chosen values.")
-def select_command(
-    dirs: Sequence[Path], by: Sequence[str], within: Sequence[str], metric: str,
-    unit: ExperimentalUnit | None, out: Path | None,
-) -> None:  # fmt: skip
-    """Choose a hyperparameter by the best mean on the validation part.
-
-    A value that lacks a run which another one has, such as one that diverged, is not chosen.
-
-    \b
-      fedsim select runs/sweep-mu --by fedprox.mu
-      fedsim select runs/sweep-mu --by fedprox.mu --within alpha --out chosen.csv
-    """
-    _check(out, [".csv"])
-    runs, unfinished = _summaries(dirs)
-    (table,) = captions.left_out([selection.choose(runs, by, within, metric, unit)], unfinished)
-    echo(layout.markdown([table]), nl=False)
-    if out is not None:
-        chosen = table.data[table.data[selection.CHOSEN]].drop(columns=selection.CHOSEN)
-        write(out, csv_text(chosen).encode())
-        echo(f"wrote {out}")
-
-
-outputs_option = click.option(
-    "--out", "outs", multiple=True, type=FILE,
-    help="File to write: a figure (.png, .pdf, .svg) or the tables (.md, .csv, .tex). Repeatable.",
-)  # fmt: skip
-
-
-@main.command("ranks")
-@runs_argument
-@by_option
-@click.option(
-    "--metric", type=click.Choice(list(ALL)), default="accuracy", show_default=True,
-    metavar="NAME", help=f"Score to rank by: {', '.join(ALL)}.",
-)  # fmt: skip
-@click.option(
-    "--at", "take", type=click.Choice(list(TAKES)), default="final", show_default=True,
-    metavar="|".join(TAKES), help="Rounds that the score is from, as in 'fedsim table'.",
-)  # fmt: skip
-@unit_option
-@outputs_option
-def ranks_command(
-    dirs: Sequence[Path], by: Sequence[str], metric: str, take: str, unit: ExperimentalUnit | None,
-    outs: Sequence[Path],
-) -> None:  # fmt: skip
-    """Mean ranks of methods over settings or partitions, and the critical difference.
-
-    Methods are ranked within each block: a value of the settings in --by, or one partition under it
-    where the runs have several. Friedman's test and that of Iman and Davenport say whether the
-    ranks differ, and Nemenyi's critical difference which ones do (Demšar, 2006). A method that
-    lacks a run of a block, such as one that diverged, is ranked last there and named in the
-    caption.
-
-    \b
-      fedsim ranks runs/ --by label --by alpha --out ranks.png --out ranks.csv
-      fedsim ranks runs/study/runs --metric balanced_accuracy
-    """
-    _check_outs(outs)
-    runs, unfinished = _summaries(dirs)
-    by = _grouping(runs, by, unit)
-    found = ranks.gather(runs, by, metric, take, unit)
-    made = captions.left_out(ranks.tables(found), unfinished)
-    _write(made, lambda: rank_figure.figure(found), outs)
-
-
-@main.command("budget")
-@click.argument("places", metavar="[NAME=]DIR...", nargs=-1, required=True)
-@click.option(
-    "--metric", type=click.Choice(list(SCORES)), metavar="NAME",
-    help=f"Score of the test part: {', '.join(SCORES)}; unset: that of the validation metric.",
-)  # fmt: skip
-@unit_option
-@outputs_option
-def budget_command(
-    places: Sequence[str], metric: str | None, unit: ExperimentalUnit | None, outs: Sequence[Path]
-) -> None:
-    """Expected test score of the best of k candidates, by the trials of searches.
-
-    A DIR is the directory of a search by 'fedsim tune', or any folder above searches, such as that
-    of a study: then there is a curve for each method, and a panel for each partition, or with
-    '--unit partition' the mean over them. Trials that failed count as the worst.
-
-    \b
-      fedsim budget runs/study --out budget.png --out budget.csv
-      fedsim budget FedAvg=runs/tune-fedavg FedProx=runs/tune-fedprox
-    """
-    _check_outs(outs)
-    found = budget.gather(places, metric)
-    over = unit or "seed"
-    _write([budget.table(found, over)], lambda: budget.figure(found, over), outs)
-
-
-def _check_outs(outs: Sequence[Path]) -> None:
-    """Refuses a file that cannot be written as a figure or as tables."""
-    for out in outs:
-        if out.suffix not in (*layout.FORMATS, *style.FORMATS):
-            known = ", ".join((*style.FORMATS, *layout.FORMATS))
-            raise AnalysisError(f"{out}: a figure or table is a file named {known}")
-        style.check_output(out)
-
-
-def _write(made: Sequence[Table], draw: Callable[[], Figure], outs: Sequence[Path]) -> None:
-    """Shows tables, and writes them and their figure to files."""
-    echo(layout.markdown(made), nl=False)
-    for out in outs:
-        if out.suffix in layout.FORMATS:
-            write(out, layout.FORMATS[out.suffix](made).encode())
-        else:
-            style.save(draw(), out)
-        echo(f"wrote {out}")
 
 
 def _summaries(dirs: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, list[Path]]]:
@@ -448,9 +343,9 @@ def _tell(left_out: Mapping[str, Sequence[Path]]) -> None:
             echo(f"left out {run}: {reason}", err=True)
 
 
-def _check(out: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuses a file that cannot be written as a table."""
-    if out is not None and out.suffix not in suffixes:
-        raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
-    if out is not None:
+def _check(outs: Sequence[Path], suffixes: Sequence[str]) -> None:
+    """Refuses files that cannot be written as a table or its figure."""
+    for out in outs:
+        if out.suffix not in suffixes:
+            raise AnalysisError(f"{out}: a table is a file named {', '.join(suffixes)}")
         style.check_output(out)

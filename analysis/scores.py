@@ -52,6 +52,8 @@ OTHERS: Mapping[str, Score] = {
 """Of runs with an attack or with privacy, by their column of rounds.csv."""
 EPSILONS = ("epsilon", "deployment_epsilon")
 """Those that are infinite without noise."""
+VALIDATION: Mapping[str, str] = {f"val_{name}": name for name in SCORES}
+"""Columns of rounds.csv that searches choose by, and the score that each is on the test part."""
 ALL = {**SCORES, **OTHERS}
 TAKES: Mapping[str, str] = {
     "final": "final {}", "best": "best {}", "last10": "{} of the last 10 rounds",

@@ -19,8 +19,7 @@ from .files import read_table
 from .labels import text
 from .layout import EMPTY, Table
 from .panels import Drawing
-from .scores import SCORES, Score
-from .selection import METRICS
+from .scores import SCORES, VALIDATION, Score
 from .stats import Estimate
 from .words import say, sentences
 
@@ -55,7 +54,7 @@ class Search:
     @property
     def score(self) -> Score:
         """How the metric is called and shown."""
-        return SCORES[METRICS[self.by]]
+        return SCORES[VALIDATION[self.by]]
 
     @property
     def valued(self) -> pd.DataFrame:
@@ -101,8 +100,8 @@ def read_search(folder: Path) -> Search:
         planned = None if study.get("trials") is None else int(study["trials"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AnalysisError(f"{file}: does not say what was searched ({error!r})") from error
-    if by not in METRICS:
-        raise AnalysisError(f"{file}: unknown metric {by!r}; known: {', '.join(METRICS)}")
+    if by not in VALIDATION:
+        raise AnalysisError(f"{file}: unknown metric {by!r}; known: {', '.join(VALIDATION)}")
     logarithmic = [key for key, form in forms.items() if form.startswith("loguniform")]
     return Search(
         table.sort_values("trial", kind="stable", ignore_index=True), keys, by, logarithmic,
@@ -162,7 +161,7 @@ def confirmed(folder: Path, search: Search) -> Table | None:
     if not (folder / CONFIRMED).is_file():
         return None
     scores = {search.axis: (search.by, search.score.unit)}
-    tested = ["accuracy", *({METRICS[search.by]} - {"accuracy", "loss"})]
+    tested = ["accuracy", *({VALIDATION[search.by]} - {"accuracy", "loss"})]
     for name in tested:
         unit = SCORES[name].unit
         head = unit.head(f"Final test {SCORES[name].title}")

@@ -96,9 +96,9 @@ def infinite(values: pd.Series[float]) -> bool:
 def complete(values: pd.Series[float], runs: Collection[Any]) -> bool:
     """Whether each of the runs has a finite value.
 
-    The rule by which methods and candidates are ranked, those of ``fedsim tune`` and ``fedsim
-    select`` too: one that lacks the value of a run is not chosen and does not lead, whatever its
-    other runs give, since a run that fails is rarely one that would have done well.
+    The rule by which methods are ranked, and the trials of ``fedsim tune``: one that lacks the
+    value of a run is not chosen and does not lead, whatever its other runs give, since a run that
+    fails is rarely one that would have done well.
 
     Args:
         values: one per run, indexed by run.

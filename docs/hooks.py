@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from fedsim.cli import main
 from fedsim.cli.names import CATALOGUES
-from fedsim.cli.options import FLAGS
+from fedsim.cli.options import FLAGS, HELP_ALL
 from fedsim.config import sections
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,6 +213,7 @@ def commands() -> str:
         command = main.get_command(group, name)
         if command is not None:
             ctx = command.make_context(name, [], group, resilient_parsing=True)
+            ctx.meta[HELP_ALL] = name == "run"
             lines += ["", f"## fedsim {name}", "", "```text", ctx.get_help(), "```"]
     return "\n".join(lines) + "\n"
 

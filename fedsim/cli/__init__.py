@@ -7,7 +7,7 @@ be written. ``--verbose`` or ``FEDSIM_DEBUG=1`` also shows the traceback.
 
 import sys
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from fedsim.cli.common import (
 )
 from fedsim.cli.doctor import doctor
 from fedsim.cli.export import export
-from fedsim.cli.grid import grid
 from fedsim.cli.influence import influence
 from fedsim.cli.listing import listing
 from fedsim.cli.partition import partition
@@ -35,7 +34,7 @@ from fedsim.cli.reproduce import reproduce
 from fedsim.cli.resume import resume
 from fedsim.cli.run import run
 from fedsim.cli.runs import runs
-from fedsim.cli.show import compare, show
+from fedsim.cli.show import show
 from fedsim.cli.study import study
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
@@ -47,25 +46,16 @@ from fedsim.version import __version__
 
 HELP = """Federated learning under data heterogeneity, simulated on Ray.
 
-\b
-  fedsim run                                   FedLD on 50 clients, minutes on two cores
-  fedsim run -a fedprox --set fedprox.mu=0.01  another method, a hyperparameter
-  fedsim resume DIR                            continue an interrupted run
-  fedsim sweep table3_small                    six methods, three seeds, one table
-  fedsim tune FILE --trials 25                 hyperparameters by the validation part
-  fedsim study FILE                            tune methods with equal budgets, compare them
-  fedsim reproduce --list                      published tables, and what confirms them here
-  fedsim runs                                  runs and sweeps, and how many rounds are done
-  fedsim predict DIR --out FILE.csv            what a run's models predict, sample by sample
-  fedsim replay DIR --round 3 ...              a round again with one thing changed
-  fedsim influence DIR                         who helped and who hurt, client by client
-  fedsim verify DIR                            do rounds again, compare byte for byte
-  fedsim export DIR --out model                a run's model for use without fedsim
-  fedsim report DIR --out report               tables and figures of runs, on one page
-  fedsim list presets                          the experiments of the papers
-
-Results are CSV files in one directory per run. 'fedsim COMMAND --help' explains a command.
+Begin with 'fedsim run'; 'fedsim COMMAND --help' explains a command.
 """
+GROUPS = {
+    "Run": (run, resume, sweep, tune, study),
+    "Look": (runs, show, *COMMANDS, partition),
+    "Use": (predict, export),
+    "Prove": (verify, replay, influence, reproduce, pack),
+    "Help": (listing, doctor),
+}
+"""The commands by heading of the help."""
 
 
 class Commands(click.Group):
@@ -102,11 +92,11 @@ class Commands(click.Group):
             status = 130
         sys.exit(status if isinstance(status, int) else 0)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands with the first sentence of their help, which click would cut."""
-        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, each.get_short_help_str(1000)) for name, each in commands])
+    def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands by group, each with the first sentence of its help, uncut."""
+        for heading, commands in GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(c.name or "", c.get_short_help_str(1000)) for c in commands])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Runs the command of a context; an error becomes one line and an exit status."""
@@ -155,9 +145,5 @@ def main(ctx: click.Context) -> None:
         ) from None
 
 
-for command in (
-    *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
-    *(verify, pack, replay, influence, export, listing, partition, doctor),
-    *COMMANDS,
-):
+for command in chain(*GROUPS.values()):
     main.add_command(command)

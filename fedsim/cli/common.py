@@ -8,13 +8,14 @@ import os
 import select
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from fedsim.cli.names import folders
 from fedsim.cli.options import VERBOSE
 from fedsim.core.errors import (
     ConfigError,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from fedsim.display.trackers import Tracker
     from fedsim.engine.ray.ahead import SessionAhead
 
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 LONGEST = 1000
 """Characters of an error's line."""
@@ -126,6 +129,55 @@ def make_importable(*layers: Settings) -> None:
             raise ConfigError(f"{given[-1].origin}: {str(folder)!r} is not a directory")
         folders.insert(0, folder.resolve())
     sys.path[:0] = [str(path) for path in folders if str(path) not in sys.path]
+
+
+def make_run_importable(run: str | Path, flags: Settings | None = None) -> None:
+    """:func:`make_importable` by a run's config.yaml and flags."""
+    from fedsim.config import experiments
+
+    config = Path(run, "config.yaml")
+    make_importable(experiments.read(config).settings if config.is_file() else {}, flags or {})
+
+
+def newest(argument: str, *, sweeps: bool = False, searches: bool = False) -> str:
+    """The newest run below runs/, where 'fedsim run' writes; it is named on standard error.
+
+    Args:
+        argument: that names none, for the error.
+        sweeps: whether the sweep of that run, where it is of one, stands for it.
+        searches: whether it may be a search.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from fedsim.storage import directories
+
+    path = directories.newest(Path("runs"), sweeps=sweeps, searches=searches)
+    if path is None:
+        raise ConfigError(f"{argument}: none is named, and there is none below runs/")
+    echo(f"newest: {path}", err=True)
+    return str(path)
+
+
+def run_argument(
+    name: str, metavar: str = "[RUN]", *, several: bool = False, **kinds: bool
+) -> Callable[[F], F]:
+    """The directory of a run, or of several; unset: :func:`newest`."""
+
+    def given(ctx: click.Context, _: click.Parameter, value: Any) -> Any:
+        if ctx.resilient_parsing or value not in (None, ()):
+            return value
+        path = newest(metavar.strip("[]."), **kinds)
+        return (path,) if several else path
+
+    return click.argument(
+        name,
+        metavar=metavar,
+        nargs=-1 if several else 1,
+        required=False,
+        shell_complete=folders,
+        callback=given,
+    )
 
 
 def check_new_file(file: Path, flag: str) -> None:

@@ -1,4 +1,4 @@
-"""What ``fedsim show`` and ``fedsim compare`` say of runs, read from their files alone."""
+"""What ``fedsim show`` says of runs, read from their files alone."""
 
 from __future__ import annotations
 

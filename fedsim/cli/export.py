@@ -8,8 +8,7 @@ from typing import Literal
 
 import click
 
-from fedsim.cli.common import make_importable
-from fedsim.cli.names import folders
+from fedsim.cli.common import make_run_importable, run_argument
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -24,7 +23,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to export")
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("run", metavar="RUN", shell_complete=folders)
+@run_argument("run")
 @what_option(
     "--to",
     "form",
@@ -52,19 +51,16 @@ def export(
 ) -> None:
     """Write a run's model so that it loads without fedsim.
 
-    RUN is the directory of a finished run on images. DIR gets the network, preprocessing.json
-    (size, channels, mean, standard deviation, classes) and predict.py, which applies the network to
-    image files as 'fedsim predict RUN --images' does.
+    RUN is the directory of a finished run on images, by default the newest below runs/. DIR gets
+    the network, preprocessing.json (size, channels, mean, standard deviation, classes) and
+    predict.py, which applies the network to image files as 'fedsim predict RUN --images' does.
 
     \b
       fedsim export RUN --out model/
       python model/predict.py scan.jpg
       fedsim export RUN --to onnx --client 2 --out model/
     """
-    from fedsim.config import experiments
-
-    config = Path(run, "config.yaml")
-    make_importable(experiments.read(config).settings if config.is_file() else {}, {})
+    make_run_importable(run)
     from fedsim.training.portable import export as write
 
     for file in write(Path(run), form, Path(out), client, accept_changed_code=accept_changed_code):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable
-from fedsim.cli.names import files, folders
+from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.names import files
 from fedsim.cli.options import (
     GroupedOption,
     SettingsCommand,
@@ -38,7 +38,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to measure")
 
 
 @click.command(cls=SettingsCommand, flags=CHANGEABLE, show_defaults=False)
-@click.argument("run", metavar="RUN", shell_complete=folders)
+@run_argument("run")
 @what_option(
     "--rounds",
     default="all",
@@ -103,7 +103,7 @@ def influence(
     form: str,
     flags: Settings,
 ) -> None:
-    """Who helped and who hurt: the influence of each client on the rounds of a run.
+    """Who helped and who hurt: the influence of each client on a run.
 
     The rounds are done again up to the server; its rule then aggregates the same updates without
     one client, or for every coalition of clients. Nothing is trained without anybody, and RUN stays
@@ -115,8 +115,6 @@ def influence(
       fedsim influence RUN --metric val_loss --out influence.csv --figure who.png
       fedsim influence RUN --rounds 1-10 --no-shapley --format json
     """
-    from fedsim.config import experiments
-
     if figure is not None and out is None:
         raise click.UsageError("--figure is drawn from a file: give --out FILE.csv too")
     for flag, file in (("--out", out), ("--figure", figure)):
@@ -124,8 +122,7 @@ def influence(
             check_new_file(Path(file), flag)
     if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
         raise click.UsageError(f"--figure {figure}: a figure is named .png, .pdf or .svg")
-    config = Path(run, "config.yaml")
-    make_importable(experiments.read(config).settings if config.is_file() else {}, flags)
+    make_run_importable(run, flags)
     from fedsim.training.influence import influence as measured
     from fedsim.training.influence import parse_rounds, summed
 

@@ -22,8 +22,9 @@ from fedsim.core.terminal import echo
 @format_option
 @verbose_option
 def listing(kind: str | None, form: str) -> None:
-    """List the names that an experiment can use; without a kind, what lists there are.
+    """List the names that an experiment can use.
 
+    Without a kind: what lists there are.
     All data sets are for classification.
 
     An algorithm, a data set, a model or a partition may also be a function of your own,

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 import click
 
 from fedsim.cli.names import files, folders, key_or_value, named, value_of
+from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
     from click.types import OptionHelpExtra
 
 VERBOSE = "fedsim.verbose"
 """Key of a context's meta: whether tracebacks are shown."""
+HELP_ALL = "fedsim.help_all"
+"""Key of a context's meta: whether the help lists all options."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,10 +43,14 @@ class GroupedOption(click.Option):
 class GroupedCommand(click.Command):
     """A command whose options are listed under headings."""
 
+    def listed(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters that the help lists."""
+        return self.get_params(ctx)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the options, group by group in the order of their definition, Other last."""
         groups: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
+        for parameter in self.listed(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None and isinstance(parameter, click.Option):
                 groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
@@ -197,7 +204,7 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
 """By heading of the help."""
 
 
-OTHERS = "Every other setting of 'fedsim run --help' is accepted, too."
+OTHERS = "More flags, all accepted here: 'fedsim run --help-all'."
 """Below the help of a command that does not show all flags."""
 OF_SEVERAL_RUNS: Mapping[str, str] = {
     "engine.kind": "serial where the machine has no GPU and the runs fill it, else ray"
@@ -210,7 +217,9 @@ class SettingsCommand(GroupedCommand):
 
     Args:
         flags: by heading.
-        shown: the headings that the help shows, with a line about the others; None: all.
+        shown: the flags that the help lists, by heading or key, with a line about the others, which
+            --help-all lists; None: all.
+        rare: the command's own options that only --help-all lists, by name.
         show_defaults: whether the help shows them.
         defaults: by key, in words, where the command's own differ from those of the key.
     """
@@ -220,13 +229,15 @@ class SettingsCommand(GroupedCommand):
         *args: Any,
         flags: Mapping[str, tuple[Flag, ...]] = FLAGS,
         shown: Collection[str] | None = None,
+        rare: Collection[str] = (),
         show_defaults: bool = True,
         defaults: Mapping[str, str] | None = None,
         **attributes: Any,
     ) -> None:
         super().__init__(*args, **attributes)
         self.epilog = OTHERS if shown else None
-        self.flags, self.shown = flags, flags.keys() if shown is None else shown
+        self.flags, self.rare = flags, {*rare}
+        self.shown = {*flags} if shown is None else {*shown}
         self.show_defaults, self.defaults = show_defaults, defaults or {}
 
     @cached_property
@@ -236,14 +247,30 @@ class SettingsCommand(GroupedCommand):
         for group, flags in self.flags.items():
             for flag in flags:
                 default = self.defaults.get(flag.key)
-                option = flag.option(group, show_default=self.show_defaults, default=default)
-                option.hidden = group not in self.shown
-                options.append(option)
+                options.append(flag.option(group, show_default=self.show_defaults, default=default))
         return options
+
+    def listed(self, ctx: click.Context) -> list[click.Parameter]:
+        """The parameters that the help lists."""
+        if ctx.meta.get(HELP_ALL):
+            return self.get_params(ctx)
+        own = [each for each in super().get_params(ctx) if each.name not in self.rare]
+        names = {
+            flag.name
+            for group, flags in self.flags.items()
+            for flag in flags
+            if self.shown & {group, flag.key}
+        }
+        return own + [option for option in self.setting_options if option.name in names]
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """The command's own parameters, then the flags."""
         return [*super().get_params(ctx), *self.setting_options]
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes where the other flags are listed."""
+        if not ctx.meta.get(HELP_ALL):
+            super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parses; parameter ``flags`` is then what the flags and ``--set`` give, as settings.
@@ -331,25 +358,24 @@ accept_option = several_option(
     "is continued says so in its env.json.",
 )
 """``--accept-changed-code``."""
-MOST_DIGITS = 5
-"""Of --parallel; no machine drives more runs at once."""
 
 
-class ParallelType(click.ParamType[Any]):
-    """``auto``, or a whole number from 1."""
+class WordOrNumber(click.ParamType[Any]):
+    """A word such as ``auto``, or a whole number from 1 with a few digits."""
 
-    name = "auto|N"
+    def __init__(self, word: str, digits: int) -> None:
+        self.word, self.digits, self.name = word, digits, f"{word}|N"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Literal["auto"] | int:
+    ) -> str | int:
         """The value; refuses anything else."""
-        if value == "auto":
-            return "auto"
         number = str(value)
-        whole = number.isascii() and number.isdecimal() and len(number) <= MOST_DIGITS
+        if number == self.word:
+            return number
+        whole = number.isascii() and number.isdecimal() and len(number) <= self.digits
         if not whole or int(number) < 1:
-            self.fail(f"{value!r} given; must be auto or a whole number from 1", param, ctx)
+            self.fail(f"{value!r} given; must be {self.word} or a whole number from 1", param, ctx)
         return int(number)
 
 
@@ -363,7 +389,7 @@ def number_or_name(text: str) -> int | str:
 
 parallel_option = several_option(
     "--parallel",
-    type=ParallelType(),
+    type=WordOrNumber("auto", 5),
     default="auto",
     metavar="auto|N",
     help="Number of runs executed at once; auto: as many as fit into cores, memory and GPUs.  "
@@ -386,6 +412,22 @@ def _remember_verbose(ctx: click.Context, _: click.Parameter, value: bool) -> No
     ctx.meta[VERBOSE] = value
 
 
+def _help_all(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        ctx.meta[HELP_ALL] = True
+        echo(ctx.get_help())
+        ctx.exit()
+
+
+help_all_option = click.option(
+    "--help-all",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    help="Show all options and exit.",
+    callback=_help_all,
+)
+"""``--help-all``."""
 verbose_option = click.option(
     "--verbose",
     is_flag=True,

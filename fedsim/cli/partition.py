@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from fedsim.cli.common import check_new_file, configuration
+from fedsim.cli.names import folders
 from fedsim.cli.options import (
     SettingsCommand,
     files_option,
@@ -41,6 +42,7 @@ MAX_PIXELS = 128
 
 
 @click.command(cls=SettingsCommand, shown=("Data", "Clients"))
+@click.argument("run", metavar="[RUN]", required=False, shell_complete=folders)
 @preset_options
 @set_any_option
 @out_option(help="Write partition.csv, split.csv and partition.png there.")
@@ -51,19 +53,29 @@ MAX_PIXELS = 128
 )
 @verbose_option
 def partition(
-    preset: str | None, config: str | None, out: str | None, plot: str | None, flags: Settings
+    run: str | None,
+    preset: str | None,
+    config: str | None,
+    out: str | None,
+    plot: str | None,
+    flags: Settings,
 ) -> None:
     """Show how a run would split the data over clients.
 
     Prints the training samples of each client by class. --out DIR also writes the table, a figure,
     and split.csv, which '--set data.partition_file=DIR/split.csv --partition files' reads. --plot
-    FILE draws example images as well, with the clients' feature shift.
+    FILE draws example images as well, with the clients' feature shift; of a RUN, a directory with a
+    partition.csv, it draws the samples by class and client alone.
 
     \b
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
       fedsim partition -d shortcut --clients 12 --plot shortcut.png
+      fedsim partition runs/digits/fedld/RUN --plot clients.png
     """
+    if run is not None:
+        plot_run(Path(run), plot, alone=not (preset or config or out or flags))
+        return
     from fedsim.data import holdout, patients
     from fedsim.display.tables import show
     from fedsim.engine.blocks import named
@@ -183,6 +195,21 @@ def write_split(dataset: Dataset, split: Partition, folder: Path, malicious: Seq
         (unfinished / "partition.csv").write_bytes(csv_text(frame).encode())
         (unfinished / "split.csv").write_bytes(csv_text(samples).encode())
         figure.savefig(unfinished / "partition.png", dpi=150, bbox_inches="tight")
+
+
+def plot_run(run: Path, plot: str | None, *, alone: bool) -> None:
+    """Draws the samples by class and client of a run, given as it or its partition.csv.
+
+    Raises:
+        click.UsageError: no file for it, or not ``alone``: there are settings, or an --out.
+    """
+    if plot is None or not alone:
+        raise click.UsageError("RUN: goes with --plot FILE, and with no setting or --out")
+    check_output(None, plot)
+    files = analysis("files")
+    frame, names = files.read_partition(run), files.class_names(run if run.is_dir() else run.parent)
+    analysis("style").save(analysis("partition").figure(frame, names or ()), Path(plot))
+    echo(f"picture: {plot}")
 
 
 def save_picture(dataset: Dataset, split: Partition, title: str, note: str, file: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable
+from fedsim.cli.common import check_new_file, make_run_importable, run_argument
 from fedsim.cli.names import files, folders
 from fedsim.cli.options import (
     GroupedCommand,
@@ -33,7 +33,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What to predict")
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("run", metavar="RUN", shell_complete=folders)
+@run_argument("run")
 @click.argument("more", metavar="", nargs=-1, shell_complete=files)
 @what_option(
     "--images",
@@ -76,10 +76,10 @@ def predict(
 ) -> None:
     """Write what the final models of a run predict, sample by sample.
 
-    RUN is the directory of a finished run. FILE gets the columns sample, client_id, label,
-    prediction, a probability_K for each class K, label_name, prediction_name, and file where
-    samples are files. Without --client the models are those that the run evaluates: the global
-    one, or, with personalised methods, each client's own.
+    RUN is the directory of a finished run, by default the newest below runs/. FILE gets the columns
+    sample, client_id, label, prediction, a probability_K for each class K, label_name,
+    prediction_name, and file where samples are files. Without --client the models are those that
+    the run evaluates: the global one, or, with personalised methods, each client's own.
 
     With --images FILE gets the columns file, prediction (the name of the class) and a
     probability_CLASS for each class. The run's own data need not be there. With a personalised
@@ -93,15 +93,12 @@ def predict(
       fedsim predict RUN --client 'hospital b' --out hospital_b.csv
       fedsim predict RUN --data-dir new_images/ --out new.csv
     """
-    from fedsim.config import experiments
-
     if images is None and more:
         raise click.UsageError(f"{more[0]!r}: files of images stand after --images")
     if images is not None and (split or data_dir):
         raise click.UsageError("--images does not go with --split or --data-dir")
     check_new_file(Path(out), "--out")
-    config = Path(run, "config.yaml")
-    make_importable(experiments.read(config).settings if config.is_file() else {}, {})
+    make_run_importable(run)
     if images is not None:
         _predict_images(Path(run), (images, *more), client, Path(out), accept_changed_code)
         return

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable
-from fedsim.cli.names import files, folders
+from fedsim.cli.common import check_new_file, make_run_importable, run_argument
+from fedsim.cli.names import files
 from fedsim.cli.options import (
     FLAGS,
     Flag,
@@ -41,30 +42,20 @@ ROUNDING = 1e-12
 CHANGES = {CHANGE: (*RULES, Flag("attack.name", ("--attack",), "NAME"))}
 
 
+rounds_option = partial(
+    click.option, cls=GroupedOption, group="Rounds", type=click.IntRange(1, 10**9)
+)
+
+
 def client(text: str) -> int | str:
     """A client given as ``client:12``, ``client:NAME``, or without the word."""
     return number_or_name(text.removeprefix("client:"))
 
 
 @click.command(cls=SettingsCommand, flags={**CHANGES, **CHANGEABLE}, show_defaults=False)
-@click.argument("run", metavar="RUN", shell_complete=folders)
-@click.option(
-    "--round",
-    type=click.IntRange(1, 10**9),
-    required=True,
-    cls=GroupedOption,
-    group="Rounds",
-    metavar="R",
-    help="The first round.",
-)
-@click.option(
-    "--until",
-    type=click.IntRange(1, 10**9),
-    cls=GroupedOption,
-    group="Rounds",
-    metavar="S",
-    help="The last round; unset: the first one.",
-)
+@run_argument("run")
+@rounds_option("--round", required=True, metavar="R", help="The first round.")
+@rounds_option("--until", metavar="S", help="The last round; unset: the first one.")
 @click.option(
     "--without",
     type=client,
@@ -96,7 +87,7 @@ def replay(
     form: str,
     flags: Settings,
 ) -> None:
-    """Do rounds of a run again with one thing changed, beside the original.
+    """Do rounds of a run again with one thing changed.
 
     Both sides start from the state of the run before round R; cohorts, random numbers and the
     states of clients and server are those of the run, and what the change replaces on the server
@@ -111,12 +102,9 @@ def replay(
       fedsim replay RUN --round 3 --until 10 --server fedgh --out fedgh.csv
       fedsim replay RUN --round 3 --margin none --set evaluation.decompose_every=1
     """
-    from fedsim.config import experiments
-
     if out is not None:
         check_new_file(Path(out), "--out")
-    config = Path(run, "config.yaml")
-    make_importable(experiments.read(config).settings if config.is_file() else {}, flags)
+    make_run_importable(run, flags)
     from fedsim.training.replay import replay as again
     from fedsim.training.resume import FREE
 

@@ -1,9 +1,11 @@
 """The commands of ``fedsim_analysis``, which read the CSV files of finished runs."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
+from fedsim.cli.common import newest
 from fedsim.core.analysis import analysis
 from fedsim.display.descriptions import descriptions
 
@@ -18,18 +20,17 @@ class AnalysisCommand(click.Command):
         """Parses the arguments of the command itself."""
         command = analysis("cli").main.commands[self.name]
         obj = descriptions() if self.name == "report" else None
-        return command.make_context(info_name, args, parent, obj=obj, **extra)
+        ctx: click.Context = command.make_context(info_name, args, parent, obj=obj, **extra)
+        if not (ctx.params["dirs"] or ctx.resilient_parsing):
+            ctx.params["dirs"] = (Path(newest("DIR", sweeps=True, searches=True)),)
+        return ctx
 
 
 COMMANDS = [
     AnalysisCommand(name, help=text)
     for name, text in {
-        "report": "All tables and figures of the runs, and one HTML page that shows them.",
         "table": "Scores or loss terms per method, with intervals and paired tests.",
-        "curves": "Learning curves per method: mean and 95 % interval over seeds or partitions.",
-        "select": "Choose a hyperparameter by the best mean on the validation part.",
-        "ranks": "Mean ranks of methods over settings or partitions, and the critical difference.",
-        "budget": "Expected test score of the best of k candidates, by the trials of searches.",
-        "heatmap": "Training samples by client and class, from a partition.csv.",
+        "curves": "Learning curves per method, with 95 % intervals.",
+        "report": "All tables and figures of runs, on one HTML page.",
     }.items()
 ]

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fedsim.cli.common import importing, interruptible, make_importable, session_ahead, trackers_of
+from fedsim.cli.common import (
+    importing,
+    interruptible,
+    make_run_importable,
+    session_ahead,
+    trackers_of,
+)
 from fedsim.cli.names import folders
 from fedsim.cli.options import (
     FLAGS,
@@ -59,14 +65,13 @@ def resume(
       fedsim resume runs/digits/fedld/RUN
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
-    from fedsim.config import experiments
     from fedsim.display.progress import display, show_result
     from fedsim.storage.run_dir import RunStore
     from fedsim.training.resume import configuration
 
     store, shown = RunStore(Path(directory)), display()
     file = store.path / "config.yaml"
-    make_importable(experiments.read(file).settings if file.is_file() else {}, flags)
+    make_run_importable(directory, flags)
     if file.is_file() and store.finished:
         echo(f"{directory} is finished; its result:")
         show_result(store.path, store.summary)

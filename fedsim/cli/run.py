@@ -18,6 +18,7 @@ from fedsim.cli.common import (
 from fedsim.cli.dry_run import check_dry_run, dry_run_options, show_estimate
 from fedsim.cli.options import (
     SettingsCommand,
+    help_all_option,
     out_option,
     preset_options,
     set_any_option,
@@ -29,13 +30,23 @@ if TYPE_CHECKING:
     from fedsim.config.experiments import Settings
 
 
-@click.command(cls=SettingsCommand)
+COMMON = (
+    *("algorithm", "server", "margin", "train.rounds", "seed", "data.name", "data.dir"),
+    *("model.name", "train.local_epochs", "train.batch_size", "train.lr", "data.num_clients"),
+    *("train.sample_rate", "data.partition", "data.alpha", "evaluation.decompose_every"),
+    "engine.kind",
+)
+"""The keys whose flags ``--help`` lists."""
+
+
+@click.command(cls=SettingsCommand, shown=COMMON, rare=("measure", "gpu_price", "track"))
 @preset_options
 @set_any_option
 @out_option(help="Directory of the run; a new one under runs/ by default.")
 @dry_run_options
 @track_option
 @verbose_option
+@help_all_option
 @click.pass_context
 def run(
     ctx: click.Context,
@@ -49,10 +60,11 @@ def run(
     track: tuple[str, ...],
     flags: Settings,
 ) -> None:
-    """Run one experiment, a classification task, and write its tables.
+    """Run one experiment and write its tables.
 
-    Without options: FedLD on scikit-learn's digits, 50 clients, 10 % of them in each of 100 rounds,
-    Dirichlet(0.5). Flags win over the file, the file over the preset, the preset over defaults.
+    Without options, a classification task: FedLD on scikit-learn's digits, 50 clients, 10 % of them
+    in each of 100 rounds, Dirichlet(0.5). Flags win over the file, the file over the preset, the
+    preset over defaults.
 
     \b
       fedsim run -a fedavg --alpha 0.1 --seed 1

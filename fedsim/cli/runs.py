@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @format_option
 @verbose_option
 def runs(directories: tuple[str, ...], form: str) -> None:
-    """List the runs, sweeps and searches below folders, runs/ by default.
+    """List runs, sweeps and searches below folders, runs/ by default.
 
     Of each run: its label where it has one, the rounds done, whether it is finished, running,
     interrupted or failed, its final and best test accuracy, and when its last results were written.

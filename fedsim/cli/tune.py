@@ -123,7 +123,7 @@ def tune(
     accept_changed_code: bool,
     flags: Settings,
 ) -> None:
-    """Search for the best hyperparameters on the validation part, with Optuna.
+    """Search hyperparameters by the validation part, with Optuna.
 
     FILE is a YAML file of settings with a section 'search:' of lines 'KEY: FORM', where FORM is
     uniform(a, b), loguniform(a, b), int(a, b) or choice(a, b, ...); PRESET is a name of 'fedsim

@@ -6,15 +6,16 @@ import json
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable
+from fedsim.cli.common import check_new_file, make_importable, make_run_importable, run_argument
 from fedsim.cli.names import folders
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
+    WordOrNumber,
     accept_option,
     format_option,
     verbose_option,
@@ -33,28 +34,11 @@ if TYPE_CHECKING:
 what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
 
-class RoundsType(click.ParamType[Any]):
-    """``all``, or a whole number from 1."""
-
-    name = "N|all"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Literal["all"] | int:
-        """The value; refuses anything else."""
-        if value == "all" or (isinstance(value, int) and value > 0):
-            return value
-        text = str(value)
-        if not (text.isascii() and text.isdecimal() and int(text[:9]) > 0) or len(text) > 9:
-            self.fail(f"{value!r} given; must be all or a whole number from 1", param, ctx)
-        return int(text)
-
-
 @click.command(cls=GroupedCommand)
-@click.argument("path", metavar="RUN|SWEEP|PACK", shell_complete=folders)
+@run_argument("path", "[RUN|SWEEP|PACK]", sweeps=True)
 @what_option(
     "--rounds",
-    type=RoundsType(),
+    type=WordOrNumber("all", 9),
     default=3,
     show_default=True,
     metavar="N|all",
@@ -106,13 +90,14 @@ def verify(
     accept_changed_code: bool,
     allow_code: bool,
 ) -> None:
-    """Verify results: do rounds of a run again, and compare everything byte for byte.
+    """Do rounds of a run again and compare everything byte for byte.
 
-    RUN is a run directory, finished or not; of a SWEEP some runs are drawn; PACK is a file of
-    'fedsim pack'. Each drawn round starts from the nearest earlier checkpoint, and all rounds on
-    the way are compared, too. Nothing is written into RUN, and code that it names is run with
-    --allow-code alone. On another kind of processor, or with other versions of torch and NumPy, a
-    run is never verified, but consistent within what rounding explains, which is no proof.
+    RUN is a run directory, finished or not, by default the newest below runs/; of a SWEEP some runs
+    are drawn; PACK is a file of 'fedsim pack'. Each drawn round starts from the nearest earlier
+    checkpoint, and all rounds on the way are compared, too. Nothing is written into RUN, and code
+    that it names is run with --allow-code alone. On another kind of processor, or with other
+    versions of torch and NumPy, a run is never verified, but consistent within what rounding
+    explains, which is no proof.
 
     Exit status: 0 verified or consistent, 1 something differs (the first difference is named), 2
     not possible.
@@ -125,7 +110,6 @@ def verify(
       fedsim verify mine.zip --task docs/leaderboard/digits/task.yaml
     """
     ctx = click.get_current_context()
-    from fedsim.config import experiments
     from fedsim.core.imports import refused
     from fedsim.studies import verify as proofs
     from fedsim.training.verify import REFUSED
@@ -142,8 +126,8 @@ def verify(
                 make_importable(task.settings)
                 modules = leaderboard.code(task)
             if allow_code:
-                for config in (run / "config.yaml" for run in wanted.runs):
-                    make_importable(experiments.read(config).settings if config.is_file() else {})
+                for run in wanted.runs:
+                    make_run_importable(run)
             found = []
             if task_file is not None:
                 with nullcontext() if allow_code else refused(REFUSED):

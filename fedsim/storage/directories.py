@@ -148,6 +148,25 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
     yield from below
 
 
+def newest(folder: Path, *, sweeps: bool, searches: bool) -> Path | None:
+    """The run below a folder that was written last.
+
+    With ``sweeps`` a sweep takes the place of its runs; with ``searches`` it may be a search, whose
+    runs never count.
+
+    Raises:
+        StoreError: the folder cannot be read.
+    """
+    times: dict[Path, float] = {}
+    for each in find(folder) if folder.is_dir() else ():
+        if isinstance(each, RunStatus):
+            path = each.sweep if sweeps and each.sweep else each.path
+            times[path] = max(times.get(path, 0.0), each.changed or 0.0)
+        elif searches and isinstance(each, SearchStatus):
+            times[each.path] = max(file.stat().st_mtime for file in each.path.iterdir())
+    return max(times, key=times.__getitem__, default=None)
+
+
 def search_in(folder: Path) -> SearchStatus | None:
     """The search in a directory, None where there is none.
 

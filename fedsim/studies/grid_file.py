@@ -1,20 +1,14 @@
-"""Writes the files of sweeps with named rows, such as the best settings of searches."""
+"""The file of a sweep with named rows: a study's comparison."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import yaml
 
-from fedsim.config import experiments
 from fedsim.config.experiments import Setting
 from fedsim.config.resolve import resolve, unused
-from fedsim.core.errors import ConfigError
-from fedsim.storage.trials import read_study
-from fedsim.studies.confirm import seeds_after
-from fedsim.studies.search import BEST
 
 
 def grid_text(
@@ -50,30 +44,6 @@ def grid_text(
     lines = [f"{key}: {_flow(value)}" for key, value in {"about": about, **common}.items()]
     lines += ["grid:", "  method:", *(f"    - {_flow(row)[1:-1]}" for row in own)]
     return "\n".join([*lines, f"  seed: {_flow([*seeds])}"]) + "\n"
-
-
-def grid_of_searches(searches: Mapping[str, Path], count: int) -> str:
-    """The file of a sweep whose named rows are the best.yaml of searches, on fresh training seeds.
-
-    Args:
-        searches: by name the directory of each.
-        count: number of training seeds.
-
-    Raises:
-        ConfigError: a directory holds no search, or none with a best trial.
-        DataError, StoreError: a file is damaged, or cannot be read.
-    """
-    rows, used = {}, set[int]()
-    for name, folder in searches.items():
-        begun = read_study(folder)
-        if begun is None:
-            raise ConfigError(f"{name}={folder}: is no directory of a search by 'fedsim tune'")
-        if not (folder / BEST).is_file():
-            raise ConfigError(f"{name}={folder}: has no {BEST}, no trial is complete yet")
-        used.update(begun["seeds"])
-        settings = experiments.read(folder / BEST).settings
-        rows[name] = {key: given.value for key, given in settings.items()} | {"label": name}
-    return grid_text(rows, seeds_after(used, count))
 
 
 def _flow(value: object) -> str:

@@ -137,7 +137,7 @@ COMMANDS = {
     ),
     "f.csv": (
         *(f"{SERIAL} --set data.partition_file=f.csv", f"{SERIAL} --set clock.trace=f.csv"),
-        *("heatmap f.csv --out h.png", "partition --set data.partition_file=f.csv"),
+        *("partition f.csv --plot h.png", "partition --set data.partition_file=f.csv"),
     ),
     "w.pt": (f"{SERIAL} --set model.weights=w.pt",),
     "w.safetensors": (f"{SERIAL} --set model.weights=w.safetensors",),

@@ -18,7 +18,7 @@ USAGE = [
     *(Case(f"{name} --unknown", f"{name} --no-such-flag", "--no-such-flag") for name in NAMES),
     *(Case(f"{name} --format=x", f"{name} --forma=x", "--forma") for name in NAMES),
     *(Case(f"{name} of two", (name, "a", "b", "c"), ()) for name in ("resume", "list", "sweep")),
-    *(Case(f"{name} alone", name) for name in ("resume", "sweep", "list", "table", "curves")),
+    *(Case(f"{name} alone", name) for name in ("resume", "sweep", "table", "curves")),
     *(Case(f"{name} of nothing", (name, "")) for name in ("resume", "sweep", "list", "runn", "")),
     *(
         Case(f"{name} nowhere", (name, "nowhere"))

@@ -76,7 +76,7 @@ ODD: tuple[object, ...] = (
     *(None, True, -1, 10**30, 1e308, "", "x", "\x1b[31m", "a\nb", [], [1], ["x", None], {}),
     *({"a": {"b": 1}}, "null", "0", "\u202e"),
 )
-READERS = ("show {}", "runs {}", "compare {} {}", "predict {} --out p.csv", "table {}")
+READERS = ("show {}", "runs {}", "show {} {}", "predict {} --out p.csv", "table {}")
 
 
 def config_cases() -> Iterator[Case]:

@@ -115,13 +115,11 @@ FEW = ("the hardest is infinite", "all NaN", "a partition is missing")
 
 
 def written(values: Values, root: Path) -> None:
-    """The run directories; the runs of a method are its values of ``train.lr`` for select, too."""
+    """The run directories."""
     root.mkdir()
     for name, of in values.items():
         for (part, seed), value in of.items():
-            rate = {"fedavg": 0.1, "fedprox": 0.2}.get(name, 0.3)
-            more: dict[str, Any] = {"data.seed": part, "train.lr": rate}
-            more["final_test_loss"] = value
+            more: dict[str, Any] = {"data.seed": part, "final_test_loss": value}
             run_of(root, name, seed, [value], [value], **more)
 
 
@@ -132,10 +130,9 @@ def tried(values: Values, folder: Path) -> None:
         ("table", "runs", *unit),
         ("table", "runs", *unit, "--baseline", "fedavg", "--test", "wilcoxon"),
         ("table", "runs", *unit, "--baseline", "fedavg", "--test", "bayes", "--rope", "0.01"),
-        ("ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
+        ("table", "--ranks", "runs", *unit, "--out", "ranks.svg", "--out", "ranks.csv"),
         ("table", "runs", *unit, "--metric", "loss", "--baseline", "fedavg", "--out", "t.csv"),
         ("table", "runs", *unit, "--metric", "scores", "--out", "t.tex"),
-        ("select", "runs", *unit, "--by", "train.lr", "--within", "dataset", "--out", "s.csv"),
         ("report", "runs", *unit, "--out", "page", "--baseline", "fedavg"),
     ]
     with workplace(folder) as work:

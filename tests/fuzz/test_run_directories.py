@@ -161,11 +161,11 @@ def test_resume(number: int, interrupted: Path, tmp_path: Path) -> None:
     )
 
 
-READERS = ("table run", "select run --by seed", "runs run", "show run", "compare run run")
+READERS = ("table run", "runs run", "show run", "show run run")
 READERS += (
     "predict run --out p.csv",
     "resume run",
-    "heatmap run --out h.png",
+    "partition run --plot h.png",
     "curves run --out c.png",
 )
 READ = ("summary.csv", "rounds.csv", "config.yaml", "env.json", "classes.csv", "partition.csv")

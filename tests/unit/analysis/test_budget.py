@@ -112,7 +112,7 @@ def study(tmp_path: Path) -> Path:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["budget", *map(str, arguments)])
+    return CliRunner().invoke(main, ["table", "--budget", *map(str, arguments)])
 
 
 def test_the_searches_of_a_study(study: Path) -> None:

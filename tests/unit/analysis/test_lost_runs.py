@@ -133,7 +133,9 @@ def test_in_ranks_it_is_last_in_the_block(whole: Path, lost: Path) -> None:
     assert one.ranks["fedld"].tolist() == [3, 1]
     assert other.ranks["fedld"].tolist() == [3, 1]
     assert list(other.lacking) == ["fedld"]
-    done = CliRunner().invoke(main, ["ranks", str(lost), "--by", "label", "--by", "alpha"])
+    done = CliRunner().invoke(
+        main, ["table", "--ranks", str(lost), "--by", "label", "--by", "alpha"]
+    )
     assert "Ranked last for want of runs that others have: FedLD (" in done.output
 
 
@@ -160,7 +162,7 @@ def test_in_budgets_a_failed_trial_is_worse_than_any_result(tmp_path: Path) -> N
     bad = [("complete", 0.1, 0.2), *test_budget.GOOD[1:]]
     one = test_budget.search(tmp_path / "a", bad)
     other = test_budget.search(tmp_path / "b", [("failed", None, None), *bad[1:]])
-    done = CliRunner().invoke(main, ["budget", str(one), str(other)])
+    done = CliRunner().invoke(main, ["table", "--budget", str(one), str(other)])
     # means of 20 80 60 and of 0 80 60; pairs 80 80 60 in both
     assert "| a | 3 | 0 | 53.33 | 73.33 | 80.00 |" in done.output
     assert "| b | 3 | 1 | 46.67 | 73.33 | 80.00 |" in done.output

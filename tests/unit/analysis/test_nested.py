@@ -18,7 +18,6 @@ from analysis import (
     curves,
     headline,
     layout,
-    selection,
     stats,
     tables,
     units,
@@ -316,22 +315,6 @@ def test_curves_are_means_over_partitions(runs: Path) -> None:
     assert lines == {"FedAvg": pytest.approx(56), "FedLD": pytest.approx(67)}
 
 
-def test_a_choice_is_over_partitions(tmp_path: Path) -> None:
-    for lr, gain in ((0.1, 0.0), (0.2, 0.1)):
-        for partition in (0, 1):
-            for seed in (0, 1):
-                value = 0.5 + gain + partition / 10 + seed / 50
-                more = {"train.lr": lr, "data.seed": partition}
-                run_of(tmp_path, "fedavg", seed, [value], [value - 0.1], **more)
-    got = selection.choose(
-        summaries(find([tmp_path])[0]), ["train.lr"], ["algorithm"], unit="partition"
-    )
-    assert got.head[2:4] == ["Partitions", "Seeds"]
-    # validation: partitions 0.51 and 0.61 of rate 0.2, half = 12.7062 * 0.05
-    assert got.rows[1][1:5] == ["**0.2**", "2", "2", "56.00 ± 63.53"]
-    assert "over the partitions" in got.caption
-
-
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two methods on three partitions with two seeds, with scores of each client."""
@@ -427,3 +410,10 @@ def test_a_sweep_and_a_table_agree(runs: Path) -> None:
         assert row["final_test_accuracy_std"] == pytest.approx(own["std"], rel=1e-12)
         half = own["high"] - own["mean"]
         assert row["final_test_accuracy_ci95"] == pytest.approx(half, rel=1e-12)
+
+
+def test_complete_means_a_finite_value_of_each_run() -> None:
+    values = pd.Series({0: 0.5, 1: math.inf, 2: math.nan})
+    assert units.complete(values, [0])
+    assert not any(units.complete(values, runs) for runs in ([1], [2], [0, 3], [0, 1]))
+    assert units.complete(values, [])

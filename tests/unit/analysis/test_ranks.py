@@ -153,7 +153,7 @@ def test_the_lines_to_the_labels_have_one_colour_and_never_cross(count: int) -> 
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["ranks", *map(str, arguments)])
+    return CliRunner().invoke(main, ["table", "--ranks", *map(str, arguments)])
 
 
 ALPHA = "\N{GREEK SMALL LETTER ALPHA}"
@@ -271,3 +271,7 @@ def test_one_method_or_one_block_is_refused(runs: Path) -> None:
     with pytest.raises(AnalysisError, match="each setting has one method alone"):
         ranks.gather(frame[frame["algorithm"] == "fedld"], ("label", "alpha"), unit="partition")
     assert "is a file named .png" in invoke(runs, *GROUPED, "--out", "x.gif").output
+    refused = {"--baseline fedavg": "without --columns", "--metric pairs": "one --metric of accu"}
+    for flags, message in refused.items():
+        assert message in invoke(runs, *GROUPED, *flags.split()).stderr
+    assert "without --ranks and --by" in invoke(runs, *GROUPED, "--budget").stderr

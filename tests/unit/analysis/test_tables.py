@@ -433,7 +433,7 @@ def test_what_comes_out_is_no_setting(tmp_path: Path, metric: str) -> None:
     assert shown.exit_code == 0, shown.stderr
     unit = OTHERS[metric].unit
     assert f"| FedAvg, alpha=0.1 | 2 | {unit.number(0.03)} ±" in shown.stdout
-    ranked = invoke("ranks", tmp_path, "--metric", metric, "--at", "best", *by)
+    ranked = invoke("table", "--ranks", tmp_path, "--metric", metric, "--at", "best", *by)
     assert ranked.exit_code == 0, ranked.stderr
 
 

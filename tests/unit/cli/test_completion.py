@@ -48,7 +48,7 @@ def test_what_is_typed_limits_what_is_offered() -> None:
     assert completed("run", "--server", "fedgh,fedad") == ["fedgh,fedadagrad", "fedgh,fedadam"]
     assert completed("run", "--decompose-split", "te") == ["test"]
     assert completed("sweep", "my_gr") == ["my_gr"], "a file"
-    assert {"run", "runs", "resume", "show", "compare"} <= set(completed(""))
+    assert {"run", "runs", "resume", "show"} <= set(completed(""))
     assert completed("run", "--alg") == ["--algorithm"]
 
 
@@ -68,7 +68,7 @@ def test_directories_of_runs_are_completed_by_the_shell() -> None:
     shell = ShellComplete(main, {}, "fedsim", "_FEDSIM_COMPLETE")
     for args in (
         ["show"],
-        ["compare", "a"],
+        ["show", "a"],
         ["predict"],
         ["predict", "a", "--data-dir"],
         ["runs"],

@@ -74,7 +74,7 @@ def check_seen(text: str) -> None:
         ("partition", "-d", "folder", "--data-dir", "commands", "--set", "data.image_size=8"),
         ("show", RUN),
         ("runs", "."),
-        ("compare", RUN, RUN),
+        ("show", RUN, RUN),
         ("table", RUN, "--by", "run_id"),
         ("predict", RUN, "--out", "p\x1b[1m.csv"),
         ("resume", RUN),
@@ -109,7 +109,7 @@ def test_files_keep_the_names(place):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_figures_show_names_as_they_are(suffix, place, tmp_path):
-    fedsim("heatmap", RUN, "--out", tmp_path / f"h.{suffix}")
+    fedsim("partition", RUN, "--plot", tmp_path / f"h.{suffix}")
     if suffix == "svg":
         text = (tmp_path / "h.svg").read_text(encoding="utf-8")
         check_seen(text)

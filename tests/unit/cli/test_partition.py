@@ -40,9 +40,17 @@ def test_the_picture_is_drawn_and_not_drawn_over(tmp_path: Path) -> None:
     assert (again.exit_code, again.stderr) == (2, "error: --plot p.png: is already there\n")
 
 
+def test_the_clients_of_a_run_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "partition.csv").write_text("client_id,label,train_samples\n0,0,4\n1,1,2\n")
+    done = partition("partition.csv", "--plot", "p.svg")
+    assert (done.exit_code, done.stdout) == (0, "picture: p.svg\n")
+    assert "2 clients, 6 training samples" in (tmp_path / "p.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["RUN", "--plot", "p.png", "--alpha", "1"], "RUN: goes with --plot FILE, and with no"),
         (["--plot", "p.jpg"], "--plot p.jpg: the name must end in .png, .pdf, .svg"),
         (["--plot", "no/p.png"], "--plot no/p.png: there is no directory no"),
         (["--feature-shift", "bluur"], "--feature-shift: 'bluur' given; must be 'none', 'blur'"),

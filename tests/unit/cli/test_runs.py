@@ -405,3 +405,22 @@ def test_neither_torch_nor_pandas_is_imported(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "finished" in done.stdout
+
+
+def test_commands_take_the_newest_run_where_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    none = CliRunner().invoke(main, ["show"])
+    assert none.exit_code == 2
+    assert none.stderr == "error: RUN: none is named, and there is none below runs/\n"
+    for when, name in enumerate(("digits/a", "sweep/seed=0", "sweep/seed=1", "b"), 1):
+        run = write_run(Path("runs", name), end=True)
+        os.utime(run / "summary.csv", (0, when % 4))
+    done = CliRunner().invoke(main, ["show"])
+    assert done.stderr == "newest: runs/sweep/seed=1\n"
+    assert done.stdout.startswith("runs/sweep/seed=1: finished")
+    for command in (["table"], ["curves"], ["verify", "--rounds", "1"]):
+        assert CliRunner().invoke(main, command).stderr.startswith("newest: runs/sweep\n")
+    Path("runs/search").mkdir()
+    trials.write_study(Path("runs/search"), {"by": "val_accuracy", "trials": 1, "seeds": [0]})
+    assert CliRunner().invoke(main, ["show"]).stderr.startswith("newest: runs/search\n")
+    assert CliRunner().invoke(main, ["replay", "--round", "1"]).stderr.startswith(done.stderr)

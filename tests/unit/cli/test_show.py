@@ -1,4 +1,4 @@
-"""``fedsim show`` and ``compare``, on runs of several methods, data sets and versions."""
+"""``fedsim show``, on runs of several methods, data sets and versions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def shown(run):
 
 
 def compared(*runs):
-    return json.loads(call("compare", *runs, "--format", "json"))
+    return json.loads(call("show", *runs, "--format", "json"))
 
 
 def test_the_settings_that_differ_from_the_defaults(tmp_path):
@@ -126,7 +126,7 @@ def test_settings_in_which_runs_differ(tmp_path):
         "fedavg.weights": [None, "samples"],
     }  # fmt: skip
     assert [r["test_accuracy"]["final"] for r in found["results"]] == [0.5, 0.125]
-    text = call("compare", a, b)
+    text = call("show", a, b)
     assert text.splitlines()[0].split() == ["setting", "a", "b"]
     rows = {line[:30].split("  ")[0]: line.split()[-2:] for line in text.splitlines() if line}
     assert rows["algorithm"] == ["fedprox", "fedavg"]
@@ -137,9 +137,9 @@ def test_settings_in_which_runs_differ(tmp_path):
 
 def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path):
     runs = [write_run(tmp_path / name / "run") for name in ("a", "b")]
-    lines = call("compare", *runs).splitlines()
+    lines = call("show", *runs).splitlines()
     assert ["result", "a/run", "b/run"] in [line.split() for line in lines]
-    text = call("compare", runs[0], runs[0])
+    text = call("show", runs[0], runs[0])
     assert "all are equal" in text
     assert "run (1)" in text
 
@@ -181,23 +181,17 @@ def test_an_unknown_key_is_shown_as_it_is(tmp_path):
     assert shown(run)["changed"]["later.key"] == {"value": 7, "default": None}
 
 
-@pytest.mark.parametrize("command", ["show", "compare"])
-def test_what_holds_no_run_is_refused(command, tmp_path):
+@pytest.mark.parametrize("others", [0, 1])
+def test_what_holds_no_run_is_refused(others, tmp_path):
     (tmp_path / "sweep" / "empty").mkdir(parents=True)
-    run = write_run(tmp_path / "sweep" / "seed=0")
-    other = [run] * (command == "compare")
+    other = [write_run(tmp_path / "sweep" / "seed=0")] * others
     absent, sweep, empty = tmp_path / "x", tmp_path / "sweep", tmp_path / "sweep" / "empty"
-    assert call(command, absent, *other, status=2) == (
+    assert call("show", absent, *other, status=2) == (
         f"error: RUN {absent}: there is no such folder\n"
     )
     wanted = f"error: RUN {sweep}: holds no run; 'fedsim runs {sweep}' lists those below it\n"
-    assert call(command, sweep, *other, status=2) == wanted
-    assert call(command, empty, *other, status=2) == f"error: RUN {empty}: holds no run\n"
-
-
-def test_one_run_is_no_comparison(tmp_path):
-    run = write_run(tmp_path / "a")
-    assert call("compare", run, status=2) == "error: RUN: at least two are needed, 1 given\n"
+    assert call("show", sweep, *other, status=2) == wanted
+    assert call("show", empty, *other, status=2) == f"error: RUN {empty}: holds no run\n"
 
 
 @pytest.mark.parametrize(
@@ -241,7 +235,7 @@ def test_blocks_are_ascii_where_the_output_is(tmp_path):
 @pytest.mark.slow
 def test_torch_and_pandas_are_not_imported(tmp_path):
     run = write_run(tmp_path / "a", end=True)
-    for args in (["show", str(run)], ["compare", str(run), str(run)]):
+    for args in (["show", str(run)], ["show", str(run), str(run)]):
         code = (
             f"import sys; from fedsim.cli import main; main({args!r}, standalone_mode=False); "
             "sys.exit(any(m in sys.modules for m in ('pandas', 'torch')))"
@@ -258,7 +252,7 @@ def test_a_collapse_is_said(tmp_path):
         (run / "summary.csv").write_text(f"rounds,collapsed\n3,{said}\n")
     assert "the final model collapsed" in call("show", a)
     assert "the final model collapsed" not in call("show", b)
-    lines = [line.split() for line in call("compare", a, b, c).splitlines()]
+    lines = [line.split() for line in call("show", a, b, c).splitlines()]
     assert ["collapsed", "yes", "no", "-"] in lines
     assert compared(a, b, c)["collapsed"] == [True, False, None]
     assert [shown(run)["collapsed"] for run in (a, b, c)] == [True, False, None]

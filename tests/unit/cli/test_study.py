@@ -1,4 +1,4 @@
-"""``fedsim study`` and ``fedsim grid`` with real runs, and their results in Python."""
+"""``fedsim study`` with real runs, and its results in Python."""
 
 from __future__ import annotations
 
@@ -169,22 +169,6 @@ def test_a_sweep_of_a_dictionary(tmp_path: Path) -> None:
         fedsim.sweep(content)
     with pytest.raises(ConfigError, match="values must be texts, numbers, lists or mappings"):
         fedsim.sweep({"seed": object()}, tmp_path)
-
-
-def test_searches_as_a_grid(studied: tuple[Path, Result], tmp_path: Path) -> None:
-    out, _ = studied
-    file, search = tmp_path / "grid.yaml", out / "tuning/Mean+mixed"
-    done = call("grid", f"Mean={search}", "--out", file, "--seeds", 2)
-    assert done.output == f"wrote {file}: 1 row; run it with: fedsim sweep {file}\n"
-    listed = call("sweep", file, "--dry-run", "--no-measure")
-    assert listed.output.startswith("method=Mean,seed=1\nmethod=Mean,seed=2\n\n")
-    again = call("grid", f"Mean={search}", "--out", file)
-    assert again.stderr == f"error: --out {file}: is already there\n"
-    wrong = call("grid", search, "--out", tmp_path / "b.yaml")
-    assert "must be NAME=DIR, such as FedAvg=runs/tune-fedavg" in wrong.stderr
-    for names in ((" ",), ("Mean", "mean")):
-        wrong = call("grid", *(f"{name}={search}" for name in names), "--out", tmp_path / "b.yaml")
-        assert (wrong.exit_code, wrong.stderr.startswith("error: NAME=DIR: ")) == (2, True)
 
 
 @pytest.mark.slow

@@ -78,7 +78,6 @@ def slow(*values: object) -> object:
         ("partition --out new/split", 2**12, "new/split"),
         ("table RUN --out there.csv", 16, "there.csv"),
         ("table RUN --out there.tex", 16, "there.tex"),
-        ("select RUN --by algorithm --out there.csv", 8, "there.csv"),
         ("predict RUN --out p.csv", 2**10, "p.csv"),
         ("replay RUN --round 2 --set train.lr=0.2 --out r.csv", 2**8, "r.csv"),
     ],

@@ -12,7 +12,7 @@ from fedsim.config import experiments
 from fedsim.config import study as study_files
 from fedsim.config.resolve import from_flags
 from fedsim.core.errors import ConfigError
-from fedsim.studies import grid_file, study, sweep
+from fedsim.studies import study, sweep
 from fedsim.studies.search import write_study
 from fedsim.studies.study import StudyPlan
 from fedsim.training.events import Event, Job
@@ -318,21 +318,3 @@ def test_other_files_in_the_directory_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match=r"holds notes.txt, which is not of a study"):
         study.check_out(tmp_path)
-
-
-@pytest.mark.slow
-def test_searches_become_rows_of_a_grid(tmp_path: Path) -> None:
-    tuned(tmp_path, plan_of(), Planted())
-    searches = {"A": tmp_path / "tuning/Mean+mixed", "B b": tmp_path / "tuning/Prox+mixed"}
-    text = grid_file.grid_of_searches(searches, 2)
-    runs = sweep.expand(experiments.parse(text, "grid.yaml"), {})
-    assert [run.name for run in runs] == [
-        f"method={name},seed={seed}" for name in ("A", "B_b") for seed in (1, 2)
-    ]
-    assert [run.config.label for run in runs[::2]] == ["A", "B b"]
-    assert [run.config.algorithm for run in runs[::2]] == ["fedavg", "fedprox"]
-    for run, folder in zip(runs[::2], searches.values(), strict=True):
-        found = experiments.read(folder / "best.yaml").settings
-        assert run.config.train.lr == found["train.lr"].value
-    with pytest.raises(ConfigError, match=r"C=.*: is no directory of a search"):
-        grid_file.grid_of_searches({"C": tmp_path}, 2)

@@ -158,7 +158,7 @@ def test_two_versions_of_a_data_set_are_told_apart(work: Path) -> None:
     invert()
     run = ("run", "-c", "sweep/seed=0/config.yaml", "--out", "again")
     succeeded(fedsim(*run))
-    compared = succeeded(fedsim("compare", RUN, "again")).output
+    compared = succeeded(fedsim("show", RUN, "again")).output
     assert "all are equal" not in compared
     (line,) = [line for line in compared.splitlines() if line.startswith("data_digest")]
     first, second = line.split()[1:]

@@ -170,9 +170,9 @@ def folder_of(root: Path, **settings: Any) -> str:
 def test_compare_takes_a_missing_key_as_its_earlier_value(key, value, tmp_path):
     old = folder_of(tmp_path / "old", **{key: None})
     new, other = folder_of(tmp_path / "new"), folder_of(tmp_path / "other", **{key: value})
-    compared = CliRunner().invoke(main, ["compare", old, new])
+    compared = CliRunner().invoke(main, ["show", old, new])
     assert compared.output.splitlines()[1:2] == ["all are equal"]
-    found = CliRunner().invoke(main, ["compare", old, other, "--format", "json"])
+    found = CliRunner().invoke(main, ["show", old, other, "--format", "json"])
     assert json.loads(found.stdout)["settings"] == {key: [ALL[key], value]}
 
 
