@@ -39,7 +39,7 @@ from fedsim.cli.show import compare, show
 from fedsim.cli.study import study
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
-from fedsim.cli.verify import pack, verify
+from fedsim.cli.verify import verify
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import check_text, echo
@@ -157,7 +157,7 @@ def main(ctx: click.Context) -> None:
 
 for command in (
     *(run, resume, sweep, tune, study, reproduce, grid, runs, show, compare, predict),
-    *(verify, pack, replay, influence, export, listing, partition, doctor),
+    *(verify, replay, influence, export, listing, partition, doctor),
     *COMMANDS,
 ):
     main.add_command(command)
