@@ -49,7 +49,7 @@ MOVED = {
     "data.synthetic_iid": "synthetic.iid",
 }
 """Columns of summaries that are called otherwise now, and that other data sets have no more."""
-SKIPPED = ("timings.csv", "env.json", "config.yaml", "manifest.json")
+SKIPPED = ("timings.csv", "env.json", "config.yaml")
 LATER = ("confusion.csv", "split.csv", "clients.safetensors")
 """Files that earlier versions do not write."""
 COUNTERS = "num_batches_tracked"

@@ -155,11 +155,6 @@ def _show(found: Verification, name: str) -> None:
         echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
     elif found.planned > found.rounds:
         echo(f"  ended      after {found.rounds} of {found.planned} rounds")
-    if found.files is not None:
-        but = f" but {len(found.changed)}" if found.changed else ""
-        echo(f"  files      {found.files}{but} as in manifest.json")
-    else:
-        echo("  files      no manifest.json: they are not compared")
     drawn = "all" if len(found.drawn) == found.rounds else ", ".join(map(str, found.drawn))
     echo(f"  drawn      {drawn} (seed {found.seed})")
     spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
@@ -240,7 +235,6 @@ def _values(
                 "executed": [list(span) for span in each.executed],
                 "rows": each.rows,
                 "models": each.models,
-                "files": each.files,
                 "others": each.others,
                 "largest": each.largest,
                 "flips": each.flips,

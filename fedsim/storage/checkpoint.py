@@ -38,7 +38,6 @@ from fedsim.core.types import Layout, Sent, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment, num_bytes
-from fedsim.storage.digests import Prefix
 from fedsim.version import __version__
 
 FORMAT = 1
@@ -84,7 +83,7 @@ class Position:
         state: what the next one depends on.
         seconds: since the run began, without the time between its interruption and its resumption.
         tables: length in bytes of each table that exists, by file name.
-        digests: of the tables with results, by name.
+        digests: size and SHA-256 of each table with results, by name.
         device: that the clients trained on, empty before the first round.
     """
 
@@ -92,7 +91,7 @@ class Position:
     state: ServerState
     seconds: float = 0.0
     tables: Mapping[str, int] = field(default_factory=dict)
-    digests: Mapping[str, Prefix] = field(default_factory=dict)
+    digests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     device: str = ""
 
 
@@ -262,8 +261,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for table in position.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
-        for prefix in position.digests.values():
-            prefix.table.save_lines(self.folder)
         content = {
             "format": FORMAT,
             "fedsim": __version__,
@@ -273,7 +270,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             "layout": self.fingerprint.layout,
             "settings": dict(self.fingerprint.settings),
             "tables": dict(position.tables),
-            "digests": {table: prefix.record() for table, prefix in position.digests.items()},
+            "digests": dict(position.digests),
             "arrays": {name: digest},
             "segments": {
                 segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}

@@ -18,7 +18,6 @@ import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -32,8 +31,8 @@ from fedsim.core.reading import parse_json, read_bytes
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
-from fedsim.storage import manifest, status, vocabulary
-from fedsim.storage.digests import Prefix, TableDigest, check_form
+from fedsim.storage import status, vocabulary
+from fedsim.storage.digests import TableDigest, check_form
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.version import __version__
 
@@ -269,41 +268,25 @@ class RunWriter(RunStore):
 
     def _digest(self, table: str) -> TableDigest:
         if table not in self._digests:
-            digest = TableDigest(table)
+            digest = TableDigest()
             with files.reading(self.path / f"{table}.csv") as path:
                 if path.exists():
                     digest.add_file(path)
             self._digests[table] = digest
         return self._digests[table]
 
-    def table_digests(self) -> dict[str, Prefix]:
-        """The digest of each table with results that exists, by its name."""
+    def table_digests(self) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of each table with results that exists, by its name."""
         here = [name.removesuffix(".csv") for name in self._tables()]
-        return {t: self._digest(t).prefix() for t in here if t not in DIAGNOSTIC}
+        return {t: self._digest(t).record() for t in here if t not in DIAGNOSTIC}
 
     def write_final_clients(self, rows: Iterable[FinalClientRow]) -> None:
         """Writes final_clients.csv as a whole."""
         self.write("final_clients.csv", _csv(FinalClientRow.columns(), rows, header=True))
 
-    def write_summary(self, row: Mapping[str, Any], made: Mapping[str, Any] | None = None) -> None:
-        """Writes summary.csv, whose columns are the row's keys; before it manifest.json, if what
-        the run was ``made`` with is given."""
-        text = _csv(list(row), [row], header=True)
-        if made is not None:
-            known = {f"{t}.csv": digest.sha256 for t, digest in self.table_digests().items()}
-            known["summary.csv"] = sha256(text.encode()).hexdigest()
-            content = {**made, "files": manifest.digests(self.path, known)}
-            self.write(manifest.NAME, to_json(content))
-        self.write("summary.csv", text)
-
-    def replace_environment(self, content: Mapping[str, Any]) -> None:
-        """Writes env.json of a run that may be finished."""
-        text = to_json(content)
-        self.write("env.json", text)
-        known = manifest.read(self.path)
-        if known is not None:
-            named = {"env.json": sha256(text.encode()).hexdigest()}
-            self.write(manifest.NAME, to_json(known | {"files": known["files"] | named}))
+    def write_summary(self, row: Mapping[str, Any]) -> None:
+        """Writes summary.csv, whose columns are the row's keys."""
+        self.write("summary.csv", _csv(list(row), [row], header=True))
 
     def table_sizes(self) -> dict[str, int]:
         """Bytes of each table that grows with the rounds and exists, by file name.

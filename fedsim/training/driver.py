@@ -39,7 +39,7 @@ from fedsim.storage.run_dir import (
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe, made, other_versions
+from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
@@ -100,7 +100,7 @@ class TrainingLoop:
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())
-                store.write_summary(summary, made(store.read_environment()))
+                store.write_summary(summary)
         rounds = store.read("rounds")
         if (rounds["cohort_size"] <= rounds["dropped"]).all():
             logger.warning(

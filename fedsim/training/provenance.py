@@ -27,7 +27,7 @@ from fedsim.core.imports import module_of
 from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
 from fedsim.models.catalogue import LIBRARIES
-from fedsim.storage.run_dir import RunStore, RunWriter
+from fedsim.storage.run_dir import RunStore, RunWriter, to_json
 
 ACCEPT = "--accept-changed-code"
 ACCEPTED = "accepted_code"
@@ -295,7 +295,7 @@ def accept_code(run: Path, now: Mapping[str, Code]) -> None:
         StoreError: it cannot be written.
     """
     store = RunWriter(run)
-    store.replace_environment(store.read_environment() | accepted(now))
+    store.write("env.json", to_json(store.read_environment() | accepted(now)))
     logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)
 
 

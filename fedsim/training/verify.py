@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -29,8 +29,8 @@ from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree, read_text
 from fedsim.core.types import Vector
-from fedsim.storage import digests, final_models, manifest, status, tensors
-from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
+from fedsim.storage import digests, final_models, status, tensors
+from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training import declared
@@ -83,8 +83,6 @@ class Verification(Comparison):
         rounds: that are complete.
         drawn: numbers of the rounds that were drawn.
         executed: first and last round of each stretch that was done again.
-        files: how many the manifest names, None without one.
-        changed: those that are not what it says.
         differences: what was found.
         not_compared: what a run has, or the data and settings give, and nothing was compared with.
         planned: rounds that the run is to have.
@@ -96,8 +94,6 @@ class Verification(Comparison):
     rounds: int
     drawn: Sequence[int] = ()
     executed: list[tuple[int, int]] = field(default_factory=list)
-    files: int | None = None
-    changed: Sequence[str] = ()
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     planned: int = 0
@@ -151,31 +147,18 @@ def verify(
 
     Raises:
         NotPossible: the run has no rounds, or code, data or models that it needs are not here, or
-            it names code that is not allowed; the message also names the files that are not those
-            of the manifest.
+            it names code that is not allowed.
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    changed: dict[str, str] = {}
     try:
         check_tree(path)
-        known = manifest.read(path)
-        if known is not None:
-            changed.update(manifest.changed(path, known["files"]))
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
         if not allow_code:
             _check_no_code(path / "config.yaml")
-        found = Verification(
-            run=path,
-            seed=seed,
-            rounds=done,
-            drawn=_draw(seed, done, rounds),
-            files=None if known is None else len(known["files"]),
-            changed=tuple(changed),
-            differences=[Difference(name, how) for name, how in changed.items()],
-        )
+        found = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
         with (
             nullcontext() if allow_code else refused(REFUSED),
             opened(
@@ -191,9 +174,11 @@ def verify(
             check_form(path, done, finished=again.store.finished)
             found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
             declared.compare_facts(path, before, now)
-            _compare_settings(again)
+            number, record = _newest_record(again)
+            found.differences += _changed_tables(path, number, record)
+            _compare_settings(again, number, record)
             _compare_split(again, Path(folder))
-            wanted = {*found.drawn, *_changed_rounds(found), *_last_round(found, again)}
+            wanted = {*found.drawn, *_last_round(found, again)}
             for first, last in _stretches(again, wanted):
                 _compare_stretch(found, again, first, last, Path(folder))
             _compare_results(found, again, Path(folder))
@@ -201,8 +186,7 @@ def verify(
     except Difference as difference:
         found.differences.append(difference)
     except (FedsimError, OSError, ValueError, csv.Error) as error:
-        differs = "".join(f"; {name} {how}" for name, how in changed.items())
-        raise NotPossible(f"{error}{differs}") from error
+        raise NotPossible(str(error)) from error
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise NotPossible(f"{path}: not what fedsim writes ({described(error)})") from error
     return found
@@ -260,33 +244,34 @@ def _compare_split(again: Rerun, scratch: Path) -> None:
         raise Difference(name, "is not what data and settings give") from error
 
 
-def _compare_settings(again: Rerun) -> None:
-    """config.yaml with the settings that the newest intact checkpoint was written with."""
-    now = again.fingerprint.settings
-    for number, record in reversed(again.checkpoints().items()):
+def _newest_record(again: Rerun) -> tuple[int, Mapping[str, Any]]:
+    """Round and record of the newest intact checkpoint; nothing where there is none."""
+    for number, path in reversed(again.checkpoints().items()):
         try:
-            began = read_record(record)["settings"]
+            return number, read_record(path)
         except ValueError:  # damaged: rounds begin at another one
             continue
-        for key in sorted(began.keys() & now.keys()):
-            if began[key] != now[key]:
-                before = f"{began[key]!r} as in the checkpoint of round {number}"
-                raise Difference(f"config.yaml, {key}", repr(now[key]), before)
-        return
+    return 0, {}
 
 
-def _changed_rounds(found: Verification) -> Iterator[int]:
-    """The round of the first line that was changed in each table, where its checksum tells it."""
-    for name in found.changed:
-        table, path = name.removesuffix(".csv"), found.run / name
-        if table not in COMPARED or not path.is_file():
-            continue
-        number = digests.first_changed(path, found.run / FOLDER / f"{table}.lines")
-        lines = read_text(path).splitlines()
-        if number is not None and number <= len(lines):
-            first = lines[number - 1].partition(",")[0]
-            if first.isdecimal() and 1 <= int(first) <= found.rounds:
-                yield int(first)
+def _changed_tables(run: Path, number: int, record: Mapping[str, Any]) -> Iterator[Difference]:
+    """The tables that are not those which the newest checkpoint was written with."""
+    there = {
+        table: entry
+        for table, entry in record.get("digests", {}).items()
+        if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
+    }
+    for path in digests.changed(run, there):
+        yield Difference(path.name, f"is not what the checkpoint of round {number} names")
+
+
+def _compare_settings(again: Rerun, number: int, record: Mapping[str, Any]) -> None:
+    """config.yaml with the settings that the newest intact checkpoint was written with."""
+    began, now = record.get("settings", {}), again.fingerprint.settings
+    for key in sorted(began.keys() & now.keys()):
+        if began[key] != now[key]:
+            before = f"{began[key]!r} as in the checkpoint of round {number}"
+            raise Difference(f"config.yaml, {key}", repr(now[key]), before)
 
 
 def _last_round(found: Verification, again: Rerun) -> Iterator[int]:

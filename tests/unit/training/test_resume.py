@@ -44,7 +44,7 @@ from fedsim.engine.serial import SerialExecutor
 from fedsim.storage import checkpoint, client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
-from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, RunStore, RunWriter
+from fedsim.storage.run_dir import RunStore, RunWriter
 from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
@@ -76,7 +76,6 @@ def contents(run: Path) -> dict[str, bytes]:
     """What must be the same: all but times, environment, summary, placement and checkpoints."""
     names = {p.name for p in run.iterdir() if p.is_file()}
     names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.LOCK_FILE}
-    names -= {"manifest.json"}
     return {name: (run / name).read_bytes() for name in names}
 
 
@@ -369,7 +368,7 @@ def change(path: Path, line: int) -> None:
     ("table", "line"),
     [("rounds", 1), ("rounds", 3), ("clients", 2), ("clients", 10), ("classes", 17)],
 )
-def test_a_changed_row_is_refused_with_file_and_line(table, line, after_four, tmp_path):
+def test_a_changed_row_is_refused(table, line, after_four, tmp_path):
     run = shutil.copytree(after_four, tmp_path / "run")
     file = run / f"{table}.csv"
     change(file, line)
@@ -377,7 +376,7 @@ def test_a_changed_row_is_refused_with_file_and_line(table, line, after_four, tm
     before = contents(run)
     done = CliRunner().invoke(main, ["resume", str(run)])
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert f"{file}, line {line}: not what fedsim wrote" in done.stderr
+    assert f"{file}: not what fedsim wrote" in done.stderr
     assert contents(run) == before
 
 
@@ -385,7 +384,7 @@ def test_a_row_that_was_put_back_is_fine(after_four, tmp_path, undisturbed):
     run = shutil.copytree(after_four, tmp_path / "run")
     whole = (run / "rounds.csv").read_bytes()
     change(run / "rounds.csv", 2)
-    with pytest.raises(DataError, match=r"rounds\.csv, line 2:"):
+    with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
         fedsim.resume(run)
     (run / "rounds.csv").write_bytes(whole)
     assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
@@ -396,7 +395,7 @@ def test_a_row_that_was_put_in_or_taken_out_is_refused(after_four, tmp_path):
         run = shutil.copytree(after_four, tmp_path / f"run{number}")
         rows = (run / "clients.csv").read_text().splitlines(keepends=True)
         (run / "clients.csv").write_text("".join(edit(rows)))
-        with pytest.raises(DataError, match=r"clients\.csv, line [34]"):
+        with pytest.raises(DataError, match=r"clients\.csv: not what fedsim wrote"):
             fedsim.resume(run)
 
 
@@ -454,7 +453,7 @@ def test_a_table_is_compared_again_at_every_resumption(tmp_path, undisturbed):
     for line in (2, 5):  # of the first process, and of the second
         again = shutil.copytree(run, tmp_path / f"line{line}")
         change(again / "rounds.csv", line)
-        with pytest.raises(DataError, match=rf"rounds\.csv, line {line}:"):
+        with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
             fedsim.resume(again)
     assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
 
@@ -468,49 +467,16 @@ def test_what_others_append_during_a_run_is_refused(tmp_path):
 
     with pytest.raises(Stop):
         fedsim.run(config(), tmp_path / "run", [Meddler(), Stopper(4)])
-    with pytest.raises(DataError, match=r"rounds\.csv, line 4:"):
-        fedsim.resume(tmp_path / "run")
-
-
-@pytest.mark.parametrize("lost", ["missing", "truncated"])
-def test_without_the_checksums_of_lines_the_file_is_named(lost, after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    DAMAGE[lost](run / "checkpoints" / "rounds.lines")
-    change(run / "rounds.csv", 5)
     with pytest.raises(DataError, match=r"rounds\.csv: not what fedsim wrote"):
-        fedsim.resume(run)
-
-
-@pytest.mark.slow
-def test_a_checkpoint_without_digests_is_resumed(after_four, tmp_path, undisturbed):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    for record in (run / "checkpoints").glob("*.json"):
-        content = json.loads(record.read_text())["checkpoint"]
-        del content["digests"]
-        record.write_bytes(encode_record(content))
-    for path in (run / "checkpoints").glob("*.lines"):
-        path.unlink()
-    with pytest.raises(Stop):
-        driver.resume(run, callbacks=[Stopper(5)])
-    assert sorted(p.stem for p in (run / "checkpoints").glob("*.lines")) == digested(run)
-    assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
-
-
-def digested(run: Path) -> list[str]:
-    """The tables with results that grow."""
-    tables = {path.stem for path in run.glob("*.csv")}
-    return sorted(tables & set(GROWING) - set(DIAGNOSTIC))
+        fedsim.resume(tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_checkpoints_do_not_grow_with_the_rounds(tmp_path):
-    """The record is as long after 40 rounds as after 4, and a line has four bytes."""
+    """The record is as long after 40 rounds as after 4."""
     run = fedsim.run(config(rounds=40, keep_checkpoints=40), tmp_path / "run").path
     sizes = [(run / "checkpoints" / name).stat().st_size for name in records(run)]
     assert max(sizes[3:]) - min(sizes[3:]) < 60
-    for table in digested(run):
-        lines = (run / f"{table}.csv").read_bytes().count(b"\n")
-        assert (run / "checkpoints" / f"{table}.lines").stat().st_size == 4 * lines
 
 
 @pytest.mark.slow
