@@ -52,13 +52,11 @@ def export(
 ) -> None:
     """Write a run's model so that it loads without fedsim.
 
-    RUN is the directory of a finished run on images. DIR gets the network, preprocessing.json
-    (size, channels, mean, standard deviation, classes) and predict.py, which applies the network to
-    image files as 'fedsim predict RUN --images' does.
+    RUN is the directory of a finished run on images. DIR gets the network and preprocessing.json:
+    size, channels, mean, standard deviation, classes.
 
     \b
       fedsim export RUN --out model/
-      python model/predict.py scan.jpg
       fedsim export RUN --to onnx --client 2 --out model/
     """
     from fedsim.config import experiments
