@@ -145,8 +145,6 @@ def _validation(one: Group, metric: str) -> pd.Series[float]:
         raise AnalysisError(
             f"{Path(without.iloc[0]) / 'rounds.csv'}: no {metric}; a choice needs a "
             "validation part (data.val_fraction above 0)"
-            + "; earlier versions recorded val_accuracy and val_loss alone"
-            * (metric not in ("val_accuracy", "val_loss"))
         )
     return values
 

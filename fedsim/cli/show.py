@@ -53,9 +53,8 @@ def compare(runs: tuple[str, ...], form: str) -> None:
     """Compare runs: the settings in which they differ, and their results.
 
     The runs may be of different methods, data sets and versions of fedsim. Beside the settings, the
-    digests of the data and of the user's own code are compared. A setting that a method
-    or data set does not have is "-"; one that an earlier version did not know has the value that
-    stands for it. To average over seeds and to test differences use 'fedsim table'.
+    digests of the data and of the user's own code are compared. A setting that a method or data set
+    does not have is "-". To average over seeds and to test differences use 'fedsim table'.
 
     \b
       fedsim compare runs/digits/fedld/RUN runs/digits/fedavg/RUN

@@ -24,7 +24,6 @@ from typing import Any
 
 import yaml
 
-from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError
 from fedsim.core.reading import read_text
 
@@ -40,24 +39,14 @@ MOST_BITS = 1023
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and its origin: ``--alpha``, ``run.yaml:12 (train.lr)``.
-
-    ``former_key`` is the name that was used, if the key was renamed since.
-    """
+    """A value and its origin: ``--alpha``, ``run.yaml:12 (train.lr)``."""
 
     value: object
     origin: str
-    former_key: str | None = None
 
 
 Settings = Mapping[str, Setting]
-"""By dotted key, such as ``train.lr``; renamed keys under their present name."""
-
-
-def setting(key: str, value: object, origin: str) -> tuple[str, Setting]:
-    """The present name of a key, and its setting."""
-    present = RENAMED.get(key, key)
-    return present, Setting(value, origin, None if present == key else key)
+"""By dotted key, such as ``train.lr``."""
 
 
 COLUMNS_KEY = "data.columns"
@@ -302,10 +291,10 @@ class Reader:
                     raise ConfigError(f"{where}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)
             return
-        present, given = setting(key, self.value(node, key), self.origin(node, key))
-        if present in settings:
+        given = Setting(self.value(node, key), self.origin(node, key))
+        if key in settings:
             raise ConfigError(f"{given.origin}: given twice")
-        settings[present] = given
+        settings[key] = given
 
     def space(self, node: yaml.Node) -> Settings:
         """The settings of a section ``search``."""
@@ -336,12 +325,12 @@ class Reader:
         """A value of an axis: plain, or a named row."""
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
-            present, given = setting(axis, self.value(node, key), self.origin(node, key))
+            given = Setting(self.value(node, key), self.origin(node, key))
             value = given.value
             if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
                 raise ConfigError(f"{given.origin}: a list in a list of values may not hold more")
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return AxisValue(label, {present: given})
+            return AxisValue(label, {axis: given})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(

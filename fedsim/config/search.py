@@ -15,7 +15,7 @@ from typing import Literal
 
 import yaml
 
-from fedsim.config.experiments import Loader, Setting, Settings, setting
+from fedsim.config.experiments import Loader, Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
@@ -165,10 +165,9 @@ def from_flags(texts: Iterable[str]) -> Settings:
         if not (equals and key):
             example = "--search 'train.lr=loguniform(0.001, 1)'"
             raise ConfigError(f"--search {text}: must be key=form, such as {example}")
-        present, given = setting(key, value, f"--search {key}")
-        if present in settings:
+        if key in settings:
             raise ConfigError(f"--search {text}: {key} is given twice")
-        settings[present] = given
+        settings[key] = Setting(value, f"--search {key}")
     return settings
 
 

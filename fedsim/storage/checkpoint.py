@@ -25,7 +25,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent import futures
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
@@ -102,12 +102,10 @@ class Fingerprint:
     Args:
         layout: hash of the model's layout.
         settings: those that change results, by dotted key.
-        upgrade: from the settings of another version of fedsim to those of this one.
     """
 
     layout: str
     settings: Mapping[str, Any]
-    upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 def layout_hash(layout: Layout) -> str:

@@ -41,8 +41,8 @@ class SweepStatus:
             are written (a trial of a search has none); failed if all have ended, some with an
             error.
         runs: in the order of their names; without those that were archived.
-        grid: the names of all runs of the grid, some of which may not have begun; None where an
-            earlier version did not write them down.
+        grid: the names of all runs of the grid, some of which may not have begun; None where they
+            are not written down.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class SearchStatus:
 
     @property
     def planned(self) -> int | None:
-        """How many trials there are to be; None where an earlier version did not say it."""
+        """How many trials there are to be; None of a damaged search."""
         count = self.study.get("trials")
         return count if isinstance(count, int) else None
 
@@ -137,9 +137,7 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
     own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
     runs = [run for run in own if not ARCHIVED.search(run.path.name)]
     grid = read_grid(folder) if GRID in names else None
-    # a sweep of an earlier version has no tables before its end, but names its runs by settings
-    named = bool(runs) and all("=" in run.path.name for run in runs)
-    if "aggregate.csv" in names or grid is not None or named:
+    if "aggregate.csv" in names or grid is not None:
         complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
         state = _state(folder, runs, complete, grid)
         yield SweepStatus(path=folder, state=state, runs=runs, grid=grid)

@@ -80,7 +80,7 @@ def restore(
             continue
         for path, reason in damaged.items():
             logger.warning("%s cannot be used: %s", path, reason)
-        digests.check(run, run / FOLDER, content.get("digests", {}))  # none: of an older version
+        digests.check(run, run / FOLDER, content["digests"])
         if content["fedsim"] != __version__:
             logger.warning(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
@@ -118,14 +118,12 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
             f"this one reads format {FORMAT}"
         )
     began, now = content["settings"], fingerprint.settings
-    if began.keys() != now.keys():
-        try:
-            began = fingerprint.upgrade(began)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{record}: fedsim {__version__} cannot go on with a run that fedsim "
-                f"{content['fedsim']} began: {error}"
-            ) from error
+    if other := sorted(began.keys() ^ now.keys()):
+        raise ConfigError(
+            f"{record}: the run began {'with' if other[0] in began else 'without'} the key "
+            f"{other[0]}: an earlier development version of fedsim, or of your own method, wrote "
+            "it, with whose runs this one cannot go on"
+        )
     for key in sorted(began.keys() | now.keys()):
         if began.get(key) != now.get(key):
             raise ConfigError(
@@ -141,7 +139,7 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
 
 def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
     """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
-    for table in content.get("digests", {}):
+    for table in content["digests"]:
         if table not in GROWING:
             raise ValueError(f"it names {table!r}, which is no table of a run")
     for table, length in content["tables"].items():

@@ -16,7 +16,7 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import metadata
@@ -200,35 +200,34 @@ class RunWriter(RunStore):
         """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
 
-    def write_partition(self, *tables: Mapping[str, Array]) -> None:
+    def write_partition(self, table: Mapping[str, Array]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
 
         Args:
-            tables: the columns of the table, (n,) each; those after the first are what earlier
-                versions wrote for the same partition, which stays where it is.
+            table: its columns, (n,) each.
 
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
-        whole = [{"name": np.full(len(t["label"]), ""), **t} for t in tables]
-        ordered = [{name: t[name] for name in PartitionRow.columns() if name in t} for t in whole]
-        self._write_once("partition.csv", (csv_text(t, s) for s in (True, False) for t in ordered))
+        whole = {"name": np.full(len(table["label"]), ""), **table}
+        ordered = {name: whole[name] for name in PartitionRow.columns() if name in whole}
+        self._write_once("partition.csv", csv_text(ordered))
 
     def write_split(self, columns: Mapping[str, Array]) -> None:
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
-        self._write_once("split.csv", map(csv_text, [columns]))
+        self._write_once("split.csv", csv_text(columns))
 
     def write_vocabulary(self, words: Sequence[str]) -> None:
         """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
         if words:
-            self._write_once(files.VOCABULARY, iter([vocabulary.text(words)]), "vocabulary")
+            self._write_once(files.VOCABULARY, vocabulary.text(words), "vocabulary")
 
-    def _write_once(self, name: str, texts: Iterator[str], what: str = "partition") -> None:
-        """Writes the first of the texts; where the file is there, it must be one of them."""
+    def _write_once(self, name: str, text: str, what: str = "partition") -> None:
+        """Writes a file; where it is there, it must have this text."""
         path = self.path / name
         if not path.exists():
-            self.write(name, next(texts))
-        elif path.read_bytes() not in (text.encode() for text in texts):
+            self.write(name, text)
+        elif path.read_bytes() != text.encode():
             raise DataError(
                 f"{path}: the data now give another {what}; they, or this file, have changed "
                 "since the run began, which cannot go on with them"
@@ -239,11 +238,10 @@ class RunWriter(RunStore):
 
         The digest of a table with results is continued, see :mod:`fedsim.storage.digests`.
 
-        A table that an earlier version began keeps its columns: later versions add columns at the
-        end only. Optional columns are there where the first rows have a value in them.
+        Optional columns are there where the first rows have a value in them.
 
         Raises:
-            StoreError: the table has columns that are not the first of today's.
+            StoreError: the table has other columns.
         """
         rows, columns, optional = list(rows), TABLES[table].columns(), TABLES[table].optional()
         digest = None if table in DIAGNOSTIC else self._digest(table)
@@ -257,7 +255,7 @@ class RunWriter(RunStore):
             used = tuple(c for c in columns if c not in empty)
             begun = tuple(header.split(",")) if file.tell() else used
             known = tuple(c for c in columns if c not in optional or c in begun)
-            if begun != known[: len(begun)]:
+            if begun != known:
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
                 )
@@ -353,30 +351,26 @@ class RunWriter(RunStore):
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
 
-def csv_text(columns: Mapping[str, Array] | pd.DataFrame, safe: bool = True) -> str:
-    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts.
-
-    For ``safe`` see :func:`cell`.
-    """
+def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
+    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
     if isinstance(columns, Mapping):
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        cells = (_cells(column, safe) for column in columns.values())
-        writer.writerows(zip(*cells, strict=True))
+        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
         return text.getvalue()
     frame = columns.copy()
     for name in frame.select_dtypes(exclude="number"):
-        frame[name] = _cells(frame[name].to_numpy(), safe)
+        frame[name] = _cells(frame[name].to_numpy())
     return frame.to_csv(index=False, lineterminator="\n")
 
 
-def _cells(column: Array, safe: bool) -> list[Any]:
+def _cells(column: Array) -> list[Any]:
     """A column's whole numbers as they are, everything else as :func:`cell` writes it."""
     values: list[Any] = column.tolist()
     if column.dtype.kind in "iu":
         return values
-    known = {value: cell(value, safe) for value in dict.fromkeys(values)}  # most occur many times
+    known = {value: cell(value) for value in dict.fromkeys(values)}  # most occur many times
     return [known[value] for value in values]
 
 
@@ -389,10 +383,10 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool
     return text.getvalue()
 
 
-def cell(value: Any, safe: bool = True) -> str:
+def cell(value: Any) -> str:
     """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
 
-    A text is written by :func:`fedsim.core.tables.csv_safe`, unless not ``safe``, as before.
+    A text is written by :func:`fedsim.core.tables.csv_safe`.
     """
     if value is None:
         return ""
@@ -400,7 +394,7 @@ def cell(value: Any, safe: bool = True) -> str:
         return str(value)
     if isinstance(value, _FLOATS):
         return "" if math.isnan(value) else repr(float(value))
-    return csv_safe(str(value)) if safe else str(value)
+    return csv_safe(str(value))
 
 
 def check_free(path: Path) -> None:

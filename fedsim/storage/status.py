@@ -133,7 +133,7 @@ _WANTED = {
 }
 """Where config.yaml, as a run writes it, has what a list of runs shows."""
 _LABEL = re.compile(r"^label: (?!null$)(.+(?:\n .*)*)$", re.MULTILINE)
-"""Where it has the label, which a run of an earlier version lacks; a long one is folded."""
+"""Where it has the label; a long one is folded."""
 
 
 def settings(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.reading import read_text
 from fedsim.core.settings import Scalar
 from fedsim.storage.run_dir import check_outside_runs
-from fedsim.storage.trials import Trial, best, cell_of, read_study
+from fedsim.storage.trials import Trial, best, cell_of
 from fedsim.studies import sweep
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.confirm import seeds_after
@@ -245,25 +245,13 @@ def searches_in(
 ) -> list[Tuning]:
     """The searches of a study, in the order of the cells, with what has ended of them.
 
-    A partition whose searches were begun with sampler seed 0, as all were earlier, goes on with it.
-
     Raises:
         ConfigError: another search was begun in one of their directories, or other code.
         DataError, StoreError: as :class:`~fedsim.studies.tune.Tuning`.
     """
-    searches = [(c, search, out / TUNING / sweep.plain(c.name)) for c, search in plan.searches]
-    begun = {
-        c.partition for c, _, at in searches if (read_study(at) or {}).get("sampler_seed") == 0
-    }
     tunings = [
-        Tuning(
-            search.seeded(0) if c.partition in begun else search,
-            folder,
-            trackers,
-            accept_changed_code,
-            c.title,
-        )
-        for c, search, folder in searches
+        Tuning(search, out / TUNING / sweep.plain(c.name), trackers, accept_changed_code, c.title)
+        for c, search in plan.searches
     ]
     for tuning in tunings:
         tuning.check_trials(accept_changed_code)

@@ -44,7 +44,7 @@ from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples, warn_of_delta
-from fedsim.training.resume import configuration, decisive, upgraded
+from fedsim.training.resume import configuration, decisive
 from fedsim.training.round import context, run_round
 from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
@@ -82,9 +82,7 @@ class TrainingLoop:
     def run(self) -> RunStore:
         """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
         store, setup = self.store, self.setup
-        write_split(
-            setup, store, earlier=self.before is not None
-        )  # first, since it refuses a run whose data have changed
+        write_split(setup, store)  # first, since it refuses a run whose data have changed
         with status.failure_written(store.path):
             self._write_environment()
             self.callbacks.start(self._info())
@@ -359,26 +357,21 @@ def resume(
 
 def fingerprint(setup: Setup) -> Fingerprint:
     """What the checkpoints of a run must agree with."""
-    return Fingerprint(layout_hash(setup.layout), decisive(setup.config), upgraded)
+    return Fingerprint(layout_hash(setup.layout), decisive(setup.config))
 
 
-def write_split(setup: Setup, store: RunWriter, *, earlier: bool) -> None:
+def write_split(setup: Setup, store: RunWriter) -> None:
     """Who owns what, in partition.csv and split.csv, and the words of texts.
 
     Args:
         setup: of the run.
         store: of the run; files that are there must say the same.
-        earlier: whether what earlier versions wrote for the same partition counts as the same.
 
     Raises:
         DataError: a file that is there says something else.
     """
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
-    # text with one label per sample had the label -1 in earlier versions
-    tables = [partitions.table(dataset, partition, malicious=bad)]
-    if dataset.vocabulary and earlier:
-        tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
-    store.write_partition(*tables)
+    store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
     store.write_vocabulary(dataset.words)
 

@@ -2,7 +2,7 @@
 
 env.json records them when a run begins. What goes on with a run, skips it because it is finished,
 or uses its model compares them with those of now, and refuses a change; ``--accept-changed-code``
-accepts other code. What env.json does not say, as in runs of earlier versions, is not compared.
+accepts other code. What env.json does not say is not compared.
 """
 
 from __future__ import annotations

@@ -326,16 +326,6 @@ def test_a_method_is_chosen_among_all(server: str | None, tmp_path: Path) -> Non
     assert (chosen["method"], chosen["algorithm"]) == ("all", "fedld")
 
 
-def test_an_earlier_name_of_a_setting_is_chosen_by(tmp_path: Path) -> None:
-    for value, val in ((0.5, 0.4), (0.9, 0.6)):
-        options = {"dataset": "shortcut", "data.correlation": value}
-        run_of(tmp_path / "runs", "fedavg", 0, [0.5], [val], **options)
-    file = tmp_path / "chosen.csv"
-    result = select(tmp_path / "runs", "--by", "data.correlation", "--out", file)
-    assert result.exit_code == 0, result.output
-    assert pd.read_csv(file)["shortcut.correlation"].tolist() == [0.9]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

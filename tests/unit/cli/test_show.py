@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from fedsim.cli import details, main
@@ -142,36 +141,6 @@ def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path):
     text = call("compare", runs[0], runs[0])
     assert "all are equal" in text
     assert "run (1)" in text
-
-
-def earlier_version(run):
-    """config.yaml as an earlier version wrote it: former names, other keys, later ones missing."""
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["data"] |= {"correlation": 0.9, "synthetic_alpha": 1.0, "samples_per_client": 60}
-    values["engine"]["client_resources"] = None
-    del values["clock"], values["data"]["shift_test"]
-    (run / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-
-
-def test_a_run_of_an_earlier_version_has_the_present_names(tmp_path):
-    new = write_run(tmp_path / "new", data={"name": "shortcut"})
-    old = write_run(tmp_path / "old", data={"name": "shortcut"})
-    values = yaml.safe_load((old / "config.yaml").read_text())
-    del values["shortcut"]
-    (old / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    earlier_version(old)
-    RunWriter(old).write("env.json", '{"fedsim": "0.0.9"}')
-    RunWriter(new).write("env.json", '{"fedsim": "0.1.0"}')
-    found = shown(old)
-    assert found["settings"]["shortcut.correlation"] == 0.9
-    assert not {
-        k for k in found["settings"] if k.startswith(("data.corr", "synthetic", "data.syn"))
-    }
-    assert "engine.client_resources" not in found["changed"]
-    assert found["settings"]["data.shift_test"] == "mixed"
-    differing = compared(new, old)["settings"]
-    assert differing.pop("fedsim") == ["0.1.0", "0.0.9"]
-    assert all(old is None and key.startswith("shortcut.") for key, (_, old) in differing.items())
 
 
 def test_an_unknown_key_is_shown_as_it_is(tmp_path):

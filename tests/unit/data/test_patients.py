@@ -14,7 +14,6 @@ from PIL import Image
 
 import fedsim
 from fedsim.cli import main
-from fedsim.config.earlier import WRITTEN
 from fedsim.config.resolve import load_config, to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
@@ -304,26 +303,6 @@ def test_the_default_is_written_and_an_older_run_is_repeated(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text("data:\n  alpha: 0.3\n")
     assert load_config(file=own).data.group is None
-
-
-def test_a_finished_run_of_an_earlier_version_counts_only_if_it_would_be_the_same(tmp_path):
-    def finished(label: str, **data: object) -> tuple[RunConfig, Path]:
-        wanted = RunConfig(data=data)
-        folder = tmp_path / label
-        folder.mkdir()
-        done = wanted.resolved(num_clients=50, partition="dirichlet", model="cnn")
-        text = to_yaml(done)
-        assert all(key.rpartition(".")[2] in text for key in WRITTEN)
-        (folder / "config.yaml").write_text(text.replace("  group: none\n", ""))
-        (folder / "summary.csv").write_text("")
-        return wanted, folder
-
-    assert resume.is_complete(*finished("digits"))
-    wanted, folder = finished("own images", name="folder", dir=".", num_clients=50)
-    with pytest.raises(ConfigError, match=r"another data.group \('none', wanted 'patient'\)"):
-        resume.is_complete(wanted, folder)
-    same = wanted.model_copy(update={"data": wanted.data.model_copy(update={"group": "none"})})
-    assert resume.is_complete(same, folder)
 
 
 @pytest.mark.parametrize("done", ["none", "patient"])

@@ -90,15 +90,6 @@ def test_columns_that_came_later():
     assert set(PUBLISHED) == set(TABLES)
 
 
-def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path):
-    run = RunWriter(tmp_path)
-    began = f"{PUBLISHED['classes']}\n1,0,3,0.5,0.25\n"
-    (tmp_path / "classes.csv").write_text(began)
-    more = {"round": 2, "label": 0, "support": 3, "recall": 1.0, "precision": 0.5, "auc": 0.75}
-    run.append("classes", [row("classes", more)])
-    assert (tmp_path / "classes.csv").read_text() == f"{began}2,0,3,1.0,0.5\n"
-
-
 @pytest.mark.parametrize("header", ["", "round,label,recall", f"{PUBLISHED['classes']},auc,more"])
 def test_a_table_with_other_columns_is_left_alone(header, tmp_path):
     (tmp_path / "classes.csv").write_text(f"{header}\n")
@@ -359,16 +350,6 @@ def test_names_read_back_as_they_were(name, tmp_path):
     run.write_partition(partition_of(f"{name} x"))
     assert run.read("partition")["name"].tolist() == [f"{name} x"]
     assert csv_plain(csv_safe(name)) == name
-
-
-def test_a_partition_that_an_earlier_version_wrote_is_the_same(tmp_path):
-    columns = partition_of("=x")
-    run = RunWriter(tmp_path)
-    run.write_partition(columns)
-    text = (tmp_path / "partition.csv").read_text().replace("'=x", "=x")
-    (tmp_path / "partition.csv").write_text(text)
-    run.write_partition(columns)
-    assert (tmp_path / "partition.csv").read_text() == text
 
 
 def test_numbers_read_back_as_they_were(tmp_path):

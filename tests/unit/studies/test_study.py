@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from fedsim.config import study as study_files
 from fedsim.config.resolve import from_flags
 from fedsim.core.errors import ConfigError
 from fedsim.studies import grid_file, study, sweep
-from fedsim.studies.search import write_study
 from fedsim.studies.study import StudyPlan
 from fedsim.training.events import Event, Job
 from tests.planted import Killed, Planted
@@ -103,22 +101,6 @@ def test_candidates_differ_by_partition_and_not_by_method(sampler: str) -> None:
         rates.setdefault(cell.partition, set()).add(tuple(p.params["train.lr"] for p in proposals))
     assert [len(lists) for lists in rates.values()] == [1, 1, 1]
     assert len(set().union(*rates.values())) == 3
-
-
-def test_a_partition_that_an_earlier_version_began_goes_on_with_its_candidates(
-    tmp_path: Path,
-) -> None:
-    plan = plan_of()
-    cell, begun = plan.searches[2]
-    assert (cell.name, begun.proposer.seed) == ("Mean+mixed", 1)
-    earlier = replace(begun, proposer=replace(begun.proposer, seed=0))
-    folder = tmp_path / "tuning" / cell.name
-    folder.mkdir(parents=True)
-    write_study(earlier, folder, 1)
-    tunings = study.searches_in(plan, tmp_path)
-    assert [tuning.plan.proposer.seed for tuning in tunings] == [0, 0, 0, 0]
-    fresh = study.searches_in(plan, tmp_path / "fresh")
-    assert [tuning.plan.proposer.seed for tuning in fresh] == [0, 0, 1, 1]
 
 
 def test_a_key_of_a_method_is_searched_for_the_methods_that_use_it() -> None:

@@ -15,7 +15,6 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -49,7 +48,6 @@ from fedsim.training import driver, environment, resume
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.resume import FREE
 from tests.commands import clean_environment
-from tests.rounding import rounding, sgd_operations
 from tests.sampling import marked_beside
 from tests.stopping import Stop, Stopper
 
@@ -207,36 +205,6 @@ def test_client_states_that_are_being_written_anew(tmp_path, monkeypatch):
     engine = {"state_memory": 4 * size / 2**30}
     assert contents(fedsim.run(config("fedbn", long, **engine), tmp_path / "run").path) == wanted
     assert early
-
-
-@pytest.mark.slow
-def test_a_run_that_an_older_fedsim_began_goes_on(tmp_path, told):
-    """Scaffold with FedAdam on the server, stopped after round 2 of 4 by fedsim 0.1.0."""
-    run = tmp_path / "run"
-    shutil.unpack_archive(ROOT / "tests" / "data" / "checkpoint_format_1.zip", run)
-    wanted = fedsim.run(resume.configuration(run), tmp_path / "wanted")
-    watcher = Stopper(0)
-    columns = {table: list(RunStore(run).read(table)) for table in ("rounds", "classes")}
-    driver.resume(run, callbacks=[watcher])
-    assert watcher.rounds == [3, 4]
-    assert all("the rounds so far were done with torch" in line for line in told())
-    for table in ("rounds", "clients", "classes", "partition"):
-        got, through = RunStore(run).read(table), wanted.read(table)
-        assert list(got) == columns.get(table, list(through)), "it keeps the columns it began with"
-        pd.testing.assert_frame_equal(got, through[list(got)], rtol=1e-6)
-    confusion = wanted.read("confusion")  # a table that fedsim 0.1.0 did not have
-    later = confusion[confusion["round"] > 2].reset_index(drop=True)
-    pd.testing.assert_frame_equal(RunStore(run).read("confusion"), later)
-    assert "val_auc" not in columns["rounds"]
-    assert RunStore(run).summary["final_test_auc"] == RunStore(run).read("rounds")["test_auc"][3]
-    models = [load_file(path / "model.safetensors") for path in (run, wanted.path)]
-    # Another processor may have done the first rounds. Adam's eta m / (sqrt(v) + tau) magnifies the
-    # rounding of an update by at most eta (1 - beta1) / tau = 10; a step is 300 tolerances.
-    error = rounding(np.float32, sgd_operations(steps=4 * 10, layers=1, width=64), growth=10)
-    assert error < 1e-3
-    for name, tensor in models[0].items():
-        size = np.abs(tensor).max()
-        np.testing.assert_allclose(tensor, models[1][name], rtol=0, atol=error * size)
 
 
 # damaged checkpoints
