@@ -137,7 +137,9 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
     own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
     runs = [run for run in own if not ARCHIVED.search(run.path.name)]
     grid = read_grid(folder) if GRID in names else None
-    if "aggregate.csv" in names or grid is not None:
+    # a trial of a search has no tables, but names its runs by settings
+    named = bool(runs) and all("=" in run.path.name for run in runs)
+    if "aggregate.csv" in names or grid is not None or named:
         complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
         state = _state(folder, runs, complete, grid)
         yield SweepStatus(path=folder, state=state, runs=runs, grid=grid)
