@@ -23,7 +23,7 @@ DATA = "data_digest"
 """The column with the digest of samples, labels and class names; empty for generated data."""
 _EXPERIMENT = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA)
 _SECTIONS_OF_EXPERIMENT = (
-    *("data", "model", "evaluation", "clock", "async", "attack", "shortcut", "synthetic"),
+    *("data", "model", "evaluation", "clock", "async", "attack", "synthetic"),
 )
 """Columns, and sections of them, in which compared runs must agree unless the user has named them
 or they are grouped by them. Methods may differ in the others, such as a learning rate tuned for

@@ -28,6 +28,8 @@ from pathlib import Path
 import click
 from safetensors.numpy import load_file
 
+from benchmarks.draws import SHORTCUT
+
 METHODS = (
     *("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld", "fednova", "feddecorr"),
     *("fedld_released", "fedgh_released", "simagg", "regagg", "robfedavg", "fedsr", "scaffold"),
@@ -69,9 +71,9 @@ def sweeps(folder: Path) -> dict[str, str]:
             "    - clock: {data.num_clients: 8, clock.samples_per_second: 'lognormal(60, 1)', "
             "clock.upload_mb_s: 'uniform(0.01, 0.1)', clock.deadline: 1.0, clock.late: partial, "
             "clock.availability: 0.8, clock.work: 'uniform(0.2, 1)'}\n"
-            "    - by_site: {data.name: shortcut, data.num_clients: 4, data.partition: by_site}\n"
-            "    - correlated: {data.name: shortcut, data.num_clients: 4, "
-            "shortcut.correlation: 0.5, shortcut.samples_per_client: 20}\n"
+            f"    - by_site: {{data.name: '{SHORTCUT}', data.partition: by_site}}\n"
+            f"    - correlated: {{data.name: '{SHORTCUT}', '{SHORTCUT}.sites': 4, "
+            f"'{SHORTCUT}.correlation': 0.5, '{SHORTCUT}.samples_per_site': 20}}\n"
             "    - synthetic: {data.name: synthetic, data.num_clients: 5, "
             "synthetic.alpha: 1.0, synthetic.beta: 0.5}\n"
             f"    - text: {{data.name: shakespeare, data.dir: '{folder / 'shakespeare'}'}}\n"

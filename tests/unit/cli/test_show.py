@@ -40,17 +40,17 @@ def compared(*runs):
 def test_the_settings_that_differ_from_the_defaults(tmp_path):
     run = write_run(
         tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
-        train={"lr": 0.1}, data={"name": "shortcut", "partition": "by_site"},
-        shortcut={"correlation": 0.25},
+        train={"lr": 0.1}, model={"name": "leaf_synthetic"}, data={"name": "synthetic", "partition": "natural"},
+        synthetic={"beta": 0.25},
     )  # fmt: skip
     found = shown(run)
     assert found["changed"] == {
         "algorithm": {"value": "fedprox", "default": "fedld"},
-        "data.name": {"value": "shortcut", "default": "digits"},
+        "data.name": {"value": "synthetic", "default": "digits"},
         "train.rounds": {"value": 3, "default": 100},
         "train.lr": {"value": 0.1, "default": 0.01},
         "fedprox.mu": {"value": 0.5, "default": 0.1},
-        "shortcut.correlation": {"value": 0.25, "default": 0.9},
+        "synthetic.beta": {"value": 0.25, "default": 0.0},
     }
     assert found["settings"]["fedprox.prox_form"] == "squared"
     assert (found["state"], found["rounds_done"], found["rounds"]) == ("finished", 3, 3)
@@ -58,8 +58,8 @@ def test_the_settings_that_differ_from_the_defaults(tmp_path):
 
 def test_what_the_data_set_decides_is_a_default(tmp_path):
     store = RunWriter.create(tmp_path / "a")
-    config = RunConfig(data={"name": "shortcut"}).resolved(
-        num_clients=50, partition="by_site", model="cnn"
+    config = RunConfig(data={"name": "synthetic"}).resolved(
+        num_clients=50, partition="natural", model="leaf_synthetic"
     )
     store.write("config.yaml", to_yaml(config))
     store.write("env.json", "{}")
@@ -115,12 +115,12 @@ def test_a_run_without_rounds_is_shown(tmp_path):
 
 def test_settings_in_which_runs_differ(tmp_path):
     a = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=1)
-    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "shortcut"})
+    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "synthetic"})
     found = compared(a, b)
     settings = found["settings"]
-    assert settings["shortcut.correlation"] == [None, 0.9]
-    assert {key: value for key, value in settings.items() if "shortcut." not in key} == {
-        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "shortcut"],
+    assert settings["synthetic.beta"] == [None, 0.0]
+    assert {key: value for key, value in settings.items() if "synthetic." not in key} == {
+        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "synthetic"],
         "fedprox.mu": [0.1, None], "fedprox.prox_form": ["squared", None],
         "fedavg.weights": [None, "samples"],
     }  # fmt: skip

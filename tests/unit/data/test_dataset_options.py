@@ -121,7 +121,7 @@ def test_a_data_set_with_two_options_is_one_file(tmp_path: Path) -> None:
         ("stripes.noise=true", r"stripes.noise: 'true' given; must be a valid number"),
         ("period=5", r"unknown key 'period' \(did you mean 'stripes.period'\?\)"),
         ("digits.size=5", r"unknown option 'size'; digits has none"),
-        ("shortcut.correlation=1", r"shortcut.correlation: only data set shortcut is drawn with"),
+        ("synthetic.beta=1", r"synthetic.beta: only data set synthetic is drawn with"),
     ],
 )
 def test_options_are_checked_by_the_signature(given: str, message: str) -> None:

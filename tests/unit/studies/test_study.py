@@ -33,7 +33,7 @@ trials: 5
 pruner: none
 """
 COMPARED = """
-data: {name: shortcut, val_fraction: 0.1}
+data: {name: synthetic, val_fraction: 0.1}
 methods:
   Mean: {algorithm: fedavg}
   Prox: {algorithm: fedprox}
@@ -272,7 +272,7 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, message: str) -> None:
         ("data.test_fraction: 'uniform(0.1, 0.5)'", "which data"),
         ("data.seed: 'int(0, 5)'", "which data"),
         ("data.name: 'choice(digits, synthetic)'", "which data"),
-        ("shortcut.correlation: 'uniform(0, 1)'", "which data"),
+        ("synthetic.beta: 'uniform(0, 1)'", "which data"),
         ("evaluation.target_accuracy: 'uniform(0.1, 1)'", "how models are scored"),
         ("evaluation.every: 'int(1, 3)'", "how models are scored"),
         ("train.sample_rate: 'uniform(0.1, 1)'", "how many clients take part"),

@@ -59,7 +59,7 @@ def test_grey_images_get_the_means_over_the_channels():
     colour = replace(grey, x=np.repeat(grey.x, 3, 1))
     assert Normalization.parse("0.5/0.25").applied(colour).pipeline.std == (0.25,) * 3
     with pytest.raises(ConfigError, match="'1,2/1,1': 2 channels, and the images have 3"):
-        loading.read(config({"name": "shortcut", "normalization": "1,2/1,1"}))
+        Normalization.parse("1,2/1,1").applied(colour)
 
 
 def test_published_preprocessing_is_read_without_a_download():
