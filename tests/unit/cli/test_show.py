@@ -40,7 +40,8 @@ def compared(*runs):
 def test_the_settings_that_differ_from_the_defaults(tmp_path):
     run = write_run(
         tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
-        train={"lr": 0.1}, model={"name": "leaf_synthetic"}, data={"name": "synthetic", "partition": "natural"},
+        train={"lr": 0.1}, model={"name": "leaf_synthetic"},
+        data={"name": "synthetic", "partition": "natural"},
         synthetic={"beta": 0.25},
     )  # fmt: skip
     found = shown(run)
