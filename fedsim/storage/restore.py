@@ -118,18 +118,18 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
             f"this one reads format {FORMAT}"
         )
     began, now = content["settings"], fingerprint.settings
-    if other := sorted(began.keys() ^ now.keys()):
-        raise ConfigError(
-            f"{record}: the run began {'with' if other[0] in began else 'without'} the key "
-            f"{other[0]}: an earlier development version of fedsim, or of your own method, wrote "
-            "it, with whose runs this one cannot go on"
-        )
-    for key in sorted(began.keys() | now.keys()):
-        if began.get(key) != now.get(key):
+    for key in sorted(began.keys() & now.keys()):
+        if began[key] != now[key]:
             raise ConfigError(
-                f"{run / 'config.yaml'} ({key}): {now.get(key)!r} given, but the run began with "
-                f"{began.get(key)!r}; put that back, or start another run"
+                f"{run / 'config.yaml'} ({key}): {now[key]!r} given, but the run began with "
+                f"{began[key]!r}; put that back, or start another run"
             )
+    for key in sorted(began.keys() ^ now.keys()):
+        raise ConfigError(
+            f"{record}: the run began {'with' if key in began else 'without'} the key {key}: an "
+            "earlier development version of fedsim, or of your own method, wrote it, with whose "
+            "runs this one cannot go on"
+        )
     if content["layout"] != fingerprint.layout:
         raise ConfigError(
             f"{record}: the model has other tensors than those that the run began with; its code "

@@ -56,9 +56,12 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
 
 
 def has_patients(run: Path) -> bool:
-    """Whether split.csv says whose the samples are."""
-    with files.reading(run / "split.csv") as path, path.open("rb") as file:
-        return b"patient" in file.readline().strip().split(b",")
+    """Whether split.csv, if it is there, says whose the samples are."""
+    with files.reading(run / "split.csv") as path:
+        if not path.exists():
+            return False
+        with path.open("rb") as file:
+            return b"patient" in file.readline().strip().split(b",")
 
 
 def difference(

@@ -40,8 +40,7 @@ def compared(*runs):
 def test_the_settings_that_differ_from_the_defaults(tmp_path):
     run = write_run(
         tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
-        train={"lr": 0.1}, model={"name": "leaf_synthetic"},
-        data={"name": "synthetic", "partition": "natural"},
+        train={"lr": 0.1}, data={"name": "synthetic", "partition": "natural"},
         synthetic={"beta": 0.25},
     )  # fmt: skip
     found = shown(run)
@@ -51,6 +50,7 @@ def test_the_settings_that_differ_from_the_defaults(tmp_path):
         "train.rounds": {"value": 3, "default": 100},
         "train.lr": {"value": 0.1, "default": 0.01},
         "fedprox.mu": {"value": 0.5, "default": 0.1},
+        "model.name": {"value": "cnn", "default": "leaf_synthetic"},
         "synthetic.beta": {"value": 0.25, "default": 0.0},
     }
     assert found["settings"]["fedprox.prox_form"] == "squared"

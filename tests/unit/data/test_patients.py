@@ -12,9 +12,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-import fedsim
 from fedsim.cli import main
-from fedsim.config.resolve import load_config, to_yaml
+from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
@@ -276,33 +275,6 @@ def config(root: Path, **changes: object) -> RunConfig:
         train={"rounds": 1, "sample_rate": 1.0},
         engine={"kind": "serial"},
     )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_default_is_written_and_an_older_run_is_repeated(tmp_path):
-    root = write_folder(tmp_path / "eyes")
-    run = fedsim.run(config(root), tmp_path / "run")
-    text = (run.path / "config.yaml").read_text()
-    assert "  group: patient\n" in text
-    apart = fedsim.run(config(root, group="none"), tmp_path / "apart")
-    # a config.yaml of a version that did not know the key
-    older = tmp_path / "older.yaml"
-    older.write_text(text.replace("  group: patient\n", ""))
-    assert load_config(file=older).data.group == "none"
-    again = fedsim.run(load_config(file=older), tmp_path / "again")
-    for name in ("rounds.csv", "partition.csv", "split.csv"):
-        assert (again.path / name).read_bytes() == (apart.path / name).read_bytes()
-        assert name == "rounds.csv" or (
-            (again.path / name).read_bytes() != (run.path / name).read_bytes()
-        )
-    (again.path / "config.yaml").write_text(older.read_text())
-    assert resume.configuration(again.path).data.group == "none"
-    assert resume.upgraded({"data.name": "digits"})["data.group"] == "none"  # a checkpoint's
-    # a file of one's own has the default
-    own = tmp_path / "own.yaml"
-    own.write_text("data:\n  alpha: 0.3\n")
-    assert load_config(file=own).data.group is None
 
 
 @pytest.mark.parametrize("done", ["none", "patient"])
