@@ -18,7 +18,7 @@ from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.plurals import counted
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 from fedsim.display.tables import show as show_table
 from fedsim.privacy.accounting import Sampling, neighbours
@@ -233,7 +233,7 @@ def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        environment = parse_json(read_bytes(path / "env.json"))
+        environment = parse_json((path / "env.json").read_bytes())
     except (OSError, ValueError):
         return {}
     return environment if isinstance(environment, dict) else {}

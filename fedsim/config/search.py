@@ -15,7 +15,7 @@ from typing import Literal
 
 import yaml
 
-from fedsim.config.experiments import Loader, Setting, Settings
+from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
@@ -127,7 +127,7 @@ def _parsed(given: Setting) -> Dimension:
 def _values(text: str) -> Iterator[Scalar]:
     """The values between the brackets; a text that Python reads as a number, like 1e-4, is one."""
     try:
-        values = yaml.load(f"[{text}]", Loader)  # a SafeLoader
+        values = yaml.safe_load(f"[{text}]")
     except (
         yaml.YAMLError,
         ValueError,

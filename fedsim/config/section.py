@@ -35,8 +35,6 @@ class Section(BaseModel):
             raise ValueError("must not be true or false")
         if isinstance(value, bytes):
             raise ValueError("must not be binary data")
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError("must not contain a null character")
         if isinstance(value, str) and URL.match(value):
             raise ValueError(ON_DISK)
         return value

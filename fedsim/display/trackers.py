@@ -25,7 +25,7 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.resume import decisive
@@ -156,7 +156,7 @@ class WeightsAndBiases(Tracker):
         self.run = self.sdk.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
-            id=parse_json(read_bytes(state))["id"],
+            id=parse_json(state.read_bytes())["id"],
             name=info.out.resolve().name,
             config=decisive(info.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
@@ -204,7 +204,7 @@ class MLflow(Tracker):
         client = self.sdk.MlflowClient(tracking_uri=uri)
         state = folder / STATE
         if state.exists():
-            self.id = parse_json(read_bytes(state))["id"]
+            self.id = parse_json(state.read_bytes())["id"]
             client.update_run(self.id, "RUNNING")
         else:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsim")

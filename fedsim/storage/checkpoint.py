@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.types import Layout, Sent, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import tensors
@@ -324,7 +324,7 @@ def records(run: Path) -> list[Path]:
 def read_record(record: Path) -> dict[str, Any]:
     """The content of a record's file; a ValueError where it is damaged."""
     with files.reading(record):
-        return decode_record(read_bytes(record))
+        return decode_record(record.read_bytes())
 
 
 def round_of(file: Path) -> int:

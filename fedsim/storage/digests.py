@@ -7,10 +7,8 @@ once, when it is written, so that a round costs the same however many came befor
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,54 +75,6 @@ def check(run: Path, folder: Path, digests: Mapping[str, Mapping[str, Any]]) -> 
             f"{path}: not what fedsim wrote; put that back, since a run does not go on from "
             f"changed results, or remove {folder} to start again from round 1"
         )
-
-
-def check_form(path: Path, size: int, columns: Sequence[str]) -> None:
-    """Refuses the first ``size`` bytes of a table without digest if a row is no row of it.
-
-    Rows that are missing do not matter.
-
-    Raises:
-        DataError: names file and line.
-        StoreError: the table cannot be read.
-    """
-    with files.reading(path):
-        data = path.read_bytes()[:size] if path.exists() else b""
-    if len(data) < size:
-        data = data[: data.rfind(b"\n") + 1]  # it lost its end, which does not matter
-    misshapen = _misshapen(data, columns)
-    if misshapen is not None:
-        line, reason = misshapen
-        raise DataError(
-            f"{path}, line {line}: {reason}; put back what fedsim wrote, or remove the file, which "
-            "holds no results"
-        )
-
-
-def _misshapen(data: bytes, columns: Sequence[str]) -> tuple[int, str] | None:
-    """The first line of a table that is none of its rows, and why; None where all are."""
-    text = data.decode(errors="surrogateescape")
-    rows = csv.reader(io.StringIO(text, newline=""))
-    try:
-        header = next(rows, [])
-        if header != list(columns[: len(header)]):
-            return 1, f"the header is {','.join(header)!r}, expected {','.join(columns)!r}"
-        for row in rows:
-            if len(row) != len(header):
-                return rows.line_num, f"{len(row)} fields, the header has {len(header)}"
-            for column, cell in zip(header, row, strict=True):
-                if column in ("round", "seconds") and not _is_number(cell):
-                    return rows.line_num, f"{column} is {cell!r}, not a number"
-    except csv.Error as error:
-        return rows.line_num, f"cannot be read as CSV ({error})"
-    return None if text.endswith("\n") or not text else (rows.line_num, "the row has no end")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return float(text) >= 0
-    except ValueError:
-        return False
 
 
 def _sha256(path: Path, size: int) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import DataError, StoreError
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.storage import status, trials
 from fedsim.storage.status import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, RunStatus
 from fedsim.storage.trials import Trial
@@ -188,7 +188,7 @@ def write_grid(folder: Path, names: Sequence[str]) -> None:
 def read_grid(folder: Path) -> list[str] | None:
     """The names of all runs of a sweep; None where they are not written down, or damaged."""
     try:
-        return [str(name) for name in parse_json(read_bytes(folder / GRID))["runs"]]
+        return [str(name) for name in parse_json((folder / GRID).read_bytes())["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

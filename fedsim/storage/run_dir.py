@@ -27,12 +27,12 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
-from fedsim.storage.digests import TableDigest, check_form
+from fedsim.storage.digests import TableDigest
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.version import __version__
 
@@ -161,7 +161,7 @@ class RunStore:
             return {}
         advice = "restore it, or remove it to go on without what it says of the run's beginning"
         try:
-            content = parse_json(read_bytes(path))
+            content = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
         if not isinstance(content, dict) or not isinstance(content.get("resumed", []), list):
@@ -297,20 +297,6 @@ class RunWriter(RunStore):
         """The size of each table that grows with the rounds and exists, by file name."""
         with files.reading(self.path), os.scandir(self.path) as entries:
             return {e.name: e.stat().st_size for e in entries if e.name in _FILES}
-
-    def check_diagnostics(self, sizes: Mapping[str, int]) -> None:
-        """Checks the tables of :data:`DIAGNOSTIC`, which have no digest, before a run is resumed.
-
-        Args:
-            sizes: bytes of each table that stay, by file name.
-
-        Raises:
-            DataError: a row is not what fedsim writes; names file and line.
-            StoreError: a table cannot be read.
-        """
-        for table in DIAGNOSTIC:
-            path = self.path / f"{table}.csv"
-            check_form(path, sizes.get(path.name, 0), TABLES[table].columns())
 
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedsim.core import files
 from fedsim.core.errors import DataError, one_line
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.storage.run_dir import cell
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def cut(folder: Path) -> None:
 
 def _data(folder: Path) -> bytes:
     with files.reading(folder / TRIALS) as path:
-        return read_bytes(path) if os.path.lexists(path) else b""
+        return path.read_bytes() if os.path.lexists(path) else b""
 
 
 def _whole(data: bytes) -> bytes:
@@ -194,7 +194,7 @@ def read_study(folder: Path) -> dict[str, Any] | None:
         if not os.path.lexists(path):  # a link to nowhere is no new search
             return None
         try:
-            study = parse_json(read_bytes(path))
+            study = parse_json(path.read_bytes())
         except ValueError as error:
             raise DataError(f"{path}: is not valid JSON ({one_line(error)})") from error
     if not isinstance(study, dict):

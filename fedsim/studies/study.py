@@ -22,7 +22,6 @@ from fedsim.config.run import RunConfig
 from fedsim.config.study import StudyFile, check_given_once
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.core.reading import read_text
 from fedsim.core.settings import Scalar
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial, best, cell_of
@@ -417,7 +416,7 @@ def grouping(out: Path) -> tuple[list[str], str]:
         StoreError: OUT/chosen.csv cannot be read.
     """
     with files.reading(out / CHOSEN) as path:
-        searched = read_text(path).partition("\n")[0].split(",")
+        searched = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
     rows = [row.settings for row in experiments.read(out / COMPARISON).grid[0].values]
     first = [row for row in rows if row["label"].value == rows[0]["label"].value]
     keys = dict.fromkeys(key for row in first for key in row if key not in searched)

@@ -24,7 +24,6 @@ from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
-from fedsim.core.reading import regular
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, check_trainable, with_engine
@@ -303,7 +302,7 @@ def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
     took: dict[str, list[float]] = {}
     for run in runs:
         with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
-            table = regular(out / run.name / "summary.csv")
+            table = out / run.name / "summary.csv"
             with table.open(encoding="utf-8", newline="") as file:
                 row = next(csv.DictReader(file))
             seconds = float(row["total_seconds"])

@@ -332,7 +332,6 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        store.check_diagnostics(position.tables)
         followers = Callbacks(callbacks)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             known = describe(setup)

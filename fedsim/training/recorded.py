@@ -12,7 +12,6 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from fedsim.core.reading import regular
 from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
@@ -229,7 +228,7 @@ def check_form(run: Path, done: int, *, finished: bool) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Number and cells of each line of a table that is whole."""
-    with regular(path).open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         lines = iter(partial(file.readline, LONGEST), "")
         reader = csv.reader(line for line in lines if line.endswith(("\n", "\r")))
         for cells in reader:
@@ -238,7 +237,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _is_whole(path: Path) -> bool:
     """Whether the last line of a file has its end."""
-    with regular(path).open("rb") as file:
+    with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         return file.read() in (b"", b"\n")
 

@@ -27,7 +27,7 @@ from fedsim.core import files
 from fedsim.core.errors import FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
-from fedsim.core.reading import check_tree, read_text
+from fedsim.core.reading import check_tree
 from fedsim.core.types import Vector
 from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
@@ -439,7 +439,7 @@ def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
 
 def _summary(path: Path) -> dict[str, str]:
     """The cells of summary.csv by column; a Difference where it is not one row below a header."""
-    text = read_text(path)
+    text = path.read_text(encoding="utf-8")
     header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
     if not text.endswith("\n"):
         raise Difference(path.name, "its last line has no end")

@@ -323,12 +323,6 @@ def test_a_study_that_was_changed_is_refused(tmp_path: Path, change: dict[str, o
         tune.Tuning(plan_of(), tmp_path)
 
 
-def test_a_study_of_200000_brackets_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "study.json").write_text("[" * 200_000)
-    with pytest.raises(DataError, match=r"study.json: is not valid JSON .more than 32 levels"):
-        tune.Tuning(plan_of(), tmp_path)
-
-
 def test_a_grid_over_real_numbers_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"search.yaml:5 .*--sampler grid needs choice"):
         plan_of(sampler="grid")

@@ -375,33 +375,6 @@ def test_tables_without_results_may_change(after_four, tmp_path, undisturbed):
     assert contents(fedsim.resume(run).path) == undisturbed["fedbn"]
 
 
-def garbage(text: str) -> str:
-    """A table whose third line holds no numbers."""
-    lines = text.splitlines(keepends=True)
-    return "".join([*lines[:2], "?,train,soon,0\n", *lines[3:]])
-
-
-@pytest.mark.parametrize(
-    ("damage", "line"),
-    [
-        (garbage, 3),
-        (lambda text: text.replace(",", ";"), 1),
-        (lambda text: text.replace("\n", "\n\x00\n", 1), 2),
-        (lambda text: "x" * 10 + text, 1),
-        (lambda text: text[:60] + text[70:-1] + "," * 11, None),
-    ],
-)
-def test_times_that_are_none_are_refused_before_the_run_goes_on(damage, line, after_four, tmp_path):
-    run = shutil.copytree(after_four, tmp_path / "run")
-    path = run / "timings.csv"
-    path.write_text(damage(path.read_text()))
-    before = contents(run) | {"timings.csv": path.read_bytes()}
-    done = CliRunner().invoke(main, ["resume", str(run)])
-    assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
-    assert re.search(rf"{path}, line {line or ''}", done.stderr)
-    assert contents(run) | {"timings.csv": path.read_bytes()} == before
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("left", [None, "", "round,phase,seconds,bytes\n1,train,0.5,0\n2,tra"])
 def test_times_may_be_lost(left, after_four, tmp_path, undisturbed):
