@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.tables import csv_plain, csv_safe
 
 from . import AnalysisError
@@ -84,7 +84,7 @@ def read_json(file: Path) -> Any:
         AnalysisError: it cannot be read, or is no JSON.
     """
     try:
-        return parse_json(read_bytes(file))
+        return parse_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise AnalysisError(f"{file}: cannot be read as JSON ({error})") from error
 

@@ -70,7 +70,7 @@ def _sizes(run: Path) -> tuple[float, str]:
     if not file.is_file():
         raise AnalysisError(
             f"--test corrected: {file}: there is no such file; it has the numbers of training and "
-            "test samples (runs of earlier versions have none; --test t needs none)"
+            "test samples (--test t needs none)"
         )
     frame = read_table(file, numbers=("sample", "client_id"), texts=("part",))
     train = frame[(frame["part"] == "train") & ~frame["client_id"].isin(_held_out(run))]

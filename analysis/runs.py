@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,7 @@ DATA = "data_digest"
 """The column with the digest of samples, labels and class names; empty for generated data."""
 _EXPERIMENT = ("dataset", "num_clients", "sample_rate", "alpha", "rounds", "best_by", DATA)
 _SECTIONS_OF_EXPERIMENT = (
-    *("data", "model", "evaluation", "clock", "async", "attack", "shortcut", "synthetic"),
+    *("data", "model", "evaluation", "clock", "async", "attack", "synthetic"),
 )
 """Columns, and sections of them, in which compared runs must agree unless the user has named them
 or they are grouped by them. Methods may differ in the others, such as a learning rate tuned for
@@ -37,17 +36,6 @@ ALIASES = {
 """Columns by their key in config.yaml, and by their name in figures."""
 NAMED = "named"
 """The column that says whether the user has named a run."""
-_EARLIER: dict[str, dict[str, Any]] = json.loads(
-    Path(__file__).with_name("earlier.json").read_text(encoding="utf-8")
-)
-"""``renamed``: what columns of earlier versions are called now; these held the options of all data
-sets in every run. ``missing``: by column what stands for it in runs of versions that did not write
-it, where other runs have it. Written by docs/earlier.py."""
-_WITNESS = "train.lr"
-"""A column of every summary.csv that has settings; those before 0.1.0 had none, so that what they
-lack is not known."""
-_SECTIONS = ("data", "model", "train", "evaluation", "clock", "async", "attack", "compress", "dp")
-"""The sections that every run has; the others are of the methods and data sets that it uses."""
 SHOWN = 8
 """An error message names at most this many settings, or values of one."""
 
@@ -110,15 +98,10 @@ def summaries(runs: Iterable[Path]) -> pd.DataFrame:
         frame = read_table(file, ("seed", *RESULTS), ("algorithm",), optional_texts=(LABEL,))
         if len(frame) != 1:
             raise AnalysisError(f"{run / 'summary.csv'}: {len(frame)} rows, a run has exactly one")
-        rows.append(_renamed(frame.to_dict("records")[0]) | {"path": str(run)})
+        rows.append(_outcomes_left_out(frame.to_dict("records")[0]) | {"path": str(run)})
     if not rows:
         raise AnalysisError("no finished run: a summary.csv is written at the end of a run")
     table = pd.DataFrame(rows, dtype=object)
-    for column in table.columns if _WITNESS in table else ():
-        if column in _EARLIER["missing"]:
-            uses = _uses(table, str(column).partition(".")[0])
-            lacking = table[column].isna() & table[_WITNESS].notna() & uses
-            table[column] = table[column].mask(lacking, _EARLIER["missing"][column])
     table[NAMED] = table[LABEL].notna() if LABEL in table else False
     return with_labels(table.astype({column: float for column in RESULTS}))
 
@@ -133,31 +116,9 @@ def without_repeats(table: pd.DataFrame) -> tuple[pd.DataFrame, list[Path]]:
     return table[~repeated], [Path(path) for path in table["path"][repeated]]
 
 
-def _uses(table: pd.DataFrame, section: str) -> pd.Series[bool]:
-    """The runs whose settings have a section."""
-    if section in _SECTIONS:
-        return pd.Series(True, index=table.index)
-    names = table.get("server", pd.Series("", index=table.index)).map(str).str.split(",")
-    using = names.map(lambda servers: section in [name.strip() for name in servers])
-    for column in ("algorithm", "dataset"):
-        if column in table:
-            using |= table[column] == section
-    return using
-
-
-def _renamed(row: dict[Any, Any]) -> dict[Any, Any]:
-    """A row of summary.csv with the options of its data set under their present names.
-
-    The number of rounds of a run that stops without progress is an outcome: it is left out.
-    """
-    present = {}
-    if not pd.isna(row.get("train.patience")):
-        row = row | {"rounds": None}
-    for column, value in row.items():
-        new = _EARLIER["renamed"].get(column, column)
-        if new == column or new.startswith(f"{row.get('dataset')}."):
-            present[new] = value
-    return present
+def _outcomes_left_out(row: dict[Any, Any]) -> dict[Any, Any]:
+    """A row of summary.csv without the rounds of a run that stops without progress: an outcome."""
+    return row if pd.isna(row.get("train.patience")) else row | {"rounds": None}
 
 
 def unit_among(
@@ -347,8 +308,7 @@ def differing(groups: Sequence[Group]) -> pd.DataFrame:
 def expanded(table: pd.DataFrame, by: Sequence[str]) -> list[str]:
     """``by`` in present columns, with ``algorithm`` first and followed by the rest of METHOD."""
     method = [column for column in METHOD if column in table.columns and "algorithm" in by]
-    names = _EARLIER["renamed"] | ALIASES
-    present = (c if c in table.columns else names.get(c, c) for c in by)
+    present = (c if c in table.columns else ALIASES.get(c, c) for c in by)
     return list(dict.fromkeys((*method, *present)))
 
 
@@ -366,7 +326,7 @@ def _same(runs: pd.DataFrame, columns: Sequence[str], by: Sequence[str], what: s
 def _same_data(table: pd.DataFrame, by: Sequence[str], options: tuple[str, ...]) -> None:
     """Refuses runs of different data, unless they are grouped by what tells the data apart.
 
-    Runs of earlier versions, which do not say what data they had, go with any. A function of the
+    Runs that do not say what data they had go with any. A function of the
     user's may draw other data for each partition; fedsim's own readers do not: of a table, which
     is scaled by each partition's training rows, the digest is that of its file.
     """

@@ -1,7 +1,6 @@
 """Scores by run: final, best and last ten, and whether the final model collapsed.
 
-Accuracies are in summary.csv in every version. What older versions left out of it is computed from
-rounds.csv and classes.csv, as the present version does.
+Scores that summary.csv does not have are computed from rounds.csv and classes.csv, as it is.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 
 from . import AnalysisError, panels, style
 from .files import read_table
@@ -94,7 +94,7 @@ def read_search(folder: Path) -> Search:
     keys = [column for column in table.columns if column not in (*HEAD, "run")]
     file = folder / STUDY
     try:
-        study = parse_json(read_bytes(file))
+        study = parse_json(file.read_bytes())
         by, forms = str(study["by"]), {key: str(study["search"][key]) for key in keys}
         seeds = [int(seed) for seed in study.get("seeds", ())]
         planned = None if study.get("trials") is None else int(study["trials"])

@@ -14,12 +14,15 @@ from fedsim.core.imports import resolve
 Settings = dict[str, Any]
 """The sections and keys of a :class:`fedsim.RunConfig`, nested."""
 OWN_MODELS = "benchmarks.draws"
+EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
+SHORTCUT = f"{EXAMPLES}/shortcut.py:shortcut"
+"""Images of several sites."""
 VISION = ("logistic", "mlp", "cnn", "cnn", f"{OWN_MODELS}:deep")
 WITH_LAYERS = ("mlp", f"{OWN_MODELS}:deep")
 """Models with a linear layer beside their head, to which adapters can be added."""
 MODELS: Mapping[str, Sequence[str]] = {
     "digits": VISION,
-    "shortcut": VISION,
+    SHORTCUT: VISION,
     "synthetic": ("leaf_synthetic", "leaf_synthetic_linear", "mlp"),
     "shakespeare": ("leaf_shakespeare",),
 }
@@ -27,7 +30,7 @@ MODELS: Mapping[str, Sequence[str]] = {
 TRAINABLE = ("head", "norm", "lora(2)", "lora(2, 8)", "head*", "features.0*,head*")
 PARTITIONS: Mapping[str, Sequence[str]] = {
     "digits": ("iid", "dirichlet", "dirichlet_plain", "dirichlet_per_client", "quantity", "shards"),
-    "shortcut": ("by_site", "by_site", "dirichlet", "quantity"),
+    SHORTCUT: ("by_site", "by_site", "dirichlet", "quantity"),
     "synthetic": ("natural", "natural", "iid"),
     "shakespeare": ("natural",),
 }
@@ -74,7 +77,7 @@ def draw(seed: int, number: int, attempt: int, texts: Path) -> Settings:
     }
     if rng.random() < 0.5:
         settings["model"]["trainable"] = trainable = rng.choice(TRAINABLE)
-        if kind in ("digits", "shortcut") and "lora" in trainable:
+        if kind in ("digits", SHORTCUT) and "lora" in trainable:
             settings["model"]["name"] = rng.choice(WITH_LAYERS)
     if rng.random() < 0.1:
         settings["model"]["projection"] = 6
@@ -84,6 +87,8 @@ def draw(seed: int, number: int, attempt: int, texts: Path) -> Settings:
         settings["margin"] = rng.choice(tuple(FORMS))
     if rng.random() < 0.25:
         settings["server"] = ",".join(rng.sample(names, rng.choice((1, 1, 2))))
+    if kind == SHORTCUT:
+        settings[SHORTCUT] = {"sites": settings["data"]["num_clients"]}
     for name in {algorithm, *settings.get("server", algorithm).split(",")}:
         own = _hyperparameters(rng, name)
         if own:

@@ -28,6 +28,8 @@ from pathlib import Path
 import click
 from safetensors.numpy import load_file
 
+from benchmarks.draws import SHORTCUT
+
 METHODS = (
     *("fedavg", "fedprox", "fedbn", "fedpac", "fedgh", "fedld", "fednova", "feddecorr"),
     *("fedld_released", "fedgh_released", "simagg", "regagg", "robfedavg", "fedsr", "scaffold"),
@@ -41,19 +43,7 @@ train: {rounds: 2, sample_rate: 0.5, batch_size: 20}
 OWN_PARTS = "client_val_fraction: 0.2, client_test_fraction: 0.2"
 SHAKESPEARE = "abcdefghijklmnopqrstuvwxyz ,.ABCDEFGH"
 TIMES = ("total_seconds", "seconds_to_target")
-MOVED = {
-    "data.correlation": "shortcut.correlation",
-    "data.samples_per_client": "shortcut.samples_per_client",
-    "data.synthetic_alpha": "synthetic.alpha",
-    "data.synthetic_beta": "synthetic.beta",
-    "data.synthetic_iid": "synthetic.iid",
-}
-"""Columns of summaries that are called otherwise now, and that other data sets have no more."""
-SKIPPED = ("timings.csv", "env.json", "config.yaml", "manifest.json")
-LATER = ("confusion.csv", "split.csv", "clients.safetensors")
-"""Files that earlier versions do not write."""
-COUNTERS = "num_batches_tracked"
-"""The tensors of a model that earlier versions do not write end in this."""
+SKIPPED = ("timings.csv", "env.json", "config.yaml")
 
 
 def sweeps(folder: Path) -> dict[str, str]:
@@ -81,11 +71,11 @@ def sweeps(folder: Path) -> dict[str, str]:
             "    - clock: {data.num_clients: 8, clock.samples_per_second: 'lognormal(60, 1)', "
             "clock.upload_mb_s: 'uniform(0.01, 0.1)', clock.deadline: 1.0, clock.late: partial, "
             "clock.availability: 0.8, clock.work: 'uniform(0.2, 1)'}\n"
-            "    - by_site: {data.name: shortcut, data.num_clients: 4, data.partition: by_site}\n"
-            "    - correlated: {data.name: shortcut, data.num_clients: 4, data.correlation: 0.5, "
-            "data.samples_per_client: 20}\n"
+            f"    - by_site: {{data.name: '{SHORTCUT}', data.partition: by_site}}\n"
+            f"    - correlated: {{data.name: '{SHORTCUT}', '{SHORTCUT}.sites': 4, "
+            f"'{SHORTCUT}.correlation': 0.5, '{SHORTCUT}.samples_per_site': 20}}\n"
             "    - synthetic: {data.name: synthetic, data.num_clients: 5, "
-            "data.synthetic_alpha: 1.0, data.synthetic_beta: 0.5}\n"
+            "synthetic.alpha: 1.0, synthetic.beta: 0.5}\n"
             f"    - text: {{data.name: shakespeare, data.dir: '{folder / 'shakespeare'}'}}\n"
             "    - served: {algorithm: fedprox, server: fedgh, data.num_clients: 8}\n"
             "    - normalised: {algorithm: fednova, server: fedgh, data.num_clients: 8}\n"
@@ -136,15 +126,10 @@ def killed_and_resumed(began: Path, resumed: Path, out: Path) -> None:
 
 
 def equal(before: Path, after: Path) -> bool:
-    """Whether a file is the same, without the seconds of a summary and what was added.
-
-    That are columns, and in a file of tensors the counters and what it says of itself.
-    """
+    """Whether a file is the same, without the seconds of a summary, columns that were added, and
+    what a file of tensors says of itself."""
     if before.suffix == ".safetensors":
-        old_tensors, new_tensors = tensors(before), tensors(after)
-        added = new_tensors.keys() - old_tensors.keys()
-        known = {name: tensor for name, tensor in new_tensors.items() if name not in added}
-        return known == old_tensors and all(name.endswith(COUNTERS) for name in added)
+        return tensors(before) == tensors(after)
     if before.suffix != ".csv":
         return before.read_bytes() == after.read_bytes()
     if before.name not in ("summary.csv", "aggregate.csv"):
@@ -174,15 +159,10 @@ def records(path: Path) -> list[dict[str, str]]:
 
 
 def compared(row: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """What is compared of a row of a summary, under the columns' names of today."""
+    """What is compared of a row of a summary."""
     for key, value in row.items():
-        new = MOVED.get(key, key)
-        is_option = new in MOVED.values()
-        if is_option and (value == "" or not new.startswith(f"{row['dataset']}.")):
-            continue
         if key != "run_id" and not key.startswith(TIMES):
-            # a column that some runs of a sweep do not have is one of floats
-            yield new, value.removesuffix(".0") if is_option else value
+            yield key, value
 
 
 def results(folder: Path) -> dict[str, Path]:
@@ -196,8 +176,7 @@ def differences(before: Path, after: Path) -> Iterator[str]:
     """What is not equal in two folders of results."""
     old, new = results(before), results(after)
     yield from (f"missing after: {name}" for name in old.keys() - new.keys())
-    added = {name for name in new.keys() - old.keys() if new[name].name not in LATER}
-    yield from (f"missing before: {name}" for name in added)
+    yield from (f"missing before: {name}" for name in new.keys() - old.keys())
     for name in sorted(old.keys() & new.keys()):
         if not equal(old[name], new[name]):
             yield f"differs: {name}"

@@ -80,7 +80,7 @@ The same keys serve in YAML files, in `--set KEY=VALUE` and as arguments of `fed
 (`train={"rounds": 20}`), and `config.yaml` of a run lists them all. Flags win over a file, a file
 over a preset, a preset over these defaults. An unknown key is refused, with the nearest one that
 exists. A method's hyperparameters and a data set's options stand under its name: `fedprox.mu`,
-`shortcut.correlation`; [Methods](../METHODS.md) has those of the methods, `fedsim list datasets`
+`synthetic.beta`; [Methods](../METHODS.md) has those of the methods, `fedsim list datasets`
 those of the data sets.
 """
 

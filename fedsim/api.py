@@ -206,9 +206,9 @@ def _folder(out: Path | str | None, kind: str, given: Mapping[str, Any] | Path |
 
 def _overrides(given: Mapping[str, object] | None) -> Settings:
     """Settings that win over all others."""
-    from fedsim.config import experiments
+    from fedsim.config.experiments import Setting
 
-    return dict(experiments.setting(key, value, key) for key, value in (given or {}).items())
+    return {key: Setting(value, key) for key, value in (given or {}).items()}
 
 
 def _how(progress: bool | None, accept_changed_code: bool) -> How:

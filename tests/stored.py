@@ -30,8 +30,6 @@ def pack(finished: Path, name: str) -> None:
         for pattern in LAST:
             for file in Path(folder, "interrupted").glob(pattern):
                 file.unlink()
-        if not (finished / "checkpoints").is_dir():  # the first versions wrote none
-            shutil.rmtree(Path(folder, "interrupted"))
         shutil.make_archive(str(FOLDER / name), "zip", folder)
 
 

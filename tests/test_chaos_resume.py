@@ -77,7 +77,6 @@ def contents(run: Path) -> dict[str, object]:
     """All files of a run but times, places and checkpoints; of its summary what they leave."""
     names = {path.name for path in run.iterdir() if path.is_file()}
     names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", files.LOCK_FILE}
-    names -= {"manifest.json"}
     summary = pd.read_csv(run / "summary.csv").drop(columns=["run_id", "total_seconds"])
     return {name: (run / name).read_bytes() for name in names} | {"": summary.to_csv()}
 

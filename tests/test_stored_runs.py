@@ -1,7 +1,6 @@
-"""Runs that earlier versions stored are read, compared, tabulated, resumed and started from.
+"""Runs that released versions stored are read, compared, tabulated, resumed and started from.
 
-``python -m tests.stored`` stores them; ``before-0.1.0`` is of the first commits, which wrote no
-checkpoints, and no settings into summary.csv.
+``python -m tests.stored`` stores them.
 """
 
 from __future__ import annotations
@@ -27,9 +26,6 @@ from tests.stored import COMMAND, FOLDER
 pytestmark = pytest.mark.integration
 
 STORED = sorted(file.stem for file in FOLDER.glob("*.zip"))
-FIRST = "before-0.1.0"
-COMPLETE = [name for name in STORED if name != FIRST]
-"""Those with checkpoints and with settings in summary.csv."""
 WANTED = {
     "algorithm": "fedprox",
     "data": {"num_clients": 2},
@@ -69,7 +65,7 @@ def command(*args: object) -> Result:
 
 
 def test_the_command_is_the_configuration() -> None:
-    assert {"0.1.0", FIRST} < set(STORED)
+    assert "0.1.0" in STORED
     keys = {"engine": "engine.kind", "dataset": "data.name", "model": "model.name"}
     keys |= {"clients": "data.num_clients", "rounds": "train.rounds", "algorithm": "algorithm"}
     keys["sample-rate"] = "train.sample_rate"
@@ -85,8 +81,7 @@ def test_a_stored_run_is_listed_and_shown(name: str, stored: Path) -> None:
     assert listed["finished"]["state"] == "finished"
     rounds = pd.read_csv(stored / name / "finished" / "rounds.csv")
     assert listed["finished"]["final_test_accuracy"] == rounds["test_accuracy"].iloc[-1]
-    if name in COMPLETE:
-        assert listed["interrupted"]["state"] == "interrupted"
+    assert listed["interrupted"]["state"] == "interrupted"
     shown = json.loads(command("show", stored / name / "finished", "--format", "json").stdout)
     changed = {key: value["value"] for key, value in shown["changed"].items()}
     assert changed == {
@@ -117,7 +112,7 @@ def test_a_stored_run_counts_as_finished_where_its_settings_are_wanted(
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_run_is_compared_with_one_of_today(name: str, stored: Path, today: Path) -> None:
     found = json.loads(
-        command("compare", stored / name / "finished", today / "0", "--format", "json").stdout
+        command("show", stored / name / "finished", today / "0", "--format", "json").stdout
     )
     assert not {
         key for key in found["settings"] if key.split(".")[0] in fedsim.RunConfig.model_fields
@@ -126,19 +121,14 @@ def test_a_stored_run_is_compared_with_one_of_today(name: str, stored: Path, tod
     assert old == pytest.approx(new, abs=0.02)  # other processors round differently
 
 
-@pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.parametrize("name", STORED)
 def test_a_stored_run_is_a_seed_beside_one_of_today(name: str, stored: Path, today: Path) -> None:
     table = command("table", stored / name / "finished", today / "1", "--at", "final").stdout
     (row,) = [line for line in table.splitlines() if line.startswith("| FedProx")]
     assert "| 2 |" in row
 
 
-def test_a_table_of_the_first_run_alone(stored: Path) -> None:
-    table = command("table", stored / FIRST / "finished", "--at", "final").stdout
-    assert "| FedProx" in table
-
-
-@pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.parametrize("name", STORED)
 def test_an_interrupted_stored_run_goes_on(name: str, stored: Path, tmp_path: Path) -> None:
     run = shutil.copytree(stored / name / "interrupted", tmp_path / "run")
     found = fedsim.resume(run, progress=False).read("rounds")

@@ -38,7 +38,7 @@ from fedsim.cli.show import show
 from fedsim.cli.study import study
 from fedsim.cli.sweep import sweep
 from fedsim.cli.tune import tune
-from fedsim.cli.verify import pack, verify
+from fedsim.cli.verify import verify
 from fedsim.core.errors import ConfigError, EngineLostError
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.terminal import check_text, echo
@@ -52,7 +52,7 @@ GROUPS = {
     "Run": (run, resume, sweep, tune, study),
     "Look": (runs, show, *COMMANDS, partition),
     "Use": (predict, export),
-    "Prove": (verify, replay, influence, reproduce, pack),
+    "Prove": (verify, replay, influence, reproduce),
     "Help": (listing, doctor),
 }
 """The commands by heading of the help."""

@@ -12,15 +12,14 @@ from typing import Any
 
 from fedsim import data
 from fedsim.cli import names
-from fedsim.config import earlier, experiments
-from fedsim.config.section import REMOVED
+from fedsim.config import experiments
 from fedsim.config.sections import fields
 from fedsim.config.validation import cohort_size
 from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.core.normalization import OF_DATASET
 from fedsim.core.plurals import counted
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 from fedsim.display.tables import show as show_table
 from fedsim.privacy.accounting import Sampling, neighbours
@@ -51,11 +50,10 @@ class Details:
     """A run, read from its files.
 
     Args:
-        settings: all of them by dotted key, under the present names of keys; what an earlier
-            version did not know yet has the value that stands for it.
+        settings: all of them by dotted key.
         environment: env.json; empty where it is damaged.
         collapsed: whether the final model is no better than chance, by summary.csv; None where it
-            does not say, as for unfinished runs and those of earlier versions.
+            does not say, as for unfinished runs.
         rounds: the rows of rounds.csv.
         clients: those of clients.csv where they have epsilons, with dp.level=example.
         classes: the rows of classes.csv of the newest evaluated round.
@@ -170,7 +168,7 @@ class Details:
 
 
 def read(run: str | Path) -> Details:
-    """Reads a run, which may be unfinished or of an earlier version.
+    """Reads a run, which may be unfinished.
 
     Raises:
         ConfigError: there is no run, or its configuration cannot be read.
@@ -193,16 +191,9 @@ def read(run: str | Path) -> Details:
         clients = _table(path / "clients.csv") if private else []
     except (OSError, ValueError, csv.Error) as error:
         raise StoreError(f"{path}: cannot be read ({error})") from error
-    used = {given[key].value for key in ("algorithm", "data.name") if key in given}
-    values = {
-        key: setting.value
-        for key, setting in given.items()
-        # an earlier version wrote the options of all data sets
-        if setting.former_key is None or key.partition(".")[0] in used
-    }
     return Details(
         status=state,
-        settings=_filled(values),
+        settings={key: setting.value for key, setting in given.items()},
         environment=_environment(path),
         collapsed=_collapsed(path),
         rounds=rounds,
@@ -224,18 +215,6 @@ def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     return values | {"model.name": info.default_model, "data.partition": info.default_partition}
 
 
-def _filled(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with the keys that an earlier version did not know, without those that went.
-
-    Model and partition have the data set's default where the first versions left them open.
-    """
-    filled = earlier.values(*earlier.used(settings)) | dict(settings)
-    standard = default_settings(filled)
-    left_open = [key for key in ("model.name", "data.partition") if filled[key] is None]
-    filled |= {key: standard[key] for key in left_open}
-    return {k: v for k, v in filled.items() if k not in REMOVED or v != REMOVED[k][0]}
-
-
 def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
     """The rows of a table, none where the run has none.
 
@@ -255,7 +234,7 @@ def _table(file: Path, numbers: bool = False) -> list[dict[str, str]]:
 
 def _environment(path: Path) -> dict[str, Any]:
     try:
-        environment = parse_json(read_bytes(path / "env.json"))
+        environment = parse_json((path / "env.json").read_bytes())
     except (OSError, ValueError):
         return {}
     return environment if isinstance(environment, dict) else {}
@@ -434,10 +413,8 @@ def comparison(runs: Sequence[Details]) -> dict[str, Any]:
 
 
 def _differing(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The entries in which the runs are not all the same.
-
-    A digest that a run of an earlier version does not have is the same as all others.
-    """
+    """The entries in which the runs are not all the same; a digest that one does not have does not
+    count."""
     keys = [key for key in _keys(runs) if _differs(key, runs)]
     return [{key: run[key] for key in keys if key in run} for run in runs]
 

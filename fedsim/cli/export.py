@@ -52,12 +52,10 @@ def export(
     """Write a run's model so that it loads without fedsim.
 
     RUN is the directory of a finished run on images, by default the newest below runs/. DIR gets
-    the network, preprocessing.json (size, channels, mean, standard deviation, classes) and
-    predict.py, which applies the network to image files as 'fedsim predict RUN --images' does.
+    the network and preprocessing.json: size, channels, mean, standard deviation, classes.
 
     \b
       fedsim export RUN --out model/
-      python model/predict.py scan.jpg
       fedsim export RUN --to onnx --client 2 --out model/
     """
     make_run_importable(run)

@@ -85,14 +85,11 @@ class Flag:
         self, group: str, *, show_default: bool = True, default: str | None = None
     ) -> GroupedOption:
         """The option, under a heading of the help; ``default`` takes the place of the key's."""
-        from fedsim.config.sections import RENAMED, fields
+        from fedsim.config.sections import fields
 
         names = [*self.names, self.name]
         if self.switch:
             return GroupedOption(names, group=group, default=None, is_flag=True, help=self.switch)
-        if self.key in RENAMED:
-            older = f"Older name of --set {RENAMED[self.key]}={self.metavar}."
-            return GroupedOption(names, group=group, metavar=self.metavar, help=older)
         field = fields()[self.key]
         shown = default or (field.default if show_default else None)
         text = re.sub("`+", "'", " ".join((field.description or "").split()))
@@ -166,7 +163,6 @@ FLAGS: Mapping[str, tuple[Flag, ...]] = {
         Flag("data.group", ("--group",), "none|patient"),
         Flag("data.feature_shift", ("--feature-shift",), "KIND"),
         Flag("data.feature_strength", ("--feature-strength",), "S"),
-        Flag("data.correlation", ("--correlation",), "RHO"),
     ),
     "Evaluation": (
         Flag("evaluation.every", ("--evaluate-every",)),

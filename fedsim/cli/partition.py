@@ -70,7 +70,7 @@ def partition(
     \b
       fedsim partition --alpha 0.1
       fedsim partition -d retinamnist --data-dir data/ --clients 20 --out split/
-      fedsim partition -d shortcut --clients 12 --plot shortcut.png
+      fedsim partition -d FILE.py:function --plot shares.png
       fedsim partition runs/digits/fedld/RUN --plot clients.png
     """
     if run is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.core.errors import DataError, StoreError
 from fedsim.core.plurals import counted
-from fedsim.core.reading import regular
 from fedsim.core.terminal import echo
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ def _path(search: SearchStatus, name: str) -> str | None:
 def _chosen(best: Path) -> int | None:
     """The number of the trial in best.yaml, which its first line names."""
     try:
-        with regular(best).open(encoding="utf-8") as file:
+        with best.open(encoding="utf-8") as file:
             match = re.match(r"# trial (\d+):", file.readline())
     except (OSError, UnicodeDecodeError):
         return None

@@ -27,9 +27,8 @@ def show(runs: tuple[str, ...], form: str) -> None:
 
     Of several runs, which may be of different methods, data sets and versions of fedsim, the
     settings are shown in which they differ, with the digests of the data and of the user's own
-    code, and the results side by side. A setting that a method or data set does not have is "-";
-    one that an earlier version did not know has the value that stands for it. To average over seeds
-    and to test differences use 'fedsim table'.
+    code, and the results side by side. A setting that a method or data set does not have is "-". To
+    average over seeds and to test differences use 'fedsim table'.
 
     \b
       fedsim show runs/digits/fedld/RUN

@@ -1,17 +1,15 @@
-"""``fedsim verify`` and ``fedsim pack``."""
+"""``fedsim verify``."""
 
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import click
 
-from fedsim.cli.common import check_new_file, make_importable, make_run_importable, run_argument
-from fedsim.cli.names import folders
+from fedsim.cli.common import make_run_importable, run_argument
 from fedsim.cli.options import (
     GroupedCommand,
     GroupedOption,
@@ -20,13 +18,12 @@ from fedsim.cli.options import (
     format_option,
     verbose_option,
 )
-from fedsim.core.errors import ConfigError, exit_status
+from fedsim.core.errors import exit_status
 from fedsim.core.plurals import counted
 from fedsim.core.terminal import echo
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
-    from fedsim.studies.leaderboard import Task, TaskRun
     from fedsim.studies.verify import Drawn
     from fedsim.training.recorded import Difference
     from fedsim.training.verify import Verification
@@ -35,7 +32,7 @@ what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
 
 @click.command(cls=GroupedCommand)
-@run_argument("path", "[RUN|SWEEP|PACK]", sweeps=True)
+@run_argument("path", "[RUN|SWEEP]", sweeps=True)
 @what_option(
     "--rounds",
     type=WordOrNumber("all", 9),
@@ -64,13 +61,6 @@ what_option = partial(click.option, cls=GroupedOption, group="What is verified")
     help="Where the runs' data are on this machine, if not where they were.",
 )
 @what_option(
-    "--task",
-    "task_file",
-    metavar="FILE",
-    help="The task of a leaderboard: the runs must be those that it has, all and no others, under "
-    "its settings.",
-)
-@what_option(
     "--allow-code",
     is_flag=True,
     help="Also run the functions (module:function, FILE.py:function) that the runs name, with your "
@@ -85,7 +75,6 @@ def verify(
     sample: int,
     seed: int | None,
     data_dir: str | None,
-    task_file: str | None,
     form: str,
     accept_changed_code: bool,
     allow_code: bool,
@@ -93,11 +82,10 @@ def verify(
     """Do rounds of a run again and compare everything byte for byte.
 
     RUN is a run directory, finished or not, by default the newest below runs/; of a SWEEP some runs
-    are drawn; PACK is a file of 'fedsim pack'. Each drawn round starts from the nearest earlier
-    checkpoint, and all rounds on the way are compared, too. Nothing is written into RUN, and code
-    that it names is run with --allow-code alone. On another kind of processor, or with other
-    versions of torch and NumPy, a run is never verified, but consistent within what rounding
-    explains, which is no proof.
+    are drawn. Each drawn round starts from the nearest earlier checkpoint, and all rounds on the
+    way are compared, too. Nothing is written into RUN, and code that it names is run with
+    --allow-code alone. On another kind of processor, or with other versions of torch and NumPy, a
+    run is never verified, but consistent within what rounding explains, which is no proof.
 
     Exit status: 0 verified or consistent, 1 something differs (the first difference is named), 2
     not possible.
@@ -106,35 +94,18 @@ def verify(
       fedsim verify runs/digits/fedld/RUN
       fedsim verify runs/digits/fedld/RUN --rounds all
       fedsim verify runs/sweep-table3_small --sample 3 --seed 7
-      fedsim verify fedld.zip --data-dir ~/data/retina
-      fedsim verify mine.zip --task docs/leaderboard/digits/task.yaml
+      fedsim verify runs/retinamnist/fedld/RUN --data-dir ~/data/retina
     """
     ctx = click.get_current_context()
-    from fedsim.core.imports import refused
     from fedsim.studies import verify as proofs
-    from fedsim.training.verify import REFUSED
 
     try:
-        with (
-            handled(),  # so that nothing of an archive stays after SIGTERM
-            proofs.drawn(Path(path), sample=sample, seed=seed) as wanted,
-        ):
-            if task_file is not None:
-                from fedsim.studies import leaderboard  # SciPy, not needed for a single run
-
-                task = leaderboard.load(Path(task_file))
-                make_importable(task.settings)
-                modules = leaderboard.code(task)
+        with handled():  # so that no temporary folder stays after SIGTERM
+            wanted = proofs.drawn(Path(path), sample=sample, seed=seed)
             if allow_code:
                 for run in wanted.runs:
                     make_run_importable(run)
             found = []
-            if task_file is not None:
-                with nullcontext() if allow_code else refused(REFUSED):
-                    runs, wrong = leaderboard.check(wanted.folder, task, modules)
-                _show_entries(runs, wrong, task, form)
-                if wrong:
-                    ctx.exit(1)
             for each in wanted.verified(
                 rounds=rounds,
                 data_dir=data_dir,
@@ -156,30 +127,6 @@ def verify(
         ctx.exit(1)
 
 
-def _show_entries(runs: list[TaskRun], wrong: list[Difference], task: Task, form: str) -> None:
-    """What runs are as entries of a task."""
-    if form == "json":
-        if wrong:
-            echo(json.dumps({"verified": False, "task": [*map(str, wrong)]}, indent=2))
-        return
-    echo(f"{task.path}: {task.title}")
-    for difference in wrong:
-        echo(f"  differs    {difference}")
-    if wrong:
-        echo("  NOT entries of the task; no round was done again")
-        return
-    for label in dict.fromkeys(run.label for run in runs):
-        own = [run for run in runs if run.label == label]
-        done = [run.scores for run in own if run.model]
-        said = [counted(len(own), "run")]
-        if len(done) < len(own):
-            said.append(f"{len(own) - len(done)} of them failed")
-        for metric in done[0] if done else ():
-            mean = sum(scores[metric] for scores in done) / len(done)
-            said.append(f"{metric.replace('_', ' ')} {100 * mean:.2f} %")
-        echo(f"  {label}: {', '.join(said)}")
-
-
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
     from fedsim.training.verify import CONSISTENT, VERIFIED
@@ -190,11 +137,6 @@ def _show(found: Verification, name: str) -> None:
         echo(f"  unfinished {found.rounds} of {found.planned} rounds, no summary.csv")
     elif found.planned > found.rounds:
         echo(f"  ended      after {found.rounds} of {found.planned} rounds")
-    if found.files is not None:
-        but = f" but {len(found.changed)}" if found.changed else ""
-        echo(f"  files      {found.files}{but} as in manifest.json")
-    else:
-        echo("  files      no manifest.json: they are not compared")
     drawn = "all" if len(found.drawn) == found.rounds else ", ".join(map(str, found.drawn))
     echo(f"  drawn      {drawn} (seed {found.seed})")
     spans = ", ".join(f"{a}-{b}" if a < b else str(a) for a, b in found.executed)
@@ -275,7 +217,6 @@ def _values(
                 "executed": [list(span) for span in each.executed],
                 "rows": each.rows,
                 "models": each.models,
-                "files": each.files,
                 "others": each.others,
                 "largest": each.largest,
                 "flips": each.flips,
@@ -288,41 +229,3 @@ def _values(
         ],
         "tables": None if table is None else str(table),
     }
-
-
-@click.command(cls=GroupedCommand)
-@click.argument("folder", metavar="RUN|SWEEP", shell_complete=folders)
-@click.option(
-    "--out",
-    metavar="FILE",
-    help="The archive; unset: the folder's name with .zip. FILE.xz has a third of the size.",
-)
-@click.option(
-    "--no-checkpoints",
-    is_flag=True,
-    help="Leave the checkpoints out: smaller, but every verification then begins at round 1.",
-)
-@verbose_option
-def pack(folder: str, out: str | None, no_checkpoints: bool) -> None:
-    """Pack a run or sweep into one archive, which 'fedsim verify' reads.
-
-    The archive is a zip file with everything but locks and the files of trackers: tables, models,
-    manifests, checkpoints. The same files give the same bytes. The data are not in it. One named
-    FILE.xz is compressed as a whole, which runs of a sweep gain most by.
-
-    \b
-      fedsim pack runs/digits/fedld/RUN --out fedld.zip
-      fedsim verify fedld.zip
-      fedsim pack runs/sweep-table3_small --out table3.xz
-    """
-    from fedsim.storage import directories
-    from fedsim.storage import pack as archives
-
-    source = Path(folder)
-    if not source.is_dir() or next(iter(directories.find(source)), None) is None:
-        raise ConfigError(f"{folder}: holds no run or sweep")
-    target = Path(out) if out is not None else Path(f"{source.resolve().name}.zip")
-    check_new_file(target, "--out" if out is not None else "archive")
-    digest = archives.pack(source, target, checkpoints=not no_checkpoints)
-    echo(f"file    {target} ({target.stat().st_size:,} bytes)")
-    echo(f"sha256  {digest}")

@@ -24,40 +24,22 @@ from typing import Any
 
 import yaml
 
-from fedsim.config.sections import RENAMED
 from fedsim.core.errors import ConfigError
-from fedsim.core.reading import read_text
 
-MOST_BYTES = 2**20
-"""Of a file of settings: 1 MiB, which YAML takes seconds to read."""
-MOST_NODES = 100_000
-"""Of a file of settings: values, lists and sections, what an alias stands for counted each time."""
 MOST_NAME = 200
 """Characters of the name of a row, which may be the label of a run."""
-MOST_BITS = 1023
-"""Of a whole number; so many fit into a floating-point number."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and its origin: ``--alpha``, ``run.yaml:12 (train.lr)``.
-
-    ``former_key`` is the name that was used, if the key was renamed since.
-    """
+    """A value and its origin: ``--alpha``, ``run.yaml:12 (train.lr)``."""
 
     value: object
     origin: str
-    former_key: str | None = None
 
 
 Settings = Mapping[str, Setting]
-"""By dotted key, such as ``train.lr``; renamed keys under their present name."""
-
-
-def setting(key: str, value: object, origin: str) -> tuple[str, Setting]:
-    """The present name of a key, and its setting."""
-    present = RENAMED.get(key, key)
-    return present, Setting(value, origin, None if present == key else key)
+"""By dotted key, such as ``train.lr``."""
 
 
 COLUMNS_KEY = "data.columns"
@@ -116,7 +98,7 @@ def read(path: Path) -> Experiment:
 def text_of(path: Path) -> str:
     """The text of a file of settings; a ConfigError where it is missing or cannot be read."""
     try:
-        return read_text(path, MOST_BYTES)
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         detail = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read: {detail}") from error
@@ -184,25 +166,11 @@ def _number(text: str) -> object:
     return text
 
 
-class Loader(yaml.SafeLoader):
-    """YAML's loader for plain values; a whole number without bounds is a ValueError."""
-
-    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """A whole number of at most :data:`MOST_BITS` bits."""
-        number: int = super().construct_yaml_int(node)
-        if number.bit_length() > MOST_BITS:  # of more digits Python makes no text
-            raise ValueError(f"{number.bit_length():,} bits, allowed are {MOST_BITS:,}")
-        return number
-
-
-Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
-
-
 class Reader:
     """Walks the nodes of one YAML document."""
 
     def __init__(self, text: str, source: str, with_lines: bool) -> None:
-        self.loader = Loader(text)
+        self.loader = yaml.SafeLoader(text)
         self.source, self.with_lines = source, with_lines
 
     def experiment(self, own: Sequence[str] = ()) -> tuple[Experiment, dict[str, yaml.Node]]:
@@ -210,7 +178,6 @@ class Reader:
         root = self.loader.get_single_node()
         if root is None:
             return Experiment(), {}
-        self.nodes(root, {})
         settings: dict[str, Setting] = {}
         special: dict[str, yaml.Node] = {}
         others: dict[str, yaml.Node] = {}
@@ -237,25 +204,6 @@ class Reader:
         """Where a key was given: ``FILE:3 (key)``."""
         line = f":{node.start_mark.line + 1}" if self.with_lines else ""
         return f"{self.source}{line} ({key})"
-
-    def nodes(self, node: yaml.Node, known: dict[int, int]) -> int:
-        """The number of nodes of a document, with what its aliases stand for.
-
-        Raises:
-            ConfigError: more than :data:`MOST_NODES`, or an alias within what it stands for.
-        """
-        if id(node) not in known:
-            known[id(node)] = MOST_NODES  # of an alias to a node that is not complete
-            below = node.value if isinstance(node, yaml.CollectionNode) else ()
-            pairs = isinstance(node, yaml.MappingNode)
-            flat = [each for pair in below for each in pair] if pairs else below
-            known[id(node)] = 1 + sum(self.nodes(each, known) for each in flat)
-        if known[id(node)] >= MOST_NODES:
-            raise ConfigError(
-                f"{self.source}:{node.start_mark.line + 1}: more than {MOST_NODES:,} values, "
-                "each alias counted as what it stands for"
-            )
-        return known[id(node)]
 
     def value(self, node: yaml.Node, key: str) -> Any:
         """The plain value of a node."""
@@ -302,10 +250,10 @@ class Reader:
                     raise ConfigError(f"{where}: sections are one level deep")
                 self.add(settings, f"{key}.{leaf}", leaf_node)
             return
-        present, given = setting(key, self.value(node, key), self.origin(node, key))
-        if present in settings:
+        given = Setting(self.value(node, key), self.origin(node, key))
+        if key in settings:
             raise ConfigError(f"{given.origin}: given twice")
-        settings[present] = given
+        settings[key] = given
 
     def space(self, node: yaml.Node) -> Settings:
         """The settings of a section ``search``."""
@@ -336,12 +284,12 @@ class Reader:
         """A value of an axis: plain, or a named row."""
         if not isinstance(node, yaml.MappingNode):
             key = f"grid.{axis}"
-            present, given = setting(axis, self.value(node, key), self.origin(node, key))
+            given = Setting(self.value(node, key), self.origin(node, key))
             value = given.value
             if isinstance(value, list) and any(isinstance(v, list | dict) for v in value):
                 raise ConfigError(f"{given.origin}: a list in a list of values may not hold more")
             label = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            return AxisValue(label, {present: given})
+            return AxisValue(label, {axis: given})
         named = list(self.pairs(node, f"grid.{axis}"))
         if len(named) != 1 or not isinstance(named[0][1], yaml.MappingNode):
             raise ConfigError(

@@ -9,10 +9,9 @@ from typing import Any
 import yaml
 
 from fedsim import data
-from fedsim.config import earlier, experiments, presets
+from fedsim.config import experiments, presets
 from fedsim.config.experiments import COLUMNS_KEY, Setting, Settings
 from fedsim.config.run import RunConfig
-from fedsim.config.section import REMOVED
 from fedsim.config.sections import SECTIONS, SHORTHANDS, fields
 from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
@@ -52,7 +51,7 @@ def read_layers(
     if preset is not None:
         name, origin = preset, "--preset"
     base = {} if name is None else presets.load(name, origin).settings
-    return base, earlier.of_a_file(written.settings), overrides or {}
+    return base, written.settings, overrides or {}
 
 
 def resolve(*layers: Settings, build: bool = True) -> RunConfig:
@@ -75,19 +74,16 @@ def resolve(*layers: Settings, build: bool = True) -> RunConfig:
                 raise ConfigError(f"{setting.origin}: {given} given; {leaf} is a section of keys")
         elif not section and key in known:
             nested[key] = setting.value
-        elif key in known or key in REMOVED or is_section(section):
+        elif key in known or is_section(section):
             nested.setdefault(section, {})[leaf] = setting.value
         else:
             raise ConfigError(f"{setting.origin}: {RunConfig.unknown(key)}")
     try:
-        config = RunConfig.model_validate(nested, context={"build": build})
+        return RunConfig.model_validate(nested, context={"build": build})
     except InvalidSetting as error:
         below = (s.origin for key, s in merged.items() if key.startswith(f"{error.key}."))
         origin = merged[error.key].origin if error.key in merged else next(below, error.key)
         raise ConfigError(f"{origin}: {error.reason}") from None
-    former = [setting.former_key for setting in merged.values() if setting.former_key]
-    earlier.warn_renamed(former, config.hyperparameters)
-    return config
 
 
 def _merged(layers: Iterable[Settings]) -> dict[str, Setting]:
@@ -154,11 +150,11 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
     Raises:
         ConfigError: a text without ``=``, or a key that is given twice.
     """
-    settings = dict(
-        experiments.setting(key, None if value == "null" else value, flag)
+    settings = {
+        key: Setting(None if value == "null" else value, flag)
         for key, (flag, value) in flags.items()
         if value is not None and key not in SHORTHANDS
-    )
+    }
     for key, meant in SHORTHANDS.items():
         flag, switched_on = flags.get(key, ("", None))
         for full_key, value in meant.items() if switched_on else ():
@@ -171,12 +167,9 @@ def from_flags(flags: Mapping[str, tuple[str, object]], sets: Iterable[str] = ()
         key, equals, value = text.partition("=")
         if not (equals and key):
             raise ConfigError(f"--set {text}: must be key=value, such as --set train.lr=0.05")
-        present, setting = experiments.setting(
-            key, None if value == "null" else value, f"--set {key}"
-        )
-        if present in settings:
-            raise ConfigError(f"--set {text}: {key} is also given by {settings[present].origin}")
-        settings[present] = setting
+        if key in settings:
+            raise ConfigError(f"--set {text}: {key} is also given by {settings[key].origin}")
+        settings[key] = Setting(None if value == "null" else value, f"--set {key}")
     return settings
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationInfo, model_validator
 
 from fedsim import algorithms, data, models
-from fedsim.config import earlier
 from fedsim.config.hints import unknown_key
 from fedsim.config.section import Section
 from fedsim.config.sections import (
@@ -101,7 +100,7 @@ class RunConfig(RunSettings):
         """
         if not isinstance(values, Mapping):
             return values
-        given = earlier.present_names(values)
+        given = dict(values)
         if "async_" in given:
             given["async"] = given.pop("async_")
         if isinstance(given.get("data"), Mapping):
@@ -140,7 +139,6 @@ class RunConfig(RunSettings):
                     rule = method.local
             elif options := check_data_options(name, section, data_name, _of_data(given, "dir")):
                 checked[name] = options
-        earlier.warn_renamed((f"data.{leaf}" for leaf in _section(values, "data")), checked)
         rest = {name: value for name, value in given.items() if not is_section(name)}
         if servers:
             rest["server"] = ",".join(servers)

@@ -15,7 +15,7 @@ from typing import Literal
 
 import yaml
 
-from fedsim.config.experiments import Loader, Setting, Settings, setting
+from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.core.errors import ConfigError
 from fedsim.core.settings import Scalar
@@ -127,7 +127,7 @@ def _parsed(given: Setting) -> Dimension:
 def _values(text: str) -> Iterator[Scalar]:
     """The values between the brackets; a text that Python reads as a number, like 1e-4, is one."""
     try:
-        values = yaml.load(f"[{text}]", Loader)  # a SafeLoader
+        values = yaml.safe_load(f"[{text}]")
     except (
         yaml.YAMLError,
         ValueError,
@@ -165,10 +165,9 @@ def from_flags(texts: Iterable[str]) -> Settings:
         if not (equals and key):
             example = "--search 'train.lr=loguniform(0.001, 1)'"
             raise ConfigError(f"--search {text}: must be key=form, such as {example}")
-        present, given = setting(key, value, f"--search {key}")
-        if present in settings:
+        if key in settings:
             raise ConfigError(f"--search {text}: {key} is given twice")
-        settings[present] = given
+        settings[key] = Setting(value, f"--search {key}")
     return settings
 
 

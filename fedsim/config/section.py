@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pydantic import (
@@ -18,20 +17,6 @@ from pydantic import (
 from fedsim.config.hints import unknown_key
 from fedsim.core.reading import ON_DISK, URL
 from fedsim.core.settings import InvalidSetting, first_problem
-
-REMOVED: Mapping[str, tuple[object, str]] = {
-    "engine.client_resources": (
-        None,
-        "clients cannot ask for different resources any more: engine.cpus_per_client and "
-        "engine.gpus_per_client hold for all; allowed is null",
-    ),
-    "engine.fast": (
-        False,
-        "precision and reproducibility are two settings: engine.precision=bf16 and "
-        "engine.deterministic=false are what it was; allowed is false",
-    ),
-}
-"""Keys of earlier versions, accepted at their old default, and why they are refused else."""
 
 
 class Section(BaseModel):
@@ -50,8 +35,6 @@ class Section(BaseModel):
             raise ValueError("must not be true or false")
         if isinstance(value, bytes):
             raise ValueError("must not be binary data")
-        if isinstance(value, str) and "\0" in value:
-            raise ValueError("must not contain a null character")
         if isinstance(value, str) and URL.match(value):
             raise ValueError(ON_DISK)
         return value
@@ -66,13 +49,6 @@ class Section(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _one_line(cls, values: Any, handler: ModelWrapValidatorHandler[Section]) -> Section:
-        if isinstance(values, Mapping):
-            for key in REMOVED.keys() & {cls.prefix + str(leaf) for leaf in values}:
-                given = values[key.removeprefix(cls.prefix)]
-                default, reason = REMOVED[key]
-                if given not in (default, None, str(default).lower()):
-                    raise InvalidSetting(key, f"{given!r} given, but {reason}")
-            values = {k: v for k, v in values.items() if f"{cls.prefix}{k}" not in REMOVED}
         try:
             return handler(values)
         except ValidationError as error:

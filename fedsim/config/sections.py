@@ -7,7 +7,7 @@ The text under a key is its only description: the help of the command line and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -22,7 +22,6 @@ from fedsim.core.normalization import OF_DATASET, Normalization
 from fedsim.core.settings import (
     MOST,
     Alpha,
-    Before,
     InvalidSetting,
     Order,
     Prior,
@@ -36,14 +35,6 @@ from fedsim.core.settings import (
 from fedsim.systems import distributions
 from fedsim.systems.clock import BOUNDS, TIMED
 
-RENAMED: Mapping[str, str] = {
-    "data.correlation": "shortcut.correlation",
-    "data.samples_per_client": "shortcut.samples_per_client",
-    "data.synthetic_alpha": "synthetic.alpha",
-    "data.synthetic_beta": "synthetic.beta",
-    "data.synthetic_iid": "synthetic.iid",
-}
-"""Keys of earlier versions, which go on working, and what they are called now."""
 SHORTHANDS: Mapping[str, Mapping[str, object]] = {
     "engine.fast": {"engine.precision": "bf16", "engine.deterministic": False},
 }
@@ -65,7 +56,7 @@ class DataConfig(Section):
     FILE.py:function; unset: the data set's own default."""
     partition_file: str | None = None
     """Folder with the split (split_1), or a CSV file: a run's split.csv, or client,index."""
-    group: Annotated[Literal["none", "patient"] | None, Before("none")] = None
+    group: Literal["none", "patient"] | None = None
     """patient: all samples of a patient go to one client and to one part; unset: patient where
     patients are known, but none with the partition files."""
     num_clients: int = Field(default=50, ge=1, le=10**7)
@@ -91,7 +82,7 @@ class DataConfig(Section):
     image_size: int | None = Field(default=None, ge=1, le=8192)
     """Height and width of the images in pixels; unset: the data set's own size, or that of
     data.normalization."""
-    normalization: Annotated[str | None, Before(OF_DATASET)] = None
+    normalization: str | None = None
     """Mean and standard deviation of the images: dataset (its own), or mean/std[/pixels] with a
     number per channel; unset: those (and the size) that a network of timm or torchvision was
     pretrained with where model.pretrained is true, else dataset."""

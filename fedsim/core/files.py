@@ -20,7 +20,6 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from fedsim.core.errors import ConfigError, DataError, HeldError, StoreError, one_line
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 
 logger = logging.getLogger("fedsim")
@@ -142,9 +141,9 @@ def writing(path: Path, done: str = "written") -> Iterator[Path]:
 
 @contextmanager
 def reading(path: Path) -> Iterator[Path]:
-    """The same as :func:`writing`, for a file that is read; refused if it is not regular."""
+    """The same as :func:`writing`, for a file that is read."""
     with writing(path, "read"):
-        yield regular(path)
+        yield path
 
 
 LOCK_FILE = ".lock"
@@ -213,7 +212,7 @@ def lock_holder(folder: Path) -> LockHolder | None:
     Only a lock that somebody left is tried, shared and for an instant, so that no run is disturbed.
     """
     try:
-        with regular(folder / LOCK_FILE).open("rb") as file:
+        with (folder / LOCK_FILE).open("rb") as file:
             process = file.read(200).decode(errors="replace").strip()
             if not process:
                 return None

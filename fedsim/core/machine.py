@@ -50,14 +50,11 @@ generators draw by the number of multiprocessors."""
 
 
 def kind_of(part: Mapping[str, Any]) -> dict[str, Any]:
-    """The kind of device by a part of env.json or by a checkpoint, as far as it is known.
-
-    Earlier versions wrote the name of the clients' device alone, ``not started`` for none yet.
-    """
-    device = part.get("device")
+    """The kind of device by a part of env.json or by a checkpoint, as far as it is known."""
+    device = part.get("device")  # a name, of an executor of the user's
     known = device if isinstance(device, Mapping) else {"name": device}
     known = {"server": part.get("server_device", "cpu"), **known}
-    return {key: known[key] for key in KIND if known.get(key) not in (None, "", "not started")}
+    return {key: known[key] for key in KIND if known.get(key) not in (None, "")}
 
 
 def other_kind(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ import functools
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, Literal
 
@@ -32,27 +31,6 @@ Arithmetic = Literal["float32", "tf32", "bf16"]
 """Of networks on a GPU, see ``engine.precision``."""
 Order = Literal["round_robin", "sequential"]
 """In which clients draw from the classes: in turn, or one after another."""
-
-
-@dataclass(frozen=True)
-class Before:
-    """Marks a setting whose default does not repeat the runs of versions that did not have it.
-
-    ``key: Annotated[str, Before("a")] = "b"``: such runs, whose config.yaml lacks the key, were
-    made as with ``"a"``. Without the mark they were made as with the default.
-    """
-
-    value: Scalar
-
-
-def before(marks: Iterable[object], default: Any) -> Any:
-    """What stands for a setting in runs of versions that did not have it.
-
-    Args:
-        marks: of the setting's type, the metadata of ``Annotated``.
-        default: of the setting.
-    """
-    return next((mark.value for mark in marks if isinstance(mark, Before)), default)
 
 
 COLUMNS = ("image", "text", "label", "target", "site", "user", "patient", "split")

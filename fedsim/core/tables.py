@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedsim.core.errors import DataError
-from fedsim.core.reading import regular
 
 logger = logging.getLogger("fedsim")
 
@@ -120,7 +119,7 @@ def read_table(
 def _text(path: Path) -> str:
     """The content of a text file, with "\\n" at line ends; errors as :func:`read_lines`."""
     try:
-        text = regular(path).read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:

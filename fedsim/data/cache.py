@@ -171,7 +171,7 @@ def _damage(path: Path) -> str:
     except OSError as error:
         return f"cannot be read ({error.strerror or error})"
     if not end.startswith(_MARK):
-        return "has no checksum (packed by an earlier version of fedsim, or cut off)"
+        return "has no checksum (it was cut off)"
     return "" if end == _MARK + checksum.to_bytes(4, "little") else "damaged (wrong checksum)"
 
 

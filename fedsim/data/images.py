@@ -18,7 +18,6 @@ from PIL.TiffImagePlugin import BITSPERSAMPLE, EXTRASAMPLES, SAMPLEFORMAT, TiffI
 
 from fedsim.core.errors import ConfigError, DataError, one_line
 from fedsim.core.files import ARRAY_FILE_ERRORS, unreadable_array
-from fedsim.core.reading import regular
 from fedsim.core.types import Array
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def squashed(path: Path, size: int) -> Array:
 def _opened(source: Path | bytes, where: Path | str) -> Iterator[Image.Image]:
     """The image of a file, of which the header alone is read yet."""
     try:
-        file = regular(source) if isinstance(source, Path) else BytesIO(source)
+        file = source if isinstance(source, Path) else BytesIO(source)
         with Image.open(file, formats=FORMATS) as image:
             _check_size(where, *image.size)
             if cut := _cut(image):
@@ -196,7 +195,7 @@ def load_array(path: Path, size: int) -> Array:
     import torch
 
     try:  # the header alone: it may promise more than there is
-        array = np.load(regular(path), mmap_mode="r", allow_pickle=False)
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
     except ARRAY_FILE_ERRORS as error:
         reason = unreadable_array(error)
         raise DataError(f"{path}: truncated or not a .npy array ({reason})") from error

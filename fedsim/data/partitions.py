@@ -185,16 +185,15 @@ def table(
     dataset: Dataset,
     partition: Partition,
     *,
-    by_label: bool | None = None,
     malicious: Sequence[int] = (),
 ) -> dict[str, Array]:
     """The columns of partition.csv, (n,) each: a row per client and label with any samples.
 
     They are client_id, label, train_samples, test_samples (the client's own; 0 where the test set
-    is common), name where the clients have names, and malicious where any of them is. Without
-    ``by_label``, by default where every token has a label, all samples have the label -1.
+    is common), name where the clients have names, and malicious where any of them is. Where
+    every token has a label, all samples have the label -1.
     """
-    by_label = not dataset.per_token if by_label is None else by_label
+    by_label = not dataset.per_token
     labels, first = (dataset.y, 0) if by_label else (np.zeros(len(dataset.y), np.int64), -1)
     width = dataset.num_classes if by_label else 1
     train, test = (

@@ -1,9 +1,9 @@
 """Trackers: callbacks that copy a run's tables to TensorBoard, Weights & Biases or MLflow.
 
 Each writes into a folder of its name in the run directory, from which a resumed run knows that it
-was tracked. A resumed run repeats rounds with the same numbers, so that a round which a tracker
-already has is not written again, and one that it lost is taken from the tables. The packages are
-imported when a tracker is made (``pip install 'fedsim-ray[track]'``).
+was tracked. A resumed run repeats the rounds after its checkpoint with the same numbers, and so
+does the tracker. The packages are imported when a tracker is made (``pip install
+'fedsim-ray[track]'``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import math
 import os
 import re
 import secrets
-import struct
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
 from fedsim.training.resume import decisive
@@ -73,23 +72,25 @@ class Tracker(Callback):
         """The newest round that was written, None before the run started."""
 
     def on_run_start(self, info: RunInfo) -> None:
-        """Opens the tracker, and writes the rounds before a resume that it does not have."""
+        """Opens the tracker; one that is new to a resumed run also gets the rounds before."""
         folder = info.out / self.name
+        begun = folder.exists()
         folder.mkdir(exist_ok=True)
-        newest = self.open(info, folder)
-        for number, rows in _rounds(info.out, newest + 1, info.done):
-            self.log(number, scalars(rows), histograms(rows))
-        self.newest = max(newest, info.done)
+        self.open(info, folder)
+        if not begun:
+            for number, rows in _rounds(info.out, info.done):
+                self.log(number, scalars(rows), histograms(rows))
+        self.newest = info.done
 
     def on_round_end(self, round: int, rows: Rows) -> None:
-        """Writes a round that the tracker does not have yet."""
-        if self.newest is not None and round > self.newest:
+        """Writes a round."""
+        if self.newest is not None:
             self.log(round, scalars(rows), histograms(rows))
             self.newest = round
 
     @abstractmethod
-    def open(self, info: RunInfo, folder: Path) -> int:
-        """Begins or continues; returns the newest round that the tracker has, 0 for none."""
+    def open(self, info: RunInfo, folder: Path) -> None:
+        """Begins or continues."""
 
     @abstractmethod
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
@@ -102,11 +103,10 @@ class TensorBoard(Tracker):
     name, package, module = "tensorboard", "tensorboardX", "tensorboardX"
     writer: Any = None
 
-    def open(self, info: RunInfo, folder: Path) -> int:
-        """Opens a further event file; a record that a kill cut off is removed from older ones."""
+    def open(self, info: RunInfo, folder: Path) -> None:
+        """Opens a further event file."""
         events = importlib.import_module("tensorboardX.event_file_writer")
         old = sorted(folder.glob("*.tfevents.*"))
-        newest = max((self._newest(file) for file in old), default=0)
         self.writer = events.EventsWriter(str(folder / "events"), f".{len(old)}")
         if not old:
             settings = decisive(info.config)
@@ -114,7 +114,6 @@ class TensorBoard(Tracker):
             first, start, _ = self._hparams(settings)
             for summary in (first, start, self.sdk.summary.text("config", text)):
                 self._write(summary, 0)
-        return newest
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """One record for all: a kill leaves no half of a round."""
@@ -142,20 +141,6 @@ class TensorBoard(Tracker):
         self.writer.write_event(event(wall_time=time.time(), step=step, summary=summary))
         self.writer.flush()
 
-    def _newest(self, file: Path) -> int:
-        """The largest step in an event file, which is truncated to its last whole record."""
-        event = importlib.import_module("tensorboardX.proto.event_pb2").Event
-        data, end, newest = file.read_bytes(), 0, 0
-        while end + 12 <= len(data):
-            (length,) = struct.unpack_from("<Q", data, end)  # then CRC (4), record, CRC (4)
-            if end + 16 + length > len(data):
-                break
-            newest = max(newest, event.FromString(data[end + 12 : end + 12 + length]).step)
-            end += 16 + length
-        if end < len(data):
-            os.truncate(file, end)
-        return newest
-
 
 class WeightsAndBiases(Tracker):
     """A run of W&B in ``RUN/wandb``, offline unless WANDB_MODE says otherwise."""
@@ -164,16 +149,15 @@ class WeightsAndBiases(Tracker):
     environment: ClassVar = {"WANDB_ERROR_REPORTING": "false"}
     run: Any = None
 
-    def open(self, info: RunInfo, folder: Path) -> int:
+    def open(self, info: RunInfo, folder: Path) -> None:
         """Begins a run, or goes on with it under the same id."""
-        newest = self._newest(folder)
         state = folder / STATE
         if not state.exists():
             files.write(state, json.dumps({"id": secrets.token_hex(4)}).encode())
         self.run = self.sdk.init(
             project=os.environ.get("WANDB_PROJECT", "fedsim"),
             dir=str(info.out),
-            id=parse_json(read_bytes(state))["id"],
+            id=parse_json(state.read_bytes())["id"],
             name=info.out.resolve().name,
             config=decisive(info.config),
             mode=os.environ.get("WANDB_MODE", "offline"),
@@ -183,7 +167,6 @@ class WeightsAndBiases(Tracker):
                 x_disable_stats=True,
             ),
         )  # fmt: skip
-        return newest
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:
         """One step of the run."""
@@ -205,29 +188,6 @@ class WeightsAndBiases(Tracker):
         run, self.run = self.run, None
         run.finish(exit_code=status)
 
-    def _newest(self, folder: Path) -> int:
-        """The largest step in the files of the runs before: W&B writes them later than asked."""
-        record = importlib.import_module("wandb.proto.wandb_internal_pb2").Record
-        records = (r for file in folder.glob("*run-*/*.wandb") for r in _leveldb_log(file))
-        return max((record.FromString(data).history.step.num for data in records), default=0)
-
-
-def _leveldb_log(file: Path) -> Iterator[bytes]:
-    """The whole records of a .wandb file: a log as LevelDB writes it, after a header of 7 bytes."""
-    data, at, block, record = file.read_bytes(), 7, 2**15, b""
-    while at + 7 <= len(data):
-        if (room := block - at % block) < 7:  # too little for the CRC (4), length (2) and kind (1)
-            at += room
-            continue
-        length, kind = struct.unpack_from("<HB", data, at + 4)
-        if at + 7 + length > len(data):
-            return
-        record += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # a whole record, or the end of one
-            yield record
-            record = b""
-
 
 class MLflow(Tracker):
     """A run of MLflow, in files in ``RUN/mlflow`` unless MLFLOW_TRACKING_URI names a server."""
@@ -236,7 +196,7 @@ class MLflow(Tracker):
     environment: ClassVar = {"MLFLOW_DISABLE_TELEMETRY": "true"}
     client: Any = None
 
-    def open(self, info: RunInfo, folder: Path) -> int:
+    def open(self, info: RunInfo, folder: Path) -> None:
         """Begins a run, or goes on with it."""
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:  # MLflow wants to be asked for a store of files
@@ -244,11 +204,8 @@ class MLflow(Tracker):
             uri = folder.resolve().as_uri()
         client = self.sdk.MlflowClient(tracking_uri=uri)
         state = folder / STATE
-        self.seen: set[tuple[str, int]] = set()
         if state.exists():
-            self.id = parse_json(read_bytes(state))["id"]
-            for key in client.get_run(self.id).data.metrics:
-                self.seen |= {(key, m.step) for m in client.get_metric_history(self.id, key)}
+            self.id = parse_json(state.read_bytes())["id"]
             client.update_run(self.id, "RUNNING")
         else:
             name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedsim")
@@ -262,13 +219,11 @@ class MLflow(Tracker):
         for start in range(0, len(params), 100):  # so many at once are allowed
             client.log_batch(self.id, params=params[start : start + 100])
         self.client = client
-        return 0  # what it has is in ``seen``: a kill may come between the numbers of a round
 
     def log(self, round: int, numbers: Numbers, samples: Samples) -> None:  # noqa: ARG002
         """The scalars; MLflow has no histograms."""
         make, now = self.sdk.entities.Metric, time.time_ns() // 1_000_000
-        new = {tag: v for tag, v in numbers.items() if (tag, round) not in self.seen}
-        metrics = [make(tag, value, now, round) for tag, value in new.items()]
+        metrics = [make(tag, value, now, round) for tag, value in numbers.items()]
         self.client.log_batch(self.id, metrics=metrics)
 
     def on_run_end(self, summary: Mapping[str, object]) -> None:
@@ -363,14 +318,14 @@ def _finite(values: Mapping[str, object]) -> Numbers:
     return {key: value for key, value in known.items() if math.isfinite(value)}
 
 
-def _rounds(run: Path, first: int, last: int) -> Iterator[tuple[int, dict[str, list[Any]]]]:
-    """The rows of some rounds, from the tables."""
-    if first > last:
+def _rounds(run: Path, last: int) -> Iterator[tuple[int, dict[str, list[Any]]]]:
+    """The rows of the first rounds, from the tables."""
+    if not last:
         return
     store = RunStore(run)
     wanted = [t for t in ("rounds", "clients", "evaluations") if (run / f"{t}.csv").exists()]
     tables = {table: store.read(table) for table in wanted}
-    for number in range(first, last + 1):
+    for number in range(1, last + 1):
         yield (
             number,
             {

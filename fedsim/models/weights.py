@@ -12,9 +12,8 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
-from fedsim.core.files import CLIENTS, MODEL
+from fedsim.core.files import MODEL
 from fedsim.core.layout import FlatModel, changed, not_finite
 from fedsim.core.reading import parse_json
 from fedsim.core.types import ModelSpec
@@ -117,15 +116,10 @@ class Source:
 
     @classmethod
     def of(cls, file: Path) -> "Source":
-        """That of a file, or of the run that it lies in; other programs' metadata do not count."""
+        """That of a file; other programs' metadata do not count."""
         said = _metadata(file) if file.suffix == ".safetensors" else {}
         if not {"model", "classes"} <= said.keys():
-            beside = file.with_name("env.json")  # where earlier versions named the classes
-            if file.name != MODEL or not beside.is_file():
-                return cls()
-            with files.reading(beside):
-                known = _json(beside.read_bytes())
-            return cls(None, _names(known.get("classes")) if isinstance(known, dict) else ())
+            return cls()
         model = _json(said["model"])
         name = model.get("name") if isinstance(model, dict) else None
         return cls(str(name) if name else None, _names(_json(said["classes"])))
@@ -210,8 +204,6 @@ def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     """The tensors; adapters that a run trained are added to its weights."""
     tensors, said = safetensors.torch.load_file(file), _metadata(file)
     why = said.get(UNTRAINED)
-    if why is None and file.name == MODEL and _clients_keep_all(file.with_name(CLIENTS), tensors):
-        why = f"since all tensors are the clients' own, see {CLIENTS}"  # of earlier versions
     if why is not None:
         raise ConfigError(
             f"model.weights={path}: {file.name} of this run of {said.get('algorithm')} holds the "
@@ -224,15 +216,6 @@ def _of_safetensors(file: Path, path: str) -> dict[str, Tensor]:
     except (ValueError, AttributeError):  # what another program says of its model
         return tensors
     return merged(tensors, adapters) if isinstance(adapters, Lora) else tensors
-
-
-def _clients_keep_all(clients: Path, model: Mapping[str, Tensor]) -> bool:
-    """Whether a run's clients have values of their own for all float tensors of its model."""
-    if not clients.is_file():
-        return False
-    with safetensors.safe_open(clients, framework="pt") as opened:
-        kept = {key.partition("/")[2] for key in opened.keys()}  # noqa: SIM118
-    return all(name in kept for name, value in model.items() if value.is_floating_point())
 
 
 def _download(spec: ModelSpec) -> dict[str, Tensor]:

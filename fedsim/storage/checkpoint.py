@@ -26,7 +26,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -35,12 +35,11 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.background import Background
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.types import Layout, Sent, Vector, Vectors
 from fedsim.server.base import RuleState
 from fedsim.storage import tensors
 from fedsim.storage.client_states import ClientStates, ClientStateStore, Segment, num_bytes
-from fedsim.storage.digests import Prefix
 from fedsim.version import __version__
 
 FORMAT = 1
@@ -86,7 +85,7 @@ class Position:
         state: what the next one depends on.
         seconds: since the run began, without the time between its interruption and its resumption.
         tables: length in bytes of each table that exists, by file name.
-        digests: of the tables with results, by name.
+        digests: size and SHA-256 of each table with results, by name.
         device: its kind, of :func:`~fedsim.core.machine.kind_of`; empty before the first round.
     """
 
@@ -94,7 +93,7 @@ class Position:
     state: ServerState
     seconds: float = 0.0
     tables: Mapping[str, int] = field(default_factory=dict)
-    digests: Mapping[str, Prefix] = field(default_factory=dict)
+    digests: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     device: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -105,12 +104,10 @@ class Fingerprint:
     Args:
         layout: hash of the model's layout.
         settings: those that change results, by dotted key.
-        upgrade: from the settings of another version of fedsim to those of this one.
     """
 
     layout: str
     settings: Mapping[str, Any]
-    upgrade: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
 
 def layout_hash(layout: Layout) -> str:
@@ -267,8 +264,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         for table in position.tables:
             with files.writing(self.run / table) as path:
                 files.sync(path)
-        for prefix in position.digests.values():
-            prefix.table.save_lines(self.folder)
         content = {
             "format": FORMAT,
             "fedsim": __version__,
@@ -278,7 +273,7 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             "layout": self.fingerprint.layout,
             "settings": dict(self.fingerprint.settings),
             "tables": dict(position.tables),
-            "digests": {table: prefix.record() for table, prefix in position.digests.items()},
+            "digests": dict(position.digests),
             "arrays": {name: digest},
             "segments": {
                 segment.path.name: {"sha256": segment.sha256, "clients": sorted(clients)}
@@ -334,7 +329,7 @@ def records(run: Path) -> list[Path]:
 def read_record(record: Path) -> dict[str, Any]:
     """The content of a record's file; a ValueError where it is damaged."""
     with files.reading(record):
-        return decode_record(read_bytes(record))
+        return decode_record(record.read_bytes())
 
 
 def round_of(file: Path) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import DataError, StoreError
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.storage import status, trials
 from fedsim.storage.status import DAMAGED, FAILED, FINISHED, INTERRUPTED, RUNNING, RunStatus
 from fedsim.storage.trials import Trial
@@ -41,8 +41,8 @@ class SweepStatus:
             are written (a trial of a search has none); failed if all have ended, some with an
             error.
         runs: in the order of their names; without those that were archived.
-        grid: the names of all runs of the grid, some of which may not have begun; None where an
-            earlier version did not write them down.
+        grid: the names of all runs of the grid, some of which may not have begun; None where they
+            are not written down.
     """
 
     path: Path
@@ -83,7 +83,7 @@ class SearchStatus:
 
     @property
     def planned(self) -> int | None:
-        """How many trials there are to be; None where an earlier version did not say it."""
+        """How many trials there are to be; None of a damaged search."""
         count = self.study.get("trials")
         return count if isinstance(count, int) else None
 
@@ -137,7 +137,7 @@ def _find(folder: Path, given: bool = False) -> Iterator[Found]:
     own = [run for run in below if isinstance(run, RunStatus) and run.path.parent == folder]
     runs = [run for run in own if not ARCHIVED.search(run.path.name)]
     grid = read_grid(folder) if GRID in names else None
-    # a sweep of an earlier version has no tables before its end, but names its runs by settings
+    # a trial of a search has no tables, but names its runs by settings
     named = bool(runs) and all("=" in run.path.name for run in runs)
     if "aggregate.csv" in names or grid is not None or named:
         complete = "aggregate.csv" in names or TRIAL.fullmatch(folder.name) is not None
@@ -207,7 +207,7 @@ def write_grid(folder: Path, names: Sequence[str]) -> None:
 def read_grid(folder: Path) -> list[str] | None:
     """The names of all runs of a sweep; None where they are not written down, or damaged."""
     try:
-        return [str(name) for name in parse_json(read_bytes(folder / GRID))["runs"]]
+        return [str(name) for name in parse_json((folder / GRID).read_bytes())["runs"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

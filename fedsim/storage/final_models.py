@@ -73,7 +73,7 @@ def save_clients(
 
 
 def metadata_of(run: Path) -> Mapping[str, str]:
-    """What ``model.safetensors`` says of itself; nothing where an older version wrote it."""
+    """What ``model.safetensors`` says of itself."""
     with tensors.opened(_there(run / MODEL)) as file:
         metadata: Mapping[str, str] | None = file.metadata()
         return metadata or {}
@@ -147,10 +147,8 @@ class ClientTensors(Mapping[int, Vectors]):
 def _there(path: Path) -> Path:
     """The path, of which a StoreError says if there is no file."""
     if not path.is_file():
-        earlier = "; fedsim 0.1.0 left the models of single clients in checkpoints alone"
         raise StoreError(
             f"{path}: there is no such file (a run with engine.save_model=false leaves none)"
-            f"{earlier * (path.name == CLIENTS)}"
         )
     return path
 

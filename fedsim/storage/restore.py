@@ -81,7 +81,7 @@ def restore(
             continue
         for path, reason in damaged.items():
             logger.warning("%s cannot be used: %s", path, reason)
-        digests.check(run, run / FOLDER, content.get("digests", {}))  # none: of an older version
+        digests.check(run, run / FOLDER, content["digests"])
         if content["fedsim"] != __version__:
             logger.warning(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__
@@ -119,20 +119,18 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
             f"this one reads format {FORMAT}"
         )
     began, now = content["settings"], fingerprint.settings
-    if began.keys() != now.keys():
-        try:
-            began = fingerprint.upgrade(began)
-        except ConfigError as error:
+    for key in sorted(began.keys() & now.keys()):
+        if began[key] != now[key]:
             raise ConfigError(
-                f"{record}: fedsim {__version__} cannot go on with a run that fedsim "
-                f"{content['fedsim']} began: {error}"
-            ) from error
-    for key in sorted(began.keys() | now.keys()):
-        if began.get(key) != now.get(key):
-            raise ConfigError(
-                f"{run / 'config.yaml'} ({key}): {now.get(key)!r} given, but the run began with "
-                f"{began.get(key)!r}; put that back, or start another run"
+                f"{run / 'config.yaml'} ({key}): {now[key]!r} given, but the run began with "
+                f"{began[key]!r}; put that back, or start another run"
             )
+    for key in sorted(began.keys() ^ now.keys()):
+        raise ConfigError(
+            f"{record}: the run began {'with' if key in began else 'without'} the key {key}: an "
+            "earlier development version of fedsim, or of your own method, wrote it, with whose "
+            "runs this one cannot go on"
+        )
     if content["layout"] != fingerprint.layout:
         raise ConfigError(
             f"{record}: the model has other tensors than those that the run began with; its code "
@@ -142,7 +140,7 @@ def _check(record: Path, content: Mapping[str, Any], fingerprint: Fingerprint, r
 
 def _load(run: Path, content: Mapping[str, Any], store: ClientStateStore) -> Position:
     """Reads all files of a checkpoint; a ValueError or StoreError names one that has changed."""
-    for table in content.get("digests", {}):
+    for table in content["digests"]:
         if table not in GROWING:
             raise ValueError(f"it names {table!r}, which is no table of a run")
     for table, length in content["tables"].items():

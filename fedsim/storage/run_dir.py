@@ -16,9 +16,8 @@ import platform
 import secrets
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from html import escape
 from importlib import metadata
 from pathlib import Path
@@ -28,12 +27,12 @@ import numpy as np
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
-from fedsim.storage import manifest, status, vocabulary
-from fedsim.storage.digests import Prefix, TableDigest, check_form
+from fedsim.storage import status, vocabulary
+from fedsim.storage.digests import TableDigest
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
 from fedsim.version import __version__
 
@@ -162,7 +161,7 @@ class RunStore:
             return {}
         advice = "restore it, or remove it to go on without what it says of the run's beginning"
         try:
-            content = parse_json(read_bytes(path))
+            content = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
         if not isinstance(content, dict) or not isinstance(content.get("resumed", []), list):
@@ -201,35 +200,34 @@ class RunWriter(RunStore):
         """Writes a text file, as a whole or not at all."""
         files.write(self.path / name, text.encode())
 
-    def write_partition(self, *tables: Mapping[str, Array]) -> None:
+    def write_partition(self, table: Mapping[str, Array]) -> None:
         """Writes partition.csv as a whole; one that is there must say the same.
 
         Args:
-            tables: the columns of the table, (n,) each; those after the first are what earlier
-                versions wrote for the same partition, which stays where it is.
+            table: its columns, (n,) each.
 
         Raises:
             DataError: it says something else: the data are not those that the run began with.
         """
-        whole = [{"name": np.full(len(t["label"]), ""), **t} for t in tables]
-        ordered = [{name: t[name] for name in PartitionRow.columns() if name in t} for t in whole]
-        self._write_once("partition.csv", (csv_text(t, s) for s in (True, False) for t in ordered))
+        whole = {"name": np.full(len(table["label"]), ""), **table}
+        ordered = {name: whole[name] for name in PartitionRow.columns() if name in whole}
+        self._write_once("partition.csv", csv_text(ordered))
 
     def write_split(self, columns: Mapping[str, Array]) -> None:
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
-        self._write_once("split.csv", map(csv_text, [columns]))
+        self._write_once("split.csv", csv_text(columns))
 
     def write_vocabulary(self, words: Sequence[str]) -> None:
         """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
         if words:
-            self._write_once(files.VOCABULARY, iter([vocabulary.text(words)]), "vocabulary")
+            self._write_once(files.VOCABULARY, vocabulary.text(words), "vocabulary")
 
-    def _write_once(self, name: str, texts: Iterator[str], what: str = "partition") -> None:
-        """Writes the first of the texts; where the file is there, it must be one of them."""
+    def _write_once(self, name: str, text: str, what: str = "partition") -> None:
+        """Writes a file; where it is there, it must have this text."""
         path = self.path / name
         if not path.exists():
-            self.write(name, next(texts))
-        elif path.read_bytes() not in (text.encode() for text in texts):
+            self.write(name, text)
+        elif path.read_bytes() != text.encode():
             raise DataError(
                 f"{path}: the data now give another {what}; they, or this file, have changed "
                 "since the run began, which cannot go on with them"
@@ -240,11 +238,10 @@ class RunWriter(RunStore):
 
         The digest of a table with results is continued, see :mod:`fedsim.storage.digests`.
 
-        A table that an earlier version began keeps its columns: later versions add columns at the
-        end only. Optional columns are there where the first rows have a value in them.
+        Optional columns are there where the first rows have a value in them.
 
         Raises:
-            StoreError: the table has columns that are not the first of today's.
+            StoreError: the table has other columns.
         """
         rows, columns, optional = list(rows), TABLES[table].columns(), TABLES[table].optional()
         digest = None if table in DIAGNOSTIC else self._digest(table)
@@ -258,7 +255,7 @@ class RunWriter(RunStore):
             used = tuple(c for c in columns if c not in empty)
             begun = tuple(header.split(",")) if file.tell() else used
             known = tuple(c for c in columns if c not in optional or c in begun)
-            if begun != known[: len(begun)]:
+            if begun != known:
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
                 )
@@ -269,41 +266,25 @@ class RunWriter(RunStore):
 
     def _digest(self, table: str) -> TableDigest:
         if table not in self._digests:
-            digest = TableDigest(table)
+            digest = TableDigest()
             with files.reading(self.path / f"{table}.csv") as path:
                 if path.exists():
                     digest.add_file(path)
             self._digests[table] = digest
         return self._digests[table]
 
-    def table_digests(self) -> dict[str, Prefix]:
-        """The digest of each table with results that exists, by its name."""
+    def table_digests(self) -> dict[str, dict[str, Any]]:
+        """Size and SHA-256 of each table with results that exists, by its name."""
         here = [name.removesuffix(".csv") for name in self._tables()]
-        return {t: self._digest(t).prefix() for t in here if t not in DIAGNOSTIC}
+        return {t: self._digest(t).record() for t in here if t not in DIAGNOSTIC}
 
     def write_final_clients(self, rows: Iterable[FinalClientRow]) -> None:
         """Writes final_clients.csv as a whole."""
         self.write("final_clients.csv", _csv(FinalClientRow.columns(), rows, header=True))
 
-    def write_summary(self, row: Mapping[str, Any], made: Mapping[str, Any] | None = None) -> None:
-        """Writes summary.csv, whose columns are the row's keys; before it manifest.json, if what
-        the run was ``made`` with is given."""
-        text = _csv(list(row), [row], header=True)
-        if made is not None:
-            known = {f"{t}.csv": digest.sha256 for t, digest in self.table_digests().items()}
-            known["summary.csv"] = sha256(text.encode()).hexdigest()
-            content = {**made, "files": manifest.digests(self.path, known)}
-            self.write(manifest.NAME, to_json(content))
-        self.write("summary.csv", text)
-
-    def replace_environment(self, content: Mapping[str, Any]) -> None:
-        """Writes env.json of a run that may be finished."""
-        text = to_json(content)
-        self.write("env.json", text)
-        known = manifest.read(self.path)
-        if known is not None:
-            named = {"env.json": sha256(text.encode()).hexdigest()}
-            self.write(manifest.NAME, to_json(known | {"files": known["files"] | named}))
+    def write_summary(self, row: Mapping[str, Any]) -> None:
+        """Writes summary.csv, whose columns are the row's keys."""
+        self.write("summary.csv", _csv(list(row), [row], header=True))
 
     def table_sizes(self) -> dict[str, int]:
         """Bytes of each table that grows with the rounds and exists, by file name.
@@ -316,20 +297,6 @@ class RunWriter(RunStore):
         """The size of each table that grows with the rounds and exists, by file name."""
         with files.reading(self.path), os.scandir(self.path) as entries:
             return {e.name: e.stat().st_size for e in entries if e.name in _FILES}
-
-    def check_diagnostics(self, sizes: Mapping[str, int]) -> None:
-        """Checks the tables of :data:`DIAGNOSTIC`, which have no digest, before a run is resumed.
-
-        Args:
-            sizes: bytes of each table that stay, by file name.
-
-        Raises:
-            DataError: a row is not what fedsim writes; names file and line.
-            StoreError: a table cannot be read.
-        """
-        for table in DIAGNOSTIC:
-            path = self.path / f"{table}.csv"
-            check_form(path, sizes.get(path.name, 0), TABLES[table].columns())
 
     def truncate_tables(self, sizes: Mapping[str, int]) -> None:
         """Truncates the tables to these sizes in bytes, and deletes those without one.
@@ -370,30 +337,26 @@ class RunWriter(RunStore):
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
 
-def csv_text(columns: Mapping[str, Array] | pd.DataFrame, safe: bool = True) -> str:
-    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts.
-
-    For ``safe`` see :func:`cell`.
-    """
+def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
+    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
     if isinstance(columns, Mapping):
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns)
-        cells = (_cells(column, safe) for column in columns.values())
-        writer.writerows(zip(*cells, strict=True))
+        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
         return text.getvalue()
     frame = columns.copy()
     for name in frame.select_dtypes(exclude="number"):
-        frame[name] = _cells(frame[name].to_numpy(), safe)
+        frame[name] = _cells(frame[name].to_numpy())
     return frame.to_csv(index=False, lineterminator="\n")
 
 
-def _cells(column: Array, safe: bool) -> list[Any]:
+def _cells(column: Array) -> list[Any]:
     """A column's whole numbers as they are, everything else as :func:`cell` writes it."""
     values: list[Any] = column.tolist()
     if column.dtype.kind in "iu":
         return values
-    known = {value: cell(value, safe) for value in dict.fromkeys(values)}  # most occur many times
+    known = {value: cell(value) for value in dict.fromkeys(values)}  # most occur many times
     return [known[value] for value in values]
 
 
@@ -406,10 +369,10 @@ def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool
     return text.getvalue()
 
 
-def cell(value: Any, safe: bool = True) -> str:
+def cell(value: Any) -> str:
     """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
 
-    A text is written by :func:`fedsim.core.tables.csv_safe`, unless not ``safe``, as before.
+    A text is written by :func:`fedsim.core.tables.csv_safe`.
     """
     if value is None:
         return ""
@@ -417,7 +380,7 @@ def cell(value: Any, safe: bool = True) -> str:
         return str(value)
     if isinstance(value, _FLOATS):
         return "" if math.isnan(value) else repr(float(value))
-    return csv_safe(str(value)) if safe else str(value)
+    return csv_safe(str(value))
 
 
 def check_free(path: Path) -> None:

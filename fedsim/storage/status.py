@@ -19,7 +19,7 @@ from typing import Any
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
-from fedsim.core.reading import parse_json, read_bytes, read_text
+from fedsim.core.reading import parse_json
 
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
 FAILED = "failed"
@@ -95,7 +95,7 @@ def read(path: Path) -> RunStatus:
 def failure(path: Path) -> str | None:
     """Why the run in a directory failed, in one line; None where it did not."""
     try:
-        return str(parse_json(read_bytes(path / FAILURE))["error"])
+        return str(parse_json((path / FAILURE).read_bytes())["error"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -133,7 +133,7 @@ _WANTED = {
 }
 """Where config.yaml, as a run writes it, has what a list of runs shows."""
 _LABEL = re.compile(r"^label: (?!null$)(.+(?:\n .*)*)$", re.MULTILINE)
-"""Where it has the label, which a run of an earlier version lacks; a long one is folded."""
+"""Where it has the label; a long one is folded."""
 
 
 def settings(path: Path) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def settings(path: Path) -> dict[str, Any]:
     """
     file = path / "config.yaml"
     try:
-        text = read_text(file)
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ConfigError(f"{file}: cannot be read: {reason}") from error
@@ -232,7 +232,7 @@ def table(path: Path) -> list[dict[str, str]]:
         OSError: the file cannot be read.
         ValueError, csv.Error: it is no table of UTF-8 text with a header and rows of its length.
     """
-    text = read_text(path)
+    text = path.read_text(encoding="utf-8")
     complete = io.StringIO(text[: text.rfind("\n") + 1], newline="")
     header, *rows = list(csv.reader(complete)) or [[]]
     for line, row in enumerate(rows, 2):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.errors import StoreError, one_line
-from fedsim.core.reading import parse_json, read_bytes
+from fedsim.core.reading import parse_json
 
 
 def text(words: Sequence[str]) -> str:
@@ -26,7 +26,7 @@ def read(run: Path) -> tuple[str, ...] | None:
     with files.reading(run / files.VOCABULARY) as path:
         if not path.exists():
             return None
-        content = read_bytes(path)
+        content = path.read_bytes()
     try:
         words = parse_json(content)
     except ValueError as error:

@@ -41,9 +41,7 @@ class SweepStore:
     @property
     def runs(self) -> list[RunStore]:
         """The runs that have begun, in the order of the grid."""
-        names = directories.read_grid(self.folder)
-        if names is None:  # a sweep of an earlier version
-            names = sorted(file.parent.name for file in self.folder.glob("*/rounds.csv"))
+        names = directories.read_grid(self.folder) or ()
         return [
             RunStore(self.folder / n) for n in names if (self.folder / n / "rounds.csv").exists()
         ]

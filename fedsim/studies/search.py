@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from fedsim.studies.capacity import Parallel, check_trainable, with_engine
 from fedsim.studies.proposals import Proposer
 from fedsim.studies.sweep import MOST_RUNS, check_stackable, varied_axes
 from fedsim.training import loading
-from fedsim.training.resume import FREE, decisive, upgraded
+from fedsim.training.resume import FREE, decisive
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
 COUNT = 25
@@ -105,10 +105,6 @@ class SearchPlan:
         layers = self.settings, search.point(self.proposer.space, params), self.overrides, given
         runs = self.count * len(self.seeds) + self.others
         return with_engine(resolve(*layers), layers, runs, self.parallel)
-
-    def seeded(self, seed: int) -> SearchPlan:
-        """The same search with another seed of its sampler."""
-        return replace(self, proposer=replace(self.proposer, seed=seed))
 
     @property
     def examples(self) -> list[RunConfig]:
@@ -293,7 +289,7 @@ def check_out(plan: SearchPlan, out: Path) -> int | None:
     for key, value in wanted.items():  # the order of the searched keys counts as well
         if key != "settings" and json.dumps(begun.get(key)) != json.dumps(value):
             raise _another(out, f"{key} {begun.get(key)}", value)
-    before = upgraded(begun["settings"])
+    before = begun["settings"]
     for key, value in wanted["settings"].items():
         if before.get(key) != value:
             raise _another(out, f"{key} {before.get(key)}", value)

@@ -22,10 +22,9 @@ from fedsim.config.run import RunConfig
 from fedsim.config.study import StudyFile, check_given_once
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.core.reading import read_text
 from fedsim.core.settings import Scalar
 from fedsim.storage.run_dir import check_outside_runs
-from fedsim.storage.trials import Trial, best, cell_of, read_study
+from fedsim.storage.trials import Trial, best, cell_of
 from fedsim.studies import sweep
 from fedsim.studies.capacity import Parallel, with_engine
 from fedsim.studies.confirm import seeds_after
@@ -245,25 +244,13 @@ def searches_in(
 ) -> list[Tuning]:
     """The searches of a study, in the order of the cells, with what has ended of them.
 
-    A partition whose searches were begun with sampler seed 0, as all were earlier, goes on with it.
-
     Raises:
         ConfigError: another search was begun in one of their directories, or other code.
         DataError, StoreError: as :class:`~fedsim.studies.tune.Tuning`.
     """
-    searches = [(c, search, out / TUNING / sweep.plain(c.name)) for c, search in plan.searches]
-    begun = {
-        c.partition for c, _, at in searches if (read_study(at) or {}).get("sampler_seed") == 0
-    }
     tunings = [
-        Tuning(
-            search.seeded(0) if c.partition in begun else search,
-            folder,
-            trackers,
-            accept_changed_code,
-            c.title,
-        )
-        for c, search, folder in searches
+        Tuning(search, out / TUNING / sweep.plain(c.name), trackers, accept_changed_code, c.title)
+        for c, search in plan.searches
     ]
     for tuning in tunings:
         tuning.check_trials(accept_changed_code)
@@ -429,7 +416,7 @@ def grouping(out: Path) -> tuple[list[str], str]:
         StoreError: OUT/chosen.csv cannot be read.
     """
     with files.reading(out / CHOSEN) as path:
-        searched = read_text(path).partition("\n")[0].split(",")
+        searched = path.read_text(encoding="utf-8").partition("\n")[0].split(",")
     rows = [row.settings for row in experiments.read(out / COMPARISON).grid[0].values]
     first = [row for row in rows if row["label"].value == rows[0]["label"].value]
     keys = dict.fromkeys(key for row in first for key in row if key not in searched)

@@ -22,10 +22,8 @@ from fedsim.config import experiments, presets
 from fedsim.config.experiments import Axis, AxisValue, Experiment, Setting, Settings
 from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import RENAMED
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
-from fedsim.core.reading import regular
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, check_trainable, with_engine
@@ -253,7 +251,7 @@ def check_out(runs: Sequence[SweepRun], out: Path) -> None:
 
 
 def group_of(name: str, seeds: Sequence[str] = SEEDS) -> str:
-    """The name of a run without its seeds; earlier versions left out the first of them alone."""
+    """The name of a run without its seeds."""
     return ",".join(part for part in name.split(",") if part.partition("=")[0] not in seeds)
 
 
@@ -304,7 +302,7 @@ def seconds_of_groups(runs: Iterable[SweepRun], out: Path) -> dict[str, float]:
     took: dict[str, list[float]] = {}
     for run in runs:
         with suppress(OSError, UnicodeDecodeError, csv.Error, KeyError, ValueError, StopIteration):
-            table = regular(out / run.name / "summary.csv")
+            table = out / run.name / "summary.csv"
             with table.open(encoding="utf-8", newline="") as file:
                 row = next(csv.DictReader(file))
             seconds = float(row["total_seconds"])
@@ -366,7 +364,7 @@ class _Failures:
 
 def _replaced(axis: Axis, overrides: Settings) -> bool:
     """Whether a flag takes the place of the axis; refuses one that sets a key of its rows."""
-    key = RENAMED.get(axis.name, axis.name)
+    key = axis.name
     if key in overrides and all(set(p.settings) == {key} for p in axis.values):
         return True
     for key in {key for point in axis.values for key in point.settings} & set(overrides):

@@ -149,8 +149,7 @@ def aggregate(summary: pd.DataFrame, groups: Mapping[str, str]) -> pd.DataFrame:
     ``analysis/units.py``.
 
     ``_ci95`` is the half width of the interval; std and interval are empty for a single unit.
-    ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`. Columns that
-    a run of an earlier version does not have are empty.
+    ``collapsed`` is the number of runs that did, see :mod:`fedsim.training.collapse`.
     """
     rows = []
     units = analysis("units")

@@ -1,20 +1,18 @@
-"""Verifies what a path leads to: a run, runs of a sweep, or those in an archive."""
+"""Verifies what a path leads to: a run, or runs of a sweep."""
 
 from __future__ import annotations
 
 import secrets
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedsim.core.errors import ConfigError, FedsimError, StoreError, one_line
+from fedsim.core.errors import ConfigError, FedsimError, one_line
 from fedsim.core.reading import check_tree
-from fedsim.storage import directories, pack, status
+from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
 from fedsim.training.recorded import ROUNDING, Difference
 from fedsim.training.verify import NotPossible, Verification, verify
@@ -28,7 +26,7 @@ class Drawn:
     """What is to be verified.
 
     Args:
-        folder: of the runs; of an archive where it was unpacked.
+        folder: of the runs.
         runs: directories of the runs that were drawn, in their order.
         finished: directories of all finished runs.
         seed: by which runs and their rounds are drawn.
@@ -115,35 +113,21 @@ class Drawn:
             raise NotPossible(f"{self.folder}: {one_line(error)}") from error
 
 
-@contextmanager
-def drawn(path: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Iterator[Drawn]:
-    """What is to be verified of a run, a sweep, or an archive, which is unpacked meanwhile.
+def drawn(folder: Path, *, sample: int = SAMPLE, seed: int | None = None) -> Drawn:
+    """What is to be verified of a run or a sweep.
 
     Args:
-        path: a directory, or a file that ``fedsim pack`` wrote.
+        folder: of the run or the sweep.
         sample: how many finished runs of a sweep are drawn.
         seed: of the draw; None: a new one.
 
     Raises:
-        ConfigError: there is nothing of that kind.
-        DataError: the archive is damaged or not safe.
-        NotPossible: no run of the sweep is finished, or the archive cannot be unpacked here.
+        ConfigError: there is no run.
+        NotPossible: no run of the sweep is finished, or the folder cannot be read.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such run or sweep")
     seed = secrets.randbelow(2**31) if seed is None else seed
-    if path.is_file():
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                pack.unpack(path, Path(folder))
-            except StoreError as error:
-                raise NotPossible(str(error)) from error
-            yield _drawn(Path(folder), sample, seed)
-    elif path.is_dir():
-        yield _drawn(path, sample, seed)
-    else:
-        raise ConfigError(f"{path}: there is no such run, sweep or archive")
-
-
-def _drawn(folder: Path, sample: int, seed: int) -> Drawn:
     try:
         check_tree(folder)
         runs = [each for each in directories.find(folder) if isinstance(each, RunStatus)]

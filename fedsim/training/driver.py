@@ -42,12 +42,12 @@ from fedsim.storage.run_dir import (
 )
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe, made, other_versions
+from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples, warn_of_delta
-from fedsim.training.resume import configuration, decisive, upgraded
+from fedsim.training.resume import configuration, decisive
 from fedsim.training.round import context, model_sha256, run_round
 from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
 from fedsim.training.signals import Interrupts, handled
@@ -91,9 +91,7 @@ class TrainingLoop:
     def run(self) -> RunStore:
         """Runs an experiment; see :func:`fedsim.run`. Only the ``callbacks`` show anything."""
         store, setup = self.store, self.setup
-        write_split(
-            setup, store, earlier=self.before is not None
-        )  # first, since it refuses a run whose data have changed
+        write_split(setup, store)  # first, since it refuses a run whose data have changed
         with status.failure_written(store.path):
             self._write_environment()
             self.callbacks.start(self._info())
@@ -109,7 +107,7 @@ class TrainingLoop:
                 if "loss_matrix.csv" in store.table_sizes():
                     store.save_loss_matrix()
                 summary = summarise(setup, store, self._seconds())
-                store.write_summary(summary, made(store.read_environment()))
+                store.write_summary(summary)
         rounds = store.read("rounds")
         if (rounds["cohort_size"] <= rounds["dropped"]).all():
             logger.warning(
@@ -384,7 +382,6 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        store.check_diagnostics(position.tables)
         followers = Callbacks(callbacks)
         with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
             known = describe(setup)
@@ -409,26 +406,21 @@ def resume(
 
 def fingerprint(setup: Setup) -> Fingerprint:
     """What the checkpoints of a run must agree with."""
-    return Fingerprint(layout_hash(setup.layout), decisive(setup.config), upgraded)
+    return Fingerprint(layout_hash(setup.layout), decisive(setup.config))
 
 
-def write_split(setup: Setup, store: RunWriter, *, earlier: bool) -> None:
+def write_split(setup: Setup, store: RunWriter) -> None:
     """Who owns what, in partition.csv and split.csv, and the words of texts.
 
     Args:
         setup: of the run.
         store: of the run; files that are there must say the same.
-        earlier: whether what earlier versions wrote for the same partition counts as the same.
 
     Raises:
         DataError: a file that is there says something else.
     """
     dataset, partition, bad = setup.dataset, setup.partition, setup.malicious
-    # text with one label per sample had the label -1 in earlier versions
-    tables = [partitions.table(dataset, partition, malicious=bad)]
-    if dataset.vocabulary and earlier:
-        tables.append(partitions.table(dataset, partition, by_label=False, malicious=bad))
-    store.write_partition(*tables)
+    store.write_partition(partitions.table(dataset, partition, malicious=bad))
     store.write_split(splits.columns(dataset, partition, bad, setup.root.tolist()))
     store.write_vocabulary(dataset.words)
 

@@ -106,16 +106,6 @@ def _frozen_sha256(setup: Setup) -> str:
     return digest.hexdigest()
 
 
-MADE = ("fedsim", "git_commit", "python", "packages", "processor", "device", "code", "data")
-"""What manifest.json says of env.json."""
-
-
-def made(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run was made with, for manifest.json; of one that was resumed its last part."""
-    last = {**environment, **(environment.get("resumed") or [{}])[-1]}
-    return {key: last[key] for key in MADE if key in last}
-
-
 def device_of(environment: Mapping[str, Any]) -> str:
     """What a run was done on, its last part if it was resumed: ``cpu``, or the name of a GPU."""
     parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedsim import models
 from fedsim.algorithms.base import Algorithm
-from fedsim.config import earlier, experiments
+from fedsim.config import experiments
 from fedsim.config.attack import AttackConfig
 from fedsim.config.experiments import Settings
 from fedsim.config.resolve import resolve
@@ -185,8 +185,7 @@ def finished_run(run: Path, settings: Settings | None = None) -> RunConfig:
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint}")
     if not RunStore(run).finished:
         raise ConfigError(f"{run}: the run is not finished; 'fedsim resume {run}' goes on with it")
-    written = earlier.of_its_version(experiments.read(file).settings)
-    config = resolve(written, settings or {})
+    config = resolve(experiments.read(file).settings, settings or {})
     return config.model_copy(
         update={
             "model": config.model.model_copy(update=START_WEIGHTS),

@@ -1,8 +1,7 @@
 """A run's model as files that need no fedsim: ``fedsim export``.
 
-The folder holds the network (``model.pt2`` of ``torch.export``, or ``model.onnx``), what it takes
-and says (``preprocessing.json``), and ``predict.py``, which applies it to image files with the
-preprocessing of ``fedsim predict --images``.
+The folder holds the network (``model.pt2`` of ``torch.export``, or ``model.onnx``), and what it
+takes and says (``preprocessing.json``).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, get_args
@@ -30,58 +29,6 @@ FORMS: tuple[Form, ...] = get_args(Form)
 MODELS = {"torch": "model.pt2", "onnx": "model.onnx"}
 """The file of the network."""
 _PACKAGES = ("onnx", "onnxscript")
-_PARTS: Mapping[Form, Mapping[str, str]] = {
-    "torch": {
-        "IMPORT": "import torch",
-        "LOAD": 'model = torch.export.load(here / "model.pt2").module()',
-        "RESIZE": """x = torch.from_numpy(np.array(image, np.float32)).permute(2, 0, 1)[None]
-    scale = torch.nn.functional.interpolate
-    x = scale(x, scaled[::-1], mode="bilinear", antialias=True)[0].numpy()""",
-        "APPLY": """with torch.no_grad():
-        logits = model(torch.from_numpy(x)).numpy()[0]""",
-    },
-    "onnx": {
-        "IMPORT": "import onnxruntime",
-        "LOAD": 'model = onnxruntime.InferenceSession(here / "model.onnx")',
-        "RESIZE": """bands = (band.convert("F") for band in image.split())
-    x = np.stack([band.resize(scaled, Image.Resampling.BILINEAR) for band in bands])""",
-        "APPLY": 'logits = model.run(None, {"images": x})[0][0]',
-    },
-}
-"""What stands in the script for each word in capitals."""
-_SCRIPT = '''"""python predict.py IMAGE ...: file, class and a probability per class, as CSV."""
-
-import csv, json, math, sys
-from pathlib import Path
-
-import numpy as np
-IMPORT
-from PIL import Image, ImageOps
-
-here = Path(__file__).parent
-known = json.loads((here / "preprocessing.json").read_text(encoding="utf-8"))
-size, mean, std = known["size"], *(np.float32(known[n])[:, None, None] for n in ("mean", "std"))
-LOAD
-out = csv.writer(sys.stdout)
-out.writerow(["file", "prediction", *(f"probability_{name}" for name in known["classes"])])
-for file in sys.argv[1:]:
-    image = Image.open(file)
-    several = getattr(image, "n_frames", 1) > 1 and image.format != "MPO"
-    if several or image.mode[0] in "IF" or ";16" in str(image.tile):
-        sys.exit(f"{file}: needed is one image of eight bits a channel")
-    image = ImageOps.exif_transpose(image).convert("RGB")
-    scaled = [int(side * size / min(image.size)) for side in image.size]  # the shorter one: size
-    RESIZE
-    left, top = (round((side - size) / 2) for side in scaled)
-    x = np.rint(x[:, top : top + size, left : left + size]).clip(0, 255)  # the centre
-    if known["channels"] == 1:
-        x = np.rint(np.tensordot(np.float32([0.299, 0.587, 0.114]), x, 1))[None]
-    x = ((x / 255 - mean) / std).astype(np.float32)[None]
-    APPLY
-    shares = [math.exp(value - logits.max()) for value in logits]
-    chances = [share / sum(shares) for share in shares]
-    out.writerow([file, known["classes"][int(logits.argmax())], *chances])
-'''
 logger = logging.getLogger("fedsim")
 
 
@@ -125,7 +72,6 @@ def export(
     contents = {
         MODELS[form]: network,
         "preprocessing.json": f"{text}\n".encode(),
-        "predict.py": _script(form).encode(),
     }
     with files.replacing_folder(folder) as unfinished:
         for name, content in contents.items():
@@ -171,14 +117,6 @@ def _preprocessing(model: ImageModel, client: int | str | None) -> dict[str, obj
         "algorithm": model.config.algorithm,
         "client": client,
     }
-
-
-def _script(form: Form) -> str:
-    """The text of predict.py."""
-    script = _SCRIPT
-    for word, text in _PARTS[form].items():
-        script = script.replace(word, text, 1)
-    return script
 
 
 @contextmanager

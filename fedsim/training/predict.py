@@ -284,7 +284,7 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
     malicious = RunStore(run).read_environment().get("malicious_clients", ())
     now_split = csv_text(splits.columns(setup.dataset, setup.partition, malicious)).encode()
     with files.reading(split):
-        if split.exists() and split.read_bytes() != now_split:  # older versions wrote none
+        if split.read_bytes() != now_split:
             raise DataError(
                 f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
             )
@@ -318,28 +318,12 @@ def _with_the_words(run: Path, config: RunConfig) -> Dataset:
     """Other data than the run's, of which texts are read with the run's vocabulary."""
     words = vocabulary.read(run)
     dataset = loading.read(config, whole=True, known_words=words)
-    if words is None and dataset.words:  # a run of an earlier version
-        words = _words_of_own_data(run)
-        dataset = loading.read(config, whole=True, known_words=words)
     if dataset.words != (words or ()):
         raise DataError(
             f"{_origin(config, dataset)}: the vocabulary is not that of the run, in "
             f"{run / files.VOCABULARY}"
         )
     return dataset
-
-
-def _words_of_own_data(run: Path) -> tuple[str, ...]:
-    """The vocabulary of a run that did not keep it, made again from the run's own data."""
-    config = finished_run(run)
-    try:
-        check_paths(experiments.read(run / "config.yaml").settings, DATA_PATHS, ELSEWHERE)
-        return _own_data(run, config).dataset.words
-    except (ConfigError, DataError) as error:
-        raise ConfigError(
-            f"{run}: an earlier version of fedsim kept no {files.VOCABULARY}, and without the data "
-            f"of the run its words are not known: {error}"
-        ) from error
 
 
 def _with_the_classes(dataset: Dataset, classes: tuple[str, ...], origin: str) -> Dataset:

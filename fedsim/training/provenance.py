@@ -2,7 +2,7 @@
 
 env.json records them when a run begins. What goes on with a run, skips it because it is finished,
 or uses its model compares them with those of now, and refuses a change; ``--accept-changed-code``
-accepts other code. What env.json does not say, as in runs of earlier versions, is not compared.
+accepts other code. What env.json does not say is not compared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedsim.core.imports import module_of
 from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
 from fedsim.models.catalogue import LIBRARIES
-from fedsim.storage.run_dir import RunStore, RunWriter
+from fedsim.storage.run_dir import RunStore, RunWriter, to_json
 
 ACCEPT = "--accept-changed-code"
 ACCEPTED = "accepted_code"
@@ -295,7 +295,7 @@ def accept_code(run: Path, now: Mapping[str, Code]) -> None:
         StoreError: it cannot be written.
     """
     store = RunWriter(run)
-    store.replace_environment(store.read_environment() | accepted(now))
+    store.write("env.json", to_json(store.read_environment() | accepted(now)))
     logger.warning("%s: %s: its results are those of the code before the change", run, ACCEPT)
 
 

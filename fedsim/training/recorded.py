@@ -12,8 +12,6 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-from fedsim.core.errors import DataError
-from fedsim.core.reading import regular
 from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
@@ -27,8 +25,6 @@ LONGEST = 2**20
 ROUNDING = 1e-9
 """On another processor: the most by which a number may differ, relative to its size, where it is
 computed from the same rows, as in summary.csv."""
-LAST = {"rounds": "uplink_bytes", "clients": "update_norm", "classes": "precision"}
-"""The last column that each version wrote; of other tables all that are not optional."""
 COMPARED = tuple(table for table in GROWING if table not in DIAGNOSTIC)
 """The tables whose rows are compared."""
 
@@ -96,7 +92,6 @@ class Comparison:
         equal: how many of them are the same, byte for byte.
         largest: difference of two numbers that was tolerated, relative to the larger one.
         flips: the most predictions of a row that were tolerated to be others.
-        lacking: columns that the run's tables do not have, and are not compared.
         supports: by part, ``val`` and ``test``, the number of samples of each class that has any.
     """
 
@@ -107,7 +102,6 @@ class Comparison:
     equal: int = 0
     largest: float = 0.0
     flips: int = 0
-    lacking: dict[str, None] = field(default_factory=dict)
     supports: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def compare(self, tables: Mapping[str, Recorded], log: RoundLog) -> None:
@@ -121,7 +115,7 @@ class Comparison:
         for table, recorded in tables.items():
             rows = log.tables.get(table, [])
             if not recorded.header:
-                if rows and table != "models":  # which runs of earlier versions lack
+                if rows:
                     raise Difference(f"{table}.csv", "is missing")
                 continue
             if table == "confusion" and rounding is not None:
@@ -129,9 +123,6 @@ class Comparison:
                 continue
             for row, own in zip_longest(rows, recorded.rows.get(log.round, ())):
                 if own is None:
-                    if table == "models":  # whose first rounds an earlier version did
-                        self.lacking[f"models.csv, round {log.round}"] = None
-                        continue
                     raise Difference(f"{table}.csv, round {log.round}", "a row is missing")
                 line, cells = own
                 place = f"{table}.csv, line {line}, round {log.round}"
@@ -155,13 +146,13 @@ class Comparison:
         """The cells of a row by column with what the round gives."""
         for column in row.columns():
             if column not in cells and (row[column] is not None or column not in row.optional()):
-                self.lacking[f"{table}.csv, column {column}"] = None
+                raise Difference(place, f"there is no column {column!r}")
         for column, text in cells.items():
             if column not in row.columns():
                 raise Difference(place, f"fedsim writes no column {column!r}")
             expected = cell(row[column])
             self.cells += 1
-            if text in (expected, cell(row[column], safe=False)):
+            if text == expected:
                 self.equal += 1
                 continue
             if column == "sha256" and rounding is not None and SHA256.fullmatch(text):
@@ -217,13 +208,11 @@ def distance(text: str, expected: str) -> float:
 def check_form(run: Path, done: int, *, finished: bool) -> None:
     """Whether each table that grows is one that fedsim writes, whatever its numbers are.
 
-    Its columns are those of today or, as an earlier version wrote it, the first of these; its rows
-    lie in the order of the rounds. A finished run has no row of any later round, one that is not
-    may have those of the next, and of a finished one all lines end.
+    Its rows lie in the order of the rounds. A finished run has no row of any later round, one that
+    is not may have those of the next, and of a finished one all lines end.
 
     Raises:
         Difference: the first line that is not so.
-        DataError: a table lacks columns that every version wrote.
     """
     for table in COMPARED:
         path = run / f"{table}.csv"
@@ -239,7 +228,7 @@ def check_form(run: Path, done: int, *, finished: bool) -> None:
 
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Number and cells of each line of a table that is whole."""
-    with regular(path).open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8", newline="") as file:
         lines = iter(partial(file.readline, LONGEST), "")
         reader = csv.reader(line for line in lines if line.endswith(("\n", "\r")))
         for cells in reader:
@@ -248,7 +237,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def _is_whole(path: Path) -> bool:
     """Whether the last line of a file has its end."""
-    with regular(path).open("rb") as file:
+    with path.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
         return file.read() in (b"", b"\n")
 
@@ -256,13 +245,8 @@ def _is_whole(path: Path) -> bool:
 def _check_header(path: Path, header: Sequence[str], table: str) -> None:
     columns, optional = TABLES[table].columns(), TABLES[table].optional()
     known = [c for c in columns if c not in optional or c in header]
-    if not header or list(header) != known[: len(header)]:
+    if list(header) != known:
         raise Difference(f"{path.name}, line 1", ",".join(header) or "empty", ",".join(known))
-    if len(header) <= known.index(LAST.get(table, known[-1])):
-        raise DataError(
-            f"{path}, line 1: has no column {known[len(header)]!r}; it was cut off, or is of a "
-            "version before 0.1.0, whose runs cannot be verified"
-        )
 
 
 def _check_rounds(
@@ -284,8 +268,7 @@ def _check_rounds(
         if len(cells) != columns:
             raise Difference(place, f"{len(cells)} fields, the header has {columns}")
         number = int(text)
-        gap = single and number != before + 1 and (table == "rounds" or before > 0)
-        if number < before or gap:
+        if number < before or (single and number != before + 1):
             raise Difference(place, f"round {number} follows round {before}")
         if number > (done if finished else done + 1):
             raise Difference(place, f"round {number}, but rounds.csv ends with round {done}")

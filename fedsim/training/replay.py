@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.config import earlier, experiments
+from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
@@ -305,7 +305,7 @@ def check_taken_out(clients: frozenset[int], original: Sequence[Done]) -> None:
 
 def configuration(run: Path, rerun: Rerun, given: Settings) -> RunConfig:
     """The configuration of the run with other settings, where it is done again now."""
-    written = earlier.of_its_version(experiments.read(run / "config.yaml").settings)
+    written = experiments.read(run / "config.yaml").settings
     if "attack.name" in given:  # the other options are those of the attack that it replaces
         kept = () if given["attack.name"].value is None else WHO
         written = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim import data
-from fedsim.config import earlier, experiments
+from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve, to_dict
 from fedsim.config.run import RunConfig
@@ -36,16 +36,6 @@ def decisive(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in FREE}
 
 
-def upgraded(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What :func:`decisive` gives now for the settings of a run that another version began.
-
-    Raises:
-        ConfigError: one of them cannot be used any more.
-    """
-    given = (experiments.setting(key, value, key) for key, value in settings.items())
-    return decisive(resolve(earlier.of_its_version(dict(given))))
-
-
 def is_complete(wanted: RunConfig, folder: Path) -> bool:
     """Whether the run is there and finished; code and data are not compared.
 
@@ -65,47 +55,38 @@ def is_complete(wanted: RunConfig, folder: Path) -> bool:
     return True
 
 
-def has_patients(run: Path) -> bool | None:
-    """Whether split.csv says whose the samples are; None where an earlier version wrote none."""
+def has_patients(run: Path) -> bool:
+    """Whether split.csv, if it is there, says whose the samples are."""
     with files.reading(run / "split.csv") as path:
         if not path.exists():
-            return None
+            return False
         with path.open("rb") as file:
             return b"patient" in file.readline().strip().split(b",")
 
 
 def difference(
-    wanted: RunConfig, settings: Mapping[str, Any], patients: bool | None = None
+    wanted: RunConfig, settings: Mapping[str, Any], patients: bool = False
 ) -> str | None:
     """The first dotted key in which a finished run differs from the wanted configuration.
 
-    Placement and label cannot change a result. A key that the run lacks has the value that stands
-    for it in runs of earlier versions, of which the first ones left open what the data decide.
+    Placement and label cannot change a result.
 
     Args:
         wanted: the configuration.
         settings: the finished run's config.yaml, nested or dotted.
-        patients: whether its data say whose the samples are; None: that is not known.
+        patients: whether its data say whose the samples are.
     """
     free = {"label", *(f"engine.{leaf}" for leaf in PLACEMENT)}
-    others = wanted.data.name, wanted.data.partition
-    methods = [name for name in wanted.hyperparameters if name not in others]
-    written = dict(_flat(settings))
-    own = [name for name in wanted.hyperparameters if name == wanted.data.partition]
-    have = earlier.values(methods, [wanted.data.name], own) | written
-    # what data.group would be now, a run that lacks it does not say
-    said = have | {"data.group": written.get("data.group")}
+    have = dict(_flat(settings))
     left_open = {key for key, value in _flat(to_dict(wanted)) if value is None}
-    for key, value in _flat(to_dict(_as_the_data_decide(wanted, said, patients))):
+    for key, value in _flat(to_dict(_as_the_data_decide(wanted, have, patients))):
         same = have.get(key) == value or (have.get(key) is None and key in left_open)
         if key not in free and not same:
             return f"{key} ({have.get(key)!r}, wanted {value!r})"
     return None
 
 
-def _as_the_data_decide(
-    wanted: RunConfig, have: Mapping[str, Any], patients: bool | None
-) -> RunConfig:
+def _as_the_data_decide(wanted: RunConfig, have: Mapping[str, Any], patients: bool) -> RunConfig:
     """The configuration as :meth:`RunConfig.resolved`, as far as that is known without the data.
 
     What only the data's files say is taken from the finished run ``have``, of whose ``patients``
@@ -117,16 +98,11 @@ def _as_the_data_decide(
     if given.partition is None and may_have_lists and done in partitions.FIXED:
         partition = done
     by_the_data = not wanted.decides_num_clients and done in partitions.FIXED
-    group = given.group
-    if group is None and patients is None:
-        group = have.get("data.group")
-        held_out = given.client_val_fraction + given.client_test_fraction > 0
-        patients = (info is None or info.patients) and (done not in partitions.FIXED or held_out)
     return with_normalization(wanted).resolved(
         num_clients=have["data.num_clients"] if by_the_data else given.num_clients,
         partition=partition,
         model=wanted.model_name,
-        group=group or ("patient" if patients and done != "files" else "none"),
+        group=given.group or ("patient" if patients and done != "files" else "none"),
         client_batch=have["engine.client_batch"] if wanted.engine.client_batch == "auto" else None,
     )
 
@@ -205,7 +181,7 @@ def configuration(
         hint = "; a sweep is resumed by the 'fedsim sweep' command that began it"
         sweep = (run / "aggregate.csv").exists() or any(run.glob("*/config.yaml"))
         raise ConfigError(f"{run}: holds no run (no config.yaml){hint if sweep else ''}")
-    written = earlier.of_its_version(experiments.read(file).settings)
+    written = experiments.read(file).settings
     given = {
         key: value if isinstance(value, Setting) else Setting(value, key)
         for key, value in (overrides or {}).items()

@@ -113,9 +113,8 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
     for metric in LATER_METRICS:
         column = metric_column("test", metric)
-        if column in tested:  # a run that an earlier version began has none
-            values = _scores(tested[column], best, len(rounds))
-            row |= {metric_column("test", metric, when): v for when, v in values.items()}
+        values = _scores(tested[column], best, len(rounds))
+        row |= {metric_column("test", metric, when): v for when, v in values.items()}
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
     for metric in UNDER_ATTACK:

@@ -18,19 +18,19 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from fedsim.config import experiments
 from fedsim.core import files
-from fedsim.core.errors import DataError, FedsimError, described
+from fedsim.core.errors import FedsimError, described
 from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
-from fedsim.core.reading import check_tree, read_text
+from fedsim.core.reading import check_tree
 from fedsim.core.types import Vector
-from fedsim.storage import digests, final_models, manifest, status, tensors
-from fedsim.storage.checkpoint import FOLDER, ServerState, read_record
+from fedsim.storage import digests, final_models, status, tensors
+from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training import declared
@@ -83,8 +83,6 @@ class Verification(Comparison):
         rounds: that are complete.
         drawn: numbers of the rounds that were drawn.
         executed: first and last round of each stretch that was done again.
-        files: how many the manifest names, None without one.
-        changed: those that are not what it says.
         differences: what was found.
         not_compared: what a run has, or the data and settings give, and nothing was compared with.
         planned: rounds that the run is to have.
@@ -96,8 +94,6 @@ class Verification(Comparison):
     rounds: int
     drawn: Sequence[int] = ()
     executed: list[tuple[int, int]] = field(default_factory=list)
-    files: int | None = None
-    changed: Sequence[str] = ()
     differences: list[Difference] = field(default_factory=list)
     not_compared: list[str] = field(default_factory=list)
     planned: int = 0
@@ -151,31 +147,18 @@ def verify(
 
     Raises:
         NotPossible: the run has no rounds, or code, data or models that it needs are not here, or
-            it names code that is not allowed; the message also names the files that are not those
-            of the manifest.
+            it names code that is not allowed.
     """
     path = Path(run)
     seed = secrets.randbelow(2**31) if seed is None else seed
-    changed: dict[str, str] = {}
     try:
         check_tree(path)
-        known = manifest.read(path)
-        if known is not None:
-            changed.update(manifest.changed(path, known["files"]))
         done = len(status.rounds(path))
         if not done:
             raise NotPossible(f"{path}: no round is complete")
         if not allow_code:
             _check_no_code(path / "config.yaml")
-        found = Verification(
-            run=path,
-            seed=seed,
-            rounds=done,
-            drawn=_draw(seed, done, rounds),
-            files=None if known is None else len(known["files"]),
-            changed=tuple(changed),
-            differences=[Difference(name, how) for name, how in changed.items()],
-        )
+        found = Verification(run=path, seed=seed, rounds=done, drawn=_draw(seed, done, rounds))
         with (
             nullcontext() if allow_code else refused(REFUSED),
             opened(
@@ -191,18 +174,18 @@ def verify(
             check_form(path, done, finished=again.store.finished)
             found.not_compared += [*_missing(again), *declared.undeclared(before, now)]
             declared.compare_facts(path, before, now)
-            _compare_settings(again)
+            number, record = _newest_record(again)
+            found.differences += _changed_tables(path, number, record)
+            _compare_settings(again, number, record)
             _compare_split(again, Path(folder))
-            wanted = {*found.drawn, *_changed_rounds(found), *_last_round(found, again)}
+            wanted = {*found.drawn, *_last_round(found, again)}
             for first, last in _stretches(again, wanted):
                 _compare_stretch(found, again, first, last, Path(folder))
             _compare_results(found, again, Path(folder))
-            found.not_compared += found.lacking
     except Difference as difference:
         found.differences.append(difference)
     except (FedsimError, OSError, ValueError, csv.Error) as error:
-        differs = "".join(f"; {name} {how}" for name, how in changed.items())
-        raise NotPossible(f"{error}{differs}") from error
+        raise NotPossible(str(error)) from error
     except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise NotPossible(f"{path}: not what fedsim writes ({described(error)})") from error
     return found
@@ -223,8 +206,8 @@ def _draw(seed: int, done: int, wanted: int | Literal["all"]) -> list[int]:
 
 
 def _missing(again: Rerun) -> Iterator[str]:
-    """Files that a run of this version has, and this one, perhaps of an earlier one, has not."""
-    setup, names = again.setup, ["split.csv", "timings.csv", "models.csv"]
+    """Files that a run has, and this one has not."""
+    setup, names = again.setup, ["split.csv", "timings.csv"]
     evaluation = setup.config.evaluation
     names += [VOCABULARY] if setup.dataset.words else []
     if 0 < evaluation.decompose_every <= again.rounds:
@@ -243,60 +226,49 @@ def _compare_split(again: Rerun, scratch: Path) -> None:
     """partition.csv, split.csv and vocabulary.json with what the data give."""
     fresh = scratch / "split"
     fresh.mkdir()
-    write_split(again.setup, RunWriter(fresh), earlier=False)
+    write_split(again.setup, RunWriter(fresh))
     if not (again.store.path / "partition.csv").exists():
         raise Difference("partition.csv", "is missing")
     for ours in sorted(fresh.iterdir()):
         theirs = again.store.path / ours.name
-        if not theirs.exists():  # see _missing
-            continue
-        if theirs.stat().st_size > 2 * ours.stat().st_size:
+        if theirs.exists() and not _same(ours, theirs):  # else see _missing
             raise Difference(ours.name, "is not what data and settings give")
-        shutil.copyfile(theirs, ours)
-    try:  # as an earlier version may have written them
-        write_split(again.setup, RunWriter(fresh), earlier=True)
-    except DataError as error:
-        name = Path(str(error).partition(":")[0]).name
-        raise Difference(name, "is not what data and settings give") from error
 
 
-def _compare_settings(again: Rerun) -> None:
-    """config.yaml with the settings that the newest intact checkpoint was written with."""
-    now = again.fingerprint.settings
-    for number, record in reversed(again.checkpoints().items()):
+def _newest_record(again: Rerun) -> tuple[int, Mapping[str, Any]]:
+    """Round and record of the newest intact checkpoint; nothing where there is none."""
+    for number, path in reversed(again.checkpoints().items()):
         try:
-            began = read_record(record)["settings"]
+            return number, read_record(path)
         except ValueError:  # damaged: rounds begin at another one
             continue
-        for key in sorted(began.keys() & now.keys()):
-            if began[key] != now[key]:
-                before = f"{began[key]!r} as in the checkpoint of round {number}"
-                raise Difference(f"config.yaml, {key}", repr(now[key]), before)
-        return
+    return 0, {}
 
 
-def _changed_rounds(found: Verification) -> Iterator[int]:
-    """The round of the first line that was changed in each table, where its checksum tells it."""
-    for name in found.changed:
-        table, path = name.removesuffix(".csv"), found.run / name
-        if table not in COMPARED or not path.is_file():
-            continue
-        number = digests.first_changed(path, found.run / FOLDER / f"{table}.lines")
-        lines = read_text(path).splitlines()
-        if number is not None and number <= len(lines):
-            first = lines[number - 1].partition(",")[0]
-            if first.isdecimal() and 1 <= int(first) <= found.rounds:
-                yield int(first)
+def _changed_tables(run: Path, number: int, record: Mapping[str, Any]) -> Iterator[Difference]:
+    """The tables that are not those which the newest checkpoint was written with."""
+    there = {
+        table: entry
+        for table, entry in record.get("digests", {}).items()
+        if table in COMPARED and (run / f"{table}.csv").exists()  # else see _missing
+    }
+    for path in digests.changed(run, there):
+        yield Difference(path.name, f"is not what the checkpoint of round {number} names")
+
+
+def _compare_settings(again: Rerun, number: int, record: Mapping[str, Any]) -> None:
+    """config.yaml with the settings that the newest intact checkpoint was written with."""
+    began, now = record.get("settings", {}), again.fingerprint.settings
+    for key in sorted(began.keys() & now.keys()):
+        if began[key] != now[key]:
+            before = f"{began[key]!r} as in the checkpoint of round {number}"
+            raise Difference(f"config.yaml, {key}", repr(now[key]), before)
 
 
 def _last_round(found: Verification, again: Rerun) -> Iterator[int]:
-    """The last round, where nothing else says whether the final model is the run's: models.csv does
-    not name it, or names that of another processor."""
-    last = again.rounds
-    if again.store.finished or (again.store.path / MODEL).exists():
-        models = Recorded.read(again.store.path, "models", last, last)
-        if found.others or not models.rows:
-            yield last
+    """The last round, where models.csv names the final model of another processor."""
+    if found.others and (again.store.finished or (again.store.path / MODEL).exists()):
+        yield again.rounds
 
 
 def _stretches(again: Rerun, wanted: Collection[int]) -> Iterator[tuple[int, int]]:
@@ -444,7 +416,8 @@ def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
     recorded, now = _summary(store.path / "summary.csv"), summarise(setup, store, math.nan)
     if unknown := [column for column in recorded if column not in now]:
         raise Difference("summary.csv, line 1", f"fedsim writes no column {unknown[0]!r}")
-    found.lacking |= {f"summary.csv, column {c}": None for c in now if c not in recorded}
+    if missing := [column for column in now if column not in recorded]:
+        raise Difference("summary.csv, line 1", f"has no column {missing[0]!r}")
     for column, known in recorded.items():
         expected = cell(now[column])
         if column in OF_THE_PLACE or known == expected:
@@ -466,7 +439,7 @@ def _compare_results(found: Verification, again: Rerun, scratch: Path) -> None:
 
 def _summary(path: Path) -> dict[str, str]:
     """The cells of summary.csv by column; a Difference where it is not one row below a header."""
-    text = read_text(path)
+    text = path.read_text(encoding="utf-8")
     header, *rows = [*csv.reader(io.StringIO(text))] or [[]]
     if not text.endswith("\n"):
         raise Difference(path.name, "its last line has no end")

@@ -15,7 +15,7 @@ from fedsim.cli import main
 from fedsim.cli.report import AnalysisCommand, analysis
 from fedsim.config import presets
 from fedsim.config.experiments import COLUMNS_KEY
-from fedsim.config.sections import RENAMED, fields
+from fedsim.config.sections import fields
 from fedsim.data import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +72,6 @@ def known_key(key: str) -> bool:
     }
     return (
         key in fields()
-        or key in RENAMED
         or key in options
         or section in {COLUMNS_KEY, *(i.name for i in catalogue())}
     )

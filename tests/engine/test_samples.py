@@ -14,6 +14,7 @@ from fedsim.engine.base import SAMPLES
 from fedsim.engine.ray.calls import EvaluationCall
 from tests.decomposing import OWN
 from tests.engine.chaos import SHARE
+from tests.sites import SHORTCUT
 
 pytestmark = pytest.mark.ray
 
@@ -69,9 +70,10 @@ def test_clients_with_test_images_of_their_own(shared_ray, tmp_path):
     def bytes_of(out, session=None, **engine):
         settings = RunConfig(
             algorithm="fedbn",
-            data={"name": "shortcut", "num_clients": 6, "samples_per_client": 20},
+            data={"name": SHORTCUT},
             train={"rounds": 2, "sample_rate": 0.5},
             engine=engine,
+            **{SHORTCUT: {"sites": 6, "samples_per_site": 20}},
         )
         store = fedsim.run(settings, tmp_path / out, session=session)
         names = ("rounds.csv", "evaluations.csv", "classes.csv", "partition.csv")

@@ -30,7 +30,7 @@ LARGEST = 2**28
 """Bytes of a file that is read to see whether it was changed."""
 LIMIT = 120
 """Seconds after which a command counts as one that never ends, on the slowest machine."""
-BESIDE = ("note: ", "left out ")
+BESIDE = ("note: ", "left out ", "run/checkpoints/")
 """What lines begin with that may stand beside the error."""
 CACHES = (
     *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "MPLCONFIGDIR", "TORCHINDUCTOR_CACHE_DIR"),

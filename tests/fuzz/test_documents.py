@@ -112,8 +112,6 @@ BOTH = {
     "a long integer": f"seed: {'9' * 5000}\n",
     "a huge integer": f"seed: {2**64}\n",
     "an empty key": '"": 1\n',
-    "a removed key": "engine: {client_resources: 3}\n",
-    "a renamed key twice": "data: {correlation: 0.5}\nshortcut: {correlation: 0.5}\n",
     "both fractions": "data: {val_fraction: 0.6, test_fraction: 0.6}\n",
     "both own fractions": "data: {client_val_fraction: 0.6, client_test_fraction: 0.6}\n",
     "a split without decomposition": "evaluation: {decompose_split: test}\n",

@@ -1,8 +1,8 @@
 """Forged runs, each verified: every one is found, refused, or named in the output or on the page.
 
 A forger changes digits, rows, tables, models, checkpoints, settings, what env.json says, or puts
-pipes and code into a run, and then writes the manifest anew. Nothing of the run's folder may be
-written, and nothing that it names be executed.
+pipes and code into a run, and then writes the digests of its tables anew. Nothing of the run's
+folder may be written, and nothing that it names be executed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim.core import files
-from fedsim.storage import manifest
+from fedsim.core.errors import FedsimError
 from fedsim.storage.checkpoint import decode_record, encode_record
 from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
@@ -39,6 +39,7 @@ from fedsim.training.setup import prepare
 from tests.fuzz.harness import fedsim as command
 from tests.fuzz.harness import parts, workplace
 from tests.stopping import Stop, Stopper
+from tests.unit.training.test_verify import forge
 
 pytestmark = pytest.mark.integration
 
@@ -215,7 +216,7 @@ def some_rows(run: Path, rng: random.Random) -> Forgery:
 
 def removed(run: Path, rng: random.Random) -> Forgery:
     names = [path.name for path in sorted(run.iterdir()) if path.is_file()]
-    name = rng.choice([n for n in names if n not in (manifest.NAME, files.LOCK_FILE)])
+    name = rng.choice([n for n in names if n != files.LOCK_FILE])
     if rng.random() < 0.3:
         (run / name).write_bytes(b"")
         return Forgery(f"{name} emptied", "errors.csv")
@@ -481,11 +482,9 @@ def attempt(number: int, bases: dict[str, Path], folder: Path) -> str:
         run = shutil.copytree(bases[base], work / base)
         given = (bases,) if kind == "models" else ()
         done: Forgery = globals()[kind](run, rng, *given)
-        for path in run.rglob(manifest.NAME):
-            with suppress(OSError, ValueError):
-                known = json.loads(path.read_text())
-                named = manifest.digests(path.parent) if kind != "special" else known["files"]
-                path.write_text(json.dumps(known | {"files": named}))
+        for path in [run, *(p for p in run.iterdir() if p.is_dir())] if kind != "special" else ():
+            with suppress(FedsimError, OSError, ValueError):
+                forge(path)
         os.chdir(run if kind == "code" else work)
         before = list(everything(work))
         result = command("verify", str(run), "--rounds", "all", "--sample", "9")

@@ -73,7 +73,7 @@ def test_a_command_has_its_own_help_and_refusals(tmp_path: Path) -> None:
 def test_the_report_says_what_methods_and_settings_are() -> None:
     found = descriptions()
     assert found["fedprox.mu"] == "weight of the proximal term, >= 0."
-    assert found["shortcut.correlation"].startswith("of a site's mark with the disease")
+    assert found["synthetic.beta"].startswith("standard deviation of the means")
     assert set(algorithms.names()) <= found.keys()
     assert algorithms.describe("fedprox") == f"FedProx: {found['fedprox']}"
     assert {"dataset", "alpha", "train.lr", "margin"} <= found.keys()

@@ -37,7 +37,6 @@ class TableReader(Reader):
         root = self.loader.get_single_node()
         if root is None:
             raise ConfigError(f"{self.source}: is empty")
-        self.nodes(root, {})
         top = self.keys(root, "the file", TOP, ("title", "source", "provenance", "metric", "unit"))
         source = self.keys(top["source"], "source", OF_SOURCE, ("paper", "place"))
         unit = self.word(top, "unit", UNITS)

@@ -7,7 +7,6 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import check_labels, find_folder
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch, unpacked
@@ -85,7 +84,7 @@ def _batch(path: Path, key: bytes, num_classes: int) -> tuple[Array, I64]:
 
 def _load(path: Path) -> dict[Any, Any]:
     try:
-        with regular(path).open("rb") as stream:
+        with path.open("rb") as stream:
             content = ArrayUnpickler(stream, encoding="bytes").load()
     except FileNotFoundError as error:
         raise DataError(f"{path}: there is no such file") from error

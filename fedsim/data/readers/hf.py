@@ -19,7 +19,6 @@ from pydantic import Field
 
 from fedsim.core.errors import ConfigError, DataError, nearest, one_line
 from fedsim.core.files import find_folder
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data import images
 from fedsim.data.cache import packed_rows
@@ -139,8 +138,6 @@ def read(folder: Path, given: Mapping[str, str]) -> tuple[list[Split], list[Path
             f"pip install '{DISTRIBUTION}[datasets]'"
         ) from error
     try:
-        for file in sorted(folder.rglob("*")):
-            regular(file)
         loaded = datasets.load_from_disk(str(folder.resolve()))
     except _BROKEN as error:
         damaged = _damaged(folder) or folder
@@ -177,7 +174,7 @@ def _damaged(folder: Path) -> Path | None:
 
     for file in sorted(folder.rglob("*.arrow")):
         try:
-            pyarrow.ipc.open_stream(pyarrow.memory_map(str(regular(file)))).read_all()
+            pyarrow.ipc.open_stream(pyarrow.memory_map(str(file))).read_all()
         except _BROKEN:
             return file
     return None

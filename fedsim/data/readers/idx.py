@@ -9,7 +9,6 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import cache_dir, check_images, check_labels, find_folder
-from fedsim.core.reading import regular
 from fedsim.core.types import Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
 from fedsim.data.download import fetch
@@ -41,7 +40,7 @@ def read_idx(path: Path, magic: int) -> Array:
     start = 4 + 4 * (magic & 0xFF)
     packed = path.suffix == ".gz"
     try:
-        with gzip.open(regular(path)) if packed else regular(path).open("rb") as stream:
+        with gzip.open(path) if packed else path.open("rb") as stream:
             head = stream.read(start)
             numbers = np.frombuffer(head, dtype=">u4") if len(head) == start else np.zeros(1)
             if numbers[0] != magic:

@@ -17,7 +17,6 @@ import numpy as np
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import find_folder, inside
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data.cache import packed
 from fedsim.data.dataset import TEST, TRAIN, VAL, DatasetInfo, Raw, Reader, Request
@@ -140,7 +139,7 @@ def read(file: Path) -> dict[str, Any]:
         DataError: not readable, no json, or another value than an object.
     """
     try:
-        with regular(file).open(encoding="utf-8-sig") as stream:
+        with file.open(encoding="utf-8-sig") as stream:
             content = json.load(stream)
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise DataError(f"{file}: truncated or no json file ({one_line(error)})") from error

@@ -6,7 +6,6 @@ import numpy as np
 
 from fedsim.core.errors import DataError
 from fedsim.core.files import ARRAY_FILE_ERRORS, check_images, check_labels, unreadable_array
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import DatasetInfo, Raw, Request
 from fedsim.data.readers import npz_clients
@@ -21,7 +20,7 @@ def load_npz(
         DataError: missing, truncated, without a required array, or with anything but arrays.
     """
     try:
-        archive = np.load(regular(path), allow_pickle=False)
+        archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise DataError(f"{path}: holds one array, needed is an npz of arrays by name")
         with archive:

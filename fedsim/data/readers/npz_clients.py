@@ -13,7 +13,6 @@ import numpy as np
 
 from fedsim.core.errors import DataError, one_line
 from fedsim.core.files import check_labels
-from fedsim.core.reading import regular
 from fedsim.core.types import I64, Array
 from fedsim.data.dataset import TEST, TRAIN, Parts, Raw
 from fedsim.data.pickles import PICKLE_ERRORS, ArrayUnpickler
@@ -107,7 +106,7 @@ def _samples(file: Path) -> tuple[Array, I64]:
 
 def _content(file: Path) -> dict[str, Any]:
     """The arrays of an npz by name, those of PFLlib's dictionary ``data`` included."""
-    with np.load(regular(file), allow_pickle=False) as archive:
+    with np.load(file, allow_pickle=False) as archive:
         if "data" not in archive:
             return {name: archive[name] for name in ("x", "y") if name in archive}
     with zipfile.ZipFile(file) as entries:

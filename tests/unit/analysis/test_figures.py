@@ -423,7 +423,7 @@ def test_a_phase_of_some_rounds_counts_by_their_share(tmp_path: Path) -> None:
         (losses.by_round, "--decompose-every"),
         (updates.cosines, "--cosines"),
         (clients.by_client, "--evaluate-clients-every"),
-        (clients.by_group, "shortcut"),
+        (clients.by_group, "docs/examples"),
         (lambda facets: next(classes.by_class(facets)), "classes.csv"),
         (classes.confusion, "confusion.csv"),
         (phases.draw, "timings.csv"),

@@ -56,7 +56,7 @@ def test_keys_of_set_and_their_values() -> None:
     keys = completed("run", "--set", "")
     assert {f"{key}=" for key in fields()} <= set(keys)
     assert completed("run", "--set", "fedprox.m") == ["fedprox.mu="]
-    assert completed("run", "--set", "shortcut.corr") == ["shortcut.correlation="]
+    assert completed("run", "--set", "synthetic.be") == ["synthetic.beta="]
     assert completed("run", "--set", "data.partition=by") == ["data.partition=by_site"]
     assert completed("run", "--set", "model.norm=") == ["model.norm=batch", "model.norm=group"]
     assert completed("run", "--set", "model.pretrained=t") == ["model.pretrained=true"]
@@ -98,5 +98,5 @@ def test_the_scripts_of_shells_name_the_command() -> None:
 
 def test_defaults_of_methods_and_data_sets() -> None:
     assert names.defaults("fedprox")["mu"] == 0.1
-    assert names.defaults("shortcut")["correlation"] == 0.9
+    assert names.defaults("synthetic")["beta"] == 0.0
     assert names.defaults("my_module:build") == {}

@@ -15,6 +15,7 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.analysis import analysis
+from tests.sites import SHORTCUT
 
 
 @pytest.fixture(autouse=True)
@@ -56,14 +57,12 @@ def test_the_clients_of_a_run_are_drawn(tmp_path: Path) -> None:
         (["--feature-shift", "bluur"], "--feature-shift: 'bluur' given; must be 'none', 'blur'"),
         (["--feature-shift", "colour"], "digits has 1"),
         (["--feature-strength", "0"], "--feature-strength: '0' given; must be greater than 0"),
-        (["--correlation", "2"], "--correlation: '2' given; must be less than or equal to 1"),
         (["--set", "data.shift_test=dirty"], "data.shift_test: 'dirty' given; must be 'mixed'"),
         (["--set", "data.client_test_fraction=1"], "data.client_test_fraction: '1' given"),
         (
             ["--set", "data.client_test_fraction=0.98"],
             "(76: data.min_samples 2 and the clients' own held-out parts)",
         ),
-        (["-d", "shortcut", "--data-dir", "x"], "shortcut is generated, it takes no folder"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> None:
@@ -74,7 +73,8 @@ def test_bad_values_are_refused_in_one_line(args: list[str], message: str) -> No
 
 @pytest.mark.slow
 def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
-    args = ["-d", "shortcut", "--clients", "10", "--set", "data.client_test_fraction=0.1"]
+    args = ["-d", SHORTCUT, "--set", f"{SHORTCUT}.sites=10"]
+    args += ["--set", "data.client_test_fraction=0.1"]
     done = partition(*args, "--out", "p")
     assert done.exit_code == 0, done.output
     head = "shortcut, by_site: 540 training samples of 2 classes on 10 clients"
@@ -84,18 +84,6 @@ def test_own_test_samples_are_in_the_table(tmp_path: Path) -> None:
     for client in range(10):
         own = [row for row in rows if row["client_id"] == str(client)]
         assert sum(int(row["test_samples"]) for row in own) == 6
-
-
-@pytest.mark.slow
-def test_sites_of_generated_data_are_as_many_as_clients(tmp_path: Path) -> None:
-    args = ["-d", "shortcut", "--clients", "11", "--set", "shortcut.samples_per_client=10"]
-    assert partition(*args, "--out", "p").exit_code == 0
-    split = ["--partition", "files", "--set", "data.partition_file=p/split.csv"]
-    assert partition(*args, *split).exit_code == 0
-    # with another number of sites the images would be others
-    refused = partition("-d", "shortcut", *args[4:], *split)
-    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
-    assert "data.num_clients 50: partition 'files' of shortcut has 11 clients" in refused.stderr
 
 
 def pictures(root: Path) -> Path:

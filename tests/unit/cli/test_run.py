@@ -21,7 +21,6 @@ from fedsim.cli.options import FLAGS
 from fedsim.cli.report import COMMANDS
 from fedsim.cli.run import run
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import RENAMED
 from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration
@@ -254,9 +253,6 @@ def test_defaults_in_the_help_are_the_defaults() -> None:
     for flag, option in zip(flags, run.setting_options, strict=True):
         if flag.switch:
             assert option.help == flag.switch
-            continue
-        if flag.key in RENAMED:
-            assert f"--set {RENAMED[flag.key]}=" in option.help
             continue
         section, _, leaf = flag.key.rpartition(".")
         value = getattr(getattr(config, section) if section else config, leaf)

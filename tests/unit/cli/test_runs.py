@@ -256,11 +256,8 @@ def test_a_search_whose_trials_have_all_ended(ended, state, tmp_path):
     assert listed(tmp_path)["t"]["state"] == "interrupted", "its runs on fresh seeds are left"
 
 
-def test_a_search_of_an_earlier_version_and_a_damaged_one(tmp_path):
-    search = write_search(tmp_path / "t", planned=None)
-    assert listed(tmp_path)["t"]["state"] == "finished"
-    write_run(search / "trial-0002" / "seed=0")
-    assert listed(tmp_path)["t"]["state"] == "interrupted", "a trial has not ended"
+def test_a_damaged_search(tmp_path):
+    search = write_search(tmp_path / "t")
     (search / "trials.jsonl").write_text("?\n")
     entry = listed(tmp_path)["t"]
     assert entry["state"] == "damaged"

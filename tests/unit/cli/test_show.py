@@ -9,7 +9,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
-import yaml
 from click.testing import CliRunner
 
 from fedsim.cli import details, main
@@ -41,17 +40,18 @@ def compared(*runs):
 def test_the_settings_that_differ_from_the_defaults(tmp_path):
     run = write_run(
         tmp_path / "a", rounds=3, end=True, algorithm="fedprox", fedprox={"mu": 0.5},
-        train={"lr": 0.1}, data={"name": "shortcut", "partition": "by_site"},
-        shortcut={"correlation": 0.25},
+        train={"lr": 0.1}, data={"name": "synthetic", "partition": "natural"},
+        synthetic={"beta": 0.25},
     )  # fmt: skip
     found = shown(run)
     assert found["changed"] == {
         "algorithm": {"value": "fedprox", "default": "fedld"},
-        "data.name": {"value": "shortcut", "default": "digits"},
+        "data.name": {"value": "synthetic", "default": "digits"},
         "train.rounds": {"value": 3, "default": 100},
         "train.lr": {"value": 0.1, "default": 0.01},
         "fedprox.mu": {"value": 0.5, "default": 0.1},
-        "shortcut.correlation": {"value": 0.25, "default": 0.9},
+        "model.name": {"value": "cnn", "default": "leaf_synthetic"},
+        "synthetic.beta": {"value": 0.25, "default": 0.0},
     }
     assert found["settings"]["fedprox.prox_form"] == "squared"
     assert (found["state"], found["rounds_done"], found["rounds"]) == ("finished", 3, 3)
@@ -59,8 +59,8 @@ def test_the_settings_that_differ_from_the_defaults(tmp_path):
 
 def test_what_the_data_set_decides_is_a_default(tmp_path):
     store = RunWriter.create(tmp_path / "a")
-    config = RunConfig(data={"name": "shortcut"}).resolved(
-        num_clients=50, partition="by_site", model="cnn"
+    config = RunConfig(data={"name": "synthetic"}).resolved(
+        num_clients=50, partition="natural", model="leaf_synthetic"
     )
     store.write("config.yaml", to_yaml(config))
     store.write("env.json", "{}")
@@ -116,12 +116,12 @@ def test_a_run_without_rounds_is_shown(tmp_path):
 
 def test_settings_in_which_runs_differ(tmp_path):
     a = write_run(tmp_path / "a", end=True, algorithm="fedprox", seed=1)
-    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "shortcut"})
+    b = write_run(tmp_path / "b", (0.125,), algorithm="fedavg", data={"name": "synthetic"})
     found = compared(a, b)
     settings = found["settings"]
-    assert settings["shortcut.correlation"] == [None, 0.9]
-    assert {key: value for key, value in settings.items() if "shortcut." not in key} == {
-        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "shortcut"],
+    assert settings["synthetic.beta"] == [None, 0.0]
+    assert {key: value for key, value in settings.items() if "synthetic." not in key} == {
+        "algorithm": ["fedprox", "fedavg"], "seed": [1, 0], "data.name": ["digits", "synthetic"],
         "fedprox.mu": [0.1, None], "fedprox.prox_form": ["squared", None],
         "fedavg.weights": [None, "samples"],
     }  # fmt: skip
@@ -142,36 +142,6 @@ def test_runs_are_told_apart_by_the_ends_of_their_paths(tmp_path):
     text = call("show", runs[0], runs[0])
     assert "all are equal" in text
     assert "run (1)" in text
-
-
-def earlier_version(run):
-    """config.yaml as an earlier version wrote it: former names, other keys, later ones missing."""
-    values = yaml.safe_load((run / "config.yaml").read_text())
-    values["data"] |= {"correlation": 0.9, "synthetic_alpha": 1.0, "samples_per_client": 60}
-    values["engine"]["client_resources"] = None
-    del values["clock"], values["data"]["shift_test"]
-    (run / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-
-
-def test_a_run_of_an_earlier_version_has_the_present_names(tmp_path):
-    new = write_run(tmp_path / "new", data={"name": "shortcut"})
-    old = write_run(tmp_path / "old", data={"name": "shortcut"})
-    values = yaml.safe_load((old / "config.yaml").read_text())
-    del values["shortcut"]
-    (old / "config.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    earlier_version(old)
-    RunWriter(old).write("env.json", '{"fedsim": "0.0.9"}')
-    RunWriter(new).write("env.json", '{"fedsim": "0.1.0"}')
-    found = shown(old)
-    assert found["settings"]["shortcut.correlation"] == 0.9
-    assert not {
-        k for k in found["settings"] if k.startswith(("data.corr", "synthetic", "data.syn"))
-    }
-    assert "engine.client_resources" not in found["changed"]
-    assert found["settings"]["data.shift_test"] == "mixed"
-    differing = compared(new, old)["settings"]
-    assert differing.pop("fedsim") == ["0.1.0", "0.0.9"]
-    assert all(old is None and key.startswith("shortcut.") for key, (_, old) in differing.items())
 
 
 def test_an_unknown_key_is_shown_as_it_is(tmp_path):

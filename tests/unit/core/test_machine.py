@@ -20,11 +20,10 @@ OTHERS = {"deterministic": True, "nondeterministic": ["put_"], "uncaptured": {}}
         ({"device": {}, "server_device": "cpu"}, {"server": "cpu"}),
         ({"device": H200 | {"server": "NVIDIA H200"}}, {"server": "NVIDIA H200"} | H200),
         ({"device": "NVIDIA A100"}, {"name": "NVIDIA A100", "server": "cpu"}),
-        ({"device": "not started"}, {"server": "cpu"}),
         ({"device": ""}, {"server": "cpu"}),
         ({}, {"server": "cpu"}),
     ],
-    ids=["env.json", "no actor yet", "checkpoint", "a name", "not started", "no round", "empty"],
+    ids=["env.json", "no actor yet", "checkpoint", "a name", "no round", "empty"],
 )
 def test_what_is_known(part, kind):
     assert kind_of(part) == kind

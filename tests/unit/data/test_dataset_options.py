@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from fedsim import RunConfig, algorithms, data, resume, run
+from fedsim import RunConfig, algorithms, data
 from fedsim.cli import main
-from fedsim.config import earlier, experiments
+from fedsim.config import experiments
 from fedsim.config.resolve import from_flags, resolve, to_yaml
 from fedsim.core.errors import ConfigError
 from fedsim.data import readers
-from fedsim.storage.checkpoint import decode_record, encode_record
-from fedsim.training.resume import can_resume, is_complete
 
 STRIPES = '''
 """Stripes of two directions."""
@@ -75,13 +71,6 @@ def make(folder, seed=0, *, shade: int = 3, label: str):
                    test=i[30:], pipeline=pipeline)
 """
 SMALL = {"rounds": 1, "sample_rate": 1.0}
-OLD = {
-    "data.correlation": ("shortcut", "correlation", 0.5),
-    "data.samples_per_client": ("shortcut", "samples_per_client", 9),
-    "data.synthetic_alpha": ("synthetic", "alpha", 1.5),
-    "data.synthetic_beta": ("synthetic", "beta", 2.5),
-    "data.synthetic_iid": ("synthetic", "iid", True),
-}
 
 
 @pytest.fixture
@@ -94,14 +83,6 @@ def stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     yield
     data.catalogue.cache_clear()
     sys.modules.pop("fedsim.data.readers.stripes", None)
-
-
-@pytest.fixture
-def notices(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What the logger ``fedsim`` said, as if this process had said nothing before."""
-    earlier._warn.cache_clear()
-    caplog.set_level(logging.WARNING, logger="fedsim")
-    return lambda: caplog.messages
 
 
 def cli(*arguments: str) -> str:
@@ -140,7 +121,7 @@ def test_a_data_set_with_two_options_is_one_file(tmp_path: Path) -> None:
         ("stripes.noise=true", r"stripes.noise: 'true' given; must be a valid number"),
         ("period=5", r"unknown key 'period' \(did you mean 'stripes.period'\?\)"),
         ("digits.size=5", r"unknown option 'size'; digits has none"),
-        ("shortcut.correlation=1", r"shortcut.correlation: only data set shortcut is drawn with"),
+        ("synthetic.beta=1", r"synthetic.beta: only data set synthetic is drawn with"),
     ],
 )
 def test_options_are_checked_by_the_signature(given: str, message: str) -> None:
@@ -173,85 +154,3 @@ def test_a_loader_of_the_users_has_options_of_its_own(tmp_path, monkeypatch) -> 
 def test_no_data_set_is_called_like_a_method_or_a_section() -> None:
     names = {info.name for info in data.catalogue()}
     assert not names & {*algorithms.names(), *RunConfig.model_fields}
-
-
-@pytest.mark.parametrize("key", OLD)
-def test_older_keys_work_and_say_what_replaces_them(
-    key: str, notices: Callable[[], list[str]]
-) -> None:
-    section, leaf, value = OLD[key]
-    where = {"data.name": ("-d", section)}
-    new = RunConfig(data={"name": section}, **{section: {leaf: value}})
-    said = f"{key} is now called {section}.{leaf}"
-    assert not notices()
-    assert resolve(from_flags(where, [f"{key}={value}"])) == new
-    assert notices() == [said]
-    earlier._warn.cache_clear()
-    nested = {"name": section, key.removeprefix("data."): value}
-    assert RunConfig(data=nested).hyperparameters == new.hyperparameters
-    assert notices() == [said] * 2
-    text = f"{{data: {{name: {section}}}, {key}: {value}}}"
-    assert resolve(experiments.parse(text, "a.yaml").settings) == new
-    assert notices() == [said] * 2  # once for a process
-
-
-def test_a_later_layer_wins_under_either_name(notices: Callable[[], list[str]]) -> None:
-    base = experiments.parse("{data.name: shortcut, shortcut.correlation: 0.7}", "base.yaml")
-    found = resolve(base.settings, from_flags({"data.correlation": ("--correlation", "0.5")}))
-    assert found.hyperparameters["shortcut"]["correlation"] == 0.5
-    assert notices() == ["data.correlation is now called shortcut.correlation"]
-    with pytest.raises(ConfigError, match=r"--set .*: data.correlation is also given by --set"):
-        from_flags({}, ["shortcut.correlation=0.1", "data.correlation=0.2"])
-    with pytest.raises(ConfigError, match=r"data\.correlation: given beside shortcut"):
-        RunConfig(data={"name": "shortcut", "correlation": 0.5}, shortcut={"correlation": 0.5})
-    with pytest.raises(ConfigError, match=r"--correlation: '2' given; must be less"):
-        resolve(base.settings, from_flags({"data.correlation": ("--correlation", "2")}))
-
-
-def older(path: Path, rounds: int) -> None:
-    """Rewrites a run as the version before would have begun it: five keys in section data."""
-    file = path / "config.yaml"
-    settings = yaml.safe_load(file.read_text())
-    defaults = {"shortcut": {"correlation": 0.9, "samples_per_client": 60}}
-    defaults["synthetic"] = {"alpha": 0.0, "beta": 0.0, "iid": False}
-    values = {name: own | settings.pop(name, {}) for name, own in defaults.items()}
-    before = {key: values[section][leaf] for key, (section, leaf, _) in OLD.items()}
-    settings["train"]["rounds"] = rounds
-    settings["data"] |= {key.removeprefix("data."): value for key, value in before.items()}
-    file.write_text(yaml.safe_dump(settings, sort_keys=False))
-    for record in path.glob("checkpoints/*.json"):
-        content = decode_record(record.read_bytes())
-        kept = {k: v for k, v in content["settings"].items() if k not in earlier.RENAMED.values()}
-        more = before | {"train.rounds": rounds}
-        record.write_bytes(encode_record(content | {"settings": kept | more}))
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-@pytest.mark.parametrize(("name", "told"), [("digits", False), ("shortcut", True)])
-def test_runs_of_the_version_before_go_on(tmp_path, name, told, notices) -> None:
-    config = RunConfig(
-        data={"name": name, "num_clients": 4},
-        **({"shortcut": {"correlation": 0.5, "samples_per_client": 20}} if told else {}),
-        train={"rounds": 3, "sample_rate": 1.0, "batch_size": 20},
-        engine={"kind": "serial"},
-    )
-    whole = run(config, tmp_path / "whole").path
-    halves = tmp_path / "halves"
-    stopped = config.model_copy(update={"train": config.train.model_copy(update={"rounds": 2})})
-    run(stopped, halves)
-    (halves / "summary.csv").unlink()
-    older(halves, rounds=3)
-    moved = list(earlier.RENAMED.items())
-    assert can_resume(config, halves)
-    before = len(notices())
-    assert resume(halves).path == halves
-    said = [n for n in notices()[before:] if "is now called" in n]
-    assert said == (["; ".join(f"{k} is now called {v}" for k, v in moved[:2])] if told else [])
-    for table in ("rounds.csv", "clients.csv", "classes.csv"):
-        assert (halves / table).read_bytes() == (whole / table).read_bytes()
-    assert is_complete(config, halves)
-    changed = config.model_copy(update={"hyperparameters": {"shortcut": {"correlation": 0.6}}})
-    if told:
-        with pytest.raises(ConfigError, match=r"finished with another shortcut\.correlation"):
-            is_complete(changed, halves)

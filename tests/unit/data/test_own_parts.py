@@ -15,6 +15,7 @@ from fedsim.core.types import Partition
 from fedsim.data import partitions, splits
 from fedsim.data.holdout import fewest_samples, hold_out, stratified
 from fedsim.training import loading
+from tests.sites import SHORTCUT
 
 DIGITS = data.load("digits")
 FRACTIONS = {"val_fraction": 0.1, "test_fraction": 0.25}
@@ -124,14 +125,14 @@ def test_the_table_counts_own_test_samples():
 
 @pytest.mark.slow
 def test_clients_of_sites_own_their_images_of_the_common_test_part():
-    shortcut = data.load("shortcut", num_clients=6, samples_per_client=8, val_fraction=0.9)
+    shortcut = data.load(SHORTCUT, sites=6, samples_per_site=8, val_fraction=0.9)
     made = partitions.make(shortcut, "by_site")
     for common, own in ((shortcut.test, made.test), (shortcut.val, made.val)):
         assert np.array_equal(np.sort(np.concatenate(own)), common)
         for client, indices in enumerate(own):
             assert set(shortcut.site[indices].tolist()) == {client}
     # a site without a test image: nobody owns test data, and the table has none
-    many = data.load("shortcut", num_clients=300, samples_per_client=2)
+    many = data.load(SHORTCUT, sites=300, samples_per_site=2)
     assert partitions.make(many, "by_site").test == ()
 
 

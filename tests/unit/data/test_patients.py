@@ -12,10 +12,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-import fedsim
 from fedsim.cli import main
-from fedsim.config.earlier import WRITTEN
-from fedsim.config.resolve import load_config, to_yaml
+from fedsim.config.resolve import to_yaml
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
@@ -277,53 +275,6 @@ def config(root: Path, **changes: object) -> RunConfig:
         train={"rounds": 1, "sample_rate": 1.0},
         engine={"kind": "serial"},
     )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.integration
-def test_the_default_is_written_and_an_older_run_is_repeated(tmp_path):
-    root = write_folder(tmp_path / "eyes")
-    run = fedsim.run(config(root), tmp_path / "run")
-    text = (run.path / "config.yaml").read_text()
-    assert "  group: patient\n" in text
-    apart = fedsim.run(config(root, group="none"), tmp_path / "apart")
-    # a config.yaml of a version that did not know the key
-    older = tmp_path / "older.yaml"
-    older.write_text(text.replace("  group: patient\n", ""))
-    assert load_config(file=older).data.group == "none"
-    again = fedsim.run(load_config(file=older), tmp_path / "again")
-    for name in ("rounds.csv", "partition.csv", "split.csv"):
-        assert (again.path / name).read_bytes() == (apart.path / name).read_bytes()
-        assert name == "rounds.csv" or (
-            (again.path / name).read_bytes() != (run.path / name).read_bytes()
-        )
-    (again.path / "config.yaml").write_text(older.read_text())
-    assert resume.configuration(again.path).data.group == "none"
-    assert resume.upgraded({"data.name": "digits"})["data.group"] == "none"  # a checkpoint's
-    # a file of one's own has the default
-    own = tmp_path / "own.yaml"
-    own.write_text("data:\n  alpha: 0.3\n")
-    assert load_config(file=own).data.group is None
-
-
-def test_a_finished_run_of_an_earlier_version_counts_only_if_it_would_be_the_same(tmp_path):
-    def finished(label: str, **data: object) -> tuple[RunConfig, Path]:
-        wanted = RunConfig(data=data)
-        folder = tmp_path / label
-        folder.mkdir()
-        done = wanted.resolved(num_clients=50, partition="dirichlet", model="cnn")
-        text = to_yaml(done)
-        assert all(key.rpartition(".")[2] in text for key in WRITTEN)
-        (folder / "config.yaml").write_text(text.replace("  group: none\n", ""))
-        (folder / "summary.csv").write_text("")
-        return wanted, folder
-
-    assert resume.is_complete(*finished("digits"))
-    wanted, folder = finished("own images", name="folder", dir=".", num_clients=50)
-    with pytest.raises(ConfigError, match=r"another data.group \('none', wanted 'patient'\)"):
-        resume.is_complete(wanted, folder)
-    same = wanted.model_copy(update={"data": wanted.data.model_copy(update={"group": "none"})})
-    assert resume.is_complete(same, folder)
 
 
 @pytest.mark.parametrize("done", ["none", "patient"])

@@ -17,9 +17,10 @@ from fedsim.data import partitions, shifts
 from fedsim.data.holdout import hold_out
 from fedsim.data.shifts import KINDS, owners, shifted, strengths
 from fedsim.training import setup
+from tests.sites import SHORTCUT
 
 EYES = replace(
-    data.load("shortcut", num_clients=6, samples_per_client=20), site=None, site_names=(), groups={}
+    data.load(SHORTCUT, sites=6, samples_per_site=20), site=None, site_names=(), groups={}
 )
 SPLIT = hold_out(
     EYES,
@@ -169,7 +170,7 @@ def test_clean_common_parts_stay_as_they_are():
 
 
 def test_images_of_a_site_have_the_shift_of_the_client_that_owns_the_site():
-    sites = data.load("shortcut", num_clients=6, samples_per_client=20)
+    sites = data.load(SHORTCUT, sites=6, samples_per_site=20)
     by_site = partitions.make(sites, "by_site")
     owner = owners(sites, by_site, 0, "mixed")
     assert np.array_equal(owner, sites.site)
@@ -210,16 +211,15 @@ def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
     """What held-out sites own leaves the common parts, so that the shift goes by what is left."""
     config = RunConfig(
         data={
-            "name": "shortcut",
+            "name": SHORTCUT,
             "partition": "by_site",
-            "num_clients": 6,
-            "samples_per_client": 20,
             "heldout_clients": 2,
             "feature_shift": "noise",
             "feature_strength": 0.6,
             "shift_test": test,
         },
         engine={"data_from": "node"},
+        **{SHORTCUT: {"sites": 6, "samples_per_site": 20}},
     )
     ready = setup.prepare(config)
     assert len(ready.partition.held_out) == 2
@@ -231,14 +231,13 @@ def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
 def test_nodes_that_read_images_themselves_have_the_drivers(kind):
     config = RunConfig(
         data={
-            "name": "shortcut",
-            "num_clients": 10,
-            "samples_per_client": 10,
+            "name": SHORTCUT,
             "feature_shift": kind,
             "feature_strength": 0.6,
             "client_test_fraction": 0.2,
         },
         engine={"data_from": "node"},
+        **{SHORTCUT: {"sites": 10, "samples_per_site": 10}},
     )
     ready = setup.prepare(config)
     images = ready.spec.local_images

@@ -20,6 +20,7 @@ from fedsim.data import holdout, partitions, splits
 from fedsim.storage.run_dir import csv_text
 from fedsim.training import loading, setup
 from fedsim.training.provenance import Comparison
+from tests.sites import SHORTCUT
 from tests.unit.data import leaf_files
 
 N = 240
@@ -193,14 +194,18 @@ def test_a_run_with_the_split_of_another_has_its_bytes(tmp_path):
 
 @pytest.mark.slow
 def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypatch):
-    shortcut = {"name": "shortcut", "num_clients": 6, "samples_per_client": 10}
-    data, made, _ = loading.load(RunConfig(data=shortcut, train={"sample_rate": 1.0}))
+    options = {SHORTCUT: {"sites": 6, "samples_per_site": 10}}
+    given = RunConfig(data={"name": SHORTCUT}, train={"sample_rate": 1.0}, **options)
+    data, made, _ = loading.load(given)
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
     written(data, made, Path("split.csv"))
     shifted = {"feature_shift": "noise", "partition_file": "split.csv", "val_fraction": 0.3}
     config = RunConfig(
-        data={**shortcut, **shifted}, train={"sample_rate": 1.0}, engine={"data_from": "node"}
+        data={"name": SHORTCUT, **shifted},
+        train={"sample_rate": 1.0},
+        engine={"data_from": "node"},
+        **options,
     )
     ready = setup.prepare(config)
     images = ready.spec.to_send().local_images

@@ -36,11 +36,6 @@ def test_the_page_of_published_tables_follows_from_the_stored_values():
     assert module("reproduced").page() == page, "run: python docs/reproduced.py"
 
 
-def test_the_values_that_analysis_reads_are_those_of_the_settings():
-    made = module("earlier")
-    assert made.text() == made.FILE.read_text(encoding="utf-8"), "run: python docs/earlier.py"
-
-
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_method_says_what_the_page_needs(maker, name):
     label, what, source = maker.title(name)

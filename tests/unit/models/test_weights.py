@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -119,20 +118,6 @@ def test_the_same_classes_in_another_order_draw_the_head_anew_and_say_so(tmp_pat
     assert np.array_equal(prepare(config("turned", given)).initial, taken.initial)
 
 
-@pytest.mark.slow
-@pytest.mark.integration
-def test_classes_of_an_earlier_version_are_those_of_env_json(tmp_path):
-    logistic = {"name": "logistic"}
-    run = fedsim.run(config(model=logistic), tmp_path / "run").path
-    save_file(load_file(run / "model.safetensors"), run / "model.safetensors")
-    model = logistic | {"weights": str(run)}
-    (note,) = prepare(config("turned", model)).start.notes
-    assert note.endswith(ORDER)
-    for content in ('{"classes": 3}', "[]", "no JSON", "[" * 100_000):
-        (run / "env.json").write_text(content)
-        assert prepare(config("turned", model)).start == weights.Loaded()
-
-
 @pytest.mark.integration
 def test_other_classes_without_a_head_to_draw_are_refused(tmp_path):
     own = {"name": f"{__name__}:headless"}
@@ -203,13 +188,6 @@ def test_a_run_that_trained_models_of_clients_only_is_refused(algorithm, trainab
             f"model.weights={path}: model.safetensors of this run of {algorithm} holds the "
             "untrained start, since all tensors that train are the clients' own"
         )
-    if trainable == "all":  # earlier versions wrote no such metadata
-        model_file = run / "model.safetensors"
-        with safe_open(model_file, framework="pt") as opened:
-            said = {k: v for k, v in opened.metadata().items() if k != "untrained"}
-        save_file(load_file(model_file), model_file, metadata=said)
-        with pytest.raises(ConfigError, match=f"this run of {algorithm} holds the untrained start"):
-            prepare(config("digits", {"weights": str(run)}))
     client = fedsim.load_model(run, client=0).state_dict()
     torch.save(client, tmp_path / "client.pt")
     setup = prepare(config("digits", {"weights": str(tmp_path / "client.pt")}))

@@ -90,15 +90,6 @@ def test_columns_that_came_later():
     assert set(PUBLISHED) == set(TABLES)
 
 
-def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path):
-    run = RunWriter(tmp_path)
-    began = f"{PUBLISHED['classes']}\n1,0,3,0.5,0.25\n"
-    (tmp_path / "classes.csv").write_text(began)
-    more = {"round": 2, "label": 0, "support": 3, "recall": 1.0, "precision": 0.5, "auc": 0.75}
-    run.append("classes", [row("classes", more)])
-    assert (tmp_path / "classes.csv").read_text() == f"{began}2,0,3,1.0,0.5\n"
-
-
 @pytest.mark.parametrize("header", ["", "round,label,recall", f"{PUBLISHED['classes']},auc,more"])
 def test_a_table_with_other_columns_is_left_alone(header, tmp_path):
     (tmp_path / "classes.csv").write_text(f"{header}\n")
@@ -361,16 +352,6 @@ def test_names_read_back_as_they_were(name, tmp_path):
     assert csv_plain(csv_safe(name)) == name
 
 
-def test_a_partition_that_an_earlier_version_wrote_is_the_same(tmp_path):
-    columns = partition_of("=x")
-    run = RunWriter(tmp_path)
-    run.write_partition(columns)
-    text = (tmp_path / "partition.csv").read_text().replace("'=x", "=x")
-    (tmp_path / "partition.csv").write_text(text)
-    run.write_partition(columns)
-    assert (tmp_path / "partition.csv").read_text() == text
-
-
 def test_numbers_read_back_as_they_were(tmp_path):
     rng = np.random.default_rng(0)
     values = rng.normal(size=500) * 10.0 ** rng.integers(-30, 30, 500)
@@ -432,20 +413,6 @@ def test_tables_are_data_frames(tmp_path):
 def test_summary_has_the_columns_of_its_row(tmp_path):
     RunWriter(tmp_path).write_summary({"run_id": "x", "alpha": None, "fedld.keep": 0.8})
     assert (tmp_path / "summary.csv").read_bytes() == b"run_id,alpha,fedld.keep\nx,,0.8\n"
-
-
-def test_the_manifest_has_the_digest_of_what_was_written(tmp_path):
-    """A row that is changed while the run goes on is found, since tables are not read again."""
-    store = RunWriter(tmp_path)
-    store.append("server", [row("server", {"round": 1, "name": "eta", "value": 0.5})])
-    written = (tmp_path / "server.csv").read_bytes()
-    (tmp_path / "server.csv").write_bytes(written.replace(b"0.5", b"0.6"))
-    store.write_summary({"run_id": "x"}, {"python": "3"})
-    known = json.loads((tmp_path / "manifest.json").read_text())
-    assert known["python"] == "3"
-    assert [*known["files"]] == ["server.csv", "summary.csv"]
-    assert known["files"]["server.csv"] == hashlib.sha256(written).hexdigest()
-    assert known["files"]["summary.csv"] == files.sha256(tmp_path / "summary.csv")
 
 
 def test_text_files_have_unix_line_ends_and_utf8(tmp_path):

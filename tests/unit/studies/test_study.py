@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from fedsim.config import study as study_files
 from fedsim.config.resolve import from_flags
 from fedsim.core.errors import ConfigError
 from fedsim.studies import study, sweep
-from fedsim.studies.search import write_study
 from fedsim.studies.study import StudyPlan
 from fedsim.training.events import Event, Job
 from tests.planted import Killed, Planted
@@ -35,7 +33,7 @@ trials: 5
 pruner: none
 """
 COMPARED = """
-data: {name: shortcut, val_fraction: 0.1}
+data: {name: synthetic, val_fraction: 0.1}
 methods:
   Mean: {algorithm: fedavg}
   Prox: {algorithm: fedprox}
@@ -103,22 +101,6 @@ def test_candidates_differ_by_partition_and_not_by_method(sampler: str) -> None:
         rates.setdefault(cell.partition, set()).add(tuple(p.params["train.lr"] for p in proposals))
     assert [len(lists) for lists in rates.values()] == [1, 1, 1]
     assert len(set().union(*rates.values())) == 3
-
-
-def test_a_partition_that_an_earlier_version_began_goes_on_with_its_candidates(
-    tmp_path: Path,
-) -> None:
-    plan = plan_of()
-    cell, begun = plan.searches[2]
-    assert (cell.name, begun.proposer.seed) == ("Mean+mixed", 1)
-    earlier = replace(begun, proposer=replace(begun.proposer, seed=0))
-    folder = tmp_path / "tuning" / cell.name
-    folder.mkdir(parents=True)
-    write_study(earlier, folder, 1)
-    tunings = study.searches_in(plan, tmp_path)
-    assert [tuning.plan.proposer.seed for tuning in tunings] == [0, 0, 0, 0]
-    fresh = study.searches_in(plan, tmp_path / "fresh")
-    assert [tuning.plan.proposer.seed for tuning in fresh] == [0, 0, 1, 1]
 
 
 def test_a_key_of_a_method_is_searched_for_the_methods_that_use_it() -> None:
@@ -290,7 +272,7 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, message: str) -> None:
         ("data.test_fraction: 'uniform(0.1, 0.5)'", "which data"),
         ("data.seed: 'int(0, 5)'", "which data"),
         ("data.name: 'choice(digits, synthetic)'", "which data"),
-        ("shortcut.correlation: 'uniform(0, 1)'", "which data"),
+        ("synthetic.beta: 'uniform(0, 1)'", "which data"),
         ("evaluation.target_accuracy: 'uniform(0.1, 1)'", "how models are scored"),
         ("evaluation.every: 'int(1, 3)'", "how models are scored"),
         ("train.sample_rate: 'uniform(0.1, 1)'", "how many clients take part"),

@@ -216,19 +216,6 @@ def test_finished_runs_are_skipped_and_tables_written(tmp_path: Path, lines: Lin
     ]
 
 
-def test_runs_of_an_earlier_version_have_no_other_metrics(tmp_path: Path) -> None:
-    def start(config: RunConfig, folder: Path) -> None:
-        fake_run(config, folder)
-        if config.seed == 0:
-            known = pd.read_csv(folder / "summary.csv")
-            later = ["final_test_auc", "client_accuracy_worst", "collapsed"]
-            known.drop(columns=later).to_csv(folder / "summary.csv", index=False)
-
-    table, _ = run_all(runs_of(GRID), tmp_path, start)
-    assert table["final_test_accuracy_mean"].tolist() == pytest.approx([0.51, 0.61])
-    assert table[["final_test_auc_mean", "collapsed"]].isna().all(axis=None)
-
-
 def test_the_table_of_configurations_has_the_order_of_the_grid(tmp_path: Path) -> None:
     runs = runs_of("grid:\n  seed: [0, 1]\n  algorithm: [fedprox, fedavg]\n")
     table, _ = run_all(runs, tmp_path, fake_run)

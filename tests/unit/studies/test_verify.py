@@ -1,4 +1,4 @@
-"""Runs, sweeps and archives on the command line: what is drawn, what is said, the exit status."""
+"""Runs and sweeps on the command line: what is drawn, what is said, the exit status."""
 
 import json
 import os
@@ -7,14 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import zipfile
 
 import pytest
 from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
-from fedsim.storage import manifest
 from fedsim.storage.directories import read_grid, write_grid
 from fedsim.studies import sweep_tables
 from fedsim.studies.sweep import group_of
@@ -62,10 +60,9 @@ def test_a_verified_run(honest):
     assert done.exit_code == 0, done.output
     lines = [line.split(None, 1) for line in done.output.splitlines()]
     assert lines[0] == [f"{honest}:", "6 rounds"]
-    assert re.fullmatch(r"\d+ as in manifest\.json", lines[1][1])
-    assert re.fullmatch(r"\d, \d \(seed 7\)", lines[2][1])
+    assert re.fullmatch(r"\d, \d \(seed 7\)", lines[1][1])
     assert re.fullmatch(
-        r"again \d rounds? \(.*\): \d+ rows and \d models?, byte for byte", lines[3][1]
+        r"again \d rounds? \(.*\): \d+ rows and \d models?, byte for byte", lines[2][1]
     )
     assert done.output.endswith(
         "verified; one wrong round would have been found with probability 0.33\n"
@@ -84,9 +81,8 @@ def test_a_run_that_differs(run):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda run: shutil.rmtree(run), "there is no such run, sweep or archive"),
+        (lambda run: shutil.rmtree(run), "there is no such run or sweep"),
         (lambda run: (run / "config.yaml").write_text("seed: x\n"), "seed"),
-        (lambda run: (run / manifest.NAME).write_text("{"), "manifest.json: damaged"),
         (lambda run: (run / "rounds.csv").write_text("round,lr\n"), "no round is complete"),
         (lambda run: [p.unlink() for p in run.iterdir() if p.is_file()], "holds no run"),
     ],
@@ -97,16 +93,6 @@ def test_a_run_that_cannot_be_verified(change, reason, run):
     assert done.exit_code == 2, done.output
     assert done.output.startswith("error: ")
     assert reason in done.output
-
-
-def test_a_changed_file_is_named_where_nothing_can_be_verified(run):
-    """Also the file that is the reason: here the first ends verification, the second does not."""
-    (run / "config.yaml").write_text("seed: x\n")
-    rewrite(run / "clients.csv", another_digit)
-    done = call("verify", run)
-    assert done.exit_code == 2, done.output
-    for name in ("config.yaml", "clients.csv"):
-        assert f"; {name} is not the file that manifest.json names" in done.output
 
 
 @pytest.mark.parametrize("given", [["--rounds", "0"], ["--rounds", "some"], ["--sample", "0"]])
@@ -122,9 +108,7 @@ def test_json(run):
     told = json.loads(done.output)
     assert done.exit_code == 1
     assert not told["verified"]
-    assert (
-        told["runs"][0]["differences"][0] == "rounds.csv: is not the file that manifest.json names"
-    )
+    assert told["runs"][0]["differences"][0].startswith("rounds.csv: is not what the checkpoint")
 
 
 def test_a_run_of_another_processor_is_never_verified(run):
@@ -145,35 +129,13 @@ def test_a_run_of_another_processor_is_never_verified(run):
     )
 
 
-# archives
-
-
-def test_an_archive(honest, tmp_path):
-    packed = call("pack", honest, "--out", tmp_path / "run.zip")
-    assert packed.exit_code == 0, packed.output
-    assert re.fullmatch(
-        r"file    .*run\.zip \([\d,]+ bytes\)\nsha256  [0-9a-f]{64}\n", packed.output
-    )
-    done = call("verify", tmp_path / "run.zip", "--rounds", 1)
-    assert done.exit_code == 0, done.output
-    again = call("pack", honest, "--out", tmp_path / "run.zip")
-    assert again.exit_code == 2
-    assert "is already there" in again.output
-
-
-def test_nothing_to_pack(tmp_path):
-    assert call("pack", tmp_path).exit_code == 2
-    assert call("pack", tmp_path / "none").exit_code == 2
-
-
 @pytest.mark.slow
 def test_nothing_stays_after_a_signal(honest, tmp_path):
     temporary = tmp_path / "temporary"
     temporary.mkdir()
-    assert call("pack", honest, "--out", tmp_path / "run.zip").exit_code == 0
-    command = [sys.executable, "-m", "fedsim", "verify", tmp_path / "run.zip", "--rounds", "all"]
+    command = [sys.executable, "-m", "fedsim", "verify", honest, "--rounds", "all"]
     process = subprocess.Popen(command, env=os.environ | {"TMPDIR": str(temporary)})
-    while not [*temporary.rglob("rounds.csv")]:
+    while not [*temporary.rglob("partition.csv")]:
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
@@ -184,9 +146,9 @@ def test_nothing_stays_after_a_signal(honest, tmp_path):
 
 
 def test_runs_of_a_sweep_are_drawn(sweep):
-    with drawn(sweep, sample=3, seed=1) as some, drawn(sweep, sample=3, seed=1) as same:
-        assert (len(some.runs), len(some.finished)) == (3, 4)
-        assert some.runs == same.runs
+    some = drawn(sweep, sample=3, seed=1)
+    assert (len(some.runs), len(some.finished)) == (3, 4)
+    assert some.runs == drawn(sweep, sample=3, seed=1).runs
     done = call("verify", sweep, "--sample", 2, "--rounds", 1)
     assert done.exit_code == 0, done.output
     assert re.search(r"^2 of 4 finished runs drawn \(seed \d+\)$", done.output, re.M)
@@ -203,13 +165,12 @@ def test_a_changed_digit_in_a_table_of_a_sweep(table, sweep, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_forged_run_of_a_packed_sweep(sweep, tmp_path):
+def test_a_forged_run_of_a_sweep(sweep, tmp_path):
     forged = shutil.copytree(sweep, tmp_path / "sweep")
     run = next(p.parent for p in sorted(forged.glob("*/rounds.csv")))
     rewrite(run / "rounds.csv", another_digit)
     forge(run)
-    assert call("pack", forged, "--out", tmp_path / "sweep.zip").exit_code == 0
-    done = call("verify", tmp_path / "sweep.zip", "--rounds", "all")
+    done = call("verify", forged, "--rounds", "all")
     assert done.exit_code == 1
     assert f"{run.name}: 6 rounds" in done.output
     assert done.output.count("NOT verified") == 1
@@ -296,8 +257,7 @@ def test_a_row_too_many_in_a_table_of_a_sweep(change, told, sweep, tmp_path):
     forged = shutil.copytree(sweep, tmp_path / "sweep")
     lines = (forged / "summary.csv").read_text().splitlines()
     (forged / "summary.csv").write_text("\n".join(change(lines)) + "\n")
-    with drawn(forged, sample=1, seed=0) as wanted:
-        assert str(wanted.tables()).endswith(told)
+    assert str(drawn(forged, sample=1, seed=0).tables()).endswith(told)
 
 
 @pytest.mark.parametrize(
@@ -311,17 +271,8 @@ def test_the_tables_of_a_sweep_of_another_processor(by, others, same, sweep, tmp
         rows[1][i] = repr(float(rows[1][i]) * (1 + by))
 
     rewrite(other / "aggregate.csv", rounded)
-    with drawn(other, sample=1, seed=0) as wanted:
-        found = Verification(run=other, seed=0, rounds=6, others=others)
-        assert (wanted.tables([found]) is None) == same
-
-
-def test_an_archive_that_cannot_be_unpacked(tmp_path):
-    """A name that is a file and a folder; 1 would say that results differ."""
-    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
-        archive.writestr("a", "file")
-        archive.writestr("a/b", "below it")
-    assert call("verify", tmp_path / "bad.zip").exit_code == 2
+    found = Verification(run=other, seed=0, rounds=6, others=others)
+    assert (drawn(other, sample=1, seed=0).tables([found]) is None) == same
 
 
 @pytest.mark.parametrize("packages", ["[]", "7"])
@@ -343,5 +294,4 @@ def test_a_sweep_over_seeds_alone(tmp_path):
         "grid": {"seed": [0, 1]},
     }
     fedsim.sweep(experiment, tmp_path / "sweep", parallel=1)
-    with drawn(tmp_path / "sweep", sample=1, seed=0) as wanted:
-        assert wanted.tables() is None
+    assert drawn(tmp_path / "sweep", sample=1, seed=0).tables() is None

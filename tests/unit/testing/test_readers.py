@@ -11,6 +11,7 @@ from fedsim import data
 from fedsim.core.errors import ContractError
 from fedsim.core.types import Dataset, Pipeline
 from fedsim.testing import check_reader
+from tests.sites import SHORTCUT
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +73,7 @@ def test_data_sets_that_keep_it(name):
 
 @pytest.mark.slow
 def test_a_drawn_data_set_with_an_option():
-    check_reader("shortcut", samples_per_client=8)
+    check_reader(SHORTCUT, samples_per_site=8)
 
 
 def test_a_loader_that_keeps_it():

@@ -190,19 +190,6 @@ def test_a_search_does_not_mix_the_runs_of_a_trial_that_has_not_ended(work: Path
     assert "accepted_code" not in environment(str(second))
 
 
-@pytest.mark.slow
-def test_runs_of_earlier_versions_say_nothing_of_their_code(work: Path) -> None:
-    known = environment()
-    del known["code"], known["data"]
-    Path(RUN, "env.json").write_text(json.dumps(known))
-    edit()
-    assert "finished before" in succeeded(fedsim(*SWEEP)).output
-    succeeded(fedsim("predict", RUN, "--out", "p.csv"))
-    Path(RUN, "env.json").unlink()
-    Path(RUN, "summary.csv").unlink()
-    succeeded(fedsim("resume", RUN))
-
-
 def test_a_file_that_changes_while_python_runs_is_refused(work: Path) -> None:
     """Ray's processes would import the new one, while this one goes on with the old one."""
     assert "finished before" in succeeded(fedsim(*SWEEP)).output

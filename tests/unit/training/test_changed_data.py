@@ -172,14 +172,3 @@ def test_env_json_says_what_the_data_were(work: Path) -> None:
     assert {len(known["data"][part]) for part in ("samples", "labels", "classes")} == {64}
     assert known["data"]["dir"] == "A"
     assert known["code"] == {}
-
-
-def test_runs_of_earlier_versions_say_nothing_of_their_data(work: Path) -> None:
-    known = json.loads(Path(RUN, "env.json").read_bytes())
-    del known["data"]
-    Path(RUN, "env.json").write_text(json.dumps(known))
-    invert()
-    with mock.patch.object(loading, "read", wraps=loading.read) as read:
-        assert "finished before" in succeeded(fedsim(*SWEEP)).output
-        assert not read.called
-    succeeded(fedsim("predict", RUN, "--out", "p.csv"))

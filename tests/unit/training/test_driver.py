@@ -594,7 +594,7 @@ def test_a_run_by_site_can_be_repeated_from_its_config_file(tmp_path):
 def test_files_of_a_run(tmp_path):
     store = fedsim.run(config(), tmp_path / "run")
     assert {p.name for p in store.path.iterdir()} == {
-        *("config.yaml", "env.json", "manifest.json", "model.safetensors"),
+        *("config.yaml", "env.json", "model.safetensors"),
         *("summary.csv", "timings.csv"),
         *(f"{table}.csv" for table in TABLES),
         *(".lock", "checkpoints"),

@@ -68,7 +68,7 @@ def still(**train: object) -> RunConfig:
 
 def contents(run: Path) -> dict[str, bytes]:
     names = {path.name for path in run.iterdir() if path.is_file()}
-    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml", "manifest.json"}
+    names -= {"timings.csv", "env.json", "summary.csv", "config.yaml"}
     return {name: (run / name).read_bytes() for name in names}
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 from PIL import Image
-from safetensors.torch import load_file, save_file
 
 import fedsim
 from fedsim.cli import main
@@ -297,34 +296,6 @@ def test_new_images_are_normalised_as_those_of_the_run(tmp_path):
     store = fedsim.run(settings, tmp_path / "run")
     wanted = fedsim.predict(store.path, split="all")
     pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=tmp_path), wanted)
-
-
-@pytest.mark.slow
-def test_a_run_of_an_earlier_version(runs, tmp_path):
-    """Its file has float tensors alone and says nothing; clients' models are not there."""
-    for method in ("fedavg", "fedbn"):
-        old = shutil.copytree(runs[method].path, tmp_path / method)
-        found = load_file(old / "model.safetensors")
-        save_file({k: t for k, t in found.items() if t.is_floating_point()}, old / "m.safetensors")
-        (old / "m.safetensors").replace(old / "model.safetensors")
-        (old / "clients.safetensors").unlink(missing_ok=True)
-    wanted = fedsim.predict(runs["fedavg"].path)
-    pd.testing.assert_frame_equal(fedsim.predict(tmp_path / "fedavg"), wanted)
-    done = command(tmp_path / "fedbn", "--out", tmp_path / "p.csv")
-    assert done.exit_code == 1
-    assert "clients.safetensors: there is no such file" in done.stderr
-    assert not (tmp_path / "p.csv").exists()
-
-
-@pytest.mark.slow
-def test_a_key_that_the_run_did_not_know_has_the_value_of_its_version(images, tmp_path):
-    """Patients were not kept together: with them the clients would have other samples."""
-    data = {"partition": "dirichlet", "num_clients": 3, "group": "none"}
-    store = fedsim.run(on_images(images, "fedavg", data=data), tmp_path / "run")
-    wanted = fedsim.predict(store.path, split="own_train")
-    file = store.path / "config.yaml"
-    file.write_text(file.read_text().replace("  group: none\n", ""))
-    pd.testing.assert_frame_equal(fedsim.predict(store.path, split="own_train"), wanted)
 
 
 @pytest.mark.parametrize(

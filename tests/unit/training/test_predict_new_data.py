@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
-from fedsim.core.errors import ConfigError, DataError, StoreError
+from fedsim.core.errors import DataError, StoreError
 from fedsim.core.types import Dataset
 from fedsim.storage.run_dir import RunStore
 from tests.texts import MODELS
@@ -93,20 +93,6 @@ def test_a_run_on_the_words_of_another_place_needs_its_own_texts_no_more(texts, 
     wanted = fedsim.predict(store.path, split="all")
     moved = (tmp_path / "data").rename(tmp_path / "moved")
     pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=moved), wanted)
-
-
-def test_an_earlier_run_has_its_words_from_its_own_texts_or_none(texts, tmp_path):
-    store = fedsim.run(settings(tweets(tmp_path / "data", texts)), tmp_path / "run")
-    new = tweets(tmp_path / "new", {"u1": texts["u1"]})
-    wanted = fedsim.predict(store.path, data_dir=new)
-    (store.path / "vocabulary.json").unlink()
-    pd.testing.assert_frame_equal(fedsim.predict(store.path, data_dir=new), wanted)
-    shutil.rmtree(tmp_path / "data")
-    with pytest.raises(ConfigError, match=r"run: an earlier version .* kept no vocabulary\.json"):
-        fedsim.predict(store.path, data_dir=new)
-    tweets(tmp_path / "data", {user: [f"{text}s" for text in own] for user, own in texts.items()})
-    with pytest.raises(ConfigError, match=r"kept no .* are not the data of the run"):
-        fedsim.predict(store.path, data_dir=new)
 
 
 def test_texts_with_other_words_are_not_the_data_of_the_run(texts, tmp_path):

@@ -14,14 +14,12 @@ from PIL import Image
 import fedsim
 from fedsim import models
 from fedsim.cli import main
-from fedsim.config import earlier
-from fedsim.config.earlier import WRITTEN
-from fedsim.config.resolve import from_flags, resolve, to_dict
+from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import Normalization
 from fedsim.models import libraries
-from fedsim.training import export, loading, resume
+from fedsim.training import export, loading
 from tests.decomposing import digits
 
 NAME = "torchvision:mobilenet_v3_small"
@@ -61,7 +59,7 @@ def test_grey_images_get_the_means_over_the_channels():
     colour = replace(grey, x=np.repeat(grey.x, 3, 1))
     assert Normalization.parse("0.5/0.25").applied(colour).pipeline.std == (0.25,) * 3
     with pytest.raises(ConfigError, match="'1,2/1,1': 2 channels, and the images have 3"):
-        loading.read(config({"name": "shortcut", "normalization": "1,2/1,1"}))
+        Normalization.parse("1,2/1,1").applied(colour)
 
 
 def test_published_preprocessing_is_read_without_a_download():
@@ -99,20 +97,6 @@ def test_small_images_are_stored_as_they_are_and_fitted_on_the_device():
     assert dataset.pipeline.size == 224
     enlarged = loading.read(config({"image_size": 12, "normalization": IMAGENET}))
     assert enlarged.x.shape[2:] == (12, 12)
-
-
-def test_a_run_of_an_earlier_version_keeps_that_of_its_data_set():
-    settings = {key: value for key, value in flat(to_dict(config())).items()}
-    del settings["data.normalization"]
-    assert set(WRITTEN) <= set(settings)
-    given = from_flags({key: (key, value) for key, value in settings.items() if value is not None})
-    assert resolve(earlier.of_its_version(given)).data.normalization == "dataset"
-    plain = config(name="cnn", pretrained=False)
-    done = flat(to_dict(plain.resolved(num_clients=50, partition="dirichlet", model="cnn")))
-    del done["data.normalization"]
-    assert resume.difference(plain, done) is None
-    changed = resume.difference(config(), done | {"model.name": NAME, "model.pretrained": True})
-    assert changed == f"data.normalization ('dataset', wanted '{IMAGENET}/224')"
 
 
 def flat(values):

@@ -234,18 +234,12 @@ def test_a_block_takes_five_vectors_of_memory_for_each_client():
 # What it decides
 
 
-def test_it_decides_results_and_a_run_without_the_key_has_one():
+def test_it_decides_results():
     wanted = config(4)
     written = yaml.safe_load(to_yaml(prepare(wanted).config))
     assert resume.difference(wanted, written) is None
     other = resume.difference(config(5), written)
     assert other == "engine.client_batch (4, wanted 5)"
-    del written["engine"]["client_batch"]
-    assert resume.difference(config(), written) is None
-    assert resume.difference(wanted, written) == "engine.client_batch (1, wanted 4)"
-    old = settings(config())
-    assert old.pop("engine.client_batch") == 1
-    assert resume.upgraded(old) == settings(config())
 
 
 @pytest.mark.integration

@@ -343,7 +343,7 @@ DAMAGE = {
     "checksum": lambda path: flip(path, 1.0),
     "cut off": lambda path: os.truncate(path, 100),
     "empty": lambda path: os.truncate(path, 0),
-    "of an earlier version": lambda path: os.truncate(path, path.stat().st_size - 16),
+    "without its end": lambda path: os.truncate(path, path.stat().st_size - 16),
 }
 
 
@@ -366,7 +366,7 @@ def test_damaged_pack_is_made_anew_and_said_so(damage, covid, cache, caplog):
 
 
 def test_pack_is_read_by_plain_numpy(covid, cache):
-    """Earlier versions of fedsim, and other programs, see the array alone."""
+    """Other programs see the array alone."""
     x = data.load("covid_fl", covid, image_size=8).x
     assert np.array_equal(np.load(only(cache / "packed"), mmap_mode="r"), x)
 

@@ -10,10 +10,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-import fedsim
 from fedsim import data
 from fedsim.cli import main
-from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import partitions
 from fedsim.data.draws import KINDS
@@ -260,25 +258,6 @@ def test_partition_csv_of_texts_with_one_label_has_the_labels(tmp_path: Path):
     head = ["client", "name", "0", "negative", "1", "positive", "samples"]
     assert done.stdout.splitlines()[1].split() == head
     assert done.stdout.splitlines()[2].split() == ["0", "u", "1", "2", "3"]
-
-
-@pytest.mark.integration
-def test_a_run_of_texts_that_an_earlier_version_began_goes_on(tmp_path: Path):
-    tweets(tmp_path / "data")
-    config = RunConfig(
-        algorithm="fedavg",
-        data={"name": "sent140", "dir": str(tmp_path / "data"), "min_samples": 1},
-        train={"rounds": 2, "sample_rate": 1.0},
-        engine={"kind": "serial"},
-    )
-    run = fedsim.run(config, tmp_path / "run").path
-    (run / "summary.csv").unlink()
-    (run / "split.csv").unlink()
-    older = "client_id,label,train_samples,test_samples,name\n0,-1,3,1,u\n"
-    (run / "partition.csv").write_text(older)
-    fedsim.resume(run)
-    assert (run / "partition.csv").read_text() == older
-    assert (run / "split.csv").exists()
 
 
 def test_a_split_within_users_works_on_labels_of_tokens(tmp_path: Path):

@@ -1,23 +1,26 @@
-"""The generated data set: what is drawn, at which odds, and marks free of labels in test."""
+"""The example of a generated data set: what is drawn, and marks free of labels in test."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from fedsim import RunConfig, data
+from fedsim import data
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset
 from fedsim.data import partitions
 from fedsim.data.dataset import check
-from fedsim.data.readers import shortcut
-from fedsim.data.readers.shortcut import _balanced, _training, correlations
+from tests.sites import SHORTCUT
+
+shortcut = sys.modules[data.registry.reader(SHORTCUT).__module__]
+_balanced, _training, correlations = shortcut._balanced, shortcut._training, shortcut.correlations
 
 
 def load(**options: object) -> Dataset:
-    return data.load("shortcut", **{"num_clients": 6, "samples_per_client": 40, **options})
+    return data.load(SHORTCUT, **{"sites": 6, "samples_per_site": 40, **options})
 
 
 @pytest.mark.slow
@@ -44,7 +47,7 @@ def test_the_bytes_belong_to_the_seed():
     assert not np.array_equal(made.x, other.x)
     assert np.array_equal(made.y, other.y)
     # more training images change none of the test images
-    assert np.array_equal(load(seed=3, samples_per_client=10).x[-1000:], made.x[-1000:])
+    assert np.array_equal(load(seed=3, samples_per_site=10).x[-1000:], made.x[-1000:])
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9, 1.0])
@@ -127,12 +130,11 @@ def test_pixels_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"correlation": 1.5}, "shortcut.correlation: 1.5 given; must be less than or equal to 1"),
         (
-            {"samples_per_client": 1},
-            "shortcut.samples_per_client: 1 given; must be greater than or equal to 2",
+            {"correlation": 1.5},
+            r"correlation: 1.5 given; must be less than or equal to 1",
         ),
-        ({"folder": "x"}, "data.dir x: shortcut is generated, it takes no folder"),
+        ({"samples_per_site": 1}, r"samples_per_site: 1 given; must be greater than or equal to 2"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
@@ -149,12 +151,3 @@ def test_groups_outside_the_test_part_are_refused():
     empty = replace(made, groups={"aligned": made.test[:1], "nobody": made.test[:0]})
     with pytest.raises(DataError, match=r"groups without samples: \['nobody'\]$"):
         check(empty, "toy")
-
-
-@pytest.mark.parametrize("given", [{"correlation": 0.5}, {"samples_per_client": 9}])
-def test_options_of_the_draw_are_refused_where_nothing_is_drawn(given):
-    (key,) = given
-    with pytest.raises(ConfigError, match=rf"shortcut\.{key}: only data set shortcut is drawn"):
-        RunConfig(data={"name": "digits"}, shortcut=given)
-    made = RunConfig(data={"name": "shortcut"}, shortcut=given)
-    assert made.hyperparameters["shortcut"][key] == given[key]

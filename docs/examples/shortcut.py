@@ -1,4 +1,6 @@
-"""The generated data set ``shortcut``: lesions that show a disease, and marks of the sites.
+"""A data set with a shortcut: lesions that show a disease, and marks of the sites.
+
+    fedsim run -d docs/examples/shortcut.py:shortcut --sample-rate 0.5 --rounds 10
 
 Drawn images that look like photographs of a retina. Lesions tell the classes apart at every site
 and in the test part. In training a mark that the site's camera leaves goes with the disease as
@@ -16,13 +18,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.core import rng
-from fedsim.core.errors import ConfigError
-from fedsim.core.types import F64, I64, Array
-from fedsim.data.dataset import DatasetInfo, Raw, Request, parts_of
+from fedsim.core.types import F64, I64, Array, Dataset, Pipeline
 
 TEST_IMAGES = 1000
 SPREAD = 0.1
-"""The first site's correlation is so much below ``shortcut.correlation``, the last one's above."""
+"""The first site's correlation is so much below ``correlation``, the last one's above."""
 CLASSES = ("healthy", "diseased")
 _SIZE = 32
 MARKS = ("colour", "ring", "text")
@@ -45,14 +45,18 @@ _PIXELS = 1 << 20
 
 
 def shortcut(
-    request: Request,
+    _folder: object,
+    image_size: int | None = None,
+    val_fraction: float = 0.0,
+    seed: int = 0,
     *,
+    sites: Annotated[int, Field(ge=1)] = 12,
     correlation: Annotated[float, Field(ge=0, le=1)] = 0.9,
-    samples_per_client: Annotated[int, Field(ge=2, le=10**6)] = 60,
-) -> Raw:
-    """RGB images of ``num_clients`` sites and two classes, drawn from ``seed``.
+    samples_per_site: Annotated[int, Field(ge=2)] = 60,
+) -> Dataset:
+    """RGB images of some sites and two classes, drawn from ``seed``.
 
-    Site k has ``samples_per_client`` training images, half of them (rounded down) diseased, and
+    Site k has ``samples_per_site`` training images, half of them (rounded down) diseased, and
     leaves the mark ``MARKS[k % 3]`` on a diseased image with probability (1 + rho_k) / 2 and on a
     healthy one with (1 - rho_k) / 2, see :func:`correlations`. The 1,000 test images, and the
     validation images where there are some (``val_fraction`` as many as training images, at least
@@ -61,37 +65,34 @@ def shortcut(
     (diseased with it, healthy without), and ``conflicting``.
 
     Args:
-        request: says how many sites, and the seed.
+        image_size: height and width of the images.
+        val_fraction: see above.
+        seed: of all draws.
+        sites: number of sites, each of which is a client.
         correlation: of a site's mark with the disease; the sites are spread around it by 0.1.
-        samples_per_client: training images of each site, at least one of each class.
-
-    Raises:
-        ConfigError: a folder is given, where there is nothing to read.
+        samples_per_site: training images of each site, at least one of each class.
     """
-    if request.folder is not None:
-        raise ConfigError(f"data.dir {request.folder}: shortcut is generated, it takes no folder")
-    sites, each = request.num_clients, samples_per_client
-    val = max(1, round(request.val_fraction * sites * each / 4)) if request.val_fraction else 0
+    val = max(1, round(val_fraction * sites * samples_per_site / 4)) if val_fraction else 0
     drawn = (
-        _training(request.seed, correlations(sites, correlation), each),
+        _training(seed, correlations(sites, correlation), samples_per_site),
         _balanced(4 * val, sites),
         _balanced(TEST_IMAGES, sites),
     )
+    size = image_size or _SIZE
     names = ("train", "val", "test")
-    size = request.image_size or _SIZE
-    x = [_images(request.seed, name, size, *part) for name, part in zip(names, drawn, strict=True)]
+    x = [_images(seed, name, size, *part) for name, part in zip(names, drawn, strict=True)]
     site, y, mark = (np.concatenate(column) for column in zip(*drawn, strict=True))
-    test = np.arange(len(y) - TEST_IMAGES, len(y))
+    train, val_part, test = np.split(np.arange(len(y)), np.cumsum([len(p[0]) for p in drawn[:2]]))
     aligned = y[test] == mark[test]
-    return Raw(
-        source="shortcut",
+    return Dataset(
+        name="shortcut",
         x=np.concatenate(x),
         y=y,
         class_names=CLASSES,
-        mean=(0.40, 0.20, 0.11),
-        std=(0.28, 0.15, 0.09),
-        parts=parts_of(*(len(part[0]) for part in drawn)),
-        size=size,
+        train=train,
+        val=val_part,
+        test=test,
+        pipeline=Pipeline(size=size, mean=(0.40, 0.20, 0.11), std=(0.28, 0.15, 0.09)),
         site=site,
         site_names=tuple(f"{MARKS[k % len(MARKS)]}_{k}" for k in range(sites)),
         groups={"aligned": test[aligned], "conflicting": test[~aligned]},
@@ -250,18 +251,3 @@ def _bump(distance: F64, width: F64 | float) -> F64:
 def _coloured(weight: F64, colour: F64) -> F64:
     """(n, H, W) times (3,) to (n, 3, H, W)."""
     return weight[:, None] * colour[:, None, None]
-
-
-DATASETS = (
-    DatasetInfo(
-        name="shortcut",
-        title="drawn eyes with lesions, and sites' marks that go with the disease in training",
-        read=shortcut,
-        num_classes=len(CLASSES),
-        image_size=_SIZE,
-        channels=3,
-        default_partition="by_site",
-        source="generated",
-        generated=True,
-    ),
-)
