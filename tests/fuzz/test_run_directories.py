@@ -131,7 +131,7 @@ READ_LAST = ("timings.csv", "errors.csv")
 """Tables that are read when a run ends, after it has gone on."""
 CERTAIN = ("config.yaml", "env.json")
 HARMLESS = (gone, flipped, halved, a_link_to_nowhere)
-"""Damages after which a run may still be resumed, as from an older version; half of a config.yaml
+"""Damages after which a run may still be resumed; half of a config.yaml
 may say all that is not a default."""
 
 

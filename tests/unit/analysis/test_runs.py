@@ -506,7 +506,6 @@ def test_unfinished_runs_are_left_out_aloud(runs: Path) -> None:
     [
         (("table", "{}/none"), "none: there is no such folder"),
         (("table", "{}"), "no run directory (a folder with rounds.csv) here"),
-        (("partition", "{}", "--out", "{}/p.png"), "partition.csv: there is no such file"),
         (("table", "{}", "--out", "{}/t.xls"), "t.xls: a table is a file named .md, .csv, .tex"),
         (("table", "{}", "--out", "{}/none/t.md"), "none does not exist"),
     ],
@@ -536,7 +535,6 @@ def test_analysis_imports_neither_torch_nor_ray_and_of_fedsim_little() -> None:
 
 
 def test_what_runs_without_any_settings_lack_is_not_known(tmp_path: Path) -> None:
-    """Versions before 0.1.0 had the settings in config.yaml alone."""
     run_of(tmp_path, "fedld", 0, [0.5])
     run_of(tmp_path, "fedld", 1, [0.5], **{"train.batch_size": 50, "train.lr": 0.01})
     with pytest.raises(AnalysisError, match=r"train\.batch_size \(50, unset\); train\.lr \(0\.01"):

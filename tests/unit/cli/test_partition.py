@@ -52,6 +52,7 @@ def test_the_clients_of_a_run_are_drawn(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["RUN", "--plot", "p.png", "--alpha", "1"], "RUN: goes with --plot FILE, and with no"),
+        ([".", "--plot", "p.png"], "partition.csv: there is no such file"),
         (["--plot", "p.jpg"], "--plot p.jpg: the name must end in .png, .pdf, .svg"),
         (["--plot", "no/p.png"], "--plot no/p.png: there is no directory no"),
         (["--feature-shift", "bluur"], "--feature-shift: 'bluur' given; must be 'none', 'blur'"),
