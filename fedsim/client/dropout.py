@@ -107,6 +107,8 @@ class Counted(nn.modules.dropout._DropoutNd):
         """As the layer's own: kept elements are divided by 1 - p."""
         if not self.training or self.p == 0 or not input.numel():
             return input
+        if input.is_meta:  # sizes alone: the trace of a step's memory
+            return self._scaled(input, input.new_empty(self.drawn(input), dtype=torch.bool))
         transformed = torch._C._are_functorch_transforms_active()
         kept = _Kept.apply if transformed else _Kept.forward
         return self._scaled(input, kept(input, self))

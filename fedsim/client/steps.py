@@ -12,6 +12,7 @@ reads what another one left there: all that a step reads or leaves lies in tenso
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from fedsim.client.probe import kept, other
 from fedsim.core.errors import FedsimError, described
 from fedsim.core.layout import FlatModel, Pristine
 from fedsim.core.rng import draws, remembered
+from fedsim.core.types import GIB
 
 if TYPE_CHECKING:
     from fedsim.client.trainer import LocalRule
@@ -67,10 +69,7 @@ class Steps:
 
     def tensor(self, name: Hashable, like: Tensor) -> Tensor:
         """The tensor of this name, with the values of ``like``; one for each shape."""
-        stride = torch.empty_like(
-            like, device="meta"
-        ).stride()  # closed up where the values have gaps
-        key = name, like.shape, stride, like.dtype, like.device
+        key = name, like.shape, _strides(like), like.dtype, like.device
         if key not in self._tensors:
             self._tensors[key] = torch.empty_like(like, requires_grad=False)
         with torch.no_grad():
@@ -124,20 +123,23 @@ class Steps:
 
     def run(
         self,
-        key: tuple[Hashable, ...],
+        key: tuple[Any, ...],
         step: Step,
         batch: Sequence[Tensor],
         written: Sequence[Tensor],
         optimizer: Optimizer | None,
     ) -> Tensor:
         """See :meth:`Fixed.run`; ``key`` begins with the kind of work."""
-        inputs = [self.tensor(("batch", i), v) for i, v in enumerate(batch)]
-        shapes = tuple((v.shape, v.stride(), v.dtype) for v in inputs)
+        shapes = tuple((v.shape, _strides(v), v.dtype) for v in batch)
         whole = *key, shapes, None if optimizer is None else optimizer.begun
+        work = key[0]
         # what comes once is not worth it
-        if whole in self._seen and whole not in self._recorded and key[0] not in self._refused:
+        if whole not in self._recorded and (whole not in self._seen or work in self._refused):
+            self._seen.add(whole)
+            return step(*batch).clone()
+        inputs = [self._input(i, v, work[2].batch_size) for i, v in enumerate(batch)]
+        if whole not in self._recorded:
             self._record(whole, step, inputs, written, optimizer)
-        self._seen.add(whole)
         recorded = self._recorded.get(whole)
         if recorded is None:
             return step(*inputs).clone()
@@ -147,9 +149,20 @@ class Steps:
             self.flat.changing()
         return recorded.loss.clone()
 
+    def _input(self, i: int, value: Tensor, most: int) -> Tensor:
+        """The value in the first rows of a tensor for batches of ``most`` samples."""
+        rows, strides = max(most, len(value)), _strides(value)
+        key = "batch", i, rows, value.shape[1:], strides, value.dtype
+        if key not in self._tensors:
+            self._tensors[key] = torch.empty_strided(
+                (rows, *value.shape[1:]), strides, dtype=value.dtype, device=value.device
+            )
+        with torch.no_grad():
+            return self._tensors[key][: len(value)].copy_(value)
+
     def _record(
         self,
-        key: tuple[Hashable, ...],
+        key: tuple[Any, ...],
         step: Step,
         inputs: list[Tensor],
         written: Sequence[Tensor],
@@ -202,10 +215,24 @@ class Steps:
         try:
             with nullcontext() if graphs is None else graphs.stream():
                 memory, drawn = {} if model is None else kept(flat.model), draws()
+                buffers = dict(flat.model.named_buffers())
+                host = torch.default_generator.get_state()
+                if graphs is not None:
+                    torch.cuda.reset_peak_memory_stats(self._device)
+                    held = torch.cuda.memory_allocated(self._device)
                 loss = step(*inputs).clone()
+                if graphs is not None:
+                    graphs.check_room(torch.cuda.max_memory_allocated(self._device) - held)
                 after = frozenset[int]() if optimizer is None else optimizer.begun
                 if model is not None and (name := other(memory, kept(flat.model))) is not None:
                     raise Uncaptured(f"forward keeps something in {name} that is no tensor")
+                for name, buffer in flat.model.named_buffers():
+                    if buffers.get(name) is not buffer:
+                        raise Uncaptured(f"forward puts another tensor in the place of {name}")
+                if graphs is not None and not torch.equal(
+                    host, torch.default_generator.get_state()
+                ):
+                    raise Uncaptured("a step draws from torch's generator of the CPU")
                 if draws() != drawn:
                     raise Uncaptured("a step draws from Python's or NumPy's generator")
                 restore()
@@ -275,8 +302,28 @@ class _Graphs:
     """CUDA graphs of one pool and one stream."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool = torch.cuda.graph_pool_handle()
         self._side = torch.cuda.Stream(device)
+        with warnings.catch_warnings():  # torch says once per process that it is a prototype
+            warnings.simplefilter("ignore")
+            torch.cuda.set_sync_debug_mode(torch.cuda.get_sync_debug_mode())
+
+    def check_room(self, size: int) -> None:
+        """Refuses a recording of ``size`` bytes that leaves less for steps that are not recorded.
+
+        Raises:
+            Uncaptured: the process's share of the GPU does not hold both.
+        """
+        free, total = torch.cuda.mem_get_info(self._device)
+        reserved = torch.cuda.memory_reserved(self._device)
+        share = total * torch.cuda.get_per_process_memory_fraction(self._device) - reserved
+        left = min(free, share) + reserved - torch.cuda.memory_allocated(self._device)
+        if left < 2 * size:
+            raise Uncaptured(
+                f"a recorded step keeps {size / GIB:.2g} GiB beside those that are not recorded, "
+                f"and {left / GIB:.2g} GiB are left of this process's share"
+            )
 
     @contextmanager
     def stream(self) -> Iterator[None]:
@@ -296,8 +343,8 @@ class _Graphs:
         A recording that fails midway could leave generators and allocator in the middle of one.
         """
         mode = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             yield
         finally:
             torch.cuda.set_sync_debug_mode(mode)
@@ -306,12 +353,22 @@ class _Graphs:
         """Records what ``body`` launches, which does not run; the result launches it."""
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool, stream=self._side):
+            with torch.cuda.graph(
+                graph,
+                pool=self._pool,
+                stream=self._side,
+                capture_error_mode="thread_local",  # others may free memory meanwhile
+            ):
                 body()
         except BaseException:
             self._pool = torch.cuda.graph_pool_handle()
             raise
         return graph.replay
+
+
+def _strides(value: Tensor) -> tuple[int, ...]:
+    """Those of a tensor of this shape and memory format, closed up where the values have gaps."""
+    return torch.empty_like(value, device="meta").stride()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

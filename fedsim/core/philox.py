@@ -7,6 +7,7 @@ else is drawn beside it, on CPU and GPU, and in a CUDA graph, which reads keys a
 from __future__ import annotations
 
 import functools
+import subprocess
 from collections.abc import Callable
 
 import numpy as np
@@ -51,9 +52,12 @@ def below(keys: Tensor, step: Tensor, call: int, n: int, bound: int) -> Tensor:
 
 @functools.cache
 def _kernel() -> Callable[[Tensor, Tensor, int, int, int], Tensor] | None:
-    """:func:`below` as one kernel of Triton; None where that is missing."""
+    """:func:`below` as one kernel of Triton; None where that, or its C compiler, is missing."""
     try:
         from fedsim.core.philox_kernel import below as kernel
-    except ImportError:
+
+        zeros = torch.zeros(1, dtype=torch.int64, device="cuda")
+        kernel(zeros, zeros[0], 0, 1, 0)  # is compiled now, not while a step is recorded
+    except (ImportError, RuntimeError, OSError, subprocess.SubprocessError):
         return None
     return kernel

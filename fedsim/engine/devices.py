@@ -29,6 +29,12 @@ from fedsim.core.types import GIB
 WORKSPACE_CONFIG = ":4096:8"
 """Of cuBLAS, with which the sums of its products have a fixed order."""
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h: how much is kept, how many blocks are not
+_sdp: Any = torch.backends.cuda  # of attention, its fused kernels
+_FUSED_ATTENTION: Mapping[Callable[[], bool], Callable[[bool], None]] = {
+    _sdp.flash_sdp_enabled: _sdp.enable_flash_sdp,
+    _sdp.mem_efficient_sdp_enabled: _sdp.enable_mem_efficient_sdp,
+    _sdp.cudnn_sdp_enabled: _sdp.enable_cudnn_sdp,
+}
 _deterministic: Any = torch.utils.deterministic  # a module with a property, hidden from mypy
 
 
@@ -89,6 +95,8 @@ def configure(
         torch.backends.cudnn.benchmark = not deterministic
         torch.use_deterministic_algorithms(deterministic, warn_only=True)
         _deterministic.fill_uninitialized_memory = False
+        for enable in _FUSED_ATTENTION.values():  # whose backward passes add up by atomics
+            enable(not deterministic)
 
 
 def forward_passes(
@@ -127,6 +135,7 @@ def torch_flags() -> Callable[[], None]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill = _deterministic.fill_uninitialized_memory
+    fused = {enabled: enabled() for enabled in _FUSED_ATTENTION}
 
     def restore() -> None:
         torch.set_num_threads(threads)
@@ -138,6 +147,9 @@ def torch_flags() -> Callable[[], None]:
         ):  # the call imports torch's compiler, which takes seconds
             torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         _deterministic.fill_uninitialized_memory = fill
+        for enabled, enable in _FUSED_ATTENTION.items():
+            if enabled() != fused[enabled]:
+                enable(fused[enabled])
 
     return restore
 
@@ -345,7 +357,7 @@ def collected(names: set[str]) -> Iterator[None]:
     shown = warnings.showwarning
 
     def show(message: Warning | str, *args: Any, **kwargs: Any) -> None:
-        if found := re.match(NO_KERNEL, str(message)):
+        if found := re.match(NO_KERNEL, str(message), re.IGNORECASE):
             names.add(found[1] or found[2])
         else:
             shown(message, *args, **kwargs)

@@ -50,7 +50,6 @@ ARRAYS = {
     "unsigned": np.array([2**64 - 1], np.uint64),
 }
 DATA = np.ones(100_000)
-DEVICE = {"name": "cpu", "server": "cpu"}
 FINGERPRINT = Fingerprint("layout", {"seed": 0})
 
 
@@ -80,7 +79,7 @@ def advance(target, number, clients=None, tables=None):
         state=target.store_client_states(state(number, clients)),
         seconds=number / 3,
         tables=tables or {},
-        device=DEVICE,
+        device={"name": "cpu", "server": "cpu"},
     )
     target.spill(number)
     target.save(progress)
@@ -266,7 +265,11 @@ def test_everything_comes_back(tmp_path, budget):
         target.wait()
     found, progress, told = back(tmp_path, budget=budget)
     assert told == []
-    assert (progress.rounds, progress.seconds, progress.device) == (1, 1 / 3, DEVICE)
+    assert (progress.rounds, progress.seconds, progress.device) == (
+        1,
+        1 / 3,
+        {"name": "cpu", "server": "cpu"},
+    )
     assert progress.tables == {"rounds.csv": 8}
     got = progress.state
     assert same(got.params, np.ones(4, np.float32))
