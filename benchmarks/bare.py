@@ -28,7 +28,7 @@ from fedsim.config.sections import TrainConfig
 from fedsim.core.errors import ContractError, WorkerError
 from fedsim.core.rng import torch_generator
 from fedsim.core.types import Array, RoundContext
-from fedsim.training.schedule import draw_cohort
+from fedsim.schedules.base import draw_cohort
 from fedsim.training.setup import Setup
 
 COLUMNS = 1 << 18

@@ -14,6 +14,9 @@ from fedsim.version import __version__
 
 if TYPE_CHECKING:
     from fedsim.api import aggregate, decompose, resume, run, study, sweep
+    from fedsim.audit.influence import influence
+    from fedsim.audit.replay import replay
+    from fedsim.audit.verify import verify
     from fedsim.config.attack import AttackConfig
     from fedsim.config.run import RunConfig
     from fedsim.config.sections import (
@@ -28,14 +31,11 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from fedsim.display.trackers import tracker
+    from fedsim.predictions.predict import predict
     from fedsim.storage.run_dir import RunStore
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
     from fedsim.training.export import load_model
-    from fedsim.training.influence import influence
-    from fedsim.training.predict import predict
-    from fedsim.training.replay import replay
-    from fedsim.training.verify import verify
 
 __all__ = [
     "AsyncConfig",
@@ -80,16 +80,16 @@ _HOME = {
     "RunStore": "fedsim.storage.run_dir",
     "StudyStore": "fedsim.studies.results",
     "SweepStore": "fedsim.studies.results",
-    "influence": "fedsim.training.influence",
+    "influence": "fedsim.audit.influence",
     "load_model": "fedsim.training.export",
-    "predict": "fedsim.training.predict",
-    "replay": "fedsim.training.replay",
+    "predict": "fedsim.predictions.predict",
+    "replay": "fedsim.audit.replay",
     "resume": "fedsim.api",
     "run": "fedsim.api",
     "study": "fedsim.api",
     "sweep": "fedsim.api",
     "tracker": "fedsim.display.trackers",
-    "verify": "fedsim.training.verify",
+    "verify": "fedsim.audit.verify",
 }
 
 

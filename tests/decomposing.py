@@ -18,10 +18,10 @@ from fedsim.config.run import RunConfig
 from fedsim.core.types import Dataset, Pipeline, RoundContext
 from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
+from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
 from fedsim.training.round import run_round
-from fedsim.training.schedule import draw_cohort, lr_at
 from fedsim.training.setup import prepare
 from tests.tasks import run
 

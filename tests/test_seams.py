@@ -17,10 +17,10 @@ import fedsim
 from fedsim.algorithms.base import one_each
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
+from fedsim.schedules.base import Roster
 from fedsim.systems.clock import Clock
 from fedsim.systems.distributions import parse
 from fedsim.testing.rounds import config, results
-from fedsim.training.schedule import Roster
 from fedsim.training.setup import prepare
 from tests.seams.buffered import Buffered
 from tests.seams.sign_flip import attackers

@@ -59,7 +59,7 @@ def export(
       fedsim export RUN --to onnx --client 2 --out model/
     """
     make_run_importable(run)
-    from fedsim.training.portable import export as write
+    from fedsim.predictions.export import export as write
 
     for file in write(Path(run), form, Path(out), client, accept_changed_code=accept_changed_code):
         echo(f"file  {file}")

@@ -123,8 +123,8 @@ def influence(
     if figure is not None and Path(figure).suffix not in (".png", ".pdf", ".svg"):
         raise click.UsageError(f"--figure {figure}: a figure is named .png, .pdf or .svg")
     make_run_importable(run, flags)
-    from fedsim.training.influence import influence as measured
-    from fedsim.training.influence import parse_rounds, summed
+    from fedsim.audit.influence import influence as measured
+    from fedsim.audit.influence import parse_rounds, summed
 
     frame = measured(
         run,

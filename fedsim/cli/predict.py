@@ -102,7 +102,7 @@ def predict(
     if images is not None:
         _predict_images(Path(run), (images, *more), client, Path(out), accept_changed_code)
         return
-    from fedsim.training.predict import prepared
+    from fedsim.predictions.predict import prepared
 
     prediction = prepared(
         run,
@@ -127,7 +127,7 @@ def _predict_images(
     accept_changed_code: bool,
 ) -> None:
     """Writes the predictions for image files, and says how many there are of each class."""
-    from fedsim.training.new_images import frames, image_files, image_model
+    from fedsim.predictions.new_images import frames, image_files, image_model
 
     found = image_files(paths)
     model = image_model(run, client, accept_changed_code=accept_changed_code)

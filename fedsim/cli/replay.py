@@ -32,8 +32,8 @@ from fedsim.core.terminal import echo
 if TYPE_CHECKING:
     import pandas as pd
 
+    from fedsim.audit.replay import Replay
     from fedsim.config.experiments import Settings
-    from fedsim.training.replay import Replay
 
 CHANGE = "What to change"
 RULES = tuple(flag for flag in FLAGS["Experiment"] if flag.key in ("server", "margin"))
@@ -105,7 +105,7 @@ def replay(
     if out is not None:
         check_new_file(Path(out), "--out")
     make_run_importable(run, flags)
-    from fedsim.training.replay import replay as again
+    from fedsim.audit.replay import replay as again
     from fedsim.training.resume import FREE
 
     made = again(

@@ -24,9 +24,9 @@ from fedsim.core.terminal import echo
 from fedsim.training.signals import handled
 
 if TYPE_CHECKING:
+    from fedsim.audit.recorded import Difference
+    from fedsim.audit.verify import Verification
     from fedsim.studies.verify import Drawn
-    from fedsim.training.recorded import Difference
-    from fedsim.training.verify import Verification
 
 what_option = partial(click.option, cls=GroupedOption, group="What is verified")
 
@@ -129,7 +129,7 @@ def verify(
 
 def _show(found: Verification, name: str) -> None:
     """What was found of a run, in a few lines."""
-    from fedsim.training.verify import CONSISTENT, VERIFIED
+    from fedsim.audit.verify import CONSISTENT, VERIFIED
 
     done = found.num_executed
     echo(f"{name}: {counted(found.rounds, 'round')}")
@@ -193,7 +193,7 @@ def _values(
     wanted: Drawn, found: list[Verification], table: Difference | None
 ) -> dict[str, object]:
     """The same for programs."""
-    from fedsim.training.verify import CONSISTENT, DIFFERS, VERIFIED
+    from fedsim.audit.verify import CONSISTENT, DIFFERS, VERIFIED
 
     outcomes = {each.outcome for each in found} | ({DIFFERS} if table is not None else set())
     worst = next(each for each in (DIFFERS, CONSISTENT, VERIFIED) if each in outcomes)

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from fedsim.audit.recorded import Difference, distance
 from fedsim.core import files
 from fedsim.core.analysis import analysis
 from fedsim.storage.rows import metric_column
 from fedsim.studies.sweep import SEEDS, group_of
-from fedsim.training.recorded import Difference, distance
 from fedsim.training.summary import (
     CLIENT_COLUMNS,
     FINAL_CLIENTS,

@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 
+from fedsim.audit.recorded import ROUNDING, Difference
+from fedsim.audit.verify import NotPossible, Verification, verify
 from fedsim.core.errors import ConfigError, FedsimError, one_line
 from fedsim.core.reading import check_tree
 from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
-from fedsim.training.recorded import ROUNDING, Difference
-from fedsim.training.verify import NotPossible, Verification, verify
 
 SAMPLE = 5
 """Runs of a sweep that are drawn unless said."""
@@ -46,7 +46,7 @@ class Drawn:
         accept_changed_code: bool = False,
         allow_code: bool = False,
     ) -> Iterator[Verification]:
-        """Each run with what was found of it, see :func:`fedsim.training.verify.verify`.
+        """Each run with what was found of it, see :func:`fedsim.audit.verify.verify`.
 
         Raises:
             NotPossible: a run cannot be verified here.

@@ -17,12 +17,12 @@ from fedsim.core.types import ClientTask, ClientUpdate, RoundContext, Vectors
 from fedsim.engine import serial
 from fedsim.engine.base import Executor, Models
 from fedsim.engine.registry import MakeExecutor
+from fedsim.schedules.base import lr_at
 from fedsim.storage.checkpoint import ServerState
 from fedsim.testing.rounds import Content, content, difference
 from fedsim.training.features import with_features
 from fedsim.training.log import RoundLog
 from fedsim.training.round import run_round
-from fedsim.training.schedule import lr_at
 from fedsim.training.setup import Setup, needs_whole_updates, prepare
 
 DRAWS = ("augmentation", "dropout", "blocks of clients")

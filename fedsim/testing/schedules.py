@@ -14,10 +14,10 @@ from fedsim.algorithms.base import one_each
 from fedsim.core.errors import ContractError, FedsimError
 from fedsim.core.imports import users_code
 from fedsim.core.types import ClientTask, ClientUpdate, RoundContext, Vectors
+from fedsim.schedules.base import Roster, RoundPlan, Schedule, check_plan
 from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import parse
 from fedsim.testing.methods import require
-from fedsim.training.schedule import Roster, RoundPlan, Schedule, check_plan
 
 ROUNDS = 8
 CLIENTS, HELD_OUT = 12, (3, 7)

@@ -17,6 +17,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.malicious import Malicious, draw_malicious
 from fedsim.core.plurals import counted
 from fedsim.core.types import Dataset, Partition, Triggered
+from fedsim.schedules.asynchronous import Buffered
+from fedsim.schedules.selection import Fixed, Poisson
 from fedsim.server.attacks import (
     Alie,
     Farthest,
@@ -28,8 +30,6 @@ from fedsim.server.attacks import (
     Perturbed,
     alie_z,
 )
-from fedsim.training.asynchronous import Buffered
-from fedsim.training.selection import Fixed, Poisson
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup

@@ -20,6 +20,7 @@ from fedsim.core.types import (
 )
 from fedsim.engine.base import Executor, Models
 from fedsim.engine.spec import array_sha256
+from fedsim.schedules.base import RoundPlan, check_plan, lr_at
 from fedsim.server.base import Received, ServerStep
 from fedsim.server.cohort import Cohort, gram
 from fedsim.server.columns import Columns, LocalColumns
@@ -33,7 +34,6 @@ from fedsim.training import evaluate, root
 from fedsim.training.log import RoundLog
 from fedsim.training.privacy import remedy
 from fedsim.training.round_rows import Aggregated, add_rows, round_row
-from fedsim.training.schedule import RoundPlan, check_plan, lr_at
 from fedsim.training.setup import Setup
 
 

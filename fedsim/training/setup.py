@@ -44,6 +44,10 @@ from fedsim.metrics.splits import clients_with
 from fedsim.models import weights
 from fedsim.models.libraries import library_of
 from fedsim.models.weights import Loaded
+from fedsim.schedules.asynchronous import Buffered
+from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at, schedule_of
+from fedsim.schedules.oort import Oort
+from fedsim.schedules.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
 from fedsim.server import Bucketing
 from fedsim.server.attacks import Omniscient
 from fedsim.server.staleness import StalenessWeights
@@ -52,16 +56,12 @@ from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedu
 from fedsim.systems.distributions import parse_within
 from fedsim.systems.trace import read_trace
 from fedsim.training import combinations, evaluate, stacking
-from fedsim.training.asynchronous import Buffered
 from fedsim.training.attacks import attack_of, check_attack, possible_sizes
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
-from fedsim.training.oort import Oort
 from fedsim.training.privacy import Budget, check_samples, private
 from fedsim.training.provenance import Data, Provenance, code_of, data_of
 from fedsim.training.root import draw_root
-from fedsim.training.schedule import Roster, Schedule, Synchronous, lr_at, schedule_of
-from fedsim.training.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,9 +16,9 @@ from fedsim.engine.blocks import shared_out
 from fedsim.engine.ray.calls import TaskCall
 from fedsim.engine.worker import with_deltas
 from fedsim.models import build
+from fedsim.schedules.base import Roster
 from fedsim.systems.clock import Clock
 from fedsim.testing.rounds import config, rounds, small
-from fedsim.training.schedule import Roster
 from fedsim.training.setup import prepare
 from tests.rounding import of_update, sgd_operations
 from tests.tasks import models, tasks

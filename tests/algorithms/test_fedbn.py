@@ -13,10 +13,10 @@ from fedsim.core.layout import layout_of, select
 from fedsim.core.types import ModelSpec, Training
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
+from fedsim.schedules.base import draw_cohort
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training.log import RoundLog
 from fedsim.training.round import run_round
-from fedsim.training.schedule import draw_cohort
 from fedsim.training.setup import Setup, prepare
 from tests.oracles import aggregation as oracle
 

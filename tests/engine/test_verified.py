@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import fedsim
-from fedsim.training.verify import verify
+from fedsim.audit.verify import verify
 from tests.engine.chaos import SHARE
-from tests.unit.training.test_verify import small
+from tests.unit.audit.test_verify import small
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

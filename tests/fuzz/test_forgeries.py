@@ -39,7 +39,7 @@ from fedsim.training.setup import prepare
 from tests.fuzz.harness import fedsim as command
 from tests.fuzz.harness import parts, workplace
 from tests.stopping import Stop, Stopper
-from tests.unit.training.test_verify import forge
+from tests.unit.audit.test_verify import forge
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedsim.core.rng import generator
 from fedsim.core.types import ClientTask, RoundContext, Vectors
-from fedsim.training.schedule import Pass, Roster, RoundPlan
+from fedsim.schedules.base import Pass, Roster, RoundPlan
 
 Start = tuple[float, int, int, int]
 """Arrival in simulated seconds, client, version, number of the start."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedsim.core.types import RoundContext, Vectors
-from fedsim.training.schedule import Pass, Roster, RoundPlan
+from fedsim.schedules.base import Pass, Roster, RoundPlan
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from fedsim.core.types import Dataset, Partition, RoundContext
 from fedsim.data import splits
 from fedsim.data.holdout import hold_out_clients
 from fedsim.metrics.splits import clients_with
+from fedsim.schedules.base import draw_cohort
 from fedsim.testing.rounds import config
-from fedsim.training.schedule import draw_cohort
 from fedsim.training.setup import prepare
 
 

@@ -12,13 +12,13 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
+from fedsim.audit.verify import Verification
 from fedsim.cli import main
 from fedsim.storage.directories import read_grid, write_grid
 from fedsim.studies import sweep_tables
 from fedsim.studies.sweep import group_of
 from fedsim.studies.verify import drawn
-from fedsim.training.verify import Verification
-from tests.unit.training.test_verify import another_digit, forge, rewrite, small
+from tests.unit.audit.test_verify import another_digit, forge, rewrite, small
 
 pytestmark = pytest.mark.integration
 

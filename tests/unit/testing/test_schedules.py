@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedsim.core.errors import ContractError
+from fedsim.schedules.base import Synchronous
 from fedsim.testing import check_schedule
-from fedsim.training.schedule import Synchronous
 from tests.seams import buffered, power_of_choice
 
 

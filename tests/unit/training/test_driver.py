@@ -26,13 +26,13 @@ from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.metrics.scores import mean_scores
 from fedsim.models.vision import SplitModel
+from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import csv_text
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
 from fedsim.training.round import _moved, run_round
-from fedsim.training.schedule import draw_cohort, lr_at
 from fedsim.training.setup import prepare
 from tests.decomposing import named_tensors
 from tests.tasks import run

@@ -12,12 +12,12 @@ from dp_accounting import pld, rdp
 import fedsim
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
+from fedsim.schedules.selection import Poisson
 from fedsim.testing.rounds import config, difference, results, rounds
 from fedsim.training.privacy import warn_of_delta
-from fedsim.training.selection import Poisson
 from fedsim.training.setup import prepare
 from tests.stopping import Stop, Stopper
-from tests.unit.training.test_selection import clients, roster
+from tests.unit.schedules.test_selection import clients, roster
 
 UNIFORM = {"fedavg": {"weights": "uniform"}}
 USER = {"level": "user", "clip": 0.5}

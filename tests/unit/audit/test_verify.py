@@ -21,6 +21,8 @@ from safetensors.numpy import load_file, save_file
 
 import fedsim
 from fedsim import algorithms
+from fedsim.audit import verify as verification
+from fedsim.audit.verify import NotPossible, Verification, verify
 from fedsim.cli import main
 from fedsim.core import files
 from fedsim.core.errors import StoreError
@@ -28,9 +30,7 @@ from fedsim.storage.checkpoint import encode_record, read_record, records
 from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
 from fedsim.training import round as rounds
-from fedsim.training import verify as verification
 from fedsim.training.setup import prepare
-from fedsim.training.verify import NotPossible, Verification, verify
 from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration

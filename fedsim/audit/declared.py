@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedsim.audit.recorded import Difference
+from fedsim.audit.rerun import Rerun
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.reading import parse_json
 from fedsim.storage.run_dir import to_json
 from fedsim.training.environment import NUMERICAL, describe
 from fedsim.training.provenance import SHOWN, Provenance
-from fedsim.training.recorded import Difference
-from fedsim.training.rerun import Rerun
 
 FACTS = (
     *("classes", "sites", "heldout_clients", "malicious_clients", "head_drawn_anew"),

@@ -18,7 +18,7 @@ from fedsim.testing import rounds
 from tests.commands import clean_environment
 from tests.decomposing import config
 from tests.rounding import rounding
-from tests.unit.training.test_predict import on_images, write_images
+from tests.unit.predictions.test_predict import on_images, write_images
 
 pytestmark = pytest.mark.integration
 

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedsim.audit.rerun import Rerun, opened
 from fedsim.core.errors import ConfigError, FedsimError, nearest
 from fedsim.core.imports import users_code
 from fedsim.core.rng import generator
@@ -35,7 +36,6 @@ from fedsim.server.coalitions import Coalitions, Moved
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import evaluate
 from fedsim.training.log import RoundLog
-from fedsim.training.rerun import Rerun, opened
 from fedsim.training.round import Gathered, conclude, context, gather, train
 from fedsim.training.setup import Setup
 

@@ -14,6 +14,8 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim import algorithms
+from fedsim.audit.replay import COLUMNS, Without, assembled, carried, equal, replay
+from fedsim.audit.rerun import opened
 from fedsim.cli import main
 from fedsim.cli.replay import of_clients
 from fedsim.core.errors import ConfigError
@@ -21,8 +23,6 @@ from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from fedsim.testing.rounds import VALIDATION, config
 from fedsim.training.log import RoundLog
-from fedsim.training.replay import COLUMNS, Without, assembled, carried, equal, replay
-from fedsim.training.rerun import opened
 from fedsim.training.round import context, gather, model_sha256, train
 
 pytestmark = pytest.mark.integration

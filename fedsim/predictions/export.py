@@ -20,8 +20,8 @@ import torch
 
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, one_line
+from fedsim.predictions.new_images import ImageModel, image_model
 from fedsim.storage.run_dir import check_free
-from fedsim.training.new_images import ImageModel, image_model
 from fedsim.version import DISTRIBUTION
 
 Form = Literal["torch", "onnx"]
@@ -53,7 +53,7 @@ def export(
         The files.
 
     Raises:
-        ConfigError: as :func:`~fedsim.training.new_images.image_model`, a package is missing, or
+        ConfigError: as :func:`~fedsim.predictions.new_images.image_model`, a package is missing, or
             the network cannot be exported.
         StoreError: a file cannot be read or written.
     """

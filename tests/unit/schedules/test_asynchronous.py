@@ -18,13 +18,13 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.types import RoundContext
+from fedsim.schedules.asynchronous import Buffered
+from fedsim.schedules.base import Roster, draw_cohort
 from fedsim.server import Average, Server
 from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.asynchronous import Buffered
-from fedsim.training.schedule import Roster, draw_cohort
 from fedsim.training.setup import prepare
 from tests.stopping import Stop, Stopper
 

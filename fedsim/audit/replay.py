@@ -19,12 +19,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedsim.audit.recorded import COMPARED, Comparison, Difference, Recorded
+from fedsim.audit.rerun import Rerun, opened
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
 from fedsim.config.resolve import resolve
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
+from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
@@ -33,10 +36,7 @@ from fedsim.training import evaluate
 from fedsim.training.export import client_number
 from fedsim.training.loading import with_normalization
 from fedsim.training.log import RoundLog
-from fedsim.training.recorded import COMPARED, Comparison, Difference, Recorded
-from fedsim.training.rerun import Rerun, opened
 from fedsim.training.resume import FREE
-from fedsim.training.schedule import Pass, Roster, RoundPlan, Schedule
 from fedsim.training.setup import Setup, assemble, check_effects, make_executor, start_of
 
 REFUSED: Mapping[str, str] = {
@@ -422,7 +422,7 @@ def equal(one: object, other: object) -> bool:
 
 def difference(store: RunStore, done: Done) -> str:
     """The first place where the rows of a round are not what the run wrote, see
-    :class:`fedsim.training.recorded.Difference`; empty where all are the same."""
+    :class:`fedsim.audit.recorded.Difference`; empty where all are the same."""
     n = done.number
     tables = {table: Recorded.read(store.path, table, n, n) for table in COMPARED}
     try:

@@ -29,10 +29,11 @@ from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.metrics.splits import clients_with, count, counts, indices
+from fedsim.predictions import new_images
 from fedsim.storage import final_models, vocabulary
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore, csv_text
-from fedsim.training import loading, new_images
+from fedsim.training import loading
 from fedsim.training.environment import device_of
 from fedsim.training.evaluate import Candidate, own_model
 from fedsim.training.export import (

@@ -25,8 +25,8 @@ import numpy as np
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import generator
 from fedsim.core.types import ClientTask, RoundContext, Vectors
+from fedsim.schedules.base import Pass, Roster, RoundPlan
 from fedsim.systems.clock import TIMED
-from fedsim.training.schedule import Pass, Roster, RoundPlan
 
 Start = tuple[float, int, int]
 """Arrival in simulated seconds from the last step of the server, client, version of the model."""

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import fedsim
+from fedsim.audit.rerun import opened
 from fedsim.core.errors import ConfigError
-from fedsim.training.rerun import opened
 from tests.unit.training.test_resume import config
 
 ROUNDS = 7
@@ -63,7 +63,7 @@ def test_a_damaged_checkpoint_is_passed_over(run, caplog):
 def test_a_run_on_a_gpu_is_done_again_on_a_gpu_where_there_is_one(run, gpus_here, monkeypatch):
     path = run / "env.json"
     before = path.read_bytes()
-    monkeypatch.setattr("fedsim.training.rerun.num_gpus", lambda: gpus_here)
+    monkeypatch.setattr("fedsim.audit.rerun.num_gpus", lambda: gpus_here)
     path.write_text(json.dumps(json.loads(before) | {"device": "NVIDIA H100"}))
     try:
         if gpus_here and not torch.cuda.is_available():

@@ -12,9 +12,7 @@ import fedsim
 from fedsim.algorithms.base import one_each
 from fedsim.core.errors import ConfigError, ContractError
 from fedsim.core.types import RoundContext
-from fedsim.systems.clock import Clock
-from fedsim.testing.rounds import config, results
-from fedsim.training.schedule import (
+from fedsim.schedules.base import (
     Roster,
     RoundPlan,
     Synchronous,
@@ -22,6 +20,8 @@ from fedsim.training.schedule import (
     lr_at,
     schedule_of,
 )
+from fedsim.systems.clock import Clock
+from fedsim.testing.rounds import config, results
 from fedsim.training.setup import prepare
 from tests.tasks import tasks
 

@@ -4,10 +4,10 @@ import shutil
 
 import pytest
 
+from fedsim.audit.recorded import Comparison, Difference, Recorded, check_form
+from fedsim.audit.verify import verify
 from fedsim.storage.checkpoint import decode_record, encode_record
-from fedsim.training.recorded import Comparison, Difference, Recorded, check_form
-from fedsim.training.verify import verify
-from tests.unit.training.test_verify import (  # noqa: F401 - fixtures
+from tests.unit.audit.test_verify import (  # noqa: F401 - fixtures
     ROUNDS,
     drawing,
     first,

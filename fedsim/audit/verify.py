@@ -3,7 +3,7 @@
 The rounds are drawn by a seed. Each starts from the nearest earlier checkpoint, and every round on
 the way is compared as well: its rows in all tables cell by cell, and the model after it by its
 SHA-256 in models.csv. Where processor or versions are not those of the run, last digits may differ:
-such a run is never verified, but consistent within what :mod:`fedsim.training.rounding` allows.
+such a run is never verified, but consistent within what :mod:`fedsim.audit.rounding` allows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,18 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedsim.audit import declared
+from fedsim.audit.recorded import (
+    COMPARED,
+    ROUNDING,
+    Comparison,
+    Difference,
+    Recorded,
+    check_form,
+    distance,
+)
+from fedsim.audit.rerun import Rerun, opened
+from fedsim.audit.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.config import experiments
 from fedsim.core import files
 from fedsim.core.errors import FedsimError, described
@@ -33,23 +45,11 @@ from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.rows import ErrorRow
 from fedsim.storage.run_dir import RunWriter, cell
-from fedsim.training import declared
 from fedsim.training.driver import write_split
 from fedsim.training.export import export_models, personal_slots
 from fedsim.training.finetune import final_scores
 from fedsim.training.log import RoundLog
 from fedsim.training.provenance import functions_in
-from fedsim.training.recorded import (
-    COMPARED,
-    ROUNDING,
-    Comparison,
-    Difference,
-    Recorded,
-    check_form,
-    distance,
-)
-from fedsim.training.rerun import Rerun, opened
-from fedsim.training.rounding import OF_THE_WAY, Rounding, supports_of
 from fedsim.training.summary import summarise
 
 OF_A_TENSOR, OF_A_NUMBER = 1e-3, 1e-4
@@ -140,7 +140,7 @@ def verify(
         seed: of the draw; None: a new one.
         data_dir: where the data are now, in place of ``data.dir``.
         overrides: settings of where the work is done, by dotted key; see
-            :func:`~fedsim.training.rerun.opened`.
+            :func:`~fedsim.audit.rerun.opened`.
         accept_changed_code: go on where the user's code is not that of the run.
         allow_code: also run the functions (``module:function``) that the run's settings name, with
             all rights of this process.

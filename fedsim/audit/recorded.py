@@ -12,12 +12,12 @@ from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
+from fedsim.audit.rounding import Rounding
 from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
 from fedsim.training.log import RoundLog
 from fedsim.training.round import model_sha256
-from fedsim.training.rounding import Rounding
 
 SHA256 = re.compile("[0-9a-f]{64}")
 LONGEST = 2**20
@@ -87,7 +87,7 @@ class Comparison:
         rows: how many rows of tables were compared.
         models: how many models have the SHA-256 that models.csv names.
         others: processor or versions that are not those of the run, else empty. Numbers may then
-            differ as :class:`~fedsim.training.rounding.Rounding` allows.
+            differ as :class:`~fedsim.audit.rounding.Rounding` allows.
         cells: how many cells were compared.
         equal: how many of them are the same, byte for byte.
         largest: difference of two numbers that was tolerated, relative to the larger one.

@@ -24,8 +24,8 @@ import numpy as np
 
 from fedsim.core.rng import generator
 from fedsim.core.types import F64, I64, Array, RoundContext, Vectors
+from fedsim.schedules.base import Pass, Roster, RoundPlan
 from fedsim.systems.clock import FLOAT_BYTES, Participation
-from fedsim.training.schedule import Pass, Roster, RoundPlan
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import pytest
 import fedsim
 from fedsim.algorithms.base import one_each
 from fedsim.core.types import ClientUpdate, RoundContext
+from fedsim.schedules.base import Roster
+from fedsim.schedules.oort import Oort
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.oort import Oort
-from fedsim.training.schedule import Roster
 from tests.stopping import Stop, Stopper
 
 K = 6

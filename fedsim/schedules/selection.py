@@ -1,6 +1,6 @@
 """Selection: which clients take part in a synchronous round (``train.selection``).
 
-uniform is :class:`~fedsim.training.schedule.Synchronous`, oort is in :mod:`fedsim.training.oort`.
+uniform is :class:`~fedsim.schedules.base.Synchronous`, oort is in :mod:`fedsim.schedules.oort`.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from fedsim.core.files import whole_number
 from fedsim.core.rng import generator
 from fedsim.core.tables import read_table
 from fedsim.core.types import RoundContext, Vectors
+from fedsim.schedules.base import Pass, Roster, RoundPlan
 from fedsim.systems.clock import FLOAT_BYTES
-from fedsim.training.schedule import Pass, Roster, RoundPlan
 
 
 def draw_by_size(roster: Roster, ctx: RoundContext, size: int, purpose: str) -> list[int]:

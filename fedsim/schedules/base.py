@@ -211,6 +211,6 @@ def schedule_of(config: RunConfig) -> Schedule:
     if not callable(getattr(schedule, "plan", None)) or not hasattr(schedule, "asynchronous"):
         raise ConfigError(
             f"{where}: the function returned {type(schedule).__name__}, needed is a schedule with "
-            "plan(roster, state, ctx, run) and asynchronous, see fedsim.training.schedule"
+            "plan(roster, state, ctx, run) and asynchronous, see fedsim.schedules.base"
         )
     return schedule

@@ -15,7 +15,7 @@ from fedsim.cli import main
 from fedsim.core.errors import ConfigError
 from fedsim.core.tables import csv_plain
 from tests.decomposing import config
-from tests.unit.training.test_predict import CLASSES, on_images, write_images
+from tests.unit.predictions.test_predict import CLASSES, on_images, write_images
 
 pytestmark = pytest.mark.integration
 

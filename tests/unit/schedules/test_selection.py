@@ -10,12 +10,12 @@ from fedsim.algorithms.base import one_each
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import ClientUpdate, RoundContext
+from fedsim.schedules.base import Roster
+from fedsim.schedules.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
 from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import constant
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.schedule import Roster
-from fedsim.training.selection import BySize, Fixed, PowerOfChoice, RoundRobin, fixed
 from fedsim.training.setup import prepare
 
 

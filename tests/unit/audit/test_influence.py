@@ -11,13 +11,13 @@ import pytest
 from click.testing import CliRunner
 
 import fedsim
+from fedsim.audit import influence as module
+from fedsim.audit.influence import Measurement, parse_rounds, summed
+from fedsim.audit.replay import Without
+from fedsim.audit.rerun import opened
 from fedsim.cli import main
 from fedsim.core.errors import ConfigError
 from fedsim.testing.rounds import VALIDATION, config
-from fedsim.training import influence as module
-from fedsim.training.influence import Measurement, parse_rounds, summed
-from fedsim.training.replay import Without
-from fedsim.training.rerun import opened
 from fedsim.training.setup import prepare
 
 pytestmark = pytest.mark.integration

@@ -1,0 +1,1 @@
+"""What is done with the models of a finished run: predictions, exported files."""
