@@ -123,6 +123,8 @@ def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
         return f"]({shown}{match[2]})"
 
     folder = posixpath.dirname(page.file.src_uri)
+    if page.file.src_uri in {SHOWN["CHANGELOG.md"], SHOWN["CONTRIBUTING.md"]}:
+        markdown = markdown.replace("](docs/", "](")
     return BESIDE.sub(linked, markdown)
 
 

@@ -7,6 +7,8 @@ import re
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -14,29 +16,39 @@ import fedsim
 from fedsim.storage.run_dir import RunStore
 from fedsim.testing import check_executor, check_method, check_reader, check_schedule
 from fedsim.training.log import RoundLog
+from tests.seams.reverse import make_executor
 
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCK = r"```python{}\n(.*?)```"
+SECTIONS = PAGE.split("\n### ")[1:]
 BLOCKS = {
-    section.partition("\n")[0]: re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    for section in PAGE.split("\n### ")[1:]
+    "own_" + section.partition("\n")[0].split()[-1]: block[1]
+    for section in SECTIONS
+    if (block := re.search(BLOCK.format(""), section, re.DOTALL))
 }
+TUTORIALS = {
+    "own_optimiser": ("own-rule.md", "my_optimiser.py"),
+    "own_set": ("own-data.md", "gratings.py"),
+    "own_model": ("own-model.md", "my_models.py"),
+}
+"""Examples that the page links."""
+for module, (page, title) in TUTORIALS.items():
+    text = (ROOT / "docs" / "tutorials" / page).read_text()
+    BLOCKS[module] = re.search(BLOCK.format(f' title="{title}"'), text, re.DOTALL)[1]
 
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
     """Each block as a module outside the package, named by its section."""
-    names = []
-    for title, block in BLOCKS.items():
-        assert block is not None, title
-        names.append("own_" + title.split()[-1])
-        (tmp_path / f"{names[-1]}.py").write_text(block[1])
+    for name, block in BLOCKS.items():
+        (tmp_path / f"{name}.py").write_text(block)
     monkeypatch.syspath_prepend(tmp_path)
     importlib.invalidate_caches()
     yield
-    for name in names:
+    for name in BLOCKS:
         sys.modules.pop(name, None)
 
 
@@ -71,6 +83,38 @@ def test_a_method_with_client_state(tmp_path):
     assert losses[0][1] != losses[1][1]
 
 
+def test_the_page_is_short_and_has_every_example():
+    assert len(PAGE.splitlines()) <= 320
+    names = {"own_" + section.partition("\n")[0].split()[-1] for section in SECTIONS}
+    assert {*BLOCKS} ^ names == {"own_optimiser", "own_executor"}  # the latter is in tests/seams
+
+
+def test_a_server_rule():
+    updates, sizes = np.random.default_rng(0).normal(size=(5, 100)), np.arange(1.0, 6.0)
+    weights = sizes / np.linalg.norm(updates, axis=1) ** 0.5
+    step = fedsim.aggregate(updates, sizes.astype(int), "own_rule:short", power=0.5)
+    np.testing.assert_allclose(step, weights @ updates / weights.sum(), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_an_attack_and_a_compressor(tmp_path):
+    changes = {
+        "fedavg": {"algorithm": "fedavg"},
+        "nobody": {"algorithm": "own_attack:build", "own_attack:build": {"share": 0.0}},
+        "everybody": {"algorithm": "own_attack:build", "own_attack:build": {"share": 1.0}},
+        "half": {"algorithm": "own_compressor:build"},
+    }
+    rounds = {
+        name: run(tmp_path / name, model={"name": "mlp"}, **sections)["rounds"]
+        for name, sections in changes.items()
+    }
+    pd.testing.assert_frame_equal(rounds["nobody"], rounds["fedavg"])
+    everybody, honest = rounds["everybody"].iloc[0], rounds["fedavg"].iloc[0]
+    assert everybody["update_norm"] == honest["update_norm"]
+    assert everybody["test_loss"] > honest["test_loss"]
+    assert (2 * rounds["half"]["uplink_bytes"] == rounds["fedavg"]["uplink_bytes"]).all()
+
+
 @pytest.mark.slow
 def test_a_server_optimiser_after_fedgh(tmp_path):
     name = "own_optimiser:build"
@@ -93,11 +137,11 @@ def test_a_data_set_with_two_options(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_schedule(tmp_path):
-    check_schedule(importlib.import_module("own_schedule").build)
+    check_schedule(importlib.import_module("own_schedule").Turns)
     config = fedsim.RunConfig(
         data={"num_clients": 4},
         engine={"kind": "serial"},
-        train={"rounds": 2, "sample_rate": 0.5, "schedule": "own_schedule:build"},
+        train={"rounds": 2, "sample_rate": 0.5, "schedule": "own_schedule:Turns"},
     )
     store = fedsim.run(config, tmp_path / "run")
     assert store.read("clients")["client_id"].tolist() == [0, 1, 2, 3]
@@ -124,14 +168,26 @@ def test_a_table():
 
 @pytest.mark.slow
 def test_a_model(tmp_path):
-    found = run(tmp_path / "run", model={"name": "own_model:two_layers"})
-    assert found["summary"]["model"].item() == "own_model:two_layers"
+    found = run(tmp_path / "run", model={"name": "own_model:group_cnn"})
+    assert found["summary"]["model"].item() == "own_model:group_cnn"
+
+
+@pytest.mark.slow
+def test_a_metric_and_a_figure(tmp_path):
+    (tmp_path / "classes.csv").write_text("round,label,recall\n1,0,0\n1,1,1\n2,0,0.9\n2,1,0.4\n")
+    values = importlib.import_module("own_metric").g_mean(tmp_path)
+    assert values.tolist() == pytest.approx([0, 0.6], rel=1e-9)
+    grid = {"grid": {"algorithm": ["fedavg", "fedprox"]}, "data": {"num_clients": 4}}
+    train = {"rounds": 2, "sample_rate": 1.0, "batch_size": 100}
+    sweep = fedsim.sweep(grid | {"train": train, "engine": {"kind": "serial"}}, out=tmp_path / "s")
+    figure = importlib.import_module("own_figure").draw(sweep.path)
+    assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [2, 2]
+    plt.close(figure)
 
 
 @pytest.mark.slow
 def test_an_executor_keeps_the_contract():
-    make = importlib.import_module("own_executor").make_executor
-    check_executor(make, cases=["augmentation", "blocks of clients", "pooled data"])
+    check_executor(make_executor, cases=["augmentation", "blocks of clients", "pooled data"])
 
 
 @pytest.mark.slow

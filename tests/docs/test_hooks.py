@@ -52,6 +52,8 @@ def test_links_to_files_beside_docs_are_those_of_the_pages_that_show_them():
     page.file.src_uri = "index.md"
     wanted = "[a](how-to/clusters.md)"
     assert hooks.on_page_markdown("[a](../launch/README.md)", page) == wanted
+    page.file.src_uri = "contributing.md"
+    assert hooks.on_page_markdown("[a](docs/GRAM.md#x)", page) == "[a](GRAM.md#x)"
 
 
 def test_every_preset_and_data_set_is_named():
