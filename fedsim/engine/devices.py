@@ -87,7 +87,7 @@ def configure(
     was never written; that is switched off, it costs a pass over every intermediate result.
     """
     torch.set_num_threads(threads)
-    warnings.filterwarnings("default", message=NO_KERNEL)  # each again in every run
+    warnings.filterwarnings("always", message=NO_KERNEL)  # by each worker, whoever met it first
     if device.type == "cuda":
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = WORKSPACE_CONFIG
         torch.backends.cuda.matmul.allow_tf32 = precision != "float32"

@@ -473,11 +473,9 @@ def test_figures_go_nowhere_else(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_commands_write_their_files(runs: Path, tmp_path: Path) -> None:
-    rows_of(5, 3).to_csv(tmp_path / "partition.csv", index=False)
     for arguments in (
         ("curves", runs, "--out", tmp_path / "c.png", "--smooth", 2),
         ("curves", runs, "--out", tmp_path / "c.pdf", "--metric", "test_loss"),
-        ("partition", tmp_path, "--out", tmp_path / "p.png"),
         ("table", runs, "--out", tmp_path / "t.csv"),
         ("table", runs, "--out", tmp_path / "t.tex"),
         ("table", runs, "--out", tmp_path / "t.md"),

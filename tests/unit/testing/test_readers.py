@@ -73,7 +73,7 @@ def test_data_sets_that_keep_it(name):
 
 @pytest.mark.slow
 def test_a_drawn_data_set_with_an_option():
-    check_reader(SHORTCUT, samples_per_site=8)
+    check_reader(SHORTCUT, sites=4, samples_per_site=8)
 
 
 def test_a_loader_that_keeps_it():

@@ -58,7 +58,7 @@ def test_grey_images_get_the_means_over_the_channels():
     assert (given.mean, given.std, given.size) == (pytest.approx((0.3,)), pytest.approx((0.3,)), 16)
     colour = replace(grey, x=np.repeat(grey.x, 3, 1))
     assert Normalization.parse("0.5/0.25").applied(colour).pipeline.std == (0.25,) * 3
-    with pytest.raises(ConfigError, match="'1,2/1,1': 2 channels, and the images have 3"):
+    with pytest.raises(ValueError, match="2 channels, and the images have 3"):
         Normalization.parse("1,2/1,1").applied(colour)
 
 

@@ -144,7 +144,7 @@ def test_stopped_again_and_again(tmp_path, undisturbed):
     assert contents(store.path) == undisturbed["fedpac"]
     resumed = json.loads((run / "env.json").read_text())["resumed"]
     assert [part["after_round"] for part in resumed] == [1, 2, 3, 4, 5, 6]
-    assert {part["device"] for part in resumed} == {"cpu"}
+    assert {part["device"]["name"] for part in resumed} == {"cpu"}
 
 
 def test_the_seconds_of_all_parts_add_up(tmp_path):
