@@ -208,7 +208,8 @@ def trained(
     losses: list[Tensor] = []
     sizes: list[int] = []
     enter(env, Phase(0, 0.0))
-    env.draws.begin([env.dropout_seed])
+    if env.draws.layers:  # the seed is a hash
+        env.draws.begin([env.dropout_seed])
     if steps is not None:
         env.start = steps.tensor("start", env.start)
     s = rule.begin(env)

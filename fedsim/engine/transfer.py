@@ -47,7 +47,8 @@ class Samples:
 
     def __call__(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Those of ``index`` (n,) and their labels, on the device."""
-        index = index.to(self.x.device, non_blocking=True)
+        if index.device != self.x.device:  # once for both
+            index = index.to(self.x.device, non_blocking=True)
         return self.inputs(index), self.labels(index)
 
     def inputs(self, index: Tensor) -> Tensor:
@@ -60,7 +61,9 @@ class Samples:
 
 
 def _chosen(samples: Tensor, index: Tensor) -> Tensor:
-    return samples.index_select(0, index.to(samples.device, non_blocking=True))
+    if index.device != samples.device:
+        index = index.to(samples.device, non_blocking=True)
+    return samples.index_select(0, index)
 
 
 class Staged:
