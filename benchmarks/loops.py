@@ -99,7 +99,7 @@ class Loop:
         self.state = [t.detach() for t in (*self.net.parameters(), *floats)]
         self.world = [t.clone() for t in self.state]
         self.sum = [torch.zeros_like(t) for t in self.state]
-        self.step = self._step
+        self.step: Callable[[Tensor], None] = self._step
         self.prepare(graph)
 
     def prepare(self, graph: bool) -> None:
@@ -109,14 +109,18 @@ class Loop:
             self.net.parameters(), sgd.lr, sgd.momentum, weight_decay=sgd.weight_decay, foreach=True
         )
         if graph:
-            batch = torch.zeros(sgd.batch_size, dtype=torch.long, device=self.device)
-            replay = captured(partial(self._step, batch), self.device)
+            self.step = self.replayed(sgd.batch_size)
 
-            def step(numbers: Tensor) -> None:
-                batch.copy_(numbers)
-                replay()
+    def replayed(self, *shape: int) -> Callable[[Tensor], None]:
+        """The step as a CUDA graph, for numbers of samples of this shape."""
+        batch = torch.zeros(shape, dtype=torch.long, device=self.device)
+        replay = captured(partial(self._step, batch), self.device)
 
-            self.step = step
+        def step(numbers: Tensor) -> None:
+            batch.copy_(numbers)
+            replay()
+
+        return step
 
     def round(self, t: int) -> None:
         """Round ``t``: ``cohort`` clients, whose mean is the next global model."""
@@ -171,15 +175,7 @@ class StackedLoop(Loop):
         self.grads = torch.func.vmap(torch.func.grad(self._loss), randomness="different")
         self._load()  # numbers, not what was in memory before, for the warm-up
         if graph:
-            shape = (m, self.sgd.batch_size)
-            batch = torch.zeros(shape, dtype=torch.long, device=self.device)
-            replay = captured(partial(self._step, batch), self.device)
-
-            def step(numbers: Tensor) -> None:
-                batch.copy_(numbers)
-                replay()
-
-            self.step = step
+            self.step = self.replayed(m, self.sgd.batch_size)
 
     def train(self, numbers: Tensor) -> None:
         """See :meth:`Loop.train`."""
