@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fedsim.client.context import LocalEnv
-from fedsim.client.optimizer import Optimizer
+from fedsim.client.optimizer import Optimizer, groups
 from fedsim.client.probe import kept, other
 from fedsim.core.errors import FedsimError, described
 from fedsim.core.layout import FlatModel, Pristine
@@ -114,11 +114,11 @@ class Steps:
     def optimizer(self, env: LocalEnv, lr: float) -> Optimizer:
         """That of a phase, as new."""
         slots = env.slots()
-        groups = Optimizer.groups(env.training, slots, lr)
-        key = env.training, tuple(slot.name for slot in slots), len(groups)
+        rates = [rate for _, rate in groups(env.training, slots, lr)]
+        key = env.training, tuple(slot.name for slot in slots), len(rates)
         if key not in self._optimizers:
             self._optimizers[key] = Optimizer(env.training, slots, lr, env.params)
-        self._optimizers[key].restart(lr)
+        self._optimizers[key].restart(rates)
         return self._optimizers[key]
 
     def run(
