@@ -230,13 +230,7 @@ def trained(
             step = partial(_step, rule, copy(env), fixed.state, optimizer, None)
             modes = phase.part, *(norm.training for norm in env.flat.norms)
             run = partial(fixed.run, step, modes, (), optimizer)
-        if private is not None:
-            batches = poisson_batches(env, phase.epochs, order)
-        elif env.training.local_steps is not None:
-            batches = islice(carried_batches(env, _used(env)), env.training.local_steps)
-        else:
-            batches = _batches(env, phase.epochs, order)
-        for batch in islice(batches, env.steps_left):
+        for batch in islice(_batches(env, phase.epochs, order), env.steps_left):
             x, y = env.x.index_select(0, batch), env.y.index_select(0, batch)
             losses.append(run(x if gradients is not None else env.train(x), y))
             env.steps += 1
@@ -315,7 +309,15 @@ def enter(env: LocalEnv, phase: Phase) -> None:
 
 
 def _batches(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Indices of the batches of all epochs, on the client's device."""
+    """Indices of a phase's batches, on the client's device: drawn for DP-SGD, else shuffled."""
+    if env.training.private is not None:
+        return poisson_batches(env, epochs, order)
+    if env.training.local_steps is not None:
+        return islice(carried_batches(env, _used(env)), env.training.local_steps)
+    return _shuffled(env, epochs, order)
+
+
+def _shuffled(env: LocalEnv, epochs: int, order: torch.Generator) -> Iterator[Tensor]:
     n, size, samples = env.x.shape[0], env.training.batch_size, _used(env)
     for _ in range(epochs):
         shuffled = torch.randperm(n, generator=order).to(env.x.device, non_blocking=True)
