@@ -109,6 +109,14 @@ def cache_dir() -> Path:
         ) from None
 
 
+def sha256_of(*parts: str | Array) -> str:
+    """The SHA-256 of texts and of the bytes of arrays, one after the other, in hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hex."""
     with path.open("rb") as file:

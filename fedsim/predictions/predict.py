@@ -28,25 +28,22 @@ from fedsim.data import splits
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
+from fedsim.identity.environment import device_of
+from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
+from fedsim.identity.resume import check_paths, data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images
+from fedsim.predictions.models import final_state, finished_run
 from fedsim.storage import final_models, vocabulary
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunStore, csv_text
+from fedsim.storage.final_models import Description
+from fedsim.storage.run_dir import RunStore, client_number, csv_text
 from fedsim.training import loading
-from fedsim.training.environment import device_of
+from fedsim.training.assemble import assemble, prepare
 from fedsim.training.evaluate import Candidate, own_model
-from fedsim.training.export import (
-    Description,
-    client_number,
-    final_state,
-    finished_run,
-    personal_slots,
-)
+from fedsim.training.export import personal_slots
 from fedsim.training.features import with_features
-from fedsim.training.provenance import Provenance, check_code, check_data, code_of
-from fedsim.training.resume import check_paths, data_at
-from fedsim.training.setup import Setup, assemble, prepare
+from fedsim.training.setup import Setup
 
 ALL = "all"
 SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
@@ -228,7 +225,7 @@ def prepared(
     given = data_at(data_dir)
     config = finished_run(path, given)
     if client is not None:
-        client = client_number(path, config, client)
+        client = client_number(path, config.data.num_clients, client)
     known, environment = Description.read(path), RunStore(path).read_environment()
     known.check(path, config)
     if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):

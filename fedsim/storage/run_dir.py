@@ -12,21 +12,19 @@ import io
 import json
 import math
 import os
-import platform
+import re
 import secrets
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
+from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line, spelled
 from fedsim.core.reading import parse_json
 from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
@@ -34,7 +32,6 @@ from fedsim.core.types import Array
 from fedsim.storage import status, vocabulary
 from fedsim.storage.digests import TableDigest
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
-from fedsim.version import __version__
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -412,31 +409,35 @@ def default_path(dataset: str, algorithm: str) -> Path:
     return Path("runs", *parts, f"{now}-{secrets.token_hex(2)}")
 
 
-def environment() -> dict[str, object]:
-    """Versions, platform and git commit, for env.json."""
-    packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
-    return {
-        "fedsim": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
+def client_number(run: Path, num_clients: int, client: int | str, flag: str = "--client") -> int:
+    """The number of a client that is given by number, or by the name of its site, user or file.
 
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that fedsim is imported from, None outside one."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return None
-    lines = os.fsdecode(done.stdout).split("\n") if done.returncode == 0 else [""]
-    return lines[1] if lines[0] and Path(lines[0]) == root else None
+    Raises:
+        ConfigError: the run has no such client, or several of this name.
+        StoreError: partition.csv is missing or damaged.
+    """
+    last = num_clients - 1
+    if not isinstance(client, str):
+        if not 0 <= client <= last:
+            raise ConfigError(f"{flag} {client}: the run has the clients 0 to {last}")
+        return client
+    table = RunStore(run).read("partition").drop_duplicates("client_id")
+    named = table.reindex(columns=["client_id", "name"]).dropna()
+    names = [str(name) for name in named["name"]]
+    found = [int(k) for k, name in zip(named["client_id"], names, strict=True) if name == client]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        numbers = ", ".join(map(str, found))
+        raise ConfigError(f"{flag} {client}: the clients {numbers} have this name; give a number")
+    numbered = re.fullmatch(r"(?:(?P<name>.*) \()?client (?P<number>\d{1,9})\)?", client)
+    if numbered and numbered["name"] in (None, *names):  # as tables of sites call it
+        return client_number(run, num_clients, int(numbered["number"]), flag)
+    if (meant := spelled(client, names)) is not None:
+        return client_number(run, num_clients, meant, flag)
+    alike = [name for name in names if name.casefold() == client.casefold()] or names
+    said = "have no names" if not names else "have other names" + nearest(client, alike)
+    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {said}")
 
 
 def to_json(value: object) -> str:

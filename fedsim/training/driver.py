@@ -23,6 +23,8 @@ from fedsim.core.normalization import OF_DATASET
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
+from fedsim.identity.environment import check_begun, other_versions
+from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -40,16 +42,15 @@ from fedsim.storage.run_dir import (
     default_path,
     to_json,
 )
+from fedsim.training.assemble import check_effects, make_executor, prepare, start_of
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples, warn_of_delta
-from fedsim.training.resume import configuration, decisive
 from fedsim.training.round import context, model_sha256, run_round
-from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup, describe
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
@@ -375,7 +376,13 @@ def resume(
     with files.lock(store.path):
         before = store.read_environment()
         setup, start = start_of(prepare(config))
-        before |= check_begun(setup, store, accept_changed_code=accept_changed_code)
+        before |= check_begun(
+            store.path,
+            setup.config,
+            setup.provenance,
+            setup.frozen,
+            accept_changed_code=accept_changed_code,
+        )
         checkpoints, position = _restore(setup, store)
         if position is None:
             logger.warning(

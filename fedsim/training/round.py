@@ -31,9 +31,8 @@ from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
 from fedsim.training import evaluate, root
-from fedsim.training.log import RoundLog
 from fedsim.training.privacy import remedy
-from fedsim.training.round_rows import Aggregated, add_rows, round_row
+from fedsim.training.rows import Aggregated, RoundLog, add_rows, round_row
 from fedsim.training.setup import Setup
 
 

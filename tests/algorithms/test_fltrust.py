@@ -19,7 +19,7 @@ from fedsim.server.base import RuleState
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import results, rounds, small
 from fedsim.training import driver, root
-from fedsim.training.setup import make_executor, prepare
+from fedsim.training.assemble import make_executor, prepare
 from tests.oracles import byzantine as oracle
 
 from .cases import assert_step, draw, every_input

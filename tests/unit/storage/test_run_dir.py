@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import errno
 import hashlib
-import json
 import os
 import platform
 import re
@@ -30,8 +29,6 @@ from fedsim.storage.run_dir import (
     check_free,
     csv_text,
     default_path,
-    environment,
-    to_json,
 )
 from tests.commands import clean_environment
 
@@ -439,22 +436,6 @@ def test_two_runs_of_one_second_differ(monkeypatch):
     first, second = default_path("d", "a"), default_path("d", "a")
     assert str(first).startswith("runs/d/a/20240102-030405-")
     assert first != second
-
-
-def test_the_environment_is_plain_json(tmp_path):
-    text = to_json(environment() | {"engine": "serial", "path": tmp_path})
-    value = json.loads(text)
-    assert text.endswith("}\n")
-    assert {"fedsim", "git_commit", "python", "platform", "packages"} <= set(value)
-    assert value["packages"]["numpy"] == np.__version__
-
-
-def test_without_git_there_is_no_commit(monkeypatch):
-    def missing(*args, **kwargs):
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr(module.subprocess, "run", missing)
-    assert environment()["git_commit"] is None
 
 
 def test_a_directory_whose_name_is_no_text_is_refused(tmp_path):

@@ -10,10 +10,10 @@ import pytest
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import fields
 from fedsim.core import columns
+from fedsim.identity.provenance import Data, Provenance
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training.collapse import final_predictions
-from fedsim.training.provenance import Data, Provenance
 from fedsim.training.summary import last10, settings_of, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
