@@ -34,7 +34,7 @@ from fedsim.identity.resume import check_paths, data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images
 from fedsim.predictions.models import final_state, finished_run
-from fedsim.storage import final_models, vocabulary
+from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.final_models import Description
 from fedsim.storage.run_dir import RunStore, client_number, csv_text
@@ -286,7 +286,7 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
             raise DataError(
                 f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
             )
-    if vocabulary.read(run) not in (None, setup.dataset.words):
+    if RunStore(run).read_words() not in (None, setup.dataset.words):
         raise DataError(f"{run / files.VOCABULARY}: the texts now have other words; {_NOT_THESE}")
     check_data(run, Provenance.read(run), setup.provenance.data, _NOT_THESE)
     return setup
@@ -314,7 +314,7 @@ def _new_data(run: Path, config: RunConfig, known: Description, held_out: tuple[
 
 def _with_the_words(run: Path, config: RunConfig) -> Dataset:
     """Other data than the run's, of which texts are read with the run's vocabulary."""
-    words = vocabulary.read(run)
+    words = RunStore(run).read_words()
     dataset = loading.read(config, whole=True, known_words=words)
     if dataset.words != (words or ()):
         raise DataError(

@@ -279,7 +279,7 @@ def test_an_empty_table_has_its_header(tmp_path):
 def test_a_text_of_many_rows_is_made_safe_once(monkeypatch):
     """A split has a row per sample, and few sites."""
     seen = []
-    monkeypatch.setattr(module, "csv_safe", lambda text: seen.append(text) or text)
+    monkeypatch.setattr("fedsim.storage.tables.csv_safe", lambda text: seen.append(text) or text)
     site = np.array(["north", "south"], dtype=object)[np.arange(1000) % 2]
     text = csv_text({"sample": np.arange(1000), "site": site})
     assert text.splitlines()[:3] == ["sample,site", "0,north", "1,south"]
