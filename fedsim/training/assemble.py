@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from fedsim import algorithms, models
@@ -22,7 +23,9 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel
 from fedsim.core.plurals import counted
+from fedsim.core.rng import generator
 from fedsim.core.types import (
+    I64,
     Dataset,
     Layout,
     ModelSpec,
@@ -51,7 +54,6 @@ from fedsim.training.attacks import attack_of, check_attack, possible_sizes
 from fedsim.training.features import with_features
 from fedsim.training.loading import deal, with_shifts
 from fedsim.training.privacy import check_samples, private
-from fedsim.training.root import draw_root
 from fedsim.training.setup import Setup, needs_whole_updates
 
 
@@ -171,6 +173,24 @@ def assemble(
         algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
         setup = replace(setup, algorithm=algorithm, budget=budget)
     return setup
+
+
+def draw_root(samples: int, dataset: Dataset, seed: int) -> I64:
+    """(samples,) indices of validation samples, uniformly without replacement, ascending: the root
+    set, on which the server itself trains.
+
+    Raises:
+        ConfigError: the validation part has fewer.
+    """
+    if len(dataset.val) < samples:
+        raise ConfigError(
+            f"fltrust.samples: {samples} given; the server trains on so many validation samples, "
+            f"and {dataset.name} has {len(dataset.val)}: set data.val_fraction, as in 0.1, or "
+            "lower fltrust.samples"
+        )
+    if not samples:
+        return dataset.val[:0]
+    return np.sort(generator(seed, "root").choice(dataset.val, samples, replace=False))
 
 
 def check_effects(setup: Setup) -> None:

@@ -339,25 +339,17 @@ def run(
     check_effects(setup)
     warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
     setup, start = start_of(setup)
-    followers = Callbacks(callbacks)
-    with closing(make_executor(setup, session)) as executor, closing(followers):
+    with closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
-                loop = TrainingLoop(
-                    setup=setup,
-                    executor=executor,
-                    store=store,
-                    checkpoints=checkpoints,
-                    environment=describe(setup),
-                    callbacks=followers,
-                    begun=begun,
-                    position=Position(rounds=0, state=start),
-                )
-                del start
-                return loop.run()
+                position = Position(rounds=0, state=start)
+                loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun)
+                del start, position
+                with closing(loop.callbacks):
+                    return loop.run()
 
 
 def resume(
@@ -389,26 +381,42 @@ def resume(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        followers = Callbacks(callbacks)
-        with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
-            known = describe(setup)
-            if position.rounds and (others := other_versions(before, known)) is not None:
-                logger.warning("%s: %s", store.path, others)
+        with checkpoints, closing(make_executor(setup, session)) as executor:
+            loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun, before)
             store.remove_unfinished()
             store.truncate_tables(position.tables)
-            loop = TrainingLoop(
-                setup=setup,
-                executor=executor,
-                store=store,
-                checkpoints=checkpoints,
-                environment=known | {"after_round": position.rounds},
-                callbacks=followers,
-                begun=begun - position.seconds,
-                position=position,
-                before=before,
-            )
             del start, position
-            return loop.run()
+            with closing(loop.callbacks):
+                return loop.run()
+
+
+def _loop(
+    setup: Setup,
+    store: RunWriter,
+    executor: Executor,
+    checkpoints: Checkpoints,
+    position: Position,
+    callbacks: Sequence[Callback],
+    begun: float,
+    before: Mapping[str, Any] | None = None,
+) -> TrainingLoop:
+    """The training loop of a run that begins, or goes on from what env.json said ``before``."""
+    environment = describe(setup)
+    if before is not None:
+        if position.rounds and (others := other_versions(before, environment)) is not None:
+            logger.warning("%s: %s", store.path, others)
+        environment |= {"after_round": position.rounds}
+    return TrainingLoop(
+        setup=setup,
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
+        environment=environment,
+        callbacks=Callbacks(callbacks),
+        begun=begun - position.seconds,
+        position=position,
+        before=before,
+    )
 
 
 def fingerprint(setup: Setup) -> Fingerprint:
