@@ -21,7 +21,7 @@ from benchmarks.report import Result, of_pairs, of_step
 from benchmarks.workloads import METHODS, WORKLOADS, run_config
 from fedsim.core.errors import FedsimError
 from fedsim.display.tables import show
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "": {},

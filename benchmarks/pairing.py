@@ -24,7 +24,7 @@ from benchmarks.bare import Bare, job_of
 from benchmarks.workloads import Workload, run_config
 from fedsim.config.run import RunConfig
 from fedsim.engine.ray.cluster import local_node
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 # Ray's workers are nicer than others by 15; where others work too, that would count against fedsim
 os.environ.setdefault("RAY_worker_niceness", "0")

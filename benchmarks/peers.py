@@ -18,7 +18,7 @@ from benchmarks.bare import job_of
 from benchmarks.workloads import Workload, run_config
 from fedsim.core.errors import FedsimError
 from fedsim.engine.ray.cluster import local_node
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM = 2

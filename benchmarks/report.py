@@ -15,7 +15,8 @@ from benchmarks.pairing import Pairs, Spread
 from benchmarks.processes import available_memory
 from benchmarks.serverstep import Step
 from fedsim.engine.ray.cluster import local_node
-from fedsim.storage.run_dir import environment, to_json
+from fedsim.identity.environment import versions
+from fedsim.storage.run_dir import to_json
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def machine_facts() -> dict[str, object]:
         if line.startswith("model name")
     ]
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return environment() | {
+    return versions() | {
         "cpu": cpu[0] if cpu else platform.processor(),
         "cores": int(local_node().cpus),
         "gpu": gpu,

@@ -27,7 +27,7 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import FedsimError
 from fedsim.display.tables import show
 from fedsim.engine.ray.pool import Session
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 BLOCKS = 3
 """Blocks of rounds in a run."""

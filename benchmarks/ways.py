@@ -27,8 +27,9 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.studies.parallel import control
 from fedsim.studies.processes import Processes
+from fedsim.training.assemble import prepare
 from fedsim.training.events import Event, Failed, Job
-from fedsim.training.setup import needs_whole_updates, prepare
+from fedsim.training.setup import needs_whole_updates
 
 if TYPE_CHECKING:
     from fedsim.engine.ray.pool import Session

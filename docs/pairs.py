@@ -16,14 +16,15 @@ from fedsim import algorithms
 from fedsim.config.attack import AttackConfig
 from fedsim.config.compress import CompressConfig
 from fedsim.config.dp import DpConfig
+from fedsim.config.resolve import with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import ClockConfig, TrainConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Dataset, Partition
 from fedsim.server import Average
 from fedsim.testing.rounds import VALIDATION, small
-from fedsim.training.loading import deal, with_normalization
-from fedsim.training.setup import assemble
+from fedsim.training.assemble import assemble
+from fedsim.training.loading import deal
 
 Settings = Mapping[str, Any]
 Part = tuple[str, str]

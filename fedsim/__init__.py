@@ -31,11 +31,11 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from fedsim.display.trackers import tracker
+    from fedsim.predictions.models import load_model
     from fedsim.predictions.predict import predict
     from fedsim.storage.run_dir import RunStore
     from fedsim.studies.results import StudyStore, SweepStore
     from fedsim.training.callbacks import Callback
-    from fedsim.training.export import load_model
 
 __all__ = [
     "AsyncConfig",
@@ -81,7 +81,7 @@ _HOME = {
     "StudyStore": "fedsim.studies.results",
     "SweepStore": "fedsim.studies.results",
     "influence": "fedsim.audit.influence",
-    "load_model": "fedsim.training.export",
+    "load_model": "fedsim.predictions.models",
     "predict": "fedsim.predictions.predict",
     "replay": "fedsim.audit.replay",
     "resume": "fedsim.api",

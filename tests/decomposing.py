@@ -20,9 +20,9 @@ from fedsim.engine.serial import SerialExecutor
 from fedsim.engine.worker import Worker
 from fedsim.schedules.base import draw_cohort, lr_at
 from fedsim.storage.checkpoint import ServerState
-from fedsim.training.log import RoundLog
+from fedsim.training.assemble import prepare
 from fedsim.training.round import run_round
-from fedsim.training.setup import prepare
+from fedsim.training.rows import RoundLog
 from tests.tasks import run
 
 TERMS = ("local_loss", "shift_loss", "aggregation_loss", "global_loss")

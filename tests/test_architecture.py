@@ -22,7 +22,7 @@ ORDER = (
     {"algorithms"},
     {"config"},
     {"storage", "engine"},
-    {"schedules"},
+    {"schedules", "identity"},
     {"training"},
     {"audit", "predictions"},
     {"display"},

@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import EngineConfig
-from fedsim.core import sources
 from fedsim.core.errors import ConfigError
 from fedsim.core.layout import layout_of
 from fedsim.engine.ray.pool import Session
+from fedsim.identity import sources
 from fedsim.testing.rounds import Round, difference, results, rounds
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.awkward_models import EQUAL, MODELS, REFUSED
 from tests.engine.chaos import SHARE
 from tests.oracles.plain import Federation, Samples

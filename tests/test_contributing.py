@@ -15,7 +15,7 @@ import pytest
 import fedsim
 from fedsim.storage.run_dir import RunStore
 from fedsim.testing import check_executor, check_method, check_reader, check_schedule
-from fedsim.training.log import RoundLog
+from fedsim.training.rows import RoundLog
 from tests.seams.reverse import make_executor
 
 pytestmark = pytest.mark.integration

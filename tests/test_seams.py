@@ -21,7 +21,7 @@ from fedsim.schedules.base import Roster
 from fedsim.systems.clock import Clock
 from fedsim.systems.distributions import parse
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.seams.buffered import Buffered
 from tests.seams.sign_flip import attackers
 from tests.stopping import Stop, Stopper

@@ -19,8 +19,8 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.resolve import from_flags, load_config, resolve
 from fedsim.core.errors import ConfigError
-from fedsim.training import resume
-from fedsim.training.setup import prepare
+from fedsim.identity import resume
+from fedsim.training.assemble import prepare
 from tests.stored import COMMAND, FOLDER
 
 pytestmark = pytest.mark.integration

@@ -12,9 +12,10 @@ from fedsim.audit.rerun import Rerun
 from fedsim.core.errors import ConfigError
 from fedsim.core.machine import kind_of, other_kind
 from fedsim.core.reading import parse_json
+from fedsim.identity.environment import NUMERICAL
+from fedsim.identity.provenance import SHOWN, Provenance
 from fedsim.storage.run_dir import to_json
-from fedsim.training.environment import NUMERICAL, describe
-from fedsim.training.provenance import SHOWN, Provenance
+from fedsim.training.setup import describe
 
 FACTS = (
     *("classes", "sites", "heldout_clients", "malicious_clients", "head_drawn_anew"),

@@ -35,8 +35,8 @@ from fedsim.metrics.shapley import everybody, exact, members, prefixes, sampled
 from fedsim.server.coalitions import Coalitions, Moved
 from fedsim.storage.checkpoint import ServerState
 from fedsim.training import evaluate
-from fedsim.training.log import RoundLog
 from fedsim.training.round import Gathered, conclude, context, gather, train
+from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
 STEP = "step"

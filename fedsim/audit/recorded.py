@@ -16,8 +16,8 @@ from fedsim.audit.rounding import Rounding
 from fedsim.core.types import Vector
 from fedsim.storage.rows import TABLES, Row
 from fedsim.storage.run_dir import DIAGNOSTIC, GROWING, cell
-from fedsim.training.log import RoundLog
 from fedsim.training.round import model_sha256
+from fedsim.training.rows import RoundLog
 
 SHA256 = re.compile("[0-9a-f]{64}")
 LONGEST = 2**20

@@ -23,21 +23,20 @@ from fedsim.audit.recorded import COMPARED, Comparison, Difference, Recorded
 from fedsim.audit.rerun import Rerun, opened
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
-from fedsim.config.resolve import resolve
+from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import F64, ClientTask, RoundContext, Vector, Vectors
+from fedsim.identity.resume import FREE
 from fedsim.schedules.base import Pass, Roster, RoundPlan, Schedule
 from fedsim.server.base import RuleState
 from fedsim.storage.checkpoint import ServerState, layout_hash
 from fedsim.storage.client_states import ClientStates
-from fedsim.storage.run_dir import RunStore
+from fedsim.storage.run_dir import RunStore, client_number
 from fedsim.training import evaluate
-from fedsim.training.export import client_number
-from fedsim.training.loading import with_normalization
-from fedsim.training.log import RoundLog
-from fedsim.training.resume import FREE
-from fedsim.training.setup import Setup, assemble, check_effects, make_executor, start_of
+from fedsim.training.assemble import assemble, check_effects, make_executor, start_of
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup
 
 REFUSED: Mapping[str, str] = {
     "data.": "the clients and their samples are those of the run",
@@ -199,7 +198,10 @@ def replay(
         ExitStack() as stack,
     ):
         check(rerun, changed, round, last)
-        out = frozenset(client_number(path, rerun.setup.config, c, "--without") for c in without)
+        out = frozenset(
+            client_number(path, rerun.setup.config.data.num_clients, c, "--without")
+            for c in without
+        )
         config = configuration(path, rerun, {**measured, **changed})
         attacked = any(key.startswith("attack.") for key in changed)
         if attacked and config.attack.name is not None and config.attack.start_round > last:

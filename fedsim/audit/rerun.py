@@ -18,18 +18,19 @@ from fedsim.core.errors import FedsimError, StoreError
 from fedsim.core.imports import users_code
 from fedsim.core.machine import num_gpus
 from fedsim.engine.base import Executor
+from fedsim.identity.environment import check_begun, check_dropout, device_of
+from fedsim.identity.resume import configuration
 from fedsim.storage import status
 from fedsim.storage.checkpoint import FOLDER, Fingerprint, Position, ServerState, records, round_of
 from fedsim.storage.client_states import ClientStateStore
 from fedsim.storage.restore import read
 from fedsim.storage.rows import ModelRow
 from fedsim.storage.run_dir import RunStore
+from fedsim.training.assemble import make_executor, prepare, start_of
 from fedsim.training.driver import fingerprint
-from fedsim.training.environment import check_begun, check_dropout, device_of
-from fedsim.training.log import RoundLog
-from fedsim.training.resume import configuration
 from fedsim.training.round import context, model_sha256, run_round
-from fedsim.training.setup import Setup, make_executor, prepare, start_of
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup
 
 logger = logging.getLogger("fedsim")
 
@@ -133,8 +134,15 @@ def prepared(run: Path, config: RunConfig, *, accept_changed_code: bool = False)
     store = RunStore(run)
     done = len(status.rounds(run))
     setup, start = start_of(prepare(config))
-    check_begun(setup, store, accept_changed_code=accept_changed_code)
-    check_dropout(setup, run, store.read_environment())
+    check_begun(
+        run,
+        setup.config,
+        setup.provenance,
+        setup.frozen,
+        accept_changed_code=accept_changed_code,
+    )
+    if setup.drops:
+        check_dropout(run, store.read_environment())
     known = fingerprint(setup)
     there = experiments.read(run / "config.yaml").settings.get("data.dir")  # may be another now
     settings = {**known.settings, "data.dir": None if there is None else there.value}

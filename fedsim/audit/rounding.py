@@ -16,7 +16,7 @@ import numpy as np
 
 from fedsim.core.types import Dataset
 from fedsim.storage.rows import Row, metric_column
-from fedsim.training.log import RoundLog
+from fedsim.training.rows import RoundLog
 
 TOLERANCE, OF_A_LOSS = 0.01, 0.02
 """The most by which a number, and a loss, may differ, relative to its size."""

@@ -41,6 +41,7 @@ from fedsim.core.files import CLIENTS, MODEL, VOCABULARY
 from fedsim.core.imports import refused
 from fedsim.core.reading import check_tree
 from fedsim.core.types import Vector
+from fedsim.identity.provenance import functions_in
 from fedsim.storage import digests, final_models, status, tensors
 from fedsim.storage.checkpoint import ServerState, read_record
 from fedsim.storage.rows import ErrorRow
@@ -48,8 +49,7 @@ from fedsim.storage.run_dir import RunWriter, cell
 from fedsim.training.driver import write_split
 from fedsim.training.export import export_models, personal_slots
 from fedsim.training.finetune import final_scores
-from fedsim.training.log import RoundLog
-from fedsim.training.provenance import functions_in
+from fedsim.training.rows import RoundLog
 from fedsim.training.summary import summarise
 
 OF_A_TENSOR, OF_A_NUMBER = 1e-3, 1e-4

@@ -22,10 +22,10 @@ from fedsim.core.plurals import counted
 from fedsim.core.reading import parse_json
 from fedsim.core.terminal import echo
 from fedsim.display.tables import show as show_table
+from fedsim.identity.provenance import Provenance
 from fedsim.privacy.accounting import Sampling, neighbours
 from fedsim.storage import directories, status
 from fedsim.storage.status import RunStatus
-from fedsim.training.provenance import Provenance
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-=+*#@"

@@ -207,7 +207,7 @@ def size(settings: RunConfig) -> tuple[int, int, int]:
     their files decide any."""
     from fedsim import data
     from fedsim.studies.capacity import model_bytes
-    from fedsim.training import setup
+    from fedsim.training import assemble
 
     info = data.find(settings.data.name)
     if info and settings.decides_num_clients and info.num_classes and info.channels:
@@ -215,7 +215,7 @@ def size(settings: RunConfig) -> tuple[int, int, int]:
         if vector:
             return settings.data.num_clients, vector, frozen
     random = settings.model.model_copy(update={"pretrained": False, "weights": None})
-    ready = setup.prepare(settings.model_copy(update={"model": random}))
+    ready = assemble.prepare(settings.model_copy(update={"model": random}))
     return ready.partition.num_clients, ready.vector_bytes, ready.spec.frozen_bytes
 
 

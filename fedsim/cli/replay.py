@@ -106,7 +106,7 @@ def replay(
         check_new_file(Path(out), "--out")
     make_run_importable(run, flags)
     from fedsim.audit.replay import replay as again
-    from fedsim.training.resume import FREE
+    from fedsim.identity.resume import FREE
 
     made = again(
         run,

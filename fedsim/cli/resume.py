@@ -66,8 +66,8 @@ def resume(
       fedsim resume runs/digits/fedld/RUN --engine serial
     """
     from fedsim.display.progress import display, show_result
+    from fedsim.identity.resume import configuration
     from fedsim.storage.run_dir import RunStore
-    from fedsim.training.resume import configuration
 
     store, shown = RunStore(Path(directory)), display()
     file = store.path / "config.yaml"

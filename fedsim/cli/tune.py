@@ -181,10 +181,10 @@ def tune(
 
 def _search(stack: ExitStack, search: Tuning, confirm: int, verbose: bool) -> pd.DataFrame | None:
     """Runs the trials, then the best ones on fresh seeds; returns the table of these."""
+    from fedsim.identity.resume import is_complete
     from fedsim.storage.trials import best
     from fedsim.studies import capacity
     from fedsim.studies import confirm as confirming
-    from fedsim.training.resume import is_complete
 
     names, plan = search.names, search.plan
     count = len(names)

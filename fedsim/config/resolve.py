@@ -3,6 +3,7 @@
 import logging
 import reprlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsim.config.run import RunConfig
 from fedsim.config.sections import SECTIONS, SHORTHANDS, fields
 from fedsim.config.validation import is_section
 from fedsim.core.errors import ConfigError
+from fedsim.core.normalization import OF_DATASET
 from fedsim.core.settings import InvalidSetting, column_names
 
 _LOGGER = logging.getLogger("fedsim")
@@ -182,3 +184,25 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     """The configuration as nested texts and numbers, as config.yaml holds it."""
     values = config.model_dump(mode="json")
     return values | {name: own for name, own in values.pop("hyperparameters").items() if own}
+
+
+def with_normalization(config: RunConfig) -> RunConfig:
+    """The configuration with ``data.normalization`` where it was left open.
+
+    That of the network's pretraining where it starts from weights that timm or torchvision
+    publish, with its image size where ``data.image_size`` is open as well; else the data set's.
+
+    Raises:
+        ConfigError: timm is not installed.
+    """
+    c, normalization = config.data, None
+    if c.normalization is not None:
+        return config
+    if config.model.pretrained and config.model.weights is None:
+        from fedsim.models import libraries  # imports torch
+
+        normalization = libraries.preprocessing(config.model_name)
+    if normalization is not None and c.image_size is not None:
+        normalization = replace(normalization, size=None)
+    value = OF_DATASET if normalization is None else str(normalization)
+    return config.model_copy(update={"data": c.model_copy(update={"normalization": value})})

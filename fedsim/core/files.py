@@ -27,7 +27,7 @@ logger = logging.getLogger("fedsim")
 MODEL, CLIENTS = "model.safetensors", "clients.safetensors"
 """A run's final model, and what clients keep to themselves, named ``client/tensor``."""
 VOCABULARY = "vocabulary.json"
-"""The words of a run on texts, see :mod:`fedsim.storage.vocabulary`."""
+"""The words of a run on texts, in the order of their tokens."""
 UNFINISHED = ".writing-"
 """Prefix of the temporary folders in which files are written; a kill leaves them behind."""
 
@@ -109,10 +109,29 @@ def cache_dir() -> Path:
         ) from None
 
 
-def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hex."""
+def sha256_of(*parts: str | Array) -> str:
+    """The SHA-256 of texts and of the bytes of arrays, one after the other, in hex."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else np.ascontiguousarray(part).data)
+    return digest.hexdigest()
+
+
+def sha256(path: Path, size: int | None = None) -> str:
+    """The SHA-256 of a file, or of its first bytes, in hex."""
+    digest = hashlib.sha256()
+    for block in blocks(path, size):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
+    """The content of a file, or its first bytes, a MiB at a time."""
+    left = path.stat().st_size if size is None else size
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while left > 0 and (block := file.read(min(left, 1 << 20))):
+            yield block
+            left -= len(block)
 
 
 def sync(path: Path) -> None:

@@ -26,9 +26,9 @@ import numpy as np
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.core.reading import parse_json
+from fedsim.identity.resume import decisive
 from fedsim.storage.run_dir import RunStore
 from fedsim.training.callbacks import Callback, Rows, RunInfo
-from fedsim.training.resume import decisive
 
 logger = logging.getLogger("fedsim")
 

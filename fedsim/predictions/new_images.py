@@ -26,16 +26,12 @@ from fedsim.core.rng import seed_for, torch_scope
 from fedsim.core.types import Array, ModelSpec, Pipeline
 from fedsim.data.images import decode, grey
 from fedsim.data.transforms import Transforms
-from fedsim.storage.run_dir import RunStore
-from fedsim.training.export import (
-    Description,
-    client_number,
-    finished_run,
-    load_model,
-    personal_slots,
-)
-from fedsim.training.provenance import Provenance, check_code, code_of
-from fedsim.training.setup import algorithm_of
+from fedsim.identity.provenance import Provenance, check_code, code_of
+from fedsim.predictions.models import finished_run, load_model
+from fedsim.storage.final_models import Description
+from fedsim.storage.run_dir import RunStore, client_number
+from fedsim.training.assemble import algorithm_of
+from fedsim.training.export import personal_slots
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".bmp")
 """Files with such names, in capitals or not, are the images of a folder and of those in it."""
@@ -112,7 +108,7 @@ def image_model(
     """
     config = finished_run(run)
     if client is not None:
-        client = client_number(run, config, client)
+        client = client_number(run, config.data.num_clients, client)
     if check_code(run, Provenance.read(run), code_of(config), accept=accept_changed_code):
         logger.warning("%s: its models were trained with the code before the change", run)
     known = Description.read(run)

@@ -28,25 +28,22 @@ from fedsim.data import splits
 from fedsim.data.dataset import in_one_part
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
+from fedsim.identity.environment import device_of
+from fedsim.identity.provenance import Provenance, check_code, check_data, code_of
+from fedsim.identity.resume import check_paths, data_at
 from fedsim.metrics.splits import clients_with, count, counts, indices
 from fedsim.predictions import new_images
-from fedsim.storage import final_models, vocabulary
+from fedsim.predictions.models import final_state, finished_run
+from fedsim.storage import final_models
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.run_dir import RunStore, csv_text
+from fedsim.storage.final_models import Description
+from fedsim.storage.run_dir import RunStore, client_number, csv_text
 from fedsim.training import loading
-from fedsim.training.environment import device_of
+from fedsim.training.assemble import assemble, prepare
 from fedsim.training.evaluate import Candidate, own_model
-from fedsim.training.export import (
-    Description,
-    client_number,
-    final_state,
-    finished_run,
-    personal_slots,
-)
+from fedsim.training.export import personal_slots
 from fedsim.training.features import with_features
-from fedsim.training.provenance import Provenance, check_code, check_data, code_of
-from fedsim.training.resume import check_paths, data_at
-from fedsim.training.setup import Setup, assemble, prepare
+from fedsim.training.setup import Setup
 
 ALL = "all"
 SPLITS = ("test", "val", "train", "own_test", "own_val", "own_train", ALL)
@@ -228,7 +225,7 @@ def prepared(
     given = data_at(data_dir)
     config = finished_run(path, given)
     if client is not None:
-        client = client_number(path, config, client)
+        client = client_number(path, config.data.num_clients, client)
     known, environment = Description.read(path), RunStore(path).read_environment()
     known.check(path, config)
     if check_code(path, Provenance.read(path), code_of(config), accept=accept_changed_code):
@@ -289,7 +286,7 @@ def _own_data(run: Path, config: RunConfig) -> Setup:
             raise DataError(
                 f"{split}: samples now have other labels, files or clients; {_NOT_THESE}"
             )
-    if vocabulary.read(run) not in (None, setup.dataset.words):
+    if RunStore(run).read_words() not in (None, setup.dataset.words):
         raise DataError(f"{run / files.VOCABULARY}: the texts now have other words; {_NOT_THESE}")
     check_data(run, Provenance.read(run), setup.provenance.data, _NOT_THESE)
     return setup
@@ -317,7 +314,7 @@ def _new_data(run: Path, config: RunConfig, known: Description, held_out: tuple[
 
 def _with_the_words(run: Path, config: RunConfig) -> Dataset:
     """Other data than the run's, of which texts are read with the run's vocabulary."""
-    words = vocabulary.read(run)
+    words = RunStore(run).read_words()
     dataset = loading.read(config, whole=True, known_words=words)
     if dataset.words != (words or ()):
         raise DataError(

@@ -21,7 +21,6 @@ that ends afterwards.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import re
@@ -112,14 +111,13 @@ class Fingerprint:
 
 def layout_hash(layout: Layout) -> str:
     """SHA-256 of the names, shapes, positions and roles of a model's tensors."""
-    return _sha256([asdict(slot) for slot in layout.slots])
+    return files.sha256_of(_canonical([asdict(slot) for slot in layout.slots]))
 
 
 def encode_record(content: Mapping[str, Any]) -> bytes:
     """The text of a record: its content with a checksum of it."""
     text = _canonical(content)
-    digest = hashlib.sha256(text).hexdigest().encode()
-    return b'{"checkpoint":%b,"sha256":"%b"}\n' % (text, digest)
+    return f'{{"checkpoint":{text},"sha256":"{files.sha256_of(text)}"}}\n'.encode()
 
 
 def decode_record(text: bytes) -> dict[str, Any]:
@@ -129,17 +127,13 @@ def decode_record(text: bytes) -> dict[str, Any]:
         content, digest = record["checkpoint"], record["sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError("it is damaged") from error
-    if not isinstance(content, dict) or _sha256(content) != digest:
+    if not isinstance(content, dict) or files.sha256_of(_canonical(content)) != digest:
         raise ValueError("its checksum is wrong")
     return content
 
 
-def _canonical(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _sha256(value: object) -> str:
-    return hashlib.sha256(_canonical(value)).hexdigest()
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def files_of(record: str, content: Mapping[str, Any]) -> frozenset[str]:

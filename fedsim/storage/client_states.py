@@ -7,15 +7,12 @@ memory and the others in segment files, each written once, with the states of se
 from __future__ import annotations
 
 import threading
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedsim.core.errors import StoreError
 from fedsim.core.types import Array, Vectors
 from fedsim.storage import tensors
 
@@ -72,52 +69,34 @@ class Segment:
         unwritten: the states, until the file is written.
         size: bytes of all states in it.
         sha256: of the file, empty until it is written.
-        checksums: CRC-32 of each client's state, known once it was written or read; a state that is
-            read later must have it.
     """
 
     path: Path
     unwritten: Mapping[int, Vectors] = field(default_factory=dict)
     size: int = field(kw_only=True)
     sha256: str = field(default="", kw_only=True)
-    checksums: dict[int, int] = field(default_factory=dict, kw_only=True)
-    entries: dict[int, dict[str, tensors.Entry]] = field(default_factory=dict, kw_only=True)
-    """Where each client's arrays lie in the file, known once one of them was read."""
 
     def write(self) -> None:
         """Writes the file, unless it is there."""
         if self.sha256:
             return
         named = {f"{c}/{k}": a for c, state in self.unwritten.items() for k, a in state.items()}
-        self.checksums = {client: _checksum(state) for client, state in self.unwritten.items()}
         self.sha256 = tensors.save(self.path, named)
         self.unwritten = {}  # only now: another thread may read a state at any time
 
     def read(self, client: int) -> Vectors:
         """The state of a client; one thread may read while another writes."""
         state = self.unwritten.get(client)
-        if state is None:
-            state = tensors.read(self.path, self._entries().get(client, {}))
-            checksum = _checksum(state)
-            if self.checksums.setdefault(client, checksum) != checksum:
-                raise StoreError(f"{self.path}: damaged: the state of client {client} has changed")
-        return state
+        return tensors.read(self.path, self._entries[client]) if state is None else state
 
+    @cached_property
     def _entries(self) -> dict[int, dict[str, tensors.Entry]]:
-        if not self.entries:
-            entries: dict[int, dict[str, tensors.Entry]] = {}
-            for key, entry in tensors.entries(self.path).items():
-                client, _, name = key.partition("/")
-                entries.setdefault(int(client), {})[name] = entry
-            self.entries = entries
-        return self.entries
-
-
-def _checksum(state: Vectors) -> int:
-    checksum = 0
-    for name in sorted(state):
-        checksum = zlib.crc32(np.ascontiguousarray(state[name]).data, checksum)
-    return checksum
+        """Where each client's arrays lie in the file."""
+        entries: dict[int, dict[str, tensors.Entry]] = {}
+        for key, entry in tensors.entries(self.path).items():
+            client, _, name = key.partition("/")
+            entries.setdefault(int(client), {})[name] = entry
+        return entries
 
 
 class ClientStateStore(Mapping[int, Vectors]):
@@ -139,7 +118,6 @@ class ClientStateStore(Mapping[int, Vectors]):
         self._bytes = 0  # of the states in memory
         self._sizes: dict[int, int] = {}  # bytes of each client's newest state
         self._segments: dict[int, Segment] = {}  # which holds it, or will once it is written
-        self._live: dict[Segment, set[int]] = {}  # the same by segment
         self._unsaved: set[int] = set()  # the clients whose newest state is in none
         self._lock = threading.Lock()  # while a state goes from memory, or a file, to another file
 
@@ -165,14 +143,17 @@ class ClientStateStore(Mapping[int, Vectors]):
 
     def segments(self) -> dict[Segment, list[int]]:
         """The segments that are needed, and the clients whose newest state each of them holds."""
-        return {segment: list(clients) for segment, clients in self._live.items()}
+        clients: dict[Segment, list[int]] = {}
+        for client, segment in self._segments.items():
+            clients.setdefault(segment, []).append(client)
+        return clients
 
     def put(self, changes: Mapping[int, Vectors]) -> None:
         """Takes the newest states, all or none; an empty one: the client has none any more."""
         copies = {c: {k: owned(a) for k, a in state.items()} for c, state in changes.items()}
         for client, state in copies.items():  # nothing can fail from here on
             size = self._sizes.pop(client, 0)
-            self._move(client, None)
+            self._segments.pop(client, None)
             self._unsaved.discard(client)
             if self._memory.pop(client, None) is not None:
                 self._bytes -= size
@@ -189,7 +170,7 @@ class ClientStateStore(Mapping[int, Vectors]):
         for segment, clients in segments:
             for client in clients:
                 self._add(client, segment.read(client))
-                self._move(client, segment)
+                self._segments[client] = segment
             self.evict()  # for each client it would look past all that were evicted before
 
     def new_segment(self, name: str) -> None:
@@ -203,8 +184,7 @@ class ClientStateStore(Mapping[int, Vectors]):
             size = sum(self._sizes[client] for client in clients)
             segment = Segment(self.folder / name, {c: self[c] for c in clients}, size=size)
             with self._lock:
-                for client in clients:
-                    self._move(client, segment)
+                self._segments |= dict.fromkeys(clients, segment)
             self._unsaved.clear()
 
     def evict(self) -> bool:
@@ -227,31 +207,15 @@ class ClientStateStore(Mapping[int, Vectors]):
         self._sizes[client] = num_bytes(state)
         self._bytes += self._sizes[client]
 
-    def _move(self, client: int, segment: Segment | None) -> None:
-        """The newest state of a client is in another segment, or in none any more."""
-        before = self._segments.pop(client, None)
-        if before is not None:
-            self._live[before].discard(client)
-            if not self._live[before]:
-                del self._live[before]
-        if segment is not None:
-            self._segments[client] = segment
-            self._live.setdefault(segment, set()).add(client)
-
     def _in_outdated_segments(self) -> set[int]:
         """The clients of the emptiest segments, while these are over twice the newest states."""
-        left, moved = self.unsaved_bytes, set[int]()
-        saved = sum(self._sizes.values()) - left
-        excess = sum(segment.size for segment in self._live) - 2 * saved
-        if excess <= 0:
-            return moved
-        live = {s: sum(self._sizes[c] for c in clients) for s, clients in self._live.items()}
+        segments, room, moved = self.segments(), self.unsaved_bytes, set[int]()
+        live = {s: sum(self._sizes[c] for c in clients) for s, clients in segments.items()}
+        excess = sum(segment.size for segment in live) - 2 * sum(live.values())
         for segment in sorted(live, key=lambda s: live[s] / max(1, s.size)):
-            if excess <= 0 or left <= 0:
-                break
-            if live[segment] <= left:
-                moved.update(self._live[segment])
-                left -= live[segment]
+            if excess > 0 and live[segment] <= room:
+                moved.update(segments[segment])
+                room -= live[segment]
                 excess -= segment.size - live[segment]
         return moved
 

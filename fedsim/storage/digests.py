@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.errors import DataError
-
-BLOCK = 1 << 20
-"""Bytes that are read at a time."""
 
 
 class TableDigest:
-    """The digest of a table's content, continued with every row."""
+    """The digest of a table's content, continued with every row.
 
-    def __init__(self) -> None:
+    Args:
+        path: of the table, which may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.size = 0
         self._sha256 = hashlib.sha256()
-
-    def add_file(self, path: Path) -> None:
-        """Takes in what a table has already."""
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
+        with files.reading(path):
+            for block in files.blocks(path) if path.exists() else ():
                 self.add(block)
 
     def add(self, data: bytes) -> None:
@@ -54,33 +51,5 @@ def changed(run: Path, digests: Mapping[str, Mapping[str, Any]]) -> Iterator[Pat
     """
     for table, entry in digests.items():
         with files.reading(run / f"{table}.csv") as path:
-            if _sha256(path, entry["size"]) != entry["sha256"]:
+            if files.sha256(path, entry["size"]) != entry["sha256"]:
                 yield path
-
-
-def check(run: Path, folder: Path, digests: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuses tables whose first bytes are not those that were written.
-
-    Args:
-        run: the run directory.
-        folder: of the checkpoints.
-        digests: as for :func:`changed`.
-
-    Raises:
-        DataError: a row was changed; names the file.
-        StoreError: a table cannot be read.
-    """
-    for path in changed(run, digests):
-        raise DataError(
-            f"{path}: not what fedsim wrote; put that back, since a run does not go on from "
-            f"changed results, or remove {folder} to start again from round 1"
-        )
-
-
-def _sha256(path: Path, size: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while size and (block := file.read(min(size, BLOCK))):
-            digest.update(block)
-            size -= len(block)
-    return digest.hexdigest()

@@ -9,20 +9,26 @@ byte for byte, wherever a run was done.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
 
-from fedsim.core.errors import StoreError
+from fedsim.config.run import RunConfig
+from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.files import CLIENTS, MODEL
-from fedsim.core.types import Array, Layout, Slot, Vector, Vectors
+from fedsim.core.reading import parse_json
+from fedsim.core.types import Array, Layout, ModelSpec, Slot, Vector, Vectors
 from fedsim.storage import tensors
 
 logger = logging.getLogger("fedsim")
+START_WEIGHTS = {"pretrained": False, "weights": None}
+"""What of a model's description concerns its start weights, as if there were none."""
 
 
 def save_model(run: Path, state_dict: Vectors, metadata: Mapping[str, str]) -> None:
@@ -77,6 +83,70 @@ def metadata_of(run: Path) -> Mapping[str, str]:
     with tensors.opened(_there(run / MODEL)) as file:
         metadata: Mapping[str, str] | None = file.metadata()
         return metadata or {}
+
+
+@dataclass(frozen=True)
+class Description:
+    """What ``model.safetensors`` says of the network and its inputs; empty in old files.
+
+    Args:
+        model: the network.
+        classes: their names.
+        mean: of images, per channel, of values in 0..1.
+        std: of images, per channel, of values in 0..1.
+        algorithm: the run's method.
+    """
+
+    model: ModelSpec | None = None
+    classes: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    algorithm: str | None = None
+
+    @classmethod
+    def read(cls, run: Path) -> Description:
+        """That of a run's file.
+
+        Raises:
+            StoreError: the file is missing or damaged.
+        """
+        said = metadata_of(run)
+        if "model" not in said:
+            return cls()
+        try:
+            model = ModelSpec(**parse_json(said["model"]))
+            lists = {name: tuple(parse_json(said[name])) for name in ("classes", "mean", "std")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{run / MODEL}: its metadata cannot be read ({error})") from error
+        return cls(model, algorithm=said.get("algorithm"), **lists)
+
+    def check(self, run: Path, config: RunConfig) -> None:
+        """Refuses a config.yaml that was edited since and names another network or method.
+
+        Raises:
+            ConfigError: names the key and both values.
+        """
+        if self.model is None:
+            return
+        wanted = {"algorithm": (config.algorithm, self.algorithm or config.algorithm)}
+        wanted["model.name"] = config.model_name, self.model.name
+        for leaf in ("norm", "projection", "trainable"):
+            wanted[f"model.{leaf}"] = getattr(config.model, leaf), getattr(self.model, leaf)
+        for key, (given, trained) in wanted.items():
+            if given != trained:
+                raise ConfigError(
+                    f"{run / 'config.yaml'} ({key}): {given!r} given, but the model of the run is "
+                    f"of {trained!r}, as {MODEL} says; put that back"
+                )
+
+    def metadata(self) -> dict[str, str]:
+        """As texts of JSON."""
+        network: dict[str, Any] = asdict(self)["model"]
+        model = {key: value for key, value in network.items() if key not in START_WEIGHTS}
+        if model["trainable"] == "all":  # as earlier versions wrote it
+            del model["trainable"]
+        lists = {"classes": self.classes, "mean": self.mean, "std": self.std}
+        return {name: json.dumps(value) for name, value in {"model": model, **lists}.items()}
 
 
 def load_vector(run: Path, layout: Layout) -> Vector:

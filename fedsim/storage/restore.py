@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, StoreError
+from fedsim.core.errors import ConfigError, DataError, StoreError
 from fedsim.core.machine import kind_of
 from fedsim.server.base import RuleState
 from fedsim.storage import digests, tensors
@@ -81,7 +81,11 @@ def restore(
             continue
         for path, reason in damaged.items():
             logger.warning("%s cannot be used: %s", path, reason)
-        digests.check(run, run / FOLDER, content["digests"])
+        for path in digests.changed(run, content["digests"]):
+            raise DataError(
+                f"{path}: not what fedsim wrote; put that back, since a run does not go on from "
+                f"changed results, or remove {run / FOLDER} to start again from round 1"
+            )
         if content["fedsim"] != __version__:
             logger.warning(
                 "%s: written by fedsim %s, goes on with %s", record, content["fedsim"], __version__

@@ -6,35 +6,31 @@ at all. CSV with LF line ends, shortest round-trip floats, empty for "not availa
 
 from __future__ import annotations
 
-import csv
 import datetime
 import io
 import json
-import math
 import os
-import platform
+import re
 import secrets
 import shutil
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedsim.core import files
-from fedsim.core.errors import ConfigError, DataError, StoreError, one_line
+from fedsim.core.errors import ConfigError, DataError, StoreError, nearest, one_line, spelled
 from fedsim.core.reading import parse_json
-from fedsim.core.tables import csv_plain, csv_safe
 from fedsim.core.terminal import check_text
 from fedsim.core.types import Array
-from fedsim.storage import status, vocabulary
+from fedsim.storage import status, tables
 from fedsim.storage.digests import TableDigest
 from fedsim.storage.rows import TABLES, FinalClientRow, PartitionRow, Row, metric_column
-from fedsim.version import __version__
+from fedsim.storage.tables import cell as cell
+from fedsim.storage.tables import csv_text as csv_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,7 +42,6 @@ DIAGNOSTIC = ("timings", "errors")
 """Tables without results: a run resumes even if they lost rows."""
 
 _FILES = frozenset(f"{table}.csv" for table in GROWING)
-_FLOATS = (float, np.floating)
 
 
 def html_table(rows: Mapping[str, str]) -> str:
@@ -131,24 +126,8 @@ class RunStore:
         Raises:
             StoreError: there is none of this name, or it is damaged.
         """
-        import pandas as pd  # a third of a second to import, which the first round does without
-
-        path = self.path / f"{table}.csv"
-        if not path.is_file():
-            tables = sorted(p.stem for p in self.path.glob("*.csv"))
-            raise StoreError(
-                f"{path} does not exist; the run has {', '.join(tables) or 'no tables'}"
-            )
-        try:  # as a whole: read in pieces, a column of numbers and names would have two types
-            frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
-        except (ValueError, OSError) as error:  # pandas' own errors are ValueErrors
-            raise StoreError(f"{path}: cannot be read as a table ({one_line(error)})") from error
         first = TABLES[table].columns()[0] if table in TABLES else None
-        if first not in (None, *frame.columns[:1]):
-            raise StoreError(f"{path}: its first column is {frame.columns[0]!r}, not {first!r}")
-        for name in frame.select_dtypes(exclude="number"):
-            frame[name] = [csv_plain(v) if isinstance(v, str) else v for v in frame[name]]
-        return frame
+        return tables.frame(self.path / f"{table}.csv", first)
 
     def read_environment(self) -> dict[str, Any]:
         """What env.json says, {} where there is none.
@@ -156,17 +135,28 @@ class RunStore:
         Raises:
             ConfigError: it cannot be read.
         """
-        path = self.path / "env.json"
-        if not path.exists():
-            return {}
-        advice = "restore it, or remove it to go on without what it says of the run's beginning"
-        try:
-            content = parse_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: damaged: {one_line(error)}; {advice}") from error
+        content = self._json("env.json", {})
         if not isinstance(content, dict) or not isinstance(content.get("resumed", []), list):
-            raise ConfigError(f"{path}: damaged: not what fedsim writes there; {advice}")
+            raise ConfigError(f"{self.path / 'env.json'}: damaged: not what fedsim writes there")
         return content
+
+    def read_words(self) -> tuple[str, ...] | None:
+        """The vocabulary of a run on texts, in the order of their tokens; None without one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        words = self._json(files.VOCABULARY, None)
+        if words is not None and not isinstance(words, list):
+            raise ConfigError(f"{self.path / files.VOCABULARY}: damaged: it holds no list of words")
+        return None if words is None else tuple(map(str, words))
+
+    def _json(self, name: str, missing: Any) -> Any:
+        path = self.path / name
+        try:
+            return parse_json(path.read_bytes()) if path.exists() else missing
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: damaged: {one_line(error)}; restore it") from error
 
 
 class RunWriter(RunStore):
@@ -211,16 +201,17 @@ class RunWriter(RunStore):
         """
         whole = {"name": np.full(len(table["label"]), ""), **table}
         ordered = {name: whole[name] for name in PartitionRow.columns() if name in whole}
-        self._write_once("partition.csv", csv_text(ordered))
+        self._write_once("partition.csv", tables.csv_text(ordered))
 
     def write_split(self, columns: Mapping[str, Array]) -> None:
         """Writes split.csv as :meth:`write_partition` does; the columns are (n,) each."""
-        self._write_once("split.csv", csv_text(columns))
+        self._write_once("split.csv", tables.csv_text(columns))
 
     def write_vocabulary(self, words: Sequence[str]) -> None:
         """Writes vocabulary.json as :meth:`write_partition` does; nothing where there are none."""
         if words:
-            self._write_once(files.VOCABULARY, vocabulary.text(words), "vocabulary")
+            text = json.dumps(list(words), indent=0) + "\n"  # a word a line
+            self._write_once(files.VOCABULARY, text, "vocabulary")
 
     def _write_once(self, name: str, text: str, what: str = "partition") -> None:
         """Writes a file; where it is there, it must have this text."""
@@ -259,18 +250,14 @@ class RunWriter(RunStore):
                 raise StoreError(
                     f"{path}, line 1: the header is {header!r}, expected {','.join(columns)!r}"
                 )
-            text = _csv(begun, rows, header=not file.tell())
+            text = tables.rows_text(begun, rows, header=not file.tell())
             file.write(text)
         if digest is not None:
             digest.add(text.encode())
 
     def _digest(self, table: str) -> TableDigest:
         if table not in self._digests:
-            digest = TableDigest()
-            with files.reading(self.path / f"{table}.csv") as path:
-                if path.exists():
-                    digest.add_file(path)
-            self._digests[table] = digest
+            self._digests[table] = TableDigest(self.path / f"{table}.csv")
         return self._digests[table]
 
     def table_digests(self) -> dict[str, dict[str, Any]]:
@@ -280,11 +267,13 @@ class RunWriter(RunStore):
 
     def write_final_clients(self, rows: Iterable[FinalClientRow]) -> None:
         """Writes final_clients.csv as a whole."""
-        self.write("final_clients.csv", _csv(FinalClientRow.columns(), rows, header=True))
+        self.write(
+            "final_clients.csv", tables.rows_text(FinalClientRow.columns(), rows, header=True)
+        )
 
     def write_summary(self, row: Mapping[str, Any]) -> None:
         """Writes summary.csv, whose columns are the row's keys."""
-        self.write("summary.csv", _csv(list(row), [row], header=True))
+        self.write("summary.csv", tables.rows_text(list(row), [row], header=True))
 
     def table_sizes(self) -> dict[str, int]:
         """Bytes of each table that grows with the rounds and exists, by file name.
@@ -337,52 +326,6 @@ class RunWriter(RunStore):
         files.write(self.path / "loss_matrix.npz", data.getvalue())
 
 
-def csv_text(columns: Mapping[str, Array] | pd.DataFrame) -> str:
-    """The text of a CSV file of whole columns, (n,) each, which are numbers or texts."""
-    if isinstance(columns, Mapping):
-        text = io.StringIO(newline="")
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows(zip(*map(_cells, columns.values()), strict=True))
-        return text.getvalue()
-    frame = columns.copy()
-    for name in frame.select_dtypes(exclude="number"):
-        frame[name] = _cells(frame[name].to_numpy())
-    return frame.to_csv(index=False, lineterminator="\n")
-
-
-def _cells(column: Array) -> list[Any]:
-    """A column's whole numbers as they are, everything else as :func:`cell` writes it."""
-    values: list[Any] = column.tolist()
-    if column.dtype.kind in "iu":
-        return values
-    known = {value: cell(value) for value in dict.fromkeys(values)}  # most occur many times
-    return [known[value] for value in values]
-
-
-def _csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    if header:
-        writer.writerow(columns)
-    writer.writerows([cell(row[c]) for c in columns] for row in rows)
-    return text.getvalue()
-
-
-def cell(value: Any) -> str:
-    """A CSV cell: shortest text that reads back as the same number, empty for None and NaN.
-
-    A text is written by :func:`fedsim.core.tables.csv_safe`.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return str(value)
-    if isinstance(value, _FLOATS):
-        return "" if math.isnan(value) else repr(float(value))
-    return csv_safe(str(value))
-
-
 def check_free(path: Path) -> None:
     """Refuses a path in use, or inside a run directory, by a ConfigError; the leftovers of a run
     that failed at its start do not count."""
@@ -412,31 +355,35 @@ def default_path(dataset: str, algorithm: str) -> Path:
     return Path("runs", *parts, f"{now}-{secrets.token_hex(2)}")
 
 
-def environment() -> dict[str, object]:
-    """Versions, platform and git commit, for env.json."""
-    packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
-    return {
-        "fedsim": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: metadata.version(name) for name in packages},
-    }
+def client_number(run: Path, num_clients: int, client: int | str, flag: str = "--client") -> int:
+    """The number of a client that is given by number, or by the name of its site, user or file.
 
-
-def _git_commit() -> str | None:
-    """The commit of the checkout that fedsim is imported from, None outside one."""
-    root = Path(__file__).resolve().parents[2]
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return None
-    lines = os.fsdecode(done.stdout).split("\n") if done.returncode == 0 else [""]
-    return lines[1] if lines[0] and Path(lines[0]) == root else None
+    Raises:
+        ConfigError: the run has no such client, or several of this name.
+        StoreError: partition.csv is missing or damaged.
+    """
+    last = num_clients - 1
+    if not isinstance(client, str):
+        if not 0 <= client <= last:
+            raise ConfigError(f"{flag} {client}: the run has the clients 0 to {last}")
+        return client
+    table = RunStore(run).read("partition").drop_duplicates("client_id")
+    named = table.reindex(columns=["client_id", "name"]).dropna()
+    names = [str(name) for name in named["name"]]
+    found = [int(k) for k, name in zip(named["client_id"], names, strict=True) if name == client]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        numbers = ", ".join(map(str, found))
+        raise ConfigError(f"{flag} {client}: the clients {numbers} have this name; give a number")
+    numbered = re.fullmatch(r"(?:(?P<name>.*) \()?client (?P<number>\d{1,9})\)?", client)
+    if numbered and numbered["name"] in (None, *names):  # as tables of sites call it
+        return client_number(run, num_clients, int(numbered["number"]), flag)
+    if (meant := spelled(client, names)) is not None:
+        return client_number(run, num_clients, meant, flag)
+    alike = [name for name in names if name.casefold() == client.casefold()] or names
+    said = "have no names" if not names else "have other names" + nearest(client, alike)
+    raise ConfigError(f"{flag} {client}: the clients of the run, 0 to {last}, {said}")
 
 
 def to_json(value: object) -> str:

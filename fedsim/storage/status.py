@@ -6,12 +6,9 @@ Only the few values that are needed are read; nothing is written, and no run is 
 from __future__ import annotations
 
 import csv
-import io
 import json
-import math
-import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,12 @@ from typing import Any
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, DataError, FedsimError, StoreError, described, one_line
 from fedsim.core.reading import parse_json
+from fedsim.storage import tables
+from fedsim.storage.tables import best_row as best_row
+from fedsim.storage.tables import number as number
+from fedsim.storage.tables import rounds as rounds
 
+table = tables.read
 FINISHED, RUNNING, INTERRUPTED, DAMAGED = "finished", "running", "interrupted", "damaged"
 FAILED = "failed"
 FAILURE = "failure.json"
@@ -76,20 +78,20 @@ def is_run(names: Mapping[str, object] | set[str]) -> bool:
 def read(path: Path) -> RunStatus:
     """The status of a run directory; one that cannot be read is damaged, and never an error."""
     process = _process(path)
-    known: dict[str, Any] = {"path": path, "process": process, "changed": _changed(path)}
+    values: dict[str, Any] = {"path": path, "process": process, "changed": _changed(path)}
     try:
-        known |= settings(path)
+        values |= settings(path)
+        values |= _results(path)
         if (path / "summary.csv").exists():
-            return RunStatus(**known | _of_summary(path), state=FINISHED)
-        known |= _of_rounds(path)
+            return RunStatus(**values, state=FINISHED)
         if process:
-            return RunStatus(**known, state=RUNNING)
+            return RunStatus(**values, state=RUNNING)
         reason = failure(path)
-        return RunStatus(**known, state=FAILED if reason else INTERRUPTED, problem=reason)
+        return RunStatus(**values, state=FAILED if reason else INTERRUPTED, problem=reason)
     except (ConfigError, OSError, ValueError, csv.Error, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         problem = reason if str(path) in str(reason) else f"{path}: {reason}"
-        return RunStatus(**known, state=DAMAGED, problem=problem)
+        return RunStatus(**values, state=DAMAGED, problem=problem)
 
 
 def failure(path: Path) -> str | None:
@@ -125,67 +127,49 @@ def failure_written(path: Path) -> Iterator[None]:
         raise
 
 
-_WANTED = {
-    "algorithm": re.compile(r"^algorithm: ([\w.:-]+)$", re.MULTILINE),
-    "seed": re.compile(r"^seed: (\d+)$", re.MULTILINE),
-    "dataset": re.compile(r"^data:\n(?:  .*\n)*?  name: ([\w.:-]+)$", re.MULTILINE),
-    "rounds": re.compile(r"^train:\n(?:  .*\n)*?  rounds: (\d+)$", re.MULTILINE),
+KEYS = {
+    "algorithm": "algorithm",
+    "seed": "seed",
+    "label": "label",
+    "dataset": "data.name",
+    "rounds": "train.rounds",
 }
-"""Where config.yaml, as a run writes it, has what a list of runs shows."""
-_LABEL = re.compile(r"^label: (?!null$)(.+(?:\n .*)*)$", re.MULTILINE)
-"""Where it has the label; a long one is folded."""
+"""What a list of runs shows of config.yaml, and its keys there."""
 
 
 def settings(path: Path) -> dict[str, Any]:
     """algorithm, seed, dataset, rounds and a label, if any, from a run's config.yaml.
 
-    To parse YAML takes milliseconds, too long for a list of 500 runs: the lines that a run writes
-    are searched for; only a file that looks otherwise is parsed.
-
     Raises:
         ConfigError: the file is missing, or not the configuration of a run.
     """
+    import yaml
+
     file = path / "config.yaml"
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        content = yaml.load(file.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else one_line(error)
         raise ConfigError(f"{file}: cannot be read: {reason}") from error
-    matches = {key: pattern.search(text) for key, pattern in _WANTED.items()}
-    if all(matches.values()):
-        values: dict[str, Any] = {key: match[1] for key, match in matches.items() if match}
-        if label := _LABEL.search(text):
-            import yaml
-
-            with suppress(yaml.YAMLError):
-                values["label"] = str(yaml.safe_load(label[1]))
-    else:
-        from fedsim.config import experiments
-
-        given = experiments.parse(text, str(file)).settings
-        keys = dict(zip(_WANTED, ("algorithm", "seed", "data.name", "train.rounds"), strict=True))
-        named = keys | {"label": "label"}
-        values = {name: given[key].value for name, key in named.items() if key in given}
-        if not values:
-            raise ConfigError(f"{file}: holds none of {', '.join(keys.values())}")
-    for key in ("seed", "rounds"):
-        values[key] = _whole(values.get(key))
-    return values
+    flat: dict[str, Any] = {}
+    for name, value in content.items() if isinstance(content, dict) else ():
+        flat |= {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
+        flat[name] = value
+    values = {name: flat[key] for name, key in KEYS.items() if flat.get(key) is not None}
+    if not values:
+        raise ConfigError(f"{file}: holds none of {', '.join(KEYS.values())}")
+    return values | {key: _whole(values.get(key)) for key in ("seed", "rounds")}
 
 
-def _of_summary(path: Path) -> dict[str, Any]:
-    rows = table(path / "summary.csv")
-    if len(rows) != 1:
-        raise ValueError(f"{path / 'summary.csv'}: {len(rows)} rows, a run has one")
-    (row,) = rows
-    return {
-        "rounds_done": _whole(row.get("rounds")) or 0,
-        "final_test_accuracy": number(row.get("final_test_accuracy")),
-        "best_test_accuracy": number(row.get("best_test_accuracy")),
-    }
-
-
-def _of_rounds(path: Path) -> dict[str, Any]:
+def _results(path: Path) -> dict[str, Any]:
+    """Rounds that are done, final and best test accuracy, from summary.csv or rounds.csv."""
+    if (path / "summary.csv").exists():
+        rows = tables.read(path / "summary.csv")
+        if len(rows) != 1:
+            raise ValueError(f"{path / 'summary.csv'}: {len(rows)} rows, a run has one")
+        accuracies = ("final_test_accuracy", "best_test_accuracy")
+        scores = {name: number(rows[0].get(name)) for name in accuracies}
+        return {"rounds_done": _whole(rows[0].get("rounds")) or 0, **scores}
     rows = rounds(path)
     best = best_row(rows)
     tested = [row for row in rows if row.get("test_accuracy")]
@@ -194,53 +178,6 @@ def _of_rounds(path: Path) -> dict[str, Any]:
         "final_test_accuracy": number(tested[-1]["test_accuracy"]) if tested else None,
         "best_test_accuracy": None if best is None else number(best["test_accuracy"]),
     }
-
-
-def rounds(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a run's rounds.csv, none where there is no such file yet.
-
-    Raises:
-        OSError, ValueError, csv.Error: the file cannot be read.
-    """
-    file = path / "rounds.csv"
-    return table(file) if file.exists() else []
-
-
-def best_row(rows: Sequence[Mapping[str, str]]) -> Mapping[str, str] | None:
-    """The round by which a run is judged, as summary.csv has it: of the evaluated rounds the one
-    with the best validation accuracy or, without a validation part, test accuracy."""
-    tested = [row for row in rows if row.get("test_accuracy")]
-    by = "val_accuracy" if any(row.get("val_accuracy") for row in tested) else "test_accuracy"
-    known = [row for row in tested if number(row[by]) is not None]
-    return max(known, key=lambda row: number(row[by]) or 0.0, default=None)
-
-
-def number(text: str | None) -> float | None:
-    """A CSV cell as a finite number, None where it is empty.
-
-    Raises:
-        ValueError: it is another text.
-    """
-    value = float(text) if text else math.nan
-    return value if math.isfinite(value) else None
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """The complete rows of a CSV file; a line that is still being written does not count.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError, csv.Error: it is no table of UTF-8 text with a header and rows of its length.
-    """
-    text = path.read_text(encoding="utf-8")
-    complete = io.StringIO(text[: text.rfind("\n") + 1], newline="")
-    header, *rows = list(csv.reader(complete)) or [[]]
-    for line, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise ValueError(
-                f"{path}, line {line}: {len(row)} fields, the header has {len(header)}"
-            )
-    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 def _whole(value: object) -> int | None:

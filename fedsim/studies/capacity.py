@@ -190,10 +190,10 @@ def _kind(c: RunConfig) -> tuple[object, ...]:
 
 def _pooled(config: RunConfig) -> bool:
     """Whether all clients of a round have one update in common."""
-    from fedsim.training import setup
+    from fedsim.training import assemble
 
     try:
-        return setup.algorithm_of(config).pools
+        return assemble.algorithm_of(config).pools
     except ConfigError:  # which the run will say
         return False
 
@@ -301,13 +301,13 @@ def _likely_block(config: RunConfig, spec: ModelSpec) -> int:
 
     from fedsim import models
     from fedsim.core.layout import FlatModel
-    from fedsim.training import setup, stacking
+    from fedsim.training import assemble, stacking
 
     asked = config.engine.client_batch
     if asked != "auto":
         return int(asked)
     with suppress(ConfigError):  # clients that cannot be stacked train one by one
-        stacking.check(config, setup.algorithm_of(config), "engine.client_batch")
+        stacking.check(config, assemble.algorithm_of(config), "engine.client_batch")
         flat = FlatModel(models.build(spec, config.seed), torch.device("cpu"))
         return stacking.automatic(spec, flat, config.train.batch_size, stacking.GPU)
     return 1

@@ -176,7 +176,8 @@ def execute(
     """
     from fedsim.display.trackers import resumed as with_trackers
     from fedsim.display.trackers import tracker
-    from fedsim.training import driver, resume
+    from fedsim.identity import resume
+    from fedsim.training import driver
 
     if orders.stop:
         return Stopped()

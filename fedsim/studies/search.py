@@ -19,6 +19,7 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError
 from fedsim.core.plurals import counted
 from fedsim.core.settings import Scalar
+from fedsim.identity.resume import FREE, decisive
 from fedsim.storage import trials
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial
@@ -26,7 +27,6 @@ from fedsim.studies.capacity import Parallel, check_trainable, with_engine
 from fedsim.studies.proposals import Proposer
 from fedsim.studies.sweep import MOST_RUNS, check_stackable, varied_axes
 from fedsim.training import loading
-from fedsim.training.resume import FREE, decisive
 
 BEST, CONFIRMED = "best.yaml", "confirm.csv"
 COUNT = 25

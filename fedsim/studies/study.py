@@ -23,6 +23,7 @@ from fedsim.config.study import StudyFile, check_given_once
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.settings import Scalar
+from fedsim.identity.resume import decisive
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.storage.trials import Trial, best, cell_of
 from fedsim.studies import sweep
@@ -33,7 +34,6 @@ from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.studies.search import SearchPlan, check_searched, make_plan, seeds_of
 from fedsim.studies.tune import Tuning
 from fedsim.training.events import Event, Job
-from fedsim.training.resume import decisive
 
 TUNING, RUNS, REPORT = "tuning", "runs", "report"
 CHOSEN, COMPARISON = "chosen.csv", "comparison.yaml"

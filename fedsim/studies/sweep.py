@@ -24,13 +24,13 @@ from fedsim.config.resolve import resolve, warn_unused
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError
+from fedsim.identity.resume import is_complete
 from fedsim.storage import directories
 from fedsim.storage.run_dir import check_outside_runs
 from fedsim.studies.capacity import Parallel, check_trainable, with_engine
+from fedsim.studies.comparison import Comparison
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.training.events import Event, Failed, Job
-from fedsim.training.provenance import Comparison
-from fedsim.training.resume import is_complete
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,11 +201,11 @@ def check_stackable(config: RunConfig, layers: Sequence[Settings]) -> None:
     """
     if config.engine.client_batch in (1, "auto"):
         return
-    from fedsim.training import setup, stacking  # import torch
+    from fedsim.training import assemble, stacking  # import torch
 
     key = "engine.client_batch"
     origin = [layer[key].origin for layer in layers if key in layer][-1]
-    stacking.check(config, setup.algorithm_of(config), origin)
+    stacking.check(config, assemble.algorithm_of(config), origin)
 
 
 def varied_axes(experiment: Experiment, overrides: Settings) -> tuple[Axis, ...]:

@@ -21,9 +21,11 @@ from typing import Any
 
 from fedsim.core.errors import ConfigError, DataError, FedsimError
 from fedsim.core.settings import Scalar
+from fedsim.identity import resume
 from fedsim.storage import status, trials
 from fedsim.storage.run_dir import RunStore
 from fedsim.storage.trials import Trial, best
+from fedsim.studies.comparison import Comparison
 from fedsim.studies.parallel import Drivers, Follower, control
 from fedsim.studies.proposals import Proposal
 from fedsim.studies.search import (
@@ -34,7 +36,6 @@ from fedsim.studies.search import (
     write_best,
     write_study,
 )
-from fedsim.training import resume
 from fedsim.training.events import (
     Done,
     Event,
@@ -45,7 +46,6 @@ from fedsim.training.events import (
     Started,
     Stopped,
 )
-from fedsim.training.provenance import Comparison
 
 logger = logging.getLogger("fedsim")
 Verdict = tuple[trials.State, float | None, str | None]

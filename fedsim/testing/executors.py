@@ -20,10 +20,11 @@ from fedsim.engine.registry import MakeExecutor
 from fedsim.schedules.base import lr_at
 from fedsim.storage.checkpoint import ServerState
 from fedsim.testing.rounds import Content, content, difference
+from fedsim.training.assemble import prepare
 from fedsim.training.features import with_features
-from fedsim.training.log import RoundLog
 from fedsim.training.round import run_round
-from fedsim.training.setup import Setup, needs_whole_updates, prepare
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup, needs_whole_updates
 
 DRAWS = ("augmentation", "dropout", "blocks of clients")
 """The cases in which clients draw random numbers while they train."""

@@ -33,8 +33,8 @@ from fedsim.testing.rounds import (
     small,
 )
 from fedsim.training import driver
+from fedsim.training.assemble import prepare
 from fedsim.training.callbacks import Callback
-from fedsim.training.setup import prepare
 
 BLOCK_TOLERANCE = 1e-3
 """How far a client's arrays may be from those of the client alone, as a part of their norm: for

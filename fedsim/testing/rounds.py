@@ -17,9 +17,9 @@ from fedsim.config.run import RunConfig
 from fedsim.core.types import ClientTask, ClientUpdate
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import RunStore
-from fedsim.training.log import RoundLog
+from fedsim.training.assemble import make_executor, prepare
 from fedsim.training.round import context, run_round
-from fedsim.training.setup import make_executor, prepare
+from fedsim.training.rows import RoundLog
 
 ROUNDS = 3
 NUM_CLIENTS = 8

@@ -23,6 +23,8 @@ from fedsim.core.normalization import OF_DATASET
 from fedsim.data import partitions, patients, splits
 from fedsim.engine.base import Executor
 from fedsim.engine.blocks import named
+from fedsim.identity.environment import check_begun, other_versions
+from fedsim.identity.resume import configuration, decisive
 from fedsim.storage import status
 from fedsim.storage.checkpoint import (
     Checkpoints,
@@ -40,16 +42,15 @@ from fedsim.storage.run_dir import (
     default_path,
     to_json,
 )
+from fedsim.training.assemble import check_effects, make_executor, prepare, start_of
 from fedsim.training.callbacks import Callback, Callbacks, RunInfo
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.environment import check_begun, describe, other_versions
 from fedsim.training.export import export_models
 from fedsim.training.finetune import final_scores
-from fedsim.training.log import RoundLog
 from fedsim.training.privacy import line_of_samples, warn_of_delta
-from fedsim.training.resume import configuration, decisive
 from fedsim.training.round import context, model_sha256, run_round
-from fedsim.training.setup import Setup, check_effects, make_executor, prepare, start_of
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup, describe
 from fedsim.training.signals import Interrupts, handled
 from fedsim.training.summary import summarise
 
@@ -338,25 +339,17 @@ def run(
     check_effects(setup)
     warn_of_delta(config, [len(setup.partition.train[c]) for c in setup.partition.participants])
     setup, start = start_of(setup)
-    followers = Callbacks(callbacks)
-    with closing(make_executor(setup, session)) as executor, closing(followers):
+    with closing(make_executor(setup, session)) as executor:
         store = RunWriter.create(path)
         with files.lock(path):
             store.write("config.yaml", to_yaml(setup.config))
             checkpoints, _ = _restore(setup, store)
             with checkpoints:
-                loop = TrainingLoop(
-                    setup=setup,
-                    executor=executor,
-                    store=store,
-                    checkpoints=checkpoints,
-                    environment=describe(setup),
-                    callbacks=followers,
-                    begun=begun,
-                    position=Position(rounds=0, state=start),
-                )
-                del start
-                return loop.run()
+                position = Position(rounds=0, state=start)
+                loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun)
+                del start, position
+                with closing(loop.callbacks):
+                    return loop.run()
 
 
 def resume(
@@ -375,33 +368,55 @@ def resume(
     with files.lock(store.path):
         before = store.read_environment()
         setup, start = start_of(prepare(config))
-        before |= check_begun(setup, store, accept_changed_code=accept_changed_code)
+        before |= check_begun(
+            store.path,
+            setup.config,
+            setup.provenance,
+            setup.frozen,
+            accept_changed_code=accept_changed_code,
+        )
         checkpoints, position = _restore(setup, store)
         if position is None:
             logger.warning(
                 "%s: there is no checkpoint to resume from; starting again from round 1", store.path
             )
             position = Position(rounds=0, state=start)
-        followers = Callbacks(callbacks)
-        with checkpoints, closing(make_executor(setup, session)) as executor, closing(followers):
-            known = describe(setup)
-            if position.rounds and (others := other_versions(before, known)) is not None:
-                logger.warning("%s: %s", store.path, others)
+        with checkpoints, closing(make_executor(setup, session)) as executor:
+            loop = _loop(setup, store, executor, checkpoints, position, callbacks, begun, before)
             store.remove_unfinished()
             store.truncate_tables(position.tables)
-            loop = TrainingLoop(
-                setup=setup,
-                executor=executor,
-                store=store,
-                checkpoints=checkpoints,
-                environment=known | {"after_round": position.rounds},
-                callbacks=followers,
-                begun=begun - position.seconds,
-                position=position,
-                before=before,
-            )
             del start, position
-            return loop.run()
+            with closing(loop.callbacks):
+                return loop.run()
+
+
+def _loop(
+    setup: Setup,
+    store: RunWriter,
+    executor: Executor,
+    checkpoints: Checkpoints,
+    position: Position,
+    callbacks: Sequence[Callback],
+    begun: float,
+    before: Mapping[str, Any] | None = None,
+) -> TrainingLoop:
+    """The training loop of a run that begins, or goes on from what env.json said ``before``."""
+    environment = describe(setup)
+    if before is not None:
+        if position.rounds and (others := other_versions(before, environment)) is not None:
+            logger.warning("%s: %s", store.path, others)
+        environment |= {"after_round": position.rounds}
+    return TrainingLoop(
+        setup=setup,
+        executor=executor,
+        store=store,
+        checkpoints=checkpoints,
+        environment=environment,
+        callbacks=Callbacks(callbacks),
+        begun=begun - position.seconds,
+        position=position,
+        before=before,
+    )
 
 
 def fingerprint(setup: Setup) -> Fingerprint:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedsim.core import files
 from fedsim.core.plurals import counted
+from fedsim.storage import tables
 
 
 @dataclass
@@ -40,10 +40,9 @@ class EarlyStopping:
         Raises:
             StoreError: it cannot be read.
         """
-        with files.reading(rounds) as path, path.open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                value = row["val_accuracy"]
-                self.add(int(row["round"]), float(value) if value else None)
+        with files.reading(rounds) as path:
+            for row in tables.read(path):
+                self.add(int(row["round"]), tables.number(row["val_accuracy"]))
 
     @property
     def due(self) -> bool:

@@ -44,7 +44,7 @@ from fedsim.storage.rows import (
     LossMatrixRow,
     metric_columns,
 )
-from fedsim.training.log import RoundLog
+from fedsim.training.rows import RoundLog
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup

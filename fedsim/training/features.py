@@ -6,7 +6,6 @@ driver's CPU in batches of fixed size with one torch thread each, so that their 
 on the engine; workers then train the rest on them.
 """
 
-import hashlib
 import logging
 import re
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from fedsim import models
 from fedsim.core import reuse
 from fedsim.core.errors import WorkerError
-from fedsim.core.files import cache_dir
+from fedsim.core.files import cache_dir, sha256_of
 from fedsim.core.imports import users_code
 from fedsim.core.layout import FlatModel, float_tensors, frozen_names
 from fedsim.core.rng import one_torch_thread, torch_scope
@@ -64,7 +63,7 @@ def with_features(spec: WorkerSpec) -> WorkerSpec:
     return replace(spec, dataset=dataset, frozen=rest, local_images=None, cut=part)
 
 
-def _features(spec: WorkerSpec, part: str, decisive: bytes) -> Array | None:
+def _features(spec: WorkerSpec, part: str, decisive: str) -> Array | None:
     """The features (N, d) of all samples; None where they are not the same in every pass."""
     model = models.build(spec.model.without_weights, spec.seed, spec.algorithm.adapt)
     flat = FlatModel(model, _CPU, frozen=spec.frozen)
@@ -134,7 +133,7 @@ def _passes(spec: WorkerSpec, module: nn.Module) -> Callable[[int, int], Tensor]
     return compute
 
 
-def _cached(spec: WorkerSpec, module: nn.Module, decisive: bytes, known: Array) -> Array:
+def _cached(spec: WorkerSpec, module: nn.Module, decisive: str, known: Array) -> Array:
     """The features (N, d) of all samples, memory mapped.
 
     The file's name is a digest of what is ``decisive``, and of the first samples' features
@@ -142,10 +141,9 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: bytes, known: Array) 
     """
     data = spec.dataset
     size, compute = len(data.x), _passes(spec, module)
-    digest = hashlib.sha256(decisive)
-    digest.update(np.ascontiguousarray(known).data)
+    digest = sha256_of(decisive, known)
     name = re.sub(r"[^\w.-]+", "-", f"{data.name}-{spec.model.name}")[:80]
-    path = cache_dir() / "features" / f"{name}-{digest.hexdigest()[:24]}.npy"
+    path = cache_dir() / "features" / f"{name}-{digest[:24]}.npy"
 
     def write(store: Array, i: int) -> None:
         start = i * _BATCH
@@ -158,11 +156,11 @@ def _cached(spec: WorkerSpec, module: nn.Module, decisive: bytes, known: Array) 
     return stored(path, shape, np.float32, batches, write, "the frozen network")
 
 
-def _decisive(spec: WorkerSpec) -> bytes:
+def _decisive(spec: WorkerSpec) -> str:
     """What decides the features: the samples, the pipeline, the network and its frozen tensors."""
     data, network = spec.dataset, spec.model.without_weights
     told = _VERSION, _BATCH, data.x.shape, data.x.dtype.str, data.pipeline, network
     frozen = [
         f"{name} {array.shape} {array_sha256(array)}" for name, array in sorted(spec.frozen.items())
     ]
-    return "".join([f"{told} {array_sha256(data.x)}", *frozen]).encode()
+    return "".join([f"{told} {array_sha256(data.x)}", *frozen])

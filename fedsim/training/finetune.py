@@ -18,8 +18,8 @@ from fedsim.metrics.splits import clients_with
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.rows import FinalClientRow
 from fedsim.training.evaluate import MEMORY, Candidate, Split, batches, own_model, trained
-from fedsim.training.log import RoundLog
 from fedsim.training.round import without_diverged
+from fedsim.training.rows import RoundLog
 from fedsim.training.setup import Setup
 
 FEWEST = 16

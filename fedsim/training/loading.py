@@ -1,7 +1,6 @@
 """The data of a configuration: read, dealt to the clients, and shifted."""
 
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from fedsim.data.holdout import (
     without_small_users,
 )
 from fedsim.data.shifts import shifted
-from fedsim.models import libraries
 
 
 def load(config: RunConfig) -> tuple[Dataset, Partition, str]:
@@ -111,27 +109,6 @@ def _normalization(config: RunConfig) -> Normalization | None:
     """What ``data.normalization`` says; None: the data set's own."""
     text = config.data.normalization
     return None if text in (None, OF_DATASET) else Normalization.parse(text)
-
-
-def with_normalization(config: RunConfig) -> RunConfig:
-    """The configuration with ``data.normalization`` where it was left open.
-
-    That of the network's pretraining where it starts from weights that timm or torchvision
-    publish, with its image size where ``data.image_size`` is open as well; else the data set's.
-
-    Raises:
-        ConfigError: timm is not installed.
-    """
-    c = config.data
-    if c.normalization is not None:
-        return config
-    known = None
-    if config.model.pretrained and config.model.weights is None:
-        known = libraries.preprocessing(config.model_name)
-    if known is not None and c.image_size is not None:
-        known = replace(known, size=None)
-    value = OF_DATASET if known is None else str(known)
-    return config.model_copy(update={"data": c.model_copy(update={"normalization": value})})
 
 
 def read_arguments(config: RunConfig) -> dict[str, Any]:

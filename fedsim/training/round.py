@@ -1,14 +1,14 @@
 """One round: :func:`run_round` names its steps in their order; what a step does stands below it."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 
-from fedsim.core.errors import ContractError, DivergedError
+from fedsim.core.errors import ContractError, DivergedError, WorkerError
 from fedsim.core.types import (
     ClientTask,
     ClientUpdate,
@@ -30,10 +30,9 @@ from fedsim.server.threads import single_threaded_blas
 from fedsim.storage.checkpoint import ServerState
 from fedsim.systems.clock import Participation, wire_bytes
 from fedsim.systems.costs import Costs, round_costs
-from fedsim.training import evaluate, root
-from fedsim.training.log import RoundLog
+from fedsim.training import evaluate
 from fedsim.training.privacy import remedy
-from fedsim.training.round_rows import Aggregated, add_rows, round_row
+from fedsim.training.rows import Aggregated, RoundLog, add_rows, round_row
 from fedsim.training.setup import Setup
 
 
@@ -85,9 +84,9 @@ def run_round(
     trained = train(setup, executor, state, ctx, log)
     with log.timed("aggregate"):
         gathered = gather(setup, executor, trained, ctx, log)
-        found = conclude(setup, trained, gathered, ctx)
-    record(setup, executor, trained, gathered.updates, found, ctx, log)
-    return found.state
+        aggregated = conclude(setup, trained, gathered, ctx)
+    record(setup, executor, trained, gathered.updates, aggregated, ctx, log)
+    return aggregated.state
 
 
 def train(
@@ -101,10 +100,10 @@ def train(
     if setup.algorithm.probe is not None:
         with log.timed("probe"):
             state, participation = run_probe(setup, executor, state, plan, ctx, log)
-    models, own = models_of(plan, state, ctx), None
+    models, reference = models_of(plan, state, ctx), None
     if setup.algorithm.server.root_samples and plan.tasks:
         with log.timed("root"):
-            own = root.reference(setup, executor, models, ctx)
+            reference = root_update(setup, executor, models, ctx)
     with log.timed("broadcast") as size:
         executor.broadcast(models)
         size["bytes"] = state.params.nbytes
@@ -118,7 +117,7 @@ def train(
         participation=participation,
         models=models,
         updates=updates,
-        reference=own,
+        reference=reference,
         scores=scores,
     )
 
@@ -152,26 +151,23 @@ def gather(
 def conclude(setup: Setup, trained: Trained, gathered: Gathered, ctx: RoundContext) -> Aggregated:
     """The server's step, and the state after the round."""
     state, plan, updates = trained.state, trained.plan, gathered.updates
-    sent = plan, trained.participation, trained.models, updates, state.downlink
-    costs = partial(costs_of, setup, *sent)
-    if gathered.attack is None:
-        found = Aggregated(state=state, costs=costs({}))
-    else:
-        found = aggregate(setup, state, gathered.attack.cohort, updates, costs, ctx)
-    server = found.state.server
+    aggregated = Aggregated(state=state)
+    if gathered.attack is not None:
+        aggregated = aggregate(setup, state, gathered.attack.cohort, updates, ctx)
+    server = aggregated.state.server
     if setup.attack is not None and gathered.attack is not None and gathered.attack.state:
         receive = {**server.receive, setup.attack.name: gathered.attack.state}
         server = replace(server, receive=receive)
     versions = {v: trained.models[v] for v in sorted(plan.needed)}
     unchanged = state.unchanged if updates else (*state.unchanged, ctx.round)
-    kept = replace(
-        found.state,
+    after = replace(
+        aggregated.state,
         server=server,
         schedule=plan.state,
         versions=versions,
         unchanged=tuple(r for r in unchanged if versions and r >= min(versions)),
     )
-    return replace(found, state=kept)
+    return replace(aggregated, state=after)
 
 
 def record(
@@ -179,13 +175,13 @@ def record(
     executor: Executor,
     trained: Trained,
     updates: list[ClientUpdate],
-    found: Aggregated,
+    aggregated: Aggregated,
     ctx: RoundContext,
     log: RoundLog,
 ) -> None:
     """Evaluates the round's model where that is due, and has the rows of the round but that of
     models.csv, whose hash no next round waits for."""
-    state, after, e = trained.state, found.state, setup.config.evaluation
+    state, after, e = trained.state, aggregated.state, setup.config.evaluation
     plan, participation, scores = trained.plan, trained.participation, trained.scores
     due, clients_due = (evaluate.is_due(every, ctx) for every in (e.every, e.clients_every))
     clients: evaluate.ClientScores = {}
@@ -208,7 +204,8 @@ def record(
         for task in (plan.tasks if setup.schedule.asynchronous else ())
         for c in task.clients
     }
-    add_rows(setup, participation, updates, found, log, stale)
+    costs = costs_of(setup, trained, updates, aggregated.private)
+    add_rows(setup, participation, updates, aggregated, costs, log, stale)
     measured = evaluate.columns(scores or {}, clients)
     if setup.config.attack.name is not None:
         measured["benign_test_accuracy"] = evaluate.benign_accuracy(setup, scores or {}, clients)
@@ -216,7 +213,7 @@ def record(
         measured["attack_success_rate"] = success
     if setup.budget is not None:
         measured |= setup.budget.columns(log.round)
-    log.add(round_row(ctx, participation, updates, found, measured))
+    log.add(round_row(ctx, participation, updates, aggregated, costs, measured))
     log.incidents(executor.incidents())
 
 
@@ -283,6 +280,29 @@ def models_of(plan: RoundPlan, state: ServerState, ctx: RoundContext) -> dict[in
             f"the rounds before kept {sorted(known)} (RoundPlan.needed)"
         )
     return {version: known[version] for version in sorted(used)}
+
+
+def root_update(setup: Setup, executor: Executor, models: Models, ctx: RoundContext) -> Vector:
+    """(D,) the update of the server's own training on its root set (FLTrust).
+
+    It starts from the model that the round's clients get, and trains by section ``train`` as they
+    do: on plain cross-entropy, without transforms and state, with random numbers of its own. With
+    dp.level=example it is trained without clipping and noise: what is protected are the samples of
+    clients. It takes neither simulated time nor bytes.
+
+    Raises:
+        DivergedError: it is not finite.
+        WorkerError: the training failed.
+    """
+    client = setup.partition.participants[0]  # places the work; the key is no round's
+    task = ClientTask(client=client, ctx=ctx, work="root", stream=-1 - ctx.round)
+    executor.broadcast(models)
+    updates = executor.run([task], models, {})
+    if not updates:
+        raise WorkerError(f"{task.title} failed; errors.csv says why")
+    if updates[0].diverged is not None:
+        raise DivergedError(f"{task.title}: {updates[0].diverged} is NaN or infinite")
+    return updates[0].delta
 
 
 def steps_since(version: int, state: ServerState, ctx: RoundContext) -> int:
@@ -381,13 +401,11 @@ def aggregate(
     state: ServerState,
     cohort: Cohort,
     updates: Sequence[ClientUpdate],
-    costs: Callable[[Mapping[int, Vectors]], Costs],
     ctx: RoundContext,
 ) -> Aggregated:
     """Norms and Gram matrix of the updates, the server's step, and the state after it.
 
-    ``cohort`` has the updates as the server sees them, ``updates`` as the executor gave them;
-    ``costs`` are those of the round, by what the server sends to single clients.
+    ``cohort`` has the updates as the server sees them, ``updates`` as the executor gave them.
     """
     params = slice(0, setup.layout.num_params)
     conflicts = updates and evaluate.is_due(setup.config.evaluation.conflicts_every, ctx)
@@ -398,7 +416,6 @@ def aggregate(
             axes = spectrum(k)
             diversity = gradient_diversity(k, shares(cohort.num_samples, "samples"))
     return Aggregated(
-        costs=costs(step.private),
         clients=tuple(u.client_id for u in cohort.updates),
         norms=cohort.norms(params),
         gram=k,
@@ -406,24 +423,22 @@ def aggregate(
         gradient_diversity=diversity,
         update_norm=math.sqrt(gram([step.step], params)[0, 0]),
         metrics=step.metrics,
+        private=step.private,
         state=advance(state, step, updates),  # last: the step's memory may become the new model's
     )
 
 
 def costs_of(
     setup: Setup,
-    plan: RoundPlan,
-    participation: Mapping[int, Participation],
-    models: Models,
+    trained: Trained,
     updates: Sequence[ClientUpdate],
-    downlink: Vectors,
     private: Mapping[int, Vectors],
 ) -> Costs:
-    """Bytes and simulated seconds of the round; ``downlink`` is that of the newest model."""
-    model = setup.clock.vector_bytes
-    common = {version: wire_bytes(own.values()) for version, (_, own) in models.items()}
+    """Bytes and simulated seconds of the round; ``private`` goes to single clients at its end."""
+    plan, participation, model = trained.plan, trained.participation, setup.clock.vector_bytes
+    common = {v: wire_bytes(downlink.values()) for v, (_, downlink) in trained.models.items()}
     stale = {c: common[task.version] for task in plan.tasks for c in task.clients}
-    newest = wire_bytes(downlink.values())
+    newest = wire_bytes(trained.state.downlink.values())
     return round_costs(
         setup.clock,
         participation,

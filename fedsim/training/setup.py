@@ -1,67 +1,29 @@
-"""A configuration made concrete: data, partition, model, method and executor."""
+"""A run made concrete: its data, partition, model, method and schedule, as values."""
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fedsim import algorithms, models
-from fedsim.algorithms.base import Algorithm, identity
-from fedsim.client import dropout, probe
-from fedsim.client.compression import Compression, compression
-from fedsim.client.context import LocalEnv
+from fedsim.algorithms.base import Algorithm
+from fedsim.client.compression import Compression
 from fedsim.config.run import RunConfig
-from fedsim.config.sections import ClockConfig
-from fedsim.config.validation import cohort_size
-from fedsim.core.errors import ConfigError
-from fedsim.core.imports import users_code
-from fedsim.core.layout import FlatModel
-from fedsim.core.plurals import counted
-from fedsim.core.types import (
-    I64,
-    Dataset,
-    Layout,
-    ModelSpec,
-    Partition,
-    RoundContext,
-    Triggered,
-    Vector,
-    Vectors,
-)
-from fedsim.data import partitions, patients
-from fedsim.engine import registry as executors
-from fedsim.engine.base import Executor
+from fedsim.core.machine import processor
+from fedsim.core.types import I64, Dataset, Layout, ModelSpec, Partition, Triggered, Vector, Vectors
 from fedsim.engine.blocks import Stacking
-from fedsim.engine.devices import server_device
+from fedsim.engine.devices import Kind
 from fedsim.engine.spec import LocalImages, WorkerSpec, array_sha256
+from fedsim.identity.environment import DROPOUT, files_of, versions
+from fedsim.identity.provenance import Provenance
 from fedsim.metrics.splits import clients_with
-from fedsim.models import weights
-from fedsim.models.libraries import library_of
 from fedsim.models.weights import Loaded
-from fedsim.schedules.asynchronous import Buffered
-from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at, schedule_of
-from fedsim.schedules.oort import Oort
-from fedsim.schedules.selection import BySize, Fixed, Poisson, PowerOfChoice, RoundRobin, fixed
-from fedsim.server import Bucketing
+from fedsim.schedules.base import Roster, Schedule, Synchronous, lr_at
 from fedsim.server.attacks import Omniscient
-from fedsim.server.staleness import StalenessWeights
-from fedsim.storage.checkpoint import ServerState
-from fedsim.systems.clock import BOUNDS, FLOAT_BYTES, TRAITS, Clock, LocalSchedule
-from fedsim.systems.distributions import parse_within
-from fedsim.systems.trace import read_trace
-from fedsim.training import combinations, evaluate, stacking
-from fedsim.training.attacks import attack_of, check_attack, possible_sizes
-from fedsim.training.features import with_features
-from fedsim.training.loading import deal, read_images, with_normalization, with_shifts
-from fedsim.training.privacy import Budget, check_samples, private
-from fedsim.training.provenance import Data, Provenance, code_of, data_of
-from fedsim.training.root import draw_root
+from fedsim.systems.clock import Clock
+from fedsim.training.loading import read_images
+from fedsim.training.privacy import Budget
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,223 +153,6 @@ class Setup:
         )
 
 
-def start_of(setup: Setup) -> tuple[Setup, ServerState]:
-    """The state before the first round, and the setup without the start vector.
-
-    A run lets go of it with its first step, which matters where models are large.
-    """
-    return replace(setup, initial=setup.initial[:0].copy()), ServerState(params=setup.initial)
-
-
-def prepare(config: RunConfig) -> Setup:
-    """Loads the data, splits them, and builds model and method; starts nothing.
-
-    Raises:
-        ConfigError, DataError: something does not fit; the message names key and file.
-    """
-    executors.check(config.engine)
-    config = with_normalization(config)
-    if config.engine.client_batch not in (1, "auto"):
-        stacking.check(config, algorithm_of(config), "engine.client_batch")
-    dataset, partition, kind = deal(config)
-    digests = data_of(dataset, config.data.dir)
-    dataset = with_shifts(config, dataset, partition)
-    evaluate.check_parts(config, dataset, partition)
-    return assemble(config, dataset, partition, kind, digests)
-
-
-def assemble(
-    config: RunConfig,
-    dataset: Dataset,
-    partition: Partition,
-    kind: str,
-    digests: Data | None = None,
-) -> Setup:
-    """Builds model and method for data that are loaded; ``digests`` are theirs.
-
-    Raises:
-        ConfigError, DataError: as :func:`prepare`.
-    """
-    model, algorithm = _model(config, dataset), algorithm_of(config)
-    with users_code(f"model.name={model.name}, algorithm={config.algorithm}", ConfigError):
-        built = models.start(model, config.seed, algorithm.adapt, dataset.class_names)
-        flat = FlatModel(built.model, torch.device("cpu"))
-        clock = clock_of(config, partition.num_clients, algorithm, flat.layout)
-    weights.check(flat, model.name)
-    algorithms.check_fit(
-        config.algorithm, algorithm, model, flat, dataset, lr_head=config.train.lr_head
-    )
-    published = library_of(model.name) is not None or ":" not in model.name
-    if not published or algorithm.adapt is not identity:
-        again = models.build(model.without_weights, config.seed, algorithm.adapt)
-        fresh = FlatModel(again, torch.device("cpu"), frozen=flat.frozen)
-        samples = stacking.examples(model)
-        why = probe.fault(flat, fresh, algorithm.criterion, config.training, samples)
-        if why is not None:
-            raise ConfigError(f"model.name={model.name}: {why}")
-    attack = attack_of(config.attack, config.data, partition, dataset, algorithm)
-    algorithm = attack.algorithm
-    schedule = _schedule_of(config, partition.participants)
-    least = size = cohort_size(len(partition.participants), config.train.sample_rate)
-    if isinstance(schedule, Fixed):
-        least, size = schedule.sizes
-    blocks = stacking.stacking_of(
-        config,
-        model=model,
-        flat=flat,
-        algorithm=algorithm,
-        partition=partition,
-        cohort_size=size,
-    )
-    setup = Setup(
-        config=config.resolved(
-            num_clients=partition.num_clients,
-            partition=kind,
-            group=patients.grouping(dataset, kind, config.data.group),
-            model=model.name,
-            client_batch=1 if blocks is None else blocks.clients,
-        ),
-        dataset=dataset,
-        partition=partition,
-        model=model,
-        algorithm=algorithm,
-        layout=flat.layout,
-        initial=flat.vector(),
-        cohort_size=size,
-        alpha=config.data.alpha if "alpha" in partitions.options(kind) else None,
-        clock=clock,
-        schedule=schedule,
-        stacking=blocks,
-        start=built.start,
-        frozen=flat.frozen,
-        provenance=Provenance(code_of(config), digests),
-        malicious=attack.clients,
-        attack=attack.omniscient,
-        triggered=attack.triggered,
-        root=draw_root(algorithm.server.root_samples, dataset, config.data.seed),
-        server_device=server_device(config.engine),
-        drops=dropout.active(built.model),
-    )
-    sent, k = setup.num_sent, config.compress.k or 0
-    if k > sent:
-        raise ConfigError(f"compress.k: {k} given, but clients send {sent} parameters")
-    combinations.check(setup)
-    if isinstance(setup.schedule, Buffered):
-        algorithm.server.check(setup.schedule.sizes(setup.roster)[0])
-    elif not setup.schedule.asynchronous:
-        algorithm.server.check(least)
-    if isinstance(setup.schedule, PowerOfChoice):
-        setup.schedule.size(setup.roster)
-    if isinstance(setup.schedule, Poisson):
-        _check_sizes(algorithm, len(partition.participants))
-    if config.dp.level == "example":
-        check_samples(algorithm, model, flat)
-    if config.dp.level == "user":
-        sizes = [len(partition.train[client]) for client in partition.participants]
-        algorithm, budget = private(config, algorithm, setup.layout, sizes, size)
-        setup = replace(setup, algorithm=algorithm, budget=budget)
-    return setup
-
-
-def check_effects(setup: Setup) -> None:
-    """Refuses an attack without effect, and buckets of more updates than a round has.
-
-    Raises:
-        ConfigError: there is one; says what to set.
-    """
-    check_attack(setup)
-    most = max(possible_sizes(setup))
-    for step in setup.algorithm.server.receive:
-        if isinstance(step, Bucketing) and step.size > most:
-            raise ConfigError(
-                f"bucketing.size: {step.size} given; a round has at most "
-                f"{counted(most, 'update')}, so that the mean of all is left"
-            )
-
-
-def _check_sizes(algorithm: Algorithm, clients: int) -> None:
-    """Refuses a server that cannot work with cohorts of every size.
-
-    Raises:
-        ConfigError: it cannot; says with which.
-    """
-    for m in range(1, clients + 1):
-        try:
-            algorithm.server.check(m)
-        except ConfigError as error:
-            message = f"train.cohort: poisson given, so that a round may have {m} clients; {error}"
-            raise ConfigError(message) from error
-
-
-def _schedule_of(config: RunConfig, participants: Sequence[int]) -> Schedule:
-    """The schedule that clock.mode, train.selection and train.schedule ask for."""
-    if config.clock.mode == "async":
-        return Buffered(config.asynchrony.buffer, config.asynchrony.concurrency)
-    if config.train.cohort == "poisson":
-        return Poisson()
-    match config.train.selection:
-        case "size":
-            return BySize()
-        case "round_robin":
-            return RoundRobin()
-        case "power_of_choice":
-            return PowerOfChoice(config.train.candidates)
-        case "oort":
-            return Oort()
-        case "fixed":
-            return fixed(config.train.clients or "", config.train.rounds, participants)
-    return schedule_of(config)
-
-
-def algorithm_of(config: RunConfig) -> Algorithm:
-    """The method, of its client part, server part, margin control and compression.
-
-    Raises:
-        ConfigError: they do not go together.
-    """
-    algorithm = algorithms.compose(
-        config.algorithm,
-        config.hyperparameters,
-        server=config.server,
-        margin=config.margin,
-        margin_weight=config.margin_weight,
-        margin_threshold=config.margin_threshold,
-    )
-    if config.compress.name != "none":
-        compressed = compression(algorithm.personal, **config.compress.model_dump())
-        algorithm = replace(algorithm, transforms=(*algorithm.transforms, compressed))
-    if config.clock.mode == "sync":
-        return algorithm
-    a, server = config.asynchrony, algorithm.server
-    weights = StalenessWeights(a.staleness, a.exponent, a.slope, a.threshold, a.mixing)
-    return replace(algorithm, server=replace(server, receive=(weights, *server.receive)))
-
-
-def _model(config: RunConfig, dataset: Dataset) -> ModelSpec:
-    """The model as data, with the sizes that the data set's samples have."""
-    width = dataset.x.shape[1]
-    channels, size = (dataset.vocabulary, width) if dataset.vocabulary else (width, 1)
-    return config.model_spec(
-        num_classes=dataset.num_classes,
-        in_channels=channels,
-        image_size=size if dataset.pipeline is None else dataset.pipeline.size,
-        inputs=dataset.inputs,
-        per_token=dataset.per_token,
-    )
-
-
-def make_executor(setup: Setup, session: Any = None) -> Executor:
-    """The executor that section ``engine`` asks for; ``session`` shares Ray with other runs."""
-    engine = setup.config.engine
-    return executors.start(
-        with_features(setup.spec),
-        engine,
-        update_bytes=setup.vector_bytes,
-        whole=needs_whole_updates(setup),
-        session=session,
-    )
-
-
 def needs_whole_updates(setup: Setup) -> str | None:
     """The setting for which the driver itself needs every update, None where none does."""
     e = setup.config.evaluation
@@ -431,56 +176,20 @@ def needs_whole_updates(setup: Setup) -> str | None:
     return None
 
 
-def clock_of(config: RunConfig, num_clients: int, algorithm: Algorithm, layout: Layout) -> Clock:
-    """The clock that section ``clock`` asks for; the algorithm says how often clients pass over
-    their data, and what of the model stays with them.
-
-    Raises:
-        ConfigError: a trait is given twice, or there is a deadline but nothing takes time.
-        DataError: the trace cannot be used; names file and row.
-    """
-    c = config.clock
-    shared = [s.stop - s.start for s in layout.slots if not algorithm.personal(s)]
-    if algorithm.pools:
-        if c != ClockConfig():
-            key = next(key for key, value in ClockConfig() if getattr(c, key) != value)
-            raise ConfigError(
-                f"clock.{key}: {getattr(c, key)} given; algorithm {config.algorithm} trains on "
-                "pooled data in one place, without clients that take time or stay away"
-            )
-        return Clock()  # no model is sent
-    if c == ClockConfig():
-        return Clock(vector_bytes=FLOAT_BYTES * sum(shared))
-    given = {name: getattr(c, name) for name in TRAITS if getattr(c, name) is not None}
-    return Clock(
-        seed=config.seed,
-        distributions={name: parse_within(v, *BOUNDS[name]) for name, v in given.items()},
-        trace={} if c.trace is None else read_trace(Path(c.trace), num_clients, given),
-        work=parse_within(c.work, *BOUNDS["work"]),
-        deadline=math.inf if c.deadline is None else c.deadline,
-        late=c.late,
-        schedule=LocalSchedule(
-            epochs=_epochs(config, num_clients, algorithm),
-            batch_size=config.train.batch_size,
-            skips_single=not config.train.frozen_bn and any(s.batchnorm for s in layout.slots),
-            fixed=config.train.local_steps,
-        ),
-        vector_bytes=FLOAT_BYTES * sum(shared),
-    )
-
-
-def _epochs(config: RunConfig, num_clients: int, algorithm: Algorithm) -> int:
-    """The passes over its data that a client's training makes, all phases together."""
-    t = config.train
-    ctx = RoundContext(
-        round=0, num_rounds=t.rounds, num_clients=num_clients, lr=t.lr, seed=config.seed
-    )
-    known = SimpleNamespace(training=config.train, ctx=ctx)
-    try:
-        phases = algorithm.local.phases(cast(LocalEnv, known))
-    except AttributeError as error:
-        raise ConfigError(
-            f"clock: algorithm {config.algorithm} plans its training with more than the settings "
-            f"({error}), so that its time is not known before"
-        ) from error
-    return sum(phase.epochs for phase in phases)
+def describe(setup: Setup) -> dict[str, object]:
+    """What env.json says of the run beside the executor's part; hashes and asks git once."""
+    dataset, partition = setup.dataset, setup.partition
+    said = versions() | {"processor": processor(), "classes": list(dataset.class_names)}
+    said |= setup.provenance.record()
+    said["server_device"] = Kind.of(setup.server_device or torch.device("cpu")).name
+    if setup.drops:
+        said["dropout"] = DROPOUT
+    if dataset.site is not None and not dataset.sites_are_users:
+        said["sites"] = list(dataset.site_names)
+    lists = {
+        "heldout_clients": partition.held_out,
+        "malicious_clients": setup.malicious,
+        "head_drawn_anew": setup.start.drawn,
+    }
+    said |= {key: list(values) for key, values in lists.items() if values}
+    return said | files_of(setup.config, setup.frozen)

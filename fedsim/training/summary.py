@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from fedsim.core.types import F64
 from fedsim.metrics.scores import gini
 from fedsim.storage.rows import metric_column
 from fedsim.storage.run_dir import RunStore
+from fedsim.storage.tables import Outcome
 from fedsim.training.collapse import final_predictions
 from fedsim.training.setup import Setup
 
@@ -74,14 +76,15 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
     tested = rounds.dropna(subset=["test_accuracy"]).set_index("round")
     best_by = "val" if tested["val_accuracy"].notna().any() else "test"
     # a callback may stop a run before its first evaluation
-    best = (
-        int(tested[metric_column(best_by, "accuracy")].to_numpy().argmax()) if len(tested) else None
-    )
-    scores = {
-        metric: _scores(tested[metric_column("test", metric)], best, len(rounds))
-        for metric in METRICS
-    }
-    accuracy = scores.pop("accuracy")
+    scores = tested[metric_column(best_by, "accuracy")]
+    best = int(scores.index[int(scores.argmax())]) if len(tested) else None
+
+    def outcomes(*columns: str) -> dict[str, float | None]:
+        """Final, best and last-10 value of columns of the evaluated rounds."""
+        found = {name: Outcome.of(tested[name].to_dict(), best, len(rounds)) for name in columns}
+        return {f"{take}_{name}": v for name, o in found.items() for take, v in asdict(o).items()}
+
+    accuracy = outcomes("test_accuracy")
     row: dict[str, Any] = {
         "run_id": store.path.resolve().name,
         "algorithm": config.algorithm,
@@ -92,36 +95,32 @@ def summarise(setup: Setup, store: RunStore, seconds: float) -> dict[str, Any]:
         "alpha": setup.alpha,
         "seed": config.seed,
         "rounds": len(rounds),
-        "final_test_accuracy": accuracy["final"],
-        "best_test_accuracy": accuracy["best"],
-        "best_round": None if best is None else tested.index[best],
+        "final_test_accuracy": accuracy["final_test_accuracy"],
+        "best_test_accuracy": accuracy["best_test_accuracy"],
+        "best_round": best,
         "best_by": best_by,
-        "last10_test_accuracy": accuracy["last10"],
+        "last10_test_accuracy": accuracy["last10_test_accuracy"],
         "total_seconds": seconds,
     }
     row |= settings_of(config)
     row["client_test_accuracy"] = rounds["client_test_accuracy"].iloc[-1]
     row |= {name: rounds[name].sum(min_count=1) for name in TOTALS}
     row |= _target(config, store, rounds)
-    for metric, values in scores.items():
-        row |= {metric_column("test", metric, when): value for when, value in values.items()}
+    row |= outcomes(*(metric_column("test", metric) for metric in METRICS[1:]))
     accuracies = _accuracies_of_clients(store)
     row |= dict.fromkeys(CLIENT_COLUMNS)
     if accuracies is not None:
         row |= dict(zip(CLIENT_COLUMNS, _spread(accuracies), strict=True))
     final = final_predictions(store)
     row |= {"collapsed": None if final is None else final.collapsed} | _final_clients(store)
-    for metric in LATER_METRICS:
-        column = metric_column("test", metric)
-        values = _scores(tested[column], best, len(rounds))
-        row |= {metric_column("test", metric, when): v for when, v in values.items()}
+    row |= outcomes(*(metric_column("test", metric) for metric in LATER_METRICS))
     row |= {name: rounds[name].iloc[-1] for name in EPSILONS if name in rounds}
     row[GINI] = None if accuracies is None else gini(accuracies)
     for metric in UNDER_ATTACK:
         if metric in rounds:
-            known = rounds.dropna(subset=[metric]).set_index("round")[metric]
-            row[f"final_{metric}"] = known.iloc[-1] if len(known) else None
-            row[f"last10_{metric}"] = last10(known, len(rounds))
+            values = rounds.set_index("round")[metric].dropna().to_dict()
+            outcome = Outcome.of(values, None, len(rounds))
+            row |= {f"final_{metric}": outcome.final, f"last10_{metric}": outcome.last10}
     return row | {"data_digest": _data_digest(setup), "label": config.label}
 
 
@@ -168,20 +167,6 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
     if config.train.clients is None:
         del values["train.clients"]
     return row | {key: value for key, value in values.items() if key not in ELSEWHERE}
-
-
-def last10(values: pd.Series[float], rounds: int) -> float:
-    """The mean over the evaluated rounds among the last ten."""
-    return float(values[values.index > rounds - 10].mean())
-
-
-def _scores(values: pd.Series[float], best: int | None, rounds: int) -> dict[str, float | None]:
-    """Final, best and last-10 value of a metric, by round where it was evaluated."""
-    return {
-        "final": None if best is None else values.iloc[-1],
-        "best": None if best is None else values.iloc[best],
-        "last10": last10(values, rounds),
-    }
 
 
 def _accuracies_of_clients(store: RunStore) -> F64 | None:

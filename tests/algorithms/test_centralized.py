@@ -19,7 +19,7 @@ from fedsim.models import build
 from fedsim.schedules.base import Roster
 from fedsim.systems.clock import Clock
 from fedsim.testing.rounds import config, rounds, small
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.rounding import of_update, sgd_operations
 from tests.tasks import models, tasks
 

@@ -15,9 +15,10 @@ from fedsim.engine.base import OUTPUTS
 from fedsim.engine.serial import SerialExecutor
 from fedsim.schedules.base import draw_cohort
 from fedsim.storage.checkpoint import ServerState
-from fedsim.training.log import RoundLog
+from fedsim.training.assemble import prepare
 from fedsim.training.round import run_round
-from fedsim.training.setup import Setup, prepare
+from fedsim.training.rows import RoundLog
+from fedsim.training.setup import Setup
 from tests.oracles import aggregation as oracle
 
 from .cases import assert_step, draw, every_cohort, every_input

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,8 +17,9 @@ from fedsim.core.types import ClientTask, RoundContext
 from fedsim.server.base import RuleState
 from fedsim.testing.methods import StopAfter
 from fedsim.testing.rounds import results, rounds, small
-from fedsim.training import driver, root
-from fedsim.training.setup import make_executor, prepare
+from fedsim.training import driver
+from fedsim.training.assemble import make_executor, prepare
+from fedsim.training.round import root_update
 from tests.oracles import byzantine as oracle
 
 from .cases import assert_step, draw, every_input
@@ -162,14 +162,14 @@ def test_a_round_is_the_rule_on_the_servers_own_training(monkeypatch):
     own, sent = [], []
 
     def seen(*given):
-        own.append(root.reference(*given))
+        own.append(root_update(*given))
         return own[-1]
 
     def arrival(updates):
         sent.extend(u.delta.astype(np.float64) for u in updates)
         return updates
 
-    monkeypatch.setattr("fedsim.training.round.root", SimpleNamespace(reference=seen))
+    monkeypatch.setattr("fedsim.training.round.root_update", seen)
     config = small("fltrust", "mlp", train={"rounds": 1, "batch_size": 100, "lr": 0.1})
     (made,) = rounds(config, arrival=arrival)
     expected = oracle.fltrust(sent, own[0].astype(np.float64))
@@ -219,10 +219,10 @@ def test_clients_in_blocks_do_not_change_the_servers_own_training(monkeypatch):
     own = []
 
     def seen(*given):
-        own.append(root.reference(*given))
+        own.append(root_update(*given))
         return own[-1]
 
-    monkeypatch.setattr("fedsim.training.round.root", SimpleNamespace(reference=seen))
+    monkeypatch.setattr("fedsim.training.round.root_update", seen)
     made = [
         rounds(small("fltrust", "mlp", train={"rounds": 1}, engine={"client_batch": size}))[0]
         for size in (1, 3)
@@ -239,7 +239,7 @@ def test_privacy_of_samples_adds_no_noise_to_the_servers_own_training():
     for config in (small("fltrust", "mlp", **given), small("fltrust", "mlp", **given, dp=dp)):
         setup = prepare(config)
         with closing(make_executor(setup)) as executor:
-            own.append(root.reference(setup, executor, {0: (setup.initial, {})}, CTX))
+            own.append(root_update(setup, executor, {0: (setup.initial, {})}, CTX))
     assert own[0].tobytes() == own[1].tobytes()
 
 

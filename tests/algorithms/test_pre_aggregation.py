@@ -14,7 +14,7 @@ from fedsim.core.types import RoundContext
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from fedsim.testing.rounds import small
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.oracles import byzantine as oracle
 from tests.oracles import samplers
 

@@ -11,7 +11,7 @@ from fedsim.core.errors import ConfigError, ContractError
 from fedsim.server.linalg import ENTRIES
 from fedsim.server.robust import Faulty, squared_distances_to
 from fedsim.testing.rounds import rounds, small
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.oracles import byzantine as oracle
 from tests.oracles import samplers
 

@@ -7,7 +7,8 @@ import pytest
 import fedsim
 from fedsim import algorithms
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import needs_whole_updates, prepare
+from fedsim.training.assemble import prepare
+from fedsim.training.setup import needs_whole_updates
 from tests.engine.chaos import SHARE
 from tests.sampling import marked_beside
 

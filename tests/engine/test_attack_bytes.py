@@ -6,7 +6,8 @@ import pytest
 
 import fedsim
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import needs_whole_updates, prepare
+from fedsim.training.assemble import prepare
+from fedsim.training.setup import needs_whole_updates
 from tests.engine.chaos import SHARE
 
 pytestmark = pytest.mark.ray

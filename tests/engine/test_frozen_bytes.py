@@ -7,7 +7,7 @@ import pytest
 from safetensors.torch import load_file
 
 import fedsim
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.unit.models.test_trainable import config
 
 pytestmark = pytest.mark.ray

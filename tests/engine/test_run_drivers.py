@@ -20,7 +20,7 @@ from fedsim.engine.ray.groups import Need
 from fedsim.engine.ray.pool import Session
 from fedsim.studies.on_ray import ProcessesOnRay
 from fedsim.studies.parallel import control
-from fedsim.training import setup
+from fedsim.training import assemble
 from fedsim.training.events import Done, Event, Job, Lost, RoundEnded
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.usefixtures("no_ray")]
@@ -105,7 +105,7 @@ def test_four_runs_with_two_drivers_one_of_which_is_killed(two_cores, tmp_path):
 def test_runs_share_the_samples(two_cores, tmp_path, monkeypatch):
     alone = fedsim.run(config(0, kind="serial"), tmp_path / "alone")
     monkeypatch.setattr(shared, "SMALL", 1 << 10)
-    register, spec = shared.start_register(), setup.prepare(config(0)).spec
+    register, spec = shared.start_register(), assemble.prepare(config(0)).spec
     copy = replace(spec, dataset=replace(spec.dataset, x=spec.dataset.x.copy()))
     first, second = (shared.without_samples(given, register) for given in (spec, copy))
     assert first.dataset.x == second.dataset.x, "one object"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.harness import Case, fedsim, parts, tried, workplace
-from tests.unit.training.test_changed_code import METHOD
-from tests.unit.training.test_changed_data import images
+from tests.unit.identity.test_changed_code import METHOD
+from tests.unit.identity.test_changed_data import images
 
 pytestmark = pytest.mark.integration
 

@@ -34,8 +34,8 @@ from fedsim.core.errors import FedsimError
 from fedsim.storage.checkpoint import decode_record, encode_record
 from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
+from fedsim.training.assemble import prepare
 from fedsim.training.round import model_sha256
-from fedsim.training.setup import prepare
 from tests.fuzz.harness import fedsim as command
 from tests.fuzz.harness import parts, workplace
 from tests.stopping import Stop, Stopper

@@ -18,7 +18,7 @@ from fedsim.audit.rerun import opened
 from fedsim.cli import main
 from fedsim.core.errors import ConfigError
 from fedsim.testing.rounds import VALIDATION, config
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 pytestmark = pytest.mark.integration
 

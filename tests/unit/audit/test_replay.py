@@ -22,8 +22,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.server.base import RuleState
 from fedsim.server.cohort import Cohort
 from fedsim.testing.rounds import VALIDATION, config
-from fedsim.training.log import RoundLog
 from fedsim.training.round import context, gather, model_sha256, train
+from fedsim.training.rows import RoundLog
 
 pytestmark = pytest.mark.integration
 

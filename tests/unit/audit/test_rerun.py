@@ -9,7 +9,7 @@ import torch
 import fedsim
 from fedsim.audit.rerun import opened
 from fedsim.core.errors import ConfigError
-from tests.unit.training.test_resume import config
+from tests.unit.identity.test_resume import config
 
 ROUNDS = 7
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedsim.audit.rounding import Rounding
 from fedsim.storage.rows import ClassRow, RoundRow
-from fedsim.training.log import RoundLog
+from fedsim.training.rows import RoundLog
 
 N = 1600
 VALUES = {"round": 1, "lr": 0.1, "cohort_size": 4, "dropped": 0, "train_loss": 0.5}

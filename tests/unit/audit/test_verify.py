@@ -30,7 +30,7 @@ from fedsim.storage.checkpoint import encode_record, read_record, records
 from fedsim.storage.final_models import load_vector
 from fedsim.testing.rounds import config
 from fedsim.training import round as rounds
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.stopping import Stop, Stopper
 
 pytestmark = pytest.mark.integration

@@ -31,7 +31,7 @@ from benchmarks.serverstep import Machine, Step
 from benchmarks.workloads import WORKLOADS, run_config
 from fedsim.core.errors import FedsimError, WorkerError
 from fedsim.core.layout import FlatModel
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.commands import clean_environment
 
 pytestmark = pytest.mark.integration

@@ -29,8 +29,8 @@ from fedsim.engine.blocks import Stacking
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, results, small
 from fedsim.testing.rounds import rounds as run_rounds
+from fedsim.training.assemble import algorithm_of, prepare
 from fedsim.training.combinations import table
-from fedsim.training.setup import algorithm_of, prepare
 from tests.algorithms.training import context, worker
 from tests.stopping import Stop, Stopper
 from tests.tasks import models, tasks

@@ -13,7 +13,7 @@ from fedsim.client.optimizer import Optimizer
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Slot, Training
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests import decomposing
 
 SHAPES = {

@@ -17,7 +17,7 @@ from fedsim.core.types import NO_DELTA, ClientUpdate, Training
 from fedsim.engine.blocks import Stacking
 from fedsim.engine.worker import Worker, with_deltas
 from fedsim.testing.rounds import config
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.algorithms.training import context, train, worker
 from tests.tasks import alone, models, run, tasks
 

@@ -16,7 +16,7 @@ from fedsim.core.types import Layout, Slot
 from fedsim.systems.clock import LocalSchedule, Series
 from fedsim.systems.distributions import constant, parse
 from fedsim.systems.trace import read_trace
-from fedsim.training.setup import clock_of
+from fedsim.training.assemble import clock_of
 
 LAYOUT = Layout(
     (

@@ -9,7 +9,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Training
 from fedsim.testing.rounds import small
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 
 @pytest.mark.parametrize(

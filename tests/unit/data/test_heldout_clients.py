@@ -15,7 +15,7 @@ from fedsim.data.holdout import hold_out_clients
 from fedsim.metrics.splits import clients_with
 from fedsim.schedules.base import draw_cohort
 from fedsim.testing.rounds import config
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 
 def sites():

@@ -13,7 +13,8 @@ from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import DataError
 from fedsim.data import cache as packs
-from fedsim.training import setup
+from fedsim.training import assemble
+from fedsim.training.setup import Setup
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +61,10 @@ def test_a_flipped_byte_changes_no_result(folder, tmp_path):
 
 
 @pytest.fixture
-def ready(folder: Path) -> setup.Setup:
+def ready(folder: Path) -> Setup:
     """A run whose nodes read the images themselves."""
     data = {"name": "folder", "dir": str(folder), "num_clients": 2, "image_size": 16}
-    return setup.prepare(RunConfig(data=data, engine={"data_from": "node"}))
+    return assemble.prepare(RunConfig(data=data, engine={"data_from": "node"}))
 
 
 def test_a_node_mends_its_own_cache(ready, tmp_path, caplog):
@@ -80,7 +81,7 @@ def test_actors_do_not_check_a_pack_that_the_driver_checked(ready, monkeypatch):
     for _ in range(3):
         ready.spec.local_images()
     assert checked == [], "their images are compared with the driver's"
-    setup.prepare(ready.config)
+    assemble.prepare(ready.config)
     assert len(checked) == 1
 
 

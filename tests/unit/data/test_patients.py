@@ -19,7 +19,8 @@ from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, patients
 from fedsim.data.draws import KINDS
-from fedsim.training import loading, resume
+from fedsim.identity import resume
+from fedsim.training import loading
 
 DEALT = [kind for kind in partitions.NAMES if kind not in ("by_site", "natural", "files")]
 

@@ -16,7 +16,7 @@ from fedsim.core.types import Array, Dataset, Partition
 from fedsim.data import partitions, shifts
 from fedsim.data.holdout import hold_out
 from fedsim.data.shifts import KINDS, owners, shifted, strengths
-from fedsim.training import setup
+from fedsim.training import assemble
 from tests.sites import SHORTCUT
 
 EYES = replace(
@@ -221,7 +221,7 @@ def test_nodes_also_have_the_drivers_images_where_clients_are_held_out(test):
         engine={"data_from": "node"},
         **{SHORTCUT: {"sites": 6, "samples_per_site": 20}},
     )
-    ready = setup.prepare(config)
+    ready = assemble.prepare(config)
     assert len(ready.partition.held_out) == 2
     assert np.array_equal(ready.spec.local_images(), ready.dataset.x)
 
@@ -239,7 +239,7 @@ def test_nodes_that_read_images_themselves_have_the_drivers(kind):
         engine={"data_from": "node"},
         **{SHORTCUT: {"sites": 10, "samples_per_site": 10}},
     )
-    ready = setup.prepare(config)
+    ready = assemble.prepare(config)
     images = ready.spec.local_images
     assert images is not None
     assert np.array_equal(images(), ready.dataset.x)

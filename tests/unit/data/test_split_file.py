@@ -18,8 +18,8 @@ from fedsim.core.errors import DataError
 from fedsim.core.types import Dataset, Partition, Pipeline
 from fedsim.data import holdout, partitions, splits
 from fedsim.storage.run_dir import csv_text
-from fedsim.training import loading, setup
-from fedsim.training.provenance import Comparison
+from fedsim.studies.comparison import Comparison
+from fedsim.training import assemble, loading
 from tests.sites import SHORTCUT
 from tests.unit.data import leaf_files
 
@@ -207,7 +207,7 @@ def test_nodes_that_read_images_themselves_need_no_split_file(tmp_path, monkeypa
         engine={"data_from": "node"},
         **options,
     )
-    ready = setup.prepare(config)
+    ready = assemble.prepare(config)
     images = ready.spec.to_send().local_images
     assert images is not None
     monkeypatch.chdir(tmp_path)  # a worker is elsewhere

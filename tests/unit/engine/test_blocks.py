@@ -19,7 +19,7 @@ from fedsim.engine.blocks import (
     tasks_per_call,
 )
 from fedsim.testing.rounds import config
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.algorithms.training import worker
 from tests.tasks import models, tasks
 

@@ -16,7 +16,7 @@ from fedsim.engine.footprint import WORKSPACES, PeakMemory, check, need_of
 from fedsim.engine.transfer import KEPT
 from fedsim.engine.worker import Worker
 from fedsim.models.registry import zeros
-from fedsim.training.setup import prepare, start_of
+from fedsim.training.assemble import prepare, start_of
 from tests.tasks import tasks
 
 CTX = RoundContext(round=0, num_rounds=2, num_clients=10, lr=0.1, seed=0)

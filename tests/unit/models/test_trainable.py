@@ -21,7 +21,7 @@ from fedsim.core.types import ModelSpec
 from fedsim.models.frozen import frozen_tensors
 from fedsim.models.trainable import Lora, parse
 from fedsim.models.vision import SplitModel
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests import decomposing, texts
 
 CPU = torch.device("cpu")

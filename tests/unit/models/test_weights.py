@@ -15,7 +15,7 @@ import fedsim
 from fedsim import models
 from fedsim.core.errors import ConfigError
 from fedsim.models import weights
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests import decomposing
 
 HEAD = ["head.weight", "head.bias"]

@@ -20,7 +20,7 @@ from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.tables import csv_plain
 from fedsim.metrics.scores import auc
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import config, digits
 
 pytestmark = pytest.mark.integration

@@ -25,7 +25,7 @@ from fedsim.server.staleness import StalenessWeights
 from fedsim.systems.clock import Clock, LocalSchedule, Series
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.stopping import Stop, Stopper
 
 SPEEDS = {"mode": "async", "samples_per_second": "lognormal(100, 0.8)", "upload_mb_s": 1}

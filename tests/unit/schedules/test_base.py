@@ -22,7 +22,7 @@ from fedsim.schedules.base import (
 )
 from fedsim.systems.clock import Clock
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.tasks import tasks
 
 

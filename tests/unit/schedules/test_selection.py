@@ -16,7 +16,7 @@ from fedsim.systems.clock import Clock, LocalSchedule
 from fedsim.systems.distributions import constant
 from fedsim.testing import check_schedule
 from fedsim.testing.rounds import config, results
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 
 def context(round=0, clients=6):

@@ -542,7 +542,7 @@ def test_a_disk_that_fails_to_read_is_a_damaged_checkpoint(tmp_path, monkeypatch
             target.wait()
     real = files.sha256
 
-    def broken(path):
+    def broken(path, size=None):
         if path.name == "round-000002.safetensors":
             raise OSError(errno.EIO, "Input/output error")  # as read(2) says it: without a name
         return real(path)

@@ -203,22 +203,6 @@ def test_models_are_evaluated_some_at_a_time(monkeypatch):
     assert [list(some) for some in one] == [[0], [1], [2]]
 
 
-def test_a_flipped_byte_of_a_state_in_a_file_is_not_passed_on(tmp_path):
-    store = ClientStateStore(tmp_path, 0)
-    store.put({1: own(1), 2: own(2)})
-    write(store, "clients-000001.safetensors")
-    store.evict()
-    assert in_memory(store) == 0
-    assert store[2]["w"].tolist() == own(2)["w"].tolist()
-    path = tmp_path / "clients-000001.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1  # of client 2, whose array is the last
-    path.write_bytes(content)
-    assert store[1]["w"].tolist() == own(1)["w"].tolist()
-    with pytest.raises(StoreError, match=r"clients-000001\.safetensors: .*state of client 2"):
-        store[2]
-
-
 def test_a_file_is_searched_for_its_clients_once(tmp_path, monkeypatch):
     store = ClientStateStore(tmp_path, 0)
     states = {c: {"w": np.full((2, 3), c, np.float32), "n": np.array([c, -c])} for c in range(50)}
@@ -246,22 +230,6 @@ def test_a_file_of_states_that_is_cut_is_named(left, tmp_path):
     (tmp_path / "a").write_bytes((tmp_path / "a").read_bytes()[:left])
     with pytest.raises(StoreError, match=rf"{tmp_path / 'a'}: cannot be read"):
         store[1]
-
-
-def test_the_clients_of_each_file_are_known_without_looking_at_all_clients(tmp_path):
-    """The same as what follows from each client's own file, whatever was put and moved."""
-    rng = np.random.default_rng(1)
-    store = ClientStateStore(tmp_path, 0)
-    for number in range(40):
-        drawn = rng.choice(60, 12, replace=False).tolist()
-        store.put({c: own(c) if rng.random() < 0.9 else {} for c in drawn})
-        if number % 3:
-            write(store, f"s{number}")
-        held = {}
-        for client, segment in store._segments.items():
-            held.setdefault(segment.path.name, set()).add(client)
-        assert live(store) == held
-        assert store.unsaved_bytes == 80 * (len(store) - sum(map(len, held.values())))
 
 
 class Slow(dict):

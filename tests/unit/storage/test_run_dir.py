@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import errno
 import hashlib
-import json
 import os
 import platform
 import re
@@ -30,8 +29,6 @@ from fedsim.storage.run_dir import (
     check_free,
     csv_text,
     default_path,
-    environment,
-    to_json,
 )
 from tests.commands import clean_environment
 
@@ -282,7 +279,7 @@ def test_an_empty_table_has_its_header(tmp_path):
 def test_a_text_of_many_rows_is_made_safe_once(monkeypatch):
     """A split has a row per sample, and few sites."""
     seen = []
-    monkeypatch.setattr(module, "csv_safe", lambda text: seen.append(text) or text)
+    monkeypatch.setattr("fedsim.storage.tables.csv_safe", lambda text: seen.append(text) or text)
     site = np.array(["north", "south"], dtype=object)[np.arange(1000) % 2]
     text = csv_text({"sample": np.arange(1000), "site": site})
     assert text.splitlines()[:3] == ["sample,site", "0,north", "1,south"]
@@ -439,22 +436,6 @@ def test_two_runs_of_one_second_differ(monkeypatch):
     first, second = default_path("d", "a"), default_path("d", "a")
     assert str(first).startswith("runs/d/a/20240102-030405-")
     assert first != second
-
-
-def test_the_environment_is_plain_json(tmp_path):
-    text = to_json(environment() | {"engine": "serial", "path": tmp_path})
-    value = json.loads(text)
-    assert text.endswith("}\n")
-    assert {"fedsim", "git_commit", "python", "platform", "packages"} <= set(value)
-    assert value["packages"]["numpy"] == np.__version__
-
-
-def test_without_git_there_is_no_commit(monkeypatch):
-    def missing(*args, **kwargs):
-        raise FileNotFoundError("git")
-
-    monkeypatch.setattr(module.subprocess, "run", missing)
-    assert environment()["git_commit"] is None
 
 
 def test_a_directory_whose_name_is_no_text_is_refused(tmp_path):

@@ -23,10 +23,11 @@ from fedsim.core import files
 from fedsim.core.errors import ConfigError, DivergedError, StoreError
 from fedsim.display import tables
 from fedsim.display.board import OneByOne
+from fedsim.identity import resume
 from fedsim.storage.run_dir import check_free
 from fedsim.studies import parallel, sweep, sweep_tables
 from fedsim.studies.parallel import Here
-from fedsim.training import driver, resume
+from fedsim.training import driver
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
 CLUSTERS = ("cluster_name", "apiVersion")

@@ -14,11 +14,11 @@ from fedsim.config import experiments, search
 from fedsim.config.resolve import from_flags, load_config
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError, FedsimError
+from fedsim.identity import resume
 from fedsim.storage import trials
 from fedsim.storage.trials import best
 from fedsim.studies import search as searches
 from fedsim.studies import sweep, tune
-from fedsim.training import resume
 from fedsim.training.events import Event, Failed
 from tests.planted import Killed, Planted, Work, planted
 

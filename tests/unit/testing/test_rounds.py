@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedsim.testing.rounds import rounds, small
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 
 pytestmark = pytest.mark.integration
 

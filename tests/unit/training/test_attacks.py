@@ -17,7 +17,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.settings import InvalidSetting
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, difference, results, rounds, small
-from fedsim.training.setup import check_effects, needs_whole_updates, prepare
+from fedsim.training.assemble import check_effects, prepare
+from fedsim.training.setup import needs_whole_updates
 from fedsim.training.summary import UNDER_ATTACK
 from tests.stopping import Stop, Stopper
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import config, digits, merged, rounds, sample_losses
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from fedsim.metrics.scores import SampleScores
 from fedsim.metrics.splits import count, counts, drawn, indices
 from fedsim.storage.run_dir import RunWriter
 from fedsim.training import driver as runs
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import SPREADS, TERMS, config, mean_loss, merged, rounds, terms
 from tests.stopping import Stop, Stopper
 

@@ -31,9 +31,9 @@ from fedsim.server.base import RuleState, ServerStep
 from fedsim.storage.checkpoint import ServerState
 from fedsim.storage.run_dir import csv_text
 from fedsim.training import evaluate
-from fedsim.training.log import RoundLog
+from fedsim.training.assemble import prepare
 from fedsim.training.round import _moved, run_round
-from fedsim.training.setup import prepare
+from fedsim.training.rows import RoundLog
 from tests.decomposing import named_tensors
 from tests.tasks import run
 

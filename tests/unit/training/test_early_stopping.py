@@ -12,8 +12,8 @@ import fedsim
 from fedsim.cli import main
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
+from fedsim.identity import resume
 from fedsim.testing.rounds import config
-from fedsim.training import resume
 from fedsim.training.early_stopping import EarlyStopping
 from tests.stopping import Stop, Stopper
 

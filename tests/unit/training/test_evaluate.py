@@ -14,7 +14,7 @@ import fedsim
 from fedsim.config.run import RunConfig
 from fedsim.engine.base import OUTPUTS
 from fedsim.engine.worker import Worker
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import config, digits, rounds
 
 pytestmark = pytest.mark.integration

@@ -17,10 +17,9 @@ from fedsim import models
 from fedsim.core.errors import WorkerError
 from fedsim.data import cache as packs
 from fedsim.models.vision import SplitModel
-from fedsim.training import features
-from fedsim.training import setup as setups
+from fedsim.training import assemble, features
+from fedsim.training.assemble import prepare
 from fedsim.training.features import with_features
-from fedsim.training.setup import prepare
 from tests import decomposing
 from tests.unit.models.test_trainable import config
 
@@ -120,7 +119,7 @@ def test_runs_of_a_sweep_are_those_alone(tmp_path, monkeypatch):
 def test_workers_get_features_and_leave_the_frozen_part_out(trainable):
     spec = spec_of(trainable=trainable)
     found = with_features(spec)
-    flat = setups.FlatModel(models.build(spec.model, spec.seed), torch.device("cpu"))
+    flat = assemble.FlatModel(models.build(spec.model, spec.seed), torch.device("cpu"))
     flat.mode(train=False)
     x = torch.from_numpy(spec.dataset.x).float().div(255).sub(0.5).div(0.5)
     with torch.no_grad():
@@ -261,7 +260,7 @@ def test_a_run_is_that_of_the_whole_network(method, model, changes, tmp_path, fo
     warm = fedsim.run(settings, tmp_path / "warm")
     assert contents(cold) == contents(warm)
     assert [*folder.iterdir()] == [path]
-    monkeypatch.setattr(setups, "with_features", lambda spec: spec)
+    monkeypatch.setattr(assemble, "with_features", lambda spec: spec)
     whole = fedsim.run(settings, tmp_path / "whole")
     for name in ("rounds", "clients"):
         ours, theirs = (getattr(store, name) for store in (cold, whole))

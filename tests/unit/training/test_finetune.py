@@ -18,7 +18,7 @@ from fedsim.core.types import RoundContext, Training
 from fedsim.engine.worker import Worker
 from fedsim.testing.rounds import config, results
 from fedsim.training import driver, finetune
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.algorithms.training import dataset, worker
 from tests.stopping import Stop, Stopper
 from tests.tasks import run, tasks

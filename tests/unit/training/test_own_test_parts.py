@@ -9,7 +9,7 @@ import pytest
 
 import fedsim
 from fedsim.config.run import RunConfig
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import config, digits, merged, rounds, sample_losses
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ from PIL import Image
 import fedsim
 from fedsim import models
 from fedsim.cli import main
-from fedsim.config.resolve import resolve
+from fedsim.config.resolve import resolve, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError
 from fedsim.core.normalization import Normalization
@@ -85,13 +85,13 @@ def test_published_preprocessing_is_read_without_a_download():
     ],
 )
 def test_it_is_that_of_the_pretraining_unless_something_else_is_said(data, model, wanted):
-    resolved = loading.with_normalization(config(data, **model))
+    resolved = with_normalization(config(data, **model))
     assert resolved.data.normalization == wanted
-    assert loading.with_normalization(resolved) == resolved
+    assert with_normalization(resolved) == resolved
 
 
 def test_small_images_are_stored_as_they_are_and_fitted_on_the_device():
-    given = loading.with_normalization(config())
+    given = with_normalization(config())
     dataset = loading.read(given)
     assert dataset.x.shape[2:] == (8, 8)
     assert dataset.pipeline.size == 224

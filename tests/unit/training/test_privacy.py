@@ -14,8 +14,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.types import RoundContext
 from fedsim.schedules.selection import Poisson
 from fedsim.testing.rounds import config, difference, results, rounds
+from fedsim.training.assemble import prepare
 from fedsim.training.privacy import warn_of_delta
-from fedsim.training.setup import prepare
 from tests.stopping import Stop, Stopper
 from tests.unit.schedules.test_selection import clients, roster
 

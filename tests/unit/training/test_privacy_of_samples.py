@@ -11,8 +11,8 @@ from torch import nn
 import fedsim
 from fedsim.core.errors import ConfigError, DivergedError
 from fedsim.testing.rounds import config, results, rounds
+from fedsim.training.assemble import prepare
 from fedsim.training.privacy import epsilon_of_samples
-from fedsim.training.setup import prepare
 from tests.stopping import Stop, Stopper
 
 

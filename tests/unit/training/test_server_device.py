@@ -13,8 +13,8 @@ from fedsim.config.sections import EngineConfig
 from fedsim.core.errors import ConfigError
 from fedsim.engine.devices import server_device
 from fedsim.server.device_columns import DeviceColumns
+from fedsim.training import assemble as module
 from fedsim.training import round as rounds
-from fedsim.training import setup as module
 
 
 def run(out, server, monkeypatch, device=None):

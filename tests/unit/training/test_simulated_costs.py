@@ -17,7 +17,7 @@ from fedsim.config.resolve import load_config
 from fedsim.config.run import RunConfig
 from fedsim.server.base import Exchanged
 from fedsim.training import driver
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.decomposing import named_tensors
 from tests.stopping import Stopper
 

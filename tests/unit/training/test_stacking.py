@@ -22,10 +22,11 @@ from fedsim.core.layout import FlatModel
 from fedsim.core.types import ModelSpec, RoundContext
 from fedsim.engine.blocks import Stacking, clients_of, named
 from fedsim.engine.ray.cluster import memory_of
+from fedsim.identity import resume
 from fedsim.models import registry
 from fedsim.testing.rounds import rounds
-from fedsim.training import resume, stacking
-from fedsim.training.setup import prepare
+from fedsim.training import stacking
+from fedsim.training.assemble import prepare
 from tests.rounding import rounding, sgd_operations
 from tests.tasks import tasks
 
@@ -203,7 +204,9 @@ def training(part, batch, model="mlp"):
 
 @pytest.mark.parametrize("part", ["head", "lora(2)", "head.*"], ids=["head", "lora", "a pattern"])
 def test_a_part_of_the_model_is_refused_before_the_data_are_read(part, monkeypatch):
-    monkeypatch.setattr("fedsim.training.setup.deal", lambda config: pytest.fail("reads the data"))
+    monkeypatch.setattr(
+        "fedsim.training.assemble.deal", lambda config: pytest.fail("reads the data")
+    )
     with pytest.raises(ConfigError) as refused:
         prepare(training(part, 4))
     assert str(refused.value) == (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 
 import pandas as pd
@@ -10,11 +11,12 @@ import pytest
 from fedsim.config.run import RunConfig
 from fedsim.config.sections import fields
 from fedsim.core import columns
+from fedsim.identity.provenance import Data, Provenance
 from fedsim.storage.rows import RoundRow, TimingRow
 from fedsim.storage.run_dir import RunWriter
+from fedsim.storage.tables import Outcome
 from fedsim.training.collapse import final_predictions
-from fedsim.training.provenance import Data, Provenance
-from fedsim.training.summary import last10, settings_of, summarise
+from fedsim.training.summary import settings_of, summarise
 
 SECTIONS = {"data", "model", "train", "evaluation", "clock"}
 LAST = [
@@ -122,10 +124,11 @@ def test_last_ten_are_rounds_not_evaluations(tmp_path):
     assert row["last10_test_accuracy"] == pytest.approx((0.15 + 0.20 + 0.24) / 3)
 
 
-def test_last_ten_by_hand():
-    accuracy = pd.Series({t: float(t) for t in range(1, 13)})
-    assert last10(accuracy, 12) == sum(range(3, 13)) / 10
-    assert last10(accuracy[:4], 4) == 2.5
+def test_an_outcome_by_hand():
+    accuracy = {t: float(t) for t in range(1, 13)}
+    assert Outcome.of(accuracy, 4, 12) == Outcome(12.0, 4.0, sum(range(3, 13)) / 10)
+    assert Outcome.of({1: 0.5, 3: math.nan, 4: 0.25}, None, 4).last10 == 0.375
+    assert Outcome.of({}, None, 3) == Outcome(None, None, None)
 
 
 def test_hyperparameters_of_the_methods_in_use_are_columns(tmp_path):

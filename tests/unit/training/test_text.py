@@ -24,7 +24,7 @@ from fedsim.metrics.scores import (
     score_tokens,
 )
 from fedsim.metrics.splits import clients_with, num_labels
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests import texts
 from tests.decomposing import merged, rounds
 

@@ -2,23 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from fedsim.client.private import STEPS
-from fedsim.core.types import F64, ClientUpdate, RoundContext
+from fedsim.core.types import F64, ClientUpdate, RoundContext, Vectors
+from fedsim.engine.base import Incident
 from fedsim.server.gram import conflict_ratio, cosines
 from fedsim.storage.checkpoint import ServerState
-from fedsim.storage.rows import ClientRow, CosineRow, RoundRow, ServerRow, SpectrumRow
+from fedsim.storage.rows import (
+    ClientRow,
+    CosineRow,
+    ErrorRow,
+    RoundRow,
+    Row,
+    ServerRow,
+    SpectrumRow,
+    TimingRow,
+)
 from fedsim.systems.clock import Participation
 from fedsim.systems.costs import Costs
-from fedsim.training.log import RoundLog
 from fedsim.training.privacy import epsilon_of_samples
 
 if TYPE_CHECKING:
     from fedsim.training.setup import Setup
+
+
+@dataclass
+class RoundLog:
+    """The rows that a round adds to the tables; ``round`` counts from 1."""
+
+    round: int
+    tables: dict[str, list[Row]] = field(default_factory=dict)
+
+    def add(self, *rows: Row) -> None:
+        """Adds rows to their tables."""
+        for row in rows:
+            self.tables.setdefault(row.table, []).append(row)
+
+    def begin(self, table: type[Row]) -> None:
+        """Has the table's file written, header alone, even if it gets no rows."""
+        self.tables.setdefault(table.table, [])
+
+    def error(self, client_id: int | None, error: str, *, attempt: int, node: str = "") -> None:
+        """Adds a row of errors.csv."""
+        row = ErrorRow(
+            round=self.round, client_id=client_id, attempt=attempt, node=node, error=error
+        )
+        self.add(row)
+
+    def incidents(self, lost: Iterable[Incident]) -> None:
+        """Adds a row of errors.csv for each piece of work that an executor lost."""
+        for i in lost:
+            self.error(i.client_id, i.error, attempt=i.attempt, node=i.node)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[dict[str, int]]:
+        """Times a phase; the block may set ``bytes``."""
+        begun, extra = time.perf_counter(), {"bytes": 0}
+        yield extra
+        seconds = time.perf_counter() - begun
+        self.add(TimingRow(round=self.round, phase=phase, seconds=seconds, **extra))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +74,7 @@ class Aggregated:
     """What the server made of a round's updates.
 
     Args:
-        costs: bytes and simulated seconds.
+        private: what it sends to single clients at the end of the round.
         clients: ids of the m clients that count; without any the rest is empty.
         norms: (m,) 2-norms of their updates, of the parameters alone, as all that follows.
         gram: (m, m) Gram matrix of their updates where ``evaluation.conflicts`` asks for it.
@@ -36,7 +84,7 @@ class Aggregated:
     """
 
     state: ServerState
-    costs: Costs
+    private: Mapping[int, Vectors] = field(default_factory=dict)
     clients: tuple[int, ...] = ()
     norms: F64 | None = None
     gram: F64 | None = None
@@ -50,7 +98,8 @@ def round_row(
     ctx: RoundContext,
     participation: Mapping[int, Participation],
     updates: Sequence[ClientUpdate],
-    found: Aggregated,
+    aggregated: Aggregated,
+    costs: Costs,
     scores: Mapping[str, Any],
 ) -> RoundRow:
     """The row of rounds.csv; ``scores`` are its columns of the evaluation."""
@@ -60,11 +109,11 @@ def round_row(
         cohort_size=len(participation),
         dropped=len(participation) - len(updates),
         train_loss=_train_loss(updates),
-        conflict_ratio=None if found.gram is None else conflict_ratio(found.gram),
-        update_norm=found.update_norm,
-        gradient_diversity=found.gradient_diversity,
-        top_axis_share=None if found.axes is None else found.axes[0],
-        **found.costs.row,
+        conflict_ratio=None if aggregated.gram is None else conflict_ratio(aggregated.gram),
+        update_norm=aggregated.update_norm,
+        gradient_diversity=aggregated.gradient_diversity,
+        top_axis_share=None if aggregated.axes is None else aggregated.axes[0],
+        **costs.row,
         **scores,
     )
 
@@ -81,7 +130,8 @@ def add_rows(
     setup: Setup,
     participation: Mapping[int, Participation],
     updates: Sequence[ClientUpdate],
-    found: Aggregated,
+    aggregated: Aggregated,
+    costs: Costs,
     log: RoundLog,
     stale: Mapping[int, Mapping[str, int]],
 ) -> None:
@@ -90,18 +140,18 @@ def add_rows(
     ``stale`` has ``staleness`` and ``version`` of clients, empty in synchronous schedules.
     """
     by_client = {u.client_id: u for u in updates}
-    position = {client: i for i, client in enumerate(found.clients)}
+    position = {client: i for i, client in enumerate(aggregated.clients)}
     for client in participation:
         samples = len(setup.partition.train[client])
         counted: dict[str, Any] = {"status": "dropped"}
-        if client in by_client and found.norms is not None:
+        if client in by_client and aggregated.norms is not None:
             i, update = position[client], by_client[client]
             counted = {
                 "status": "ok",
                 "num_steps": update.num_steps,
                 "train_loss": update.train_loss,
-                "update_norm": float(found.norms[i]),
-                "simulated_seconds": found.costs.seconds.get(client),
+                "update_norm": float(aggregated.norms[i]),
+                "simulated_seconds": costs.seconds.get(client),
             }
         counted |= stale.get(client, {})
         if setup.config.dp.level == "example" and client in by_client:
@@ -110,11 +160,15 @@ def add_rows(
         if setup.config.attack.name is not None:
             counted["attacker"] = int(client in setup.malicious)
         log.add(ClientRow(round=log.round, client_id=client, num_samples=samples, **counted))
-    for name, value in (found.metrics or {}).items():
+    for name, value in (aggregated.metrics or {}).items():
         log.add(ServerRow(round=log.round, name=name, value=value))
-    if setup.config.evaluation.cosines and found.gram is not None and found.axes is not None:
-        cosine = cosines(found.gram)
-        for (i, a), (j, b) in combinations(enumerate(found.clients), 2):
+    if (
+        setup.config.evaluation.cosines
+        and aggregated.gram is not None
+        and aggregated.axes is not None
+    ):
+        cosine = cosines(aggregated.gram)
+        for (i, a), (j, b) in combinations(enumerate(aggregated.clients), 2):
             log.add(CosineRow(round=log.round, client_a=a, client_b=b, cosine=cosine[i, j]))
-        for axis, share in enumerate(found.axes, start=1):
+        for axis, share in enumerate(aggregated.axes, start=1):
             log.add(SpectrumRow(round=log.round, axis=axis, share=share))

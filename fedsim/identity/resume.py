@@ -8,16 +8,15 @@ from typing import Any
 from fedsim import data
 from fedsim.config import experiments
 from fedsim.config.experiments import Setting, Settings
-from fedsim.config.resolve import resolve, to_dict
+from fedsim.config.resolve import resolve, to_dict, with_normalization
 from fedsim.config.run import RunConfig
 from fedsim.core import files
 from fedsim.core.errors import ConfigError, nearest
 from fedsim.data import partitions
+from fedsim.identity import provenance
+from fedsim.identity.provenance import Provenance
 from fedsim.storage import status
 from fedsim.storage.run_dir import is_leftover
-from fedsim.training import provenance
-from fedsim.training.loading import with_normalization
-from fedsim.training.provenance import Provenance
 
 PLACEMENT = (
     *("kind", "actors", "cpus_per_client", "address", "working_dir"),

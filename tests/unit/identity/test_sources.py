@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.core.errors import ConfigError
-from fedsim.core.sources import sha256_of_files
+from fedsim.identity.sources import sha256_of_files
 
 
 @pytest.fixture

@@ -41,14 +41,15 @@ from fedsim.core.errors import (
 )
 from fedsim.engine.base import Incident
 from fedsim.engine.serial import SerialExecutor
+from fedsim.identity import environment, resume
+from fedsim.identity.resume import FREE
 from fedsim.storage import checkpoint, client_states, tensors
 from fedsim.storage.checkpoint import Checkpoints, encode_record
 from fedsim.storage.client_states import ClientStateStore, Segment
 from fedsim.storage.run_dir import RunStore, RunWriter
-from fedsim.training import driver, environment, resume
+from fedsim.training import driver
 from fedsim.training.driver import TrainingLoop
 from fedsim.training.early_stopping import EarlyStopping
-from fedsim.training.resume import FREE
 from tests.commands import clean_environment
 from tests.sampling import marked_beside
 from tests.stopping import Stop, Stopper

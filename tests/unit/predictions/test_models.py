@@ -21,7 +21,7 @@ from fedsim.core.errors import ConfigError, StoreError
 from fedsim.core.types import Slot
 from fedsim.models.vision import SplitModel
 from fedsim.storage import final_models, tensors
-from fedsim.training.setup import prepare
+from fedsim.training.assemble import prepare
 from tests.commands import clean_environment
 from tests.decomposing import config
 

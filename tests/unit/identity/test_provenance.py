@@ -12,8 +12,8 @@ import pytest
 from fedsim import data
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.training import provenance
-from fedsim.training.provenance import Code, Data, Provenance
+from fedsim.identity import provenance
+from fedsim.identity.provenance import Code, Data, Provenance
 
 ALGORITHM = "from fedsim.algorithms import Algorithm\ndef build(): return Algorithm()\n"
 A, B, C = "a" * 64, "b" * 64, "c" * 64

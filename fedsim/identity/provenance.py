@@ -10,22 +10,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from fedsim import data
 from fedsim.algorithms.catalogue import chain
 from fedsim.config.experiments import Settings
 from fedsim.config.run import RunConfig
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.core.files import sha256
+from fedsim.core.files import sha256, sha256_of
 from fedsim.core.imports import module_of
-from fedsim.core.sources import sha256_of_files
 from fedsim.core.types import Array, Dataset
+from fedsim.identity.sources import sha256_of_files
 from fedsim.models.catalogue import LIBRARIES
 from fedsim.storage.run_dir import RunStore, RunWriter, to_json
 
@@ -37,9 +35,6 @@ SHOWN = 12
 PARTS = {"samples": "the samples", "labels": "the labels", "classes": "the class names"}
 """What the digests of the data are of, in words."""
 
-OF_PARTS = ("val_fraction", "test_fraction", "seed", "num_clients", "group", "augment")
-"""Arguments of :func:`fedsim.data.load` on which no sample of a folder depends."""
-
 logger = logging.getLogger("fedsim")
 
 
@@ -49,7 +44,7 @@ class Code:
 
     Args:
         name: ``module:function``; of the server chain all of them, after commas.
-        files: the SHA-256 of each source file, see :mod:`fedsim.core.sources`.
+        files: the SHA-256 of each source file, see :mod:`fedsim.identity.sources`.
     """
 
     name: str
@@ -88,7 +83,7 @@ class Data:
 
 def shortened(content: object) -> str:
     """``sha256:`` and the first digits of the digest of a value of JSON; never a number."""
-    return f"sha256:{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:SHOWN]}"
+    return f"sha256:{sha256_of(json.dumps(content))[:SHOWN]}"
 
 
 def functions_of(config: RunConfig) -> dict[str, tuple[str, ...]]:
@@ -139,7 +134,7 @@ def code_of(config: RunConfig) -> dict[str, Code]:
 
 def data_of(dataset: Dataset, folder: str | None) -> Data:
     """The digests of a data set as its reader gives it; ``folder`` is ``data.dir``."""
-    classes = hashlib.sha256(json.dumps(dataset.class_names).encode()).hexdigest()
+    classes = sha256_of(json.dumps(dataset.class_names))
     info = data.find(dataset.name)
     fitted = folder if info is not None and info.prepared else None
     return Data(
@@ -150,11 +145,8 @@ def data_of(dataset: Dataset, folder: str | None) -> Data:
 
 def _sha256(array: Array, words: tuple[str, ...] = ()) -> str:
     """Of an array with its shape and type, and of the words whose numbers it holds."""
-    digest = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
-    digest.update(np.ascontiguousarray(array).data)
-    if words:
-        digest.update(json.dumps(words).encode())
-    return digest.hexdigest()
+    vocabulary = [json.dumps(words)] if words else []
+    return sha256_of(f"{array.dtype.str} {array.shape} ", array, *vocabulary)
 
 
 @dataclass(frozen=True)
@@ -302,74 +294,3 @@ def accept_code(run: Path, now: Mapping[str, Code]) -> None:
 def accepted(now: Mapping[str, Code]) -> dict[str, object]:
     """The entry of env.json for code that is accepted."""
     return {ACCEPTED: Provenance(now).record()["code"]}
-
-
-class Comparison:
-    """Compares finished runs with code and data of now; data are read once per configuration.
-
-    Only data that can change under their name are read: those of a folder, or of a user's function.
-
-    Args:
-        accept: whether other code is accepted, which env.json of the run then says.
-    """
-
-    def __init__(self, *, accept: bool) -> None:
-        self.accept = accept
-        self._known: dict[str, Data | None] = {}
-        self._code: dict[str, Mapping[str, Code]] = {}
-        self._accepted: dict[Path, Mapping[str, Code]] = {}
-
-    def check(self, config: RunConfig, runs: Iterable[Path]) -> None:
-        """Refuses finished runs of a configuration, whose seeds may differ, that have changed.
-
-        Raises:
-            ConfigError: a run is one of other code, or its env.json is damaged.
-            DataError: a run is one of other data, or the data cannot be read.
-        """
-        functions = repr(functions_of(config))
-        if functions not in self._code:
-            self._code[functions] = code_of(config)
-        code = self._code[functions]
-        for run in runs:
-            before = Provenance.read(run)
-            if check_code(run, before, code, accept=self.accept):
-                self._accepted[run] = code
-            now = self._data(config) if before.data is not None else None
-            if now is not None:
-                advice = "give another --out, move this run away, or put the data back"
-                check_data(run, before, now, advice)
-
-    def record(self) -> None:
-        """Says in env.json of each run of other code that it is accepted, once all have passed.
-
-        Raises:
-            StoreError: it cannot be written.
-        """
-        for run, code in self._accepted.items():
-            accept_code(run, code)
-
-    def _data(self, config: RunConfig) -> Data | None:
-        """The data of now; None where they cannot change, or are not there any more."""
-        folder, info = config.data.dir, data.find(config.data.name)
-        if info is not None and folder is None:
-            return None
-        from fedsim.training import loading  # imports torch, which a sweep need not
-
-        arguments = loading.read_arguments(config)
-        places: dict[str, Path | str | None] = {"data.dir": folder}
-        prepared = info is None or info.prepared
-        if prepared:
-            places["data.partition_file"] = loading.client_file(config)
-        else:
-            arguments = {key: v for key, v in arguments.items() if key not in OF_PARTS}
-        key = repr((config.data.name, arguments, places))
-        if key not in self._known:
-            gone = [f"{k} {path}" for k, path in places.items() if path and not Path(path).exists()]
-            if gone:
-                logger.info("%s is not there: the data are not compared", gone[0])
-                self._known[key] = None
-            else:
-                read = loading.divided(config)[0] if prepared else loading.read(config)
-                self._known[key] = data_of(read, folder)
-        known = self._known[key]
-        return None if known is None else replace(known, dir=folder)

@@ -1,0 +1,159 @@
+"""What env.json says of a run when it begins, and whether that still holds when it is resumed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from fedsim.config.run import RunConfig
+from fedsim.core import files
+from fedsim.core.errors import ConfigError, DataError
+from fedsim.core.machine import kind_of
+from fedsim.core.types import Vectors
+from fedsim.identity.provenance import Provenance, accepted, check_code, check_data
+from fedsim.models import weights
+from fedsim.storage.run_dir import RunStore
+from fedsim.version import __version__
+
+
+def versions() -> dict[str, object]:
+    """Versions, platform and git commit, for env.json."""
+    packages = ("torch", "torchvision", "ray", "numpy", "pandas", "scipy", "scikit-learn")
+    return {
+        "fedsim": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in packages},
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout that fedsim is imported from, None outside one."""
+    root = Path(__file__).resolve().parents[2]
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "rev-parse", "--show-toplevel", "HEAD"],
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    lines = os.fsdecode(done.stdout).split("\n") if done.returncode == 0 else [""]
+    return lines[1] if lines[0] and Path(lines[0]) == root else None
+
+
+def files_of(config: RunConfig, frozen: Vectors) -> dict[str, str]:
+    """By key of env.json the SHA-256 of the files that settings name, and of frozen tensors."""
+    read: dict[str, Path] = {}
+    if config.model.weights is not None:
+        read["weights_sha256"] = weights.file_of(config.model.weights)
+    if config.clock.trace is not None:
+        read["trace_sha256"] = Path(config.clock.trace)
+    if config.train.clients is not None and config.train.clients.endswith(".csv"):
+        read["clients_sha256"] = Path(config.train.clients)
+    digests = {key: files.sha256(path) for key, path in read.items()}
+    if frozen:
+        named = (part for name in sorted(frozen) for part in (name, frozen[name]))
+        digests["frozen_sha256"] = files.sha256_of(*named)
+    return digests
+
+
+COMPARED = {
+    "trace_sha256": "clock.trace {config.clock.trace}: it has",
+    "clients_sha256": "train.clients {config.train.clients}: it has",
+    "frozen_sha256": "model.trainable={config.model.trainable}: the frozen weights have",
+}
+"""The digests that stay as they were in a run, and the message of one that did not."""
+
+
+def check_begun(
+    run: Path,
+    config: RunConfig,
+    now: Provenance,
+    frozen: Vectors,
+    *,
+    accept_changed_code: bool = False,
+) -> dict[str, object]:
+    """Compares what a run is made of now with what it began with, as far as env.json says it.
+
+    Returns:
+        What env.json is to say as well: the code that was accepted.
+
+    Raises:
+        ConfigError: a user's code has changed, and that is not accepted; or env.json is damaged.
+        DataError: data, trace, listed clients or frozen weights have changed.
+    """
+    before, began = RunStore(run).read_environment(), Provenance.read(run)
+    changed = check_code(run, began, now.code, accept=accept_changed_code)
+    check_data(run, began, now.data, "put the data back, or begin another run")
+    for key, digest in files_of(config, frozen).items():
+        if key in COMPARED and before.get(key) not in (None, digest):
+            raise DataError(
+                f"{COMPARED[key].format(config=config)} changed since the run in {run} began; "
+                "put that back, or begin another run"
+            )
+    return accepted(now.code) if changed else {}
+
+
+def device_of(environment: Mapping[str, Any]) -> str:
+    """What a run was done on, its last part if it was resumed: ``cpu``, or the name of a GPU."""
+    parts = [p for p in (environment, *environment.get("resumed", ())) if isinstance(p, dict)]
+    names = [kind_of(part).get("name") for part in parts]
+    return next((str(name) for name in reversed(names) if name), "cpu")
+
+
+DROPOUT = "philox4x64-10"
+"""Of env.json: how dropout draws. Earlier versions, which do not say it, drew other numbers."""
+
+
+def check_dropout(run: Path, before: Mapping[str, Any]) -> None:
+    """Refuses to do rounds again in which dropout drew other numbers; ``before`` is env.json.
+
+    Raises:
+        ConfigError: names the version that did them.
+    """
+    for part in (before, *before.get("resumed", ())):
+        if "fedsim" in part and part.get("dropout") != DROPOUT:
+            raise ConfigError(
+                f"{run}: its rounds cannot be done again by this version: dropout drew other "
+                f"random numbers in fedsim {part['fedsim']} (git {part.get('git_commit')}), with "
+                "which it was done"
+            )
+
+
+NUMERICAL = ("torch", "numpy")
+"""Packages whose versions may change the last digits of results."""
+
+
+def other_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A line on what was another one when the run last went on, packages or how dropout draws.
+
+    None where nothing was.
+
+    Args:
+        before: env.json of a run that is resumed.
+        now: what it will say of the part that follows.
+    """
+    parts = before.get("resumed", [])
+    last = parts[-1] if isinstance(parts, list) and parts else before
+    old = last.get("packages") if isinstance(last, Mapping) else None
+    new = now["packages"]
+    if isinstance(old, Mapping) and "dropout" in now and "dropout" not in last:
+        return (
+            "dropout drew other random numbers in the version that did the rounds so far: the "
+            "results are not those of a run without interruption"
+        )
+    changed = [p for p in NUMERICAL if isinstance(old, Mapping) and old.get(p, new[p]) != new[p]]
+    if not changed or not isinstance(old, Mapping):
+        return None
+    were, are = (", ".join(f"{p} {versions[p]}" for p in changed) for versions in (old, new))
+    return (
+        f"the rounds so far were done with {were}, those that follow with {are}: the last digits "
+        "may differ from those of a run without interruption"
+    )
